@@ -1,0 +1,30 @@
+# Everything a newcomer or CI runs. `make` alone says what there is.
+PYTHON ?= python3
+VENV   ?= .venv
+RUN    := $(VENV)/bin
+
+help:            ## this list
+	@grep -hE '^[a-z-]+: .*##' Makefile | sed 's/:.*##/:/' | column -t -s:
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+setup: $(VENV)/.ready ## a virtual environment with everything that demo, test and bench need
+
+demo: setup      ## complete real Python code with the shipped model, plain and recycled side by side
+	$(RUN)/token-recycling compare models/target --prompts models/prompts --limit 4 --max-new-tokens 160
+
+test: setup      ## all tests
+	$(RUN)/python -m pytest
+
+lint: setup      ## format, lint and types
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+
+bench: setup     ## the table of docs/RESULTS.md on this machine: plain generate, prompt lookup, paper mode, default
+	$(RUN)/python benchmarks/compare_methods.py
+
+.PHONY: help setup demo test lint bench

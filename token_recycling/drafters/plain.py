@@ -1,0 +1,19 @@
+"""Plain autoregressive decoding: every draft is a lone root. The baseline of every comparison, in the same loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..drafting import Context, Draft, Drafter
+from ..tree import root_only
+
+
+@dataclass
+class Plain(Drafter):
+    """Drafts nothing."""
+
+    def draft(self, context: Context) -> Draft:
+        return Draft(root_only(), context.root)
+
+    def describe(self) -> str:
+        return "plain: no draft, one token a step"

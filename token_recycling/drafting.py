@@ -1,0 +1,187 @@
+"""What a drafter is, what it makes and what it learns from; how drafters are found by name.
+
+A drafter is one file in `token_recycling/drafters/` with one `Drafter` class in it. The file's name is the drafter's name, and the
+dataclass fields are its options, in Python and on the command line: `recycling:k=16,tree=paper`. Other packages add theirs through the entry
+point group `token_recycling.drafters`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import types
+import typing
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .tree import Tree
+
+if TYPE_CHECKING:
+    from .target import Target
+
+ENTRY_POINTS = "token_recycling.drafters"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree and its tokens (n,) int64 on the target's device; `tokens[0]` is the root, the newest token of the text."""
+
+    tree: Tree
+    tokens: torch.Tensor
+
+    def cut(self, depth: int) -> Draft:
+        """The draft without the nodes deeper than `depth`."""
+        tree = self.tree.cut(depth)
+        return self if tree is self.tree else Draft(tree, self.tokens[: len(tree)])
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a draft may depend on."""
+
+    tokens: torch.Tensor
+    """(length,) int64: the whole text so far, prompt included; the last one is the root of the draft."""
+    room: int
+    """How many more tokens may be emitted; a node deeper than `room - 1` cannot be of use."""
+
+    @property
+    def root(self) -> torch.Tensor:
+        """(1,) int64: the newest token."""
+        return self.tokens[-1:]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one verification revealed, trimmed at the end of the text."""
+
+    draft: Draft
+    logits: torch.Tensor
+    """(n, vocabulary): the target's logits after every node, the rejected ones too."""
+    accepted: list[int]
+    """Accepted nodes, the root first."""
+    tokens: list[int]
+    """Emitted tokens, one per accepted node: those of the accepted nodes after the root, then the last one."""
+    finished: bool
+    """True for the last step of a text."""
+    beyond: int | None = None
+    """The node that carries the last token of the text, if one was accepted and trimmed: it and what follows it are no part of any text."""
+
+    @property
+    def learnable(self) -> list[int] | slice:
+        """Index of the nodes to learn from: all, without those beyond the end of the text."""
+        if self.beyond is None:
+            return slice(None)
+        beyond = set(self.draft.tree.below(self.beyond))
+        return [node for node in range(len(self.draft.tree)) if node not in beyond]
+
+
+class Drafter:
+    """Proposes what the target may say next, and learns from what it said.
+
+    Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from text to text (*hot start*). It must draft from
+    its own state and the context alone, never touch the target's cache, and give the context's last token as root.
+    """
+
+    name: typing.ClassVar[str] = ""
+    """Filled in by discovery: the file's name."""
+
+    def start(self, prompt: torch.Tensor, target: Target) -> None:
+        """A new text begins: `prompt` (length,) int64. Here state is allocated and options are checked against the target."""
+
+    def draft(self, context: Context) -> Draft:
+        """A tree of tokens to verify; a lone root where there is nothing to propose."""
+        raise NotImplementedError(f"{type(self).__name__} must define draft()")
+
+    def observe(self, step: Step) -> None:
+        """Learn from a verified draft; called once a step, after the cache has kept the accepted nodes."""
+
+    def describe(self) -> str:
+        """One line for a person: what was chosen and why."""
+        return self.name
+
+
+def drafter_names() -> list[str]:
+    """Names of all drafters, the package's own first."""
+    from . import drafters
+
+    own = sorted(module.name for module in pkgutil.iter_modules(drafters.__path__))
+    return own + sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in own)
+
+
+def drafter_class(name: str) -> type[Drafter]:
+    """The drafter class of that name; raises ValueError with all names."""
+    if name not in drafter_names():
+        raise ValueError(f"expected a drafter of {', '.join(drafter_names())}, got {name!r}")
+    from . import drafters
+
+    if name in (module.name for module in pkgutil.iter_modules(drafters.__path__)):
+        module = importlib.import_module(f"{drafters.__name__}.{name}")
+        (found,) = (
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, Drafter) and value.__module__ == module.__name__
+        )
+    else:
+        (point,) = metadata.entry_points(group=ENTRY_POINTS, name=name)
+        found = point.load()
+    found.name = name
+    return found
+
+
+def options_of(drafter: type[Drafter]) -> dict[str, dataclasses.Field[Any]]:
+    """The options of a drafter class: its public dataclass fields by name."""
+    if not dataclasses.is_dataclass(drafter):
+        return {}
+    return {field.name: field for field in dataclasses.fields(drafter) if field.init and not field.name.startswith("_")}
+
+
+def make_drafter(spec: str | Drafter = "recycling", **options: Any) -> Drafter:
+    """A drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one that is made already.
+
+    Raises ValueError or TypeError for an unknown drafter, an unknown option or a value of the wrong kind.
+    """
+    if isinstance(spec, Drafter):
+        if options:
+            raise TypeError(f"expected options only with a drafter's name, got a made drafter and {', '.join(options)}; set them when making it")
+        return spec
+    if not isinstance(spec, str):
+        raise TypeError(f"expected a drafter's name or a Drafter, got {type(spec).__name__}")
+    name, _, text = spec.partition(":")
+    found = drafter_class(name)
+    known = options_of(found)
+    written = {}
+    for part in filter(None, text.split(",")):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"expected options as NAME=VALUE after {name!r}, got {part!r}")
+        written[option] = value
+    for option in {**written, **options}:
+        if option not in known:
+            raise ValueError(f"expected an option of {name}: {', '.join(known) or 'it has none'}; got {option!r}")
+    hints = typing.get_type_hints(found)
+    values = {option: _converted(name, option, value, hints[option]) for option, value in written.items()}
+    return found(**{**values, **options})
+
+
+def _converted(name: str, option: str, text: str, hint: Any) -> Any:
+    """A written option as the first type of its annotation that takes it."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for kind in (int, float, bool):
+        if kind not in kinds:
+            continue
+        if kind is bool:
+            if text.lower() in {"true", "false"}:
+                return text.lower() == "true"
+            continue
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if str in kinds or any(typing.get_origin(kind) is typing.Literal for kind in kinds):
+        return text
+    expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+    raise ValueError(f"expected {expected} for option {option} of {name}, got {text!r}")

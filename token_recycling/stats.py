@@ -1,0 +1,180 @@
+"""What a run was worth: mean accepted tokens, time per part of a step, and which nodes of the tree earned their place.
+
+Counting costs microseconds a step. On an accelerator operations are queued, so that times of parts are only true if the device is waited for:
+pass `Stats(synchronize=True)` when measuring.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .drafting import Step
+from .tree import Tree
+
+PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update matrix")
+"""The parts of a step, in order (Token Recycling, figure 4): draft, mask and room, model, acceptance, kept slots, learning."""
+
+
+@dataclass
+class Stats:
+    """Counts and times of one run, or of several added up with `+`."""
+
+    synchronize: bool = False
+    """Wait for the device at the end of every part."""
+    tokens: int = 0
+    """Emitted tokens."""
+    steps: int = 0
+    """Decoding steps: forward passes after the prompt's."""
+    prompt_tokens: int = 0
+    prefill_seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    """Seconds per part of a step."""
+    decode_seconds: float = 0.0
+    """Seconds of all steps, from the first draft to the last token handed out."""
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Number of steps by emitted tokens."""
+    trees: Counter[Tree] = field(default_factory=Counter)
+    """Number of steps by tree."""
+    accepted_nodes: Counter[tuple[Tree, int]] = field(default_factory=Counter)
+    """How often each node was accepted, the root left out."""
+    drafter: str = ""
+    """What drafted, in words."""
+
+    @property
+    def mat(self) -> float:
+        """Mean accepted tokens a step, the target's own token included: 1.0 for plain decoding."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens per second of decoding, the prompt's time left out."""
+        return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def drafted(self) -> int:
+        """Drafted tokens, the roots left out."""
+        return sum((len(tree) - 1) * count for tree, count in self.trees.items())
+
+    @property
+    def discarded(self) -> int:
+        """Drafted tokens that were not accepted."""
+        return self.drafted - self.accepted_nodes.total()
+
+    @property
+    def overhead(self) -> float:
+        """Time of a step outside the model's forward, as a share of the forward."""
+        forward = self.seconds["forward"]
+        return (self.decode_seconds - forward) / forward if forward else 0.0
+
+    @property
+    def acceptance_by_depth(self) -> dict[int, float]:
+        """Share of the steps with a tree that deep in which a node of that depth was accepted."""
+        return self._shares(lambda tree, node: tree.depths[node], per_step=True)
+
+    @property
+    def acceptance_by_rank(self) -> dict[int, float]:
+        """Share of the nodes of that rank that were accepted where their parent was."""
+        tried: Counter[int] = Counter()
+        accepted: Counter[int] = Counter()
+        for tree, steps in self.trees.items():
+            for node in range(1, len(tree)):
+                parent = tree.parents[node]
+                tried[tree.ranks[node]] += self.accepted_nodes[tree, parent] if parent else steps
+                accepted[tree.ranks[node]] += self.accepted_nodes[tree, node]
+        return {rank: accepted[rank] / tried[rank] for rank in sorted(tried) if tried[rank]}
+
+    def _shares(self, key: Callable[[Tree, int], int], per_step: bool) -> dict[int, float]:
+        tried: Counter[int] = Counter()
+        accepted: Counter[int] = Counter()
+        for tree, steps in self.trees.items():
+            for place in {key(tree, node) for node in range(1, len(tree))}:
+                tried[place] += steps
+        for (tree, node), count in self.accepted_nodes.items():
+            accepted[key(tree, node)] += count
+        return {place: accepted[place] / tried[place] for place in sorted(tried)}
+
+    def count(self, step: Step) -> None:
+        """Adds one step."""
+        self.steps += 1
+        self.tokens += len(step.tokens)
+        self.lengths[len(step.tokens)] += 1
+        self.trees[step.draft.tree] += 1
+        for node in step.accepted[1:]:
+            self.accepted_nodes[step.draft.tree, node] += 1
+
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(
+            synchronize=self.synchronize or other.synchronize,
+            tokens=self.tokens + other.tokens,
+            steps=self.steps + other.steps,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            prefill_seconds=self.prefill_seconds + other.prefill_seconds,
+            seconds={part: self.seconds[part] + other.seconds[part] for part in PARTS},
+            decode_seconds=self.decode_seconds + other.decode_seconds,
+            lengths=self.lengths + other.lengths,
+            trees=self.trees + other.trees,
+            accepted_nodes=self.accepted_nodes + other.accepted_nodes,
+            drafter=other.drafter or self.drafter,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, for JSON."""
+        return {
+            "drafter": self.drafter,
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "mat": self.mat,
+            "tokens_per_second": self.tokens_per_second,
+            "drafted_tokens": self.drafted,
+            "discarded_tokens": self.discarded,
+            "prefill_seconds": self.prefill_seconds,
+            "decode_seconds": self.decode_seconds,
+            "seconds": dict(self.seconds),
+            "overhead_share_of_forward": self.overhead,
+            "steps_by_length": dict(sorted(self.lengths.items())),
+            "acceptance_by_depth": self.acceptance_by_depth,
+            "acceptance_by_rank": self.acceptance_by_rank,
+        }
+
+
+class Clock:
+    """Attributes the time since the last call to a part of the step."""
+
+    def __init__(self, stats: Stats, device: torch.device) -> None:
+        self.stats = stats
+        self._wait = _waiter(device) if stats.synchronize else None
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets the time that passed outside the loop."""
+        if self._wait:
+            self._wait()
+        self._last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """The time since the last call belongs to `part`."""
+        if self._wait:
+            self._wait()
+        now = time.perf_counter()
+        self.stats.seconds[part] += now - self._last
+        self.stats.decode_seconds += now - self._last
+        self._last = now
+
+    def prefilled(self) -> None:
+        """The time since the last call was the prompt's."""
+        if self._wait:
+            self._wait()
+        now = time.perf_counter()
+        self.stats.prefill_seconds += now - self._last
+        self._last = now
+
+
+def _waiter(device: torch.device) -> Callable[[], None] | None:
+    return None if device.type == "cpu" else lambda: torch.accelerator.synchronize(device)

@@ -1,0 +1,127 @@
+"""The model that decides: what it must offer, and one forward pass over a draft tree.
+
+A tree forward is an ordinary call of the model with two additions: a mask in which every node sees the context and its own ancestors, and
+positions of context length plus depth. No model code is copied or changed. `unsupported` says in advance why a model cannot be
+used; nothing is ever tried that is not known to be exact.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+from .cache import TreeLayer
+from .drafting import Draft
+
+MASKED_ATTENTION = {"sdpa": torch.bool, "eager": None}
+"""Attention implementations that take a mask of any shape, and its type; None: added to the scores in the model's own type."""
+
+
+class UnsupportedModelError(ValueError):
+    """The model, or the way it was called, cannot be accelerated without risking its output."""
+
+
+def unsupported(model: PreTrainedModel) -> str | None:
+    """Why a tree cannot be verified with this model, or None if it can."""
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        return f"expected a transformers model that generates text, got {name}; load it with AutoModelForCausalLM"
+    config = model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder:
+        return f"expected a decoder-only model, got the encoder-decoder {name}"
+    if getattr(model, "_is_stateful", False):
+        return f"expected a model whose cache can forget tokens, got {name} with a recurrent state"
+    if not _accepts(model, "position_ids"):
+        return f"expected a model that takes position_ids, got {name}, which derives positions itself"
+    if getattr(config, "alibi", False):
+        return f"expected rotary or learned positions, got {name} with ALiBi, whose bias follows cache slots"
+    layers = DynamicCache(config=config).layers
+    others = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
+    if others:
+        return f"expected full attention in every layer, got {name} with {', '.join(others)}"
+    if getattr(config, "model_type", "") == "gpt_neo":
+        return f"expected full attention in every layer, got {name} with local attention by cache slot"
+    implementation = config._attn_implementation
+    if implementation not in MASKED_ATTENTION:
+        return f"expected sdpa or eager attention, got {implementation}; call model.set_attn_implementation('sdpa')"
+    return None
+
+
+def unsupported_cache(cache: Cache) -> str | None:
+    """Why accepted slots cannot be kept in this cache, or None if they can."""
+    if type(cache) is not DynamicCache or cache.offloading:
+        return f"expected a DynamicCache that is not offloaded, got {type(cache).__name__}"
+    others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in (DynamicLayer, TreeLayer)})
+    return f"expected a cache of full-attention layers, got {', '.join(others)}" if others else None
+
+
+def _accepts(model: PreTrainedModel, argument: str) -> bool:
+    parameters = inspect.signature(model.forward).parameters
+    return argument in parameters
+
+
+class Target:
+    """A model that verifies drafts, for texts of batch size 1."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Raises UnsupportedModelError with the reason."""
+        reason = unsupported(model)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
+        self.model = model
+        self.device = model.get_input_embeddings().weight.device
+        self.dtype = model.dtype
+        self.config = model.config.get_text_config(decoder=True)
+        self._last_logits_only = {"logits_to_keep": 1} if _accepts(model, "logits_to_keep") else {}
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits, which is the number of ids a draft may name."""
+        head = self.model.get_output_embeddings()
+        return head.weight.shape[0] if head is not None else self.config.vocab_size
+
+    @property
+    def embedded(self) -> int:
+        """Number of ids that a text may hold."""
+        return self.model.get_input_embeddings().weight.shape[0]
+
+    @property
+    def max_length(self) -> int | None:
+        """The context the model was made for, if its configuration says so."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    def new_cache(self) -> DynamicCache:
+        return DynamicCache(config=self.config)
+
+    def prefill(self, tokens: torch.Tensor, cache: Cache) -> None:
+        """Puts `tokens` (length,), which come after what the cache holds, into the cache."""
+        self.model(input_ids=tokens[None], past_key_values=cache, use_cache=True, **self._last_logits_only)
+
+    def inputs(self, draft: Draft, length: int) -> dict[str, torch.Tensor | None]:
+        """Ids, mask and positions of a draft whose root follows `length` tokens in the cache."""
+        shape = draft.tree.on(self.device)
+        return {
+            "input_ids": draft.tokens[None],
+            "attention_mask": self._mask(shape.ancestors, length),
+            "position_ids": (shape.depths + length)[None],
+        }
+
+    def forward(self, inputs: dict[str, torch.Tensor | None], cache: Cache) -> torch.Tensor:
+        """Logits (n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache."""
+        return self.model(**inputs, past_key_values=cache, use_cache=True).logits[0]
+
+    def _mask(self, ancestors: torch.Tensor, length: int) -> torch.Tensor | None:
+        """(1, 1, n, length + n): every node sees the text and its own ancestors."""
+        n = len(ancestors)
+        if n == 1:
+            return None
+        if MASKED_ATTENTION[self.config._attn_implementation] is torch.bool:
+            mask = torch.ones(n, length + n, dtype=torch.bool, device=self.device)
+            mask[:, length:] = ancestors
+        else:
+            mask = torch.zeros(n, length + n, dtype=self.dtype, device=self.device)
+            mask[:, length:].masked_fill_(~ancestors, torch.finfo(self.dtype).min)
+        return mask[None, None]
