@@ -89,7 +89,9 @@ def licences(sources: list[Source]) -> dict[str, str]:
             info = metadata.metadata(distributions[0])
             classifiers = [c.split(" :: ")[-1] for c in info.get_all("Classifier", []) if c.startswith("License")]
             first_line = (info.get("License") or "").strip().split("\n")[0]
-            stated[distributions[0]] = info.get("License-Expression") or first_line or ", ".join(classifiers) or "not stated"
+            stated[distributions[0]] = (
+                info.get("License-Expression") or first_line or ", ".join(classifiers) or "not stated"
+            )
     return stated
 
 
@@ -119,7 +121,9 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 def encode(tokenizer: PreTrainedTokenizerFast, sources: list[Source], seed: int = 0) -> np.ndarray:
     """All sources in a seeded order as one uint16 array, an end-of-text token after each."""
     if len(tokenizer) > 2**16:
-        raise ValueError(f"expected a vocabulary of at most 65,536 tokens (ids are stored in 16 bits), got {len(tokenizer)}")
+        raise ValueError(
+            f"expected a vocabulary of at most 65,536 tokens (ids are stored in 16 bits), got {len(tokenizer)}"
+        )
     order = list(sources)
     random.Random(seed).shuffle(order)
     pieces = []

@@ -70,7 +70,9 @@ def prepare() -> None:
         facts[side + "_files"] = len(chosen)
         facts[side + "_bytes"] = sum(len(source.text.encode()) for source in chosen)
         facts[side + "_tokens"] = len(tokens)
-        console.print(f"{side}: {len(chosen)} files, {len(tokens):,} tokens, {facts[side + '_bytes'] / len(tokens):.2f} bytes a token")
+        console.print(
+            f"{side}: {len(chosen)} files, {len(tokens):,} tokens, {facts[side + '_bytes'] / len(tokens):.2f} bytes a token"
+        )
     (WORK / "corpus.json").write_text(json.dumps(facts, indent=1))
 
 
@@ -94,7 +96,9 @@ def new_model(shape: dict) -> LlamaForCausalLM:
 
 def optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the hidden matrices, AdamW for the (tied) embedding and the norms."""
-    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
+    hidden = [
+        p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name
+    ]
     chosen = {id(p) for p in hidden}
     others = [p for p in model.parameters() if id(p) not in chosen]
     return [
@@ -155,9 +159,15 @@ def held_out_bits(model: LlamaForCausalLM, device: torch.device, limit: int | No
     return total / count / math.log(2) / bytes_per_token
 
 
-def save_checkpoint(path: Path, model: LlamaForCausalLM, parts: list[torch.optim.Optimizer], progressed: Progressed) -> None:
+def save_checkpoint(
+    path: Path, model: LlamaForCausalLM, parts: list[torch.optim.Optimizer], progressed: Progressed
+) -> None:
     """Written beside and renamed, so that an interruption leaves the last one whole."""
-    state = {"model": model.state_dict(), "optimizers": [part.state_dict() for part in parts], "progressed": asdict(progressed)}
+    state = {
+        "model": model.state_dict(),
+        "optimizers": [part.state_dict() for part in parts],
+        "progressed": asdict(progressed),
+    }
     torch.save(state, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
@@ -184,7 +194,12 @@ def fit(
     step_loss = torch.compile(loss_of, dynamic=False) if compiled else loss_of
     stream = np.fromfile(WORK / "train.bin", dtype=np.uint16)
     saved_at = began = time.monotonic()
-    columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.1f}%"), TimeRemainingColumn()]
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.1f}%"),
+        TimeRemainingColumn(),
+    ]
     with Progress(*columns, console=console, refresh_per_second=0.2) as bar:
         task = bar.add_task(name, total=budget, completed=progressed.tokens)
         while progressed.tokens < budget:
@@ -207,7 +222,9 @@ def fit(
                 save_checkpoint(path, model, parts, progressed)
                 speed = BATCH_TOKENS / (time.monotonic() - before)
                 bits = held_out_bits(model, where, limit=65_536)
-                bar.console.print(f"{progressed.tokens:,} tokens, loss {loss.item():.3f}, {bits:.3f} bits/byte, {speed:,.0f} tokens/s")
+                bar.console.print(
+                    f"{progressed.tokens:,} tokens, loss {loss.item():.3f}, {bits:.3f} bits/byte, {speed:,.0f} tokens/s"
+                )
                 saved_at = time.monotonic()
     save_checkpoint(path, model, parts, progressed)
     minutes = (time.monotonic() - began) / 60
@@ -226,7 +243,12 @@ def export(name: Annotated[str, typer.Argument(help="target or draft")]) -> None
     model.save_pretrained(SHIPPED / name)
     AutoTokenizer.from_pretrained(WORK / "tokenizer").save_pretrained(SHIPPED / name)
     facts = json.loads((WORK / "corpus.json").read_text())
-    figures = {"parameters": model.num_parameters(), "held_out_bits_per_byte": round(bits, 4), **state["progressed"], **facts}
+    figures = {
+        "parameters": model.num_parameters(),
+        "held_out_bits_per_byte": round(bits, 4),
+        **state["progressed"],
+        **facts,
+    }
     (SHIPPED / name / "training.json").write_text(json.dumps(figures, indent=1) + "\n")
     console.print(f"{name}: {model.num_parameters():,} parameters, {bits:.4f} bits per byte held out")
 

@@ -62,7 +62,9 @@ class TreeLayer(DynamicLayer):
     keys = property(lambda self: self._view(0), lambda self, value: self._replace(0, value))
     values = property(lambda self: self._view(1), lambda self, value: self._replace(1, value))
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends states (batch, heads, n, size) and returns views of all slots."""
         start, self.length = self.length, self.length + key_states.shape[-2]
         for store, place, states in zip(self.stores, self.places, (key_states, value_states), strict=True):

@@ -35,7 +35,9 @@ class Text:
         # The two criteria of every run are checked on numbers; all others are asked as they are, once per token.
         eos = [criterion.eos_token_id.tolist() for criterion in criteria if type(criterion) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in eos for token in tokens)
-        self._others = [criterion for criterion in criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)]
+        self._others = [
+            criterion for criterion in criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
+        ]
         self._buffer = prompt.new_empty(max(self.max_length, len(prompt) + 1))
         self._buffer[: len(prompt)] = prompt
         self.length = len(prompt)
@@ -66,7 +68,14 @@ class Text:
 class Chooser:
     """The target's choice at a node, as `generate` makes it: processors on the path of that node, then argmax or one draw."""
 
-    def __init__(self, text: Text, processors: LogitsProcessorList, sample: bool, keep_scores: bool = False, keep_logits: bool = False) -> None:
+    def __init__(
+        self,
+        text: Text,
+        processors: LogitsProcessorList,
+        sample: bool,
+        keep_scores: bool = False,
+        keep_logits: bool = False,
+    ) -> None:
         self.text, self.processors, self.sample = text, processors, sample
         self.logits: list[torch.Tensor] | None = [] if keep_logits else None
         text.scores = [] if keep_scores else None
@@ -89,7 +98,9 @@ class Chooser:
 
 
 @torch.no_grad()
-def decode(target: Target, text: Text, drafter: Drafter, chooser: Chooser, cache: Cache, stats: Stats) -> Iterator[Step]:
+def decode(
+    target: Target, text: Text, drafter: Drafter, chooser: Chooser, cache: Cache, stats: Stats
+) -> Iterator[Step]:
     """Yields one `Step` after another until the text ends.
 
     `cache` holds a prefix of the text, or nothing, and afterwards all of the text but its last token.
@@ -97,7 +108,9 @@ def decode(target: Target, text: Text, drafter: Drafter, chooser: Chooser, cache
     clock = Clock(stats, target.device)
     held = cache.get_seq_length()
     if held >= text.length:
-        raise ValueError(f"expected a cache of fewer than the {text.length} tokens given, got one of {held}; pass the whole text so far")
+        raise ValueError(
+            f"expected a cache of fewer than the {text.length} tokens given, got one of {held}; pass the whole text so far"
+        )
     if held < text.length - 1:
         target.prefill(text.tokens[held:-1], cache)
     stats.prompt_tokens += text.length
@@ -115,7 +128,11 @@ def decode(target: Target, text: Text, drafter: Drafter, chooser: Chooser, cache
         clock.lap("prepare")
         logits = target.forward(inputs, cache)
         clock.lap("forward")
-        step = accept_greedy(draft, logits, text.append) if chooser.plain else accept_walk(draft, logits, text.append, chooser)
+        step = (
+            accept_greedy(draft, logits, text.append)
+            if chooser.plain
+            else accept_walk(draft, logits, text.append, chooser)
+        )
         clock.lap("verify")
         kept.keep(length, step.accepted)
         clock.lap("update cache")
@@ -175,9 +192,11 @@ def checked_prompt(input_ids: torch.Tensor, target: Target) -> torch.Tensor:
     if input_ids.ndim == 2 and shape[0] == 1:
         input_ids = input_ids[0]
     if input_ids.ndim != 1 or not len(input_ids) or input_ids.is_floating_point():
-        raise ValueError(f"expected one prompt of token ids, shape (length,) or (1, length), length 1 or more, got {shape} {input_ids.dtype}")
+        raise ValueError(
+            f"expected one prompt of token ids, shape (length,) or (1, length), length 1 or more, got {shape} {input_ids.dtype}"
+        )
     if int(input_ids.min()) < 0 or int(input_ids.max()) >= target.embedded:
-        raise ValueError(f"expected token ids from 0 to {target.embedded - 1}, got {int(input_ids.min())} to {int(input_ids.max())}; is this the model's tokenizer?")
+        raise ValueError(
+            f"expected token ids from 0 to {target.embedded - 1}, got {int(input_ids.min())} to {int(input_ids.max())}; is this the model's tokenizer?"
+        )
     return input_ids.to(target.device, torch.long)
-
-

@@ -146,7 +146,9 @@ def make_drafter(spec: str | Drafter = "recycling", **options: Any) -> Drafter:
     """
     if isinstance(spec, Drafter):
         if options:
-            raise TypeError(f"expected options only with a drafter's name, got a made drafter and {', '.join(options)}; set them when making it")
+            raise TypeError(
+                f"expected options only with a drafter's name, got a made drafter and {', '.join(options)}; set them when making it"
+            )
         return spec
     if not isinstance(spec, str):
         raise TypeError(f"expected a drafter's name or a Drafter, got {type(spec).__name__}")

@@ -26,7 +26,15 @@ from .target import Target, UnsupportedModelError, unsupported, unsupported_cach
 
 logger = logging.getLogger("token_recycling")
 
-_KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position", "token_type_ids"}
+_KNOWN_INPUTS = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "cache_position",
+    "token_type_ids",
+}
 
 
 @dataclass
@@ -77,12 +85,22 @@ class _Accelerated(PreTrainedModel):
         reason = _why_not(self, input_ids, generation_config, model_kwargs, synced_gpus)
         if reason is not None:
             self.acceleration.handle(reason)
-            return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs)
+            return super()._sample(
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+            )
         self.acceleration.fallback = None
         self.acceleration.stats = Stats(synchronize=self.acceleration.stats.synchronize)
         try:
             return _run(
-                self, self.acceleration.drafter, self.acceleration.stats, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs
+                self,
+                self.acceleration.drafter,
+                self.acceleration.stats,
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                streamer,
+                model_kwargs,
             )
         finally:
             self.acceleration.total += self.acceleration.stats
@@ -114,7 +132,11 @@ def decelerate(model: PreTrainedModel) -> PreTrainedModel:
 
 @cache
 def _accelerated_class(original: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    return type(original.__name__, (_Accelerated, original), {"__module__": original.__module__, "__qualname__": original.__qualname__})
+    return type(
+        original.__name__,
+        (_Accelerated, original),
+        {"__module__": original.__module__, "__qualname__": original.__qualname__},
+    )
 
 
 @contextlib.contextmanager
@@ -131,7 +153,13 @@ def accelerated(model: PreTrainedModel, drafter: str | Drafter = "recycling", **
             model.acceleration = before
 
 
-def generate(model: PreTrainedModel, *inputs: Any, drafter: str | Drafter = "recycling", stats: Stats | None = None, **arguments: Any) -> Any:
+def generate(
+    model: PreTrainedModel,
+    *inputs: Any,
+    drafter: str | Drafter = "recycling",
+    stats: Stats | None = None,
+    **arguments: Any,
+) -> Any:
     """One call of `model.generate(*inputs, **arguments)`, accelerated; the same arguments and the same return.
 
     Pass one made drafter again to keep what it learned. `stats` is filled in; with `return_dict_in_generate=True` the
@@ -165,13 +193,19 @@ def custom_generate(drafter: str | Drafter = "recycling", **options: Any) -> Cal
         reason = unsupported(model) or _why_not(model, input_ids, generation_config, model_kwargs, False)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        return _run(model, made, Stats(), input_ids, logits_processor, stopping_criteria, generation_config, None, model_kwargs)
+        return _run(
+            model, made, Stats(), input_ids, logits_processor, stopping_criteria, generation_config, None, model_kwargs
+        )
 
     return recycle
 
 
 def _why_not(
-    model: PreTrainedModel, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any], synced_gpus: bool
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    synced_gpus: bool,
 ) -> str | None:
     """Why this call of `generate` cannot be accelerated, or None."""
     if input_ids.shape[0] != 1:
@@ -190,7 +224,9 @@ def _why_not(
     if mask is not None and (mask.ndim != 2 or not bool(mask.bool().all())):
         return "expected a prompt without padding, got an attention mask with zeros"
     positions = model_kwargs.get("position_ids")
-    if positions is not None and not torch.equal(positions[0], torch.arange(positions.shape[-1], device=positions.device)):
+    if positions is not None and not torch.equal(
+        positions[0], torch.arange(positions.shape[-1], device=positions.device)
+    ):
         return "expected positions that count from 0, got others in position_ids"
     others = sorted(name for name, value in model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None)
     if others:

@@ -34,7 +34,9 @@ class AdjacencyMatrix:
 
     def __init__(self, vocab_size: int, k: int = 8, device: torch.device | str = "cpu") -> None:
         if vocab_size < 1 or not 1 <= k <= vocab_size:
-            raise ValueError(f"expected a vocabulary of 1 or more and k from 1 to its size, got vocabulary {vocab_size} and k {k}")
+            raise ValueError(
+                f"expected a vocabulary of 1 or more and k from 1 to its size, got vocabulary {vocab_size} and k {k}"
+            )
         self.candidates = torch.zeros(vocab_size, k, dtype=torch.int32, device=device)
 
     @property
@@ -75,7 +77,11 @@ class AdjacencyMatrix:
             # Every place of a token writes the row of the winning place, so that the order of the writes cannot matter.
             same = some[:, None] == some
             places = torch.arange(len(some), device=some.device)
-            winner = torch.where(same, places, -1).amax(1) if rule == "last" else torch.where(same, places, len(some)).amin(1)
+            winner = (
+                torch.where(same, places, -1).amax(1)
+                if rule == "last"
+                else torch.where(same, places, len(some)).amin(1)
+            )
             self.candidates[some] = rows[winner].to(self.candidates.dtype)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
@@ -84,7 +90,13 @@ class AdjacencyMatrix:
         `tokenizer` is the `fingerprint` of the tokenizer whose ids these are; a matrix of other ids must never be loaded.
         """
         path = Path(path)
-        header = {"format": FORMAT, "version": VERSION, "vocab_size": str(self.vocab_size), "k": str(self.k), "tokenizer": tokenizer}
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "vocab_size": str(self.vocab_size),
+            "k": str(self.k),
+            "tokenizer": tokenizer,
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
@@ -111,7 +123,9 @@ class AdjacencyMatrix:
             ("the tokenizer", tokenizer or None, header["tokenizer"] or None),
         ):
             if ours is not None and theirs is not None and ours != theirs:
-                raise MatrixFileError(f"{path}: expected {what} of {ours}, got {theirs}; use the file of this model or start a new one")
+                raise MatrixFileError(
+                    f"{path}: expected {what} of {ours}, got {theirs}; use the file of this model or start a new one"
+                )
         self.candidates.copy_(loaded.candidates)
 
 
@@ -124,21 +138,38 @@ def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str
         with safe_open(path, framework="pt") as file:
             header = dict(file.metadata() or {})
             if header.get("format") != FORMAT or list(file.keys()) != ["candidates"]:
-                raise MatrixFileError(f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix")
+                raise MatrixFileError(
+                    f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
+                )
             candidates = file.get_tensor("candidates")
     except (SafetensorError, OSError) as error:
-        raise MatrixFileError(f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew") from None
+        raise MatrixFileError(
+            f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
+        ) from None
     if header.get("version") != VERSION:
-        raise MatrixFileError(f"{path}: expected format version {VERSION}, got {header.get('version')}; update token_recycling")
+        raise MatrixFileError(
+            f"{path}: expected format version {VERSION}, got {header.get('version')}; update token_recycling"
+        )
     stated = (header.get("vocab_size"), header.get("k"))
-    if candidates.dtype != torch.int32 or candidates.ndim != 2 or stated != tuple(map(str, candidates.shape)) or not candidates.numel():
+    if (
+        candidates.dtype != torch.int32
+        or candidates.ndim != 2
+        or stated != tuple(map(str, candidates.shape))
+        or not candidates.numel()
+    ):
         shape = "x".join(map(str, candidates.shape))
-        raise MatrixFileError(f"{path}: expected int32 ids of vocabulary x k = {stated[0]} x {stated[1]}, got {candidates.dtype} {shape}; delete it")
+        raise MatrixFileError(
+            f"{path}: expected int32 ids of vocabulary x k = {stated[0]} x {stated[1]}, got {candidates.dtype} {shape}; delete it"
+        )
     low, high = int(candidates.min()), int(candidates.max())
     if low < 0 or high >= candidates.shape[0]:
-        raise MatrixFileError(f"{path}: expected ids from 0 to {candidates.shape[0] - 1}, got {low} to {high}; delete it to start anew")
+        raise MatrixFileError(
+            f"{path}: expected ids from 0 to {candidates.shape[0] - 1}, got {low} to {high}; delete it to start anew"
+        )
     if candidates.shape[1] > candidates.shape[0]:
-        raise MatrixFileError(f"{path}: expected k of at most the vocabulary, got {candidates.shape[1]} > {candidates.shape[0]}; delete it")
+        raise MatrixFileError(
+            f"{path}: expected k of at most the vocabulary, got {candidates.shape[1]} > {candidates.shape[0]}; delete it"
+        )
     matrix = AdjacencyMatrix(*candidates.shape)
     matrix.candidates.copy_(candidates)
     return matrix, {"tokenizer": "", **header}

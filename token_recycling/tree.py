@@ -193,7 +193,9 @@ def root_only() -> Tree:
 def chain(length: int) -> Tree:
     """A sequence draft: `length` nodes after the root, each the best candidate of the one before."""
     if length < 1:
-        raise ValueError(f"expected a chain of 1 node or more, got {length}; for plain decoding use the drafter 'plain'")
+        raise ValueError(
+            f"expected a chain of 1 node or more, got {length}; for plain decoding use the drafter 'plain'"
+        )
     return Tree.from_paths((0,) * depth for depth in range(1, length + 1))
 
 

@@ -39,7 +39,9 @@ class Recycling(Drafter):
     def start(self, prompt: torch.Tensor, target: Target) -> None:
         self._tree = tree_from(self.tree, target.device)
         if self._tree.breadth > self.k:
-            raise ValueError(f"expected a tree of ranks below k = {self.k}, got rank {self._tree.breadth - 1}; raise k or choose another tree")
+            raise ValueError(
+                f"expected a tree of ranks below k = {self.k}, got rank {self._tree.breadth - 1}; raise k or choose another tree"
+            )
         self.prepare(target)
         self._layers = []
         for nodes in self._tree.layers:
