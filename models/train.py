@@ -5,9 +5,10 @@
     python models/train.py fit draft
     python models/train.py export target             # bf16 safetensors and the model card, with held-out bits per byte
 
-Work files live in `build/models`. Hidden matrices are trained with Muon, which on this budget needs far fewer tokens than AdamW;
-embeddings and norms with AdamW. The learning rate is held, then falls linearly to zero over the last part of the
-token budget; a change of `--tokens` on resuming moves that end. Windows grow longer as training goes on: short ones are cheaper.
+Work files live in `build/models`. Hidden matrices are trained with Muon, which on this budget needs far fewer tokens
+than AdamW; embeddings and norms with AdamW. The learning rate is held, then falls linearly to zero over the last part
+of the token budget; a change of `--tokens` on resuming moves that end. Windows grow longer as training goes on: short
+ones are cheaper.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -70,13 +71,13 @@ def prepare() -> None:
         facts[side + "_files"] = len(chosen)
         facts[side + "_bytes"] = sum(len(source.text.encode()) for source in chosen)
         facts[side + "_tokens"] = len(tokens)
-        console.print(
-            f"{side}: {len(chosen)} files, {len(tokens):,} tokens, {facts[side + '_bytes'] / len(tokens):.2f} bytes a token"
-        )
+        density = facts[side + "_bytes"] / len(tokens)
+        console.print(f"{side}: {len(chosen)} files, {len(tokens):,} tokens, {density:.2f} bytes a token")
     (WORK / "corpus.json").write_text(json.dumps(facts, indent=1))
 
 
-def new_model(shape: dict) -> LlamaForCausalLM:
+def new_model(shape: dict[str, Any]) -> LlamaForCausalLM:
+    """A llama with seeded random weights and tied embeddings."""
     heads, key_value_heads = shape["heads"]
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -121,7 +122,9 @@ def loss_of(model: LlamaForCausalLM, windows: torch.Tensor) -> torch.Tensor:
 
 
 def batch_at(tokens: np.ndarray, position: int, length: int, device: torch.device) -> torch.Tensor:
-    """The batch that starts after `position` trained tokens: whole windows in a seeded shuffle, a new one every epoch."""
+    """The batch that starts after `position` trained tokens: whole windows in a seeded shuffle, a new one every
+    epoch.
+    """
     rows = BATCH_TOKENS // length
     windows = (len(tokens) - 1) // length
     start, picked = position // length, []

@@ -1,6 +1,7 @@
 """Token Recycling: the same text from any Hugging Face decoder-only model in fewer steps, without training.
 
-`accelerate(model)` makes the model's own `generate()` faster; `generate` does one call; `stream` hands out step after step.
+`accelerate(model)` makes the model's own `generate()` faster; `generate` does one call; `stream` hands out step after
+step.
 """
 
 from .decode import stream

@@ -1,9 +1,10 @@
 """Which drafted nodes the target agrees with, and where the text ends.
 
-Both walks emit exactly what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own choice. A
-deterministic draft is verified without loss under sampling too: ONE token is drawn from the target's processed distribution at
-every node visited, and the child that carries it is followed. Nothing is drawn for a node that is not visited, nor after the end of the
-text, so a seeded run draws the same numbers as `model.generate`. Neither touches the cache or the drafter.
+Both walks emit exactly what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's
+own choice. A deterministic draft is verified without loss under sampling too: ONE token is drawn from the target's
+processed distribution at every node visited, and the child that carries it is followed. Nothing is drawn for a node
+that is not visited, nor after the end of the text, so a seeded run draws the same numbers as `model.generate`. Neither
+touches the cache or the drafter.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ Append = Callable[[int], bool]
 """Puts a token at the end of the text; True if the text ends with it."""
 
 
-def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append) -> Step:
+def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append, choose: Choose | None = None) -> Step:
     """The longest path on which every token is the target's greedy choice at its parent (Token Recycling, section 3.3).
 
-    `logits` is (n, vocabulary). Among paths of equal length the one whose end comes first wins. Waits for the device once.
+    `logits` is (n, vocabulary). Among paths of equal length the one whose end comes first wins. Waits for the device
+    once.
     """
     choices = logits.argmax(dim=-1)
     if len(draft.tree) == 1:
@@ -32,7 +34,7 @@ def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append) -> Step:
         shape = draft.tree.on(draft.tokens.device)
         right = draft.tokens == choices[shape.parents]
         right[0] = True
-        reached = (right | ~shape.ancestors).all(dim=1)
+        reached = (right | shape.hidden).all(dim=1)
         end = (shape.preference * reached).argmax(dim=0, keepdim=True)
         last, *chosen = torch.cat([end, choices]).tolist()
         path = draft.tree.lineages[last]
@@ -50,8 +52,9 @@ def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append) -> Step:
 def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, choose: Choose) -> Step:
     """Follows the target's choices from the root as long as a child carries them.
 
-    `choose` is called once for each emitted token, in order, after the tokens before it were appended, so that logits processors see the
-    path of the node itself and random draws come in the order of plain decoding. Of children with one token the first is followed.
+    `choose` is called once for each emitted token, in order, after the tokens before it were appended, so that logits
+    processors see the path of the node itself and random draws come in the order of plain decoding. Of children with
+    one token the first is followed.
     """
     drafted = draft.tokens.tolist()
     accepted, emitted = [0], []

@@ -1,9 +1,10 @@
 """The loop: draft, verify, keep, learn.
 
-One step runs in one direction. The drafter proposes a tree from the text so far; one forward pass gives the target's logits after
-every node; acceptance finds the tokens to emit and trims them at the end of the text; the cache keeps the accepted slots; the drafter
-learns; the step is handed out. The last token of the text is never in the cache: it is the root of the next draft. So the prompt's
-last token is the first root, every emitted token belongs to a step, and plain decoding is the same loop with a lone root.
+One step runs in one direction. The drafter proposes a tree from the text so far; one forward pass gives the target's
+logits after every node; acceptance finds the tokens to emit and trims them at the end of the text; the cache keeps the
+accepted slots; the drafter learns; the step is handed out. The last token of the text is never in the cache: it is the
+root of the next draft. So the prompt's last token is the first root, every emitted token belongs to a step, and plain
+decoding is the same loop with a lone root.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Text:
         ]
         self._buffer = prompt.new_empty(max(self.max_length, len(prompt) + 1))
         self._buffer[: len(prompt)] = prompt
+        # Writing a number through numpy costs a fiftieth of writing it through torch.
+        self._cells = self._buffer.numpy() if prompt.device.type == "cpu" else self._buffer
         self.length = len(prompt)
         self.scores: list[torch.Tensor] | None = None
         """Processed scores (1, vocabulary) per emitted token, if they are kept; some criteria read them."""
@@ -56,7 +59,7 @@ class Text:
 
     def append(self, token: int) -> bool:
         """Puts a token at the end; True if the text ends with it."""
-        self._buffer[self.length] = token
+        self._cells[self.length] = token
         self.length += 1
         ended = token in self._eos or self.length >= self.max_length
         scores = None if self.scores is None else tuple(self.scores)
@@ -66,7 +69,9 @@ class Text:
 
 
 class Chooser:
-    """The target's choice at a node, as `generate` makes it: processors on the path of that node, then argmax or one draw."""
+    """The target's choice at a node, as `generate` makes it: processors on the path of that node, then argmax or one
+    draw.
+    """
 
     def __init__(
         self,
@@ -79,13 +84,14 @@ class Chooser:
         self.text, self.processors, self.sample = text, processors, sample
         self.logits: list[torch.Tensor] | None = [] if keep_logits else None
         text.scores = [] if keep_scores else None
-
-    @property
-    def plain(self) -> bool:
+        self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
         """True if the choice is the argmax of the logits and nothing else is asked for."""
-        return not self.sample and not len(self.processors) and self.text.scores is None and self.logits is None
 
     def __call__(self, logits: torch.Tensor) -> int:
+        """The next token after the text so far, from logits (vocabulary,)."""
+        if self.greedy:
+            fast = logits.device.type == "cpu" and logits.dtype == torch.float32
+            return int(logits.numpy().argmax() if fast else logits.argmax())
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self.text.tokens.device)
         scores = self.processors(self.text.tokens[None], raw)
         if self.text.scores is not None:
@@ -109,7 +115,8 @@ def decode(
     held = cache.get_seq_length()
     if held >= text.length:
         raise ValueError(
-            f"expected a cache of fewer than the {text.length} tokens given, got one of {held}; pass the whole text so far"
+            f"expected a cache of fewer than the {text.length} tokens given, got one of {held}; "
+            "pass the whole text so far"
         )
     if held < text.length - 1:
         target.prefill(text.tokens[held:-1], cache)
@@ -118,6 +125,8 @@ def decode(
     drafter.start(text.tokens, target)
     stats.drafter = drafter.describe()
     clock.prefilled()
+    # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way round.
+    verify = accept_greedy if chooser.greedy and target.device.type != "cpu" else accept_walk
     finished = False
     while not finished:
         clock.restart()
@@ -128,11 +137,7 @@ def decode(
         clock.lap("prepare")
         logits = target.forward(inputs, cache)
         clock.lap("forward")
-        step = (
-            accept_greedy(draft, logits, text.append)
-            if chooser.plain
-            else accept_walk(draft, logits, text.append, chooser)
-        )
+        step = verify(draft, logits, text.append, chooser)
         clock.lap("verify")
         kept.keep(length, step.accepted)
         clock.lap("update cache")
@@ -144,7 +149,9 @@ def decode(
 
 
 def _depth_limit(text: Text, target: Target) -> int:
-    """How deep a node may stand: within the tokens still asked for, and within the positions that the model was made for."""
+    """How deep a node may stand: within the tokens still asked for, and within the positions that the model was made
+    for.
+    """
     positions = target.max_length - text.length if target.max_length is not None else text.room
     return max(0, min(text.room - 1, positions))
 
@@ -163,11 +170,13 @@ def stream(
     stats: Stats | None = None,
     **options: Any,
 ) -> Iterator[Step]:
-    """Generates step by step, on token ids alone: each `Step` holds the draft, the logits at its nodes and the emitted tokens.
+    """Generates step by step, on token ids alone: each `Step` holds the draft, the logits at its nodes and the emitted
+    tokens.
 
-    `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options` go to the
-    drafter. Pass one made drafter again to keep what it learned. Raises UnsupportedModelError, or ValueError for an input that
-    cannot be continued; nothing runs until the first step is asked for, but all arguments are checked at once.
+    `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
+    go to the drafter. Pass one made drafter again to keep what it learned. Raises UnsupportedModelError, or ValueError
+    for an input that cannot be continued; nothing runs until the first step is asked for, but all arguments are checked
+    at once.
     """
     target, drafter = Target(model), make_drafter(drafter, **options)
     prompt = checked_prompt(input_ids, target)
@@ -193,10 +202,12 @@ def checked_prompt(input_ids: torch.Tensor, target: Target) -> torch.Tensor:
         input_ids = input_ids[0]
     if input_ids.ndim != 1 or not len(input_ids) or input_ids.is_floating_point():
         raise ValueError(
-            f"expected one prompt of token ids, shape (length,) or (1, length), length 1 or more, got {shape} {input_ids.dtype}"
+            "expected one prompt of token ids, shape (length,) or (1, length), length 1 or more, "
+            f"got {shape} {input_ids.dtype}"
         )
     if int(input_ids.min()) < 0 or int(input_ids.max()) >= target.embedded:
         raise ValueError(
-            f"expected token ids from 0 to {target.embedded - 1}, got {int(input_ids.min())} to {int(input_ids.max())}; is this the model's tokenizer?"
+            f"expected token ids from 0 to {target.embedded - 1}, "
+            f"got {int(input_ids.min())} to {int(input_ids.max())}; is this the model's tokenizer?"
         )
     return input_ids.to(target.device, torch.long)

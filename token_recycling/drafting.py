@@ -1,8 +1,8 @@
 """What a drafter is, what it makes and what it learns from; how drafters are found by name.
 
-A drafter is one file in `token_recycling/drafters/` with one `Drafter` class in it. The file's name is the drafter's name, and the
-dataclass fields are its options, in Python and on the command line: `recycling:k=16,tree=paper`. Other packages add theirs through the entry
-point group `token_recycling.drafters`.
+A drafter is one file in `token_recycling/drafters/` with one `Drafter` class in it. The file's name is the drafter's
+name, and the dataclass fields are its options, in Python and on the command line: `recycling:k=16,tree=paper`. Other
+packages add theirs through the entry point group `token_recycling.drafters`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ ENTRY_POINTS = "token_recycling.drafters"
 
 @dataclass(frozen=True)
 class Draft:
-    """A tree and its tokens (n,) int64 on the target's device; `tokens[0]` is the root, the newest token of the text."""
+    """A tree and its tokens (n,) int64 on the target's device; `tokens[0]` is the root, the newest token of the
+    text.
+    """
 
     tree: Tree
     tokens: torch.Tensor
@@ -68,7 +70,9 @@ class Step:
     finished: bool
     """True for the last step of a text."""
     beyond: int | None = None
-    """The node that carries the last token of the text, if one was accepted and trimmed: it and what follows it are no part of any text."""
+    """The node that carries the last token of the text, if one was accepted and trimmed: it and what follows it are no
+    part of any text.
+    """
 
     @property
     def learnable(self) -> list[int] | slice:
@@ -82,15 +86,18 @@ class Step:
 class Drafter:
     """Proposes what the target may say next, and learns from what it said.
 
-    Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from text to text (*hot start*). It must draft from
-    its own state and the context alone, never touch the target's cache, and give the context's last token as root.
+    Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from text to text
+    (*hot start*). It must draft from its own state and the context alone, never touch the target's cache, and give the
+    context's last token as root.
     """
 
     name: typing.ClassVar[str] = ""
     """Filled in by discovery: the file's name."""
 
     def start(self, prompt: torch.Tensor, target: Target) -> None:
-        """A new text begins: `prompt` (length,) int64. Here state is allocated and options are checked against the target."""
+        """A new text begins: `prompt` (length,) int64. Here state is allocated and options are checked against the
+        target.
+        """
 
     def draft(self, context: Context) -> Draft:
         """A tree of tokens to verify; a lone root where there is nothing to propose."""
@@ -140,14 +147,16 @@ def options_of(drafter: type[Drafter]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def make_drafter(spec: str | Drafter = "recycling", **options: Any) -> Drafter:
-    """A drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one that is made already.
+    """A drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one that is made
+    already.
 
     Raises ValueError or TypeError for an unknown drafter, an unknown option or a value of the wrong kind.
     """
     if isinstance(spec, Drafter):
         if options:
             raise TypeError(
-                f"expected options only with a drafter's name, got a made drafter and {', '.join(options)}; set them when making it"
+                f"expected options only with a drafter's name, got a made drafter and {', '.join(options)}; "
+                "set them when making it"
             )
         return spec
     if not isinstance(spec, str):

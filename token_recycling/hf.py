@@ -1,8 +1,9 @@
 """The library inside transformers: `accelerate(model)` and the model's own `generate()` is faster.
 
-`generate` prepares everything (processors, criteria, cache, streamer) and hands it to the method `_sample` of the model's class. An accelerated model is
-of a subclass made on the spot that overrides this one method, so that pipelines, streamers and servers work unchanged, and the model is saved
-and copied under its own name. What cannot be accelerated without risk goes to transformers' own method, with a warning that says why.
+`generate` prepares everything (processors, criteria, cache, streamer) and hands it to the method `_sample` of the
+model's class. An accelerated model is of a subclass made on the spot that overrides this one method, so that pipelines,
+streamers and servers work unchanged, and the model is saved and copied under its own name. What cannot be accelerated
+without risk goes to transformers' own method, with a warning that says why.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -109,8 +109,9 @@ class _Accelerated(PreTrainedModel):
 def accelerate(model: PreTrainedModel, drafter: str | Drafter = "recycling", **options: Any) -> PreTrainedModel:
     """Makes the model's own `generate()` faster, in place, and returns the model.
 
-    `options` go to the drafter. What the drafter learns stays in `model.acceleration.drafter`; the last call's statistics are in
-    `model.acceleration.stats`. Accelerating again replaces the drafter. Raises UnsupportedModelError with the reason.
+    `options` go to the drafter. What the drafter learns stays in `model.acceleration.drafter`; the last call's
+    statistics are in `model.acceleration.stats`. Accelerating again replaces the drafter. Raises UnsupportedModelError
+    with the reason.
     """
     reason = unsupported(model)
     if reason is not None:
@@ -130,13 +131,15 @@ def decelerate(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@cache
-def _accelerated_class(original: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    return type(
-        original.__name__,
-        (_Accelerated, original),
-        {"__module__": original.__module__, "__qualname__": original.__qualname__},
-    )
+_classes: dict[type, type] = {}
+
+
+def _accelerated_class(original: type) -> type:
+    """The accelerated subclass of a model class, made once, under the name of the original."""
+    if original not in _classes:
+        names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+        _classes[original] = type(original.__name__, (_Accelerated, original), names)
+    return _classes[original]
 
 
 @contextlib.contextmanager
@@ -163,8 +166,8 @@ def generate(
     """One call of `model.generate(*inputs, **arguments)`, accelerated; the same arguments and the same return.
 
     Pass one made drafter again to keep what it learned. `stats` is filled in; with `return_dict_in_generate=True` the
-    statistics are in the output too. Raises UnsupportedModelError where `accelerate` does; a call that cannot be accelerated is
-    left to transformers with a warning.
+    statistics are in the output too. Raises UnsupportedModelError where `accelerate` does; a call that cannot be
+    accelerated is left to transformers with a warning.
     """
     with accelerated(model, drafter) as acceleration:
         acceleration.stats.synchronize = bool(stats and stats.synchronize)
@@ -177,8 +180,8 @@ def generate(
 def custom_generate(drafter: str | Drafter = "recycling", **options: Any) -> Callable[..., Any]:
     """A function for `model.generate(..., custom_generate=...)`, for code that must not touch the model.
 
-    Keep the function to keep what its drafter learns. transformers gives such functions no streamer; use `accelerate` for one.
-    Raises UnsupportedModelError for a call that cannot be accelerated.
+    Keep the function to keep what its drafter learns. transformers gives such functions no streamer; use `accelerate`
+    for one. Raises UnsupportedModelError for a call that cannot be accelerated.
     """
     made = make_drafter(drafter, **options)
 

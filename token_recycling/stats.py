@@ -1,7 +1,7 @@
 """What a run was worth: mean accepted tokens, time per part of a step, and which nodes of the tree earned their place.
 
-Counting costs microseconds a step. On an accelerator operations are queued, so that times of parts are only true if the device is waited for:
-pass `Stats(synchronize=True)` when measuring.
+Counting costs microseconds a step. On an accelerator operations are queued, so that times of parts are only true if the
+device is waited for: pass `Stats(synchronize=True)` when measuring.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from .drafting import Step
 from .tree import Tree
 
 PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update matrix")
-"""The parts of a step, in order (Token Recycling, figure 4): draft, mask and room, model, acceptance, kept slots, learning."""
+"""The parts of a step, in order (Token Recycling, figure 4): draft, mask and room, model, acceptance, kept slots,
+learning.
+"""
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The model that decides: what it must offer, and one forward pass over a draft tree.
 
-A tree forward is an ordinary call of the model with two additions: a mask in which every node sees the context and its own ancestors, and
-positions of context length plus depth. No model code is copied or changed. `unsupported` says in advance why a model cannot be
-used; nothing is ever tried that is not known to be exact.
+A tree forward is an ordinary call of the model with two additions: a mask in which every node sees the context and its
+own ancestors, and positions of context length plus depth. No model code is copied or changed. `unsupported` says in
+advance why a model cannot be used; nothing is ever tried that is not known to be exact.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
+from .attention import attending_trees
 from .cache import TreeLayer
 from .drafting import Draft
 
-MASKED_ATTENTION = {"sdpa": torch.bool, "eager": None}
-"""Attention implementations that take a mask of any shape, and its type; None: added to the scores in the model's own type."""
+MASKED_ATTENTION = ("sdpa", "eager")
+"""Attention implementations that take a mask of any shape."""
 
 
 class UnsupportedModelError(ValueError):
@@ -105,23 +106,20 @@ class Target:
         shape = draft.tree.on(self.device)
         return {
             "input_ids": draft.tokens[None],
-            "attention_mask": self._mask(shape.ancestors, length),
+            "attention_mask": self._mask(shape.hidden, length),
             "position_ids": (shape.depths + length)[None],
         }
 
     def forward(self, inputs: dict[str, torch.Tensor | None], cache: Cache) -> torch.Tensor:
         """Logits (n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache."""
-        return self.model(**inputs, past_key_values=cache, use_cache=True).logits[0]
+        with attending_trees(self.config):
+            return self.model(**inputs, past_key_values=cache, use_cache=True).logits[0]
 
-    def _mask(self, ancestors: torch.Tensor, length: int) -> torch.Tensor | None:
-        """(1, 1, n, length + n): every node sees the text and its own ancestors."""
-        n = len(ancestors)
+    def _mask(self, hidden: torch.Tensor, length: int) -> torch.Tensor | None:
+        """Added to attention scores, (1, 1, n, length + n): every node sees the text and its own ancestors."""
+        n = len(hidden)
         if n == 1:
             return None
-        if MASKED_ATTENTION[self.config._attn_implementation] is torch.bool:
-            mask = torch.ones(n, length + n, dtype=torch.bool, device=self.device)
-            mask[:, length:] = ancestors
-        else:
-            mask = torch.zeros(n, length + n, dtype=self.dtype, device=self.device)
-            mask[:, length:].masked_fill_(~ancestors, torch.finfo(self.dtype).min)
+        mask = torch.zeros(n, length + n, dtype=self.dtype, device=self.device)
+        mask[:, length:].masked_fill_(hidden, torch.finfo(self.dtype).min)
         return mask[None, None]

@@ -1,20 +1,19 @@
 """The shape of a draft: which node follows which, and what each may see.
 
-A draft tree is verified in one forward pass by *tree attention*: every node sees the whole context and its own ancestors, nothing else
-(Token Recycling, section 2.3). A `Tree` is that shape without the tokens, so one object serves every step and its tensors are
-made once. Node 0 is the root: the newest token of the text, not yet in the key/value cache. A chain is a tree with one branch, and a lone root
-is plain autoregressive decoding.
+A draft tree is verified in one forward pass by *tree attention*: every node sees the whole context and its own
+ancestors, nothing else (Token Recycling, section 2.3). A `Tree` is that shape without the tokens, so one object serves
+every step and its tensors are made once. Node 0 is the root: the newest token of the text, not yet in the key/value
+cache. A chain is a tree with one branch, and a lone root is plain autoregressive decoding.
 
-A template names each node by its *path of ranks* from the root: `(0, 2)` is the third candidate after the best candidate.
+A template names each node by its *path of ranks* from the root: `(0, 2)` is the third candidate after the best
+candidate.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -27,10 +26,14 @@ class TreeTensors(NamedTuple):
 
     parents: torch.Tensor
     """(n,) int64; the root is its own parent."""
+    ranks: torch.Tensor
+    """(n,) int64."""
     depths: torch.Tensor
     """(n,) int64; the root has depth 0."""
     ancestors: torch.Tensor
     """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
+    hidden: torch.Tensor
+    """(n, n) bool; the nodes that a node must not see: all others."""
     preference: torch.Tensor
     """(n,) int64; larger for deeper nodes and, at one depth, for earlier ones; never equal."""
 
@@ -39,8 +42,8 @@ class TreeTensors(NamedTuple):
 class Tree:
     """Parents and ranks of n nodes, every node after its parent.
 
-    `parents[0]` is -1. `ranks[i]` is the place of node i among its parent's candidates, 0 the best. Trees are compared by identity, so that
-    a step can count them cheaply; make a template once and keep it.
+    `parents[0]` is -1. `ranks[i]` is the place of node i among its parent's candidates, 0 the best. Trees are compared
+    by identity, so that a step can count them cheaply; make a template once and keep it.
     """
 
     parents: tuple[int, ...]
@@ -104,6 +107,17 @@ class Tree:
             tuple(node for node, at in enumerate(self.depths) if at == depth) for depth in range(1, self.depth + 1)
         )
 
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """First and last-plus-one node of each stretch that can be filled at once: its parents come before it."""
+        spans: list[tuple[int, int]] = []
+        for node in range(1, len(self)):
+            if spans and self.parents[node] < spans[-1][0]:
+                spans[-1] = (spans[-1][0], node + 1)
+            else:
+                spans.append((node, node + 1))
+        return tuple(spans)
+
     @property
     def layer_sizes(self) -> tuple[int, ...]:
         return tuple(map(len, self.layers))
@@ -162,8 +176,10 @@ class Tree:
             depths = torch.tensor(self.depths)
             self._tensors[device] = TreeTensors(
                 parents=torch.tensor((0, *self.parents[1:])).to(device),
+                ranks=torch.tensor(self.ranks).to(device),
                 depths=depths.to(device),
                 ancestors=ancestors.to(device),
+                hidden=(~ancestors).to(device),
                 preference=(depths * n + torch.arange(n - 1, -1, -1)).to(device),
             )
         return self._tensors[device]
@@ -181,109 +197,3 @@ class Tree:
 
         draw(0, "")
         return "\n".join(lines)
-
-
-@cache
-def root_only() -> Tree:
-    """The tree of plain decoding."""
-    return Tree((-1,), (0,))
-
-
-@cache
-def chain(length: int) -> Tree:
-    """A sequence draft: `length` nodes after the root, each the best candidate of the one before."""
-    if length < 1:
-        raise ValueError(
-            f"expected a chain of 1 node or more, got {length}; for plain decoding use the drafter 'plain'"
-        )
-    return Tree.from_paths((0,) * depth for depth in range(1, length + 1))
-
-
-_PAPER = """
-0 1 2 3 4 5 6 7
-00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70
-000 001 002 003 004 005 006 007 010 011 012 020 021 030 040 050 060 070 100 101 110 200 300 400 500
-0000 0001 0002 0003 0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000
-00000 00001 00002 00010 00020 00100 01000 10000
-000000 000001 000100
-"""
-
-
-@cache
-def paper() -> Tree:
-    """The static tree of Token Recycling (appendix 8.1): 80 nodes and the root in 6 layers of 8, 21, 25, 15, 8 and 3."""
-    return parse_paths(_PAPER)
-
-
-def parse_paths(text: str) -> Tree:
-    """A template written as words: a digit a rank (`012`), or ranks with points between where they pass 9 (`0.12.1`; a lone one `12.`)."""
-    paths = []
-    for word in text.split():
-        parts = [part for part in word.split(".") if part] if "." in word else list(word)
-        if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-            raise ValueError(f"expected rank paths such as '0 1 00 01' or '0.12', got {word!r}")
-        paths.append(tuple(map(int, parts)))
-    return Tree.from_paths(paths)
-
-
-def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> Tree:
-    """The tree of `nodes` drafted nodes with the most expected accepted tokens, if a candidate of rank r is right with
-    probability `rank_acceptance[r]` wherever it stands: the nodes of highest path product, best first.
-
-    This is the static optimum of Sequoia (2402.12374, section 4.1) without its bound on breadth; `rank_acceptance` is what
-    `Stats.acceptance_by_rank` measures.
-    """
-    if nodes < 1:
-        raise ValueError(f"expected a tree of 1 node or more, got {nodes}; for plain decoding use the drafter 'plain'")
-    if not rank_acceptance or not all(0 <= p <= 1 for p in rank_acceptance):
-        raise ValueError(f"expected probabilities between 0 and 1, one a rank, got {list(rank_acceptance)}")
-    best: list[tuple[float, int, RankPath]] = [(-p, 1, (rank,)) for rank, p in enumerate(rank_acceptance)]
-    heapq.heapify(best)
-    chosen: list[RankPath] = []
-    while best and len(chosen) < nodes:
-        negative, depth, path = heapq.heappop(best)
-        chosen.append(path)
-        if depth < max_depth:
-            for rank, p in enumerate(rank_acceptance):
-                heapq.heappush(best, (negative * p, depth + 1, (*path, rank)))
-    return Tree.from_paths(sorted(chosen, key=lambda path: (len(path), path)))
-
-
-RANK_ACCEPTANCE = (0.55, 0.13, 0.06, 0.035, 0.02, 0.015, 0.01, 0.008)
-"""How often the candidate of each rank was right where it was tried, measured by `benchmarks/rank_acceptance.py`."""
-
-DEFAULT_CPU_NODES = 16
-
-
-@cache
-def small(nodes: int = DEFAULT_CPU_NODES) -> Tree:
-    """A tree of `nodes` drafted nodes grown from the measured acceptance of ranks: what pays where every node costs time."""
-    return grow(RANK_ACCEPTANCE, nodes)
-
-
-def tree_from(spec: str | int | Tree, device: torch.device) -> Tree:
-    """The tree a user asked for.
-
-    `auto` is the paper's tree on an accelerator and the small one on a CPU; `paper`; `chain:N`; a number N for a grown tree of N nodes;
-    rank paths (`"0 1 00"`); or the path of a text file with rank paths.
-    """
-    if isinstance(spec, Tree):
-        return spec
-    text = str(spec).strip()
-    if text == "auto":
-        return small() if device.type == "cpu" else paper()
-    if text == "paper":
-        return paper()
-    kind, _, number = text.rpartition(":")
-    if number.isascii() and number.isdigit() and kind == "chain":
-        return chain(int(number))
-    if isinstance(spec, int) or (text.isascii() and text.isdigit() and text[0] != "0"):
-        return small(int(text))
-    if Path(text).is_file():
-        return parse_paths(Path(text).read_text())
-    try:
-        return parse_paths(text)
-    except ValueError as error:
-        raise ValueError(
-            f"expected a tree: auto, paper, chain:N, a number of nodes, rank paths such as '0 1 00', or a file of them; got {text!r} ({error})"
-        ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..drafting import Context, Draft, Drafter
-from ..tree import root_only
+from ..templates import root_only
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Token Recycling (Luo et al., 2408.08696): yesterday's candidate tokens are today's draft.
 
-Before each step a breadth-first walk of the adjacency matrix fills a static tree (section 3.2); after it, the top-k candidates at every node,
-the rejected ones too, overwrite the rows of their tokens (section 3.3). Nothing is trained, and the matrix stays from text to text.
+Before each step a breadth-first walk of the adjacency matrix fills a static tree (section 3.2); after it, the top-k
+candidates at every node, the rejected ones too, overwrite the rows of their tokens (section 3.3). Nothing is trained,
+and the matrix stays from text to text.
 
 Cost per step: one gather per tree layer, one top-k over the logits of all nodes, one write of n rows.
 """
@@ -15,7 +16,8 @@ import torch
 from ..drafting import Context, Draft, Drafter, Step
 from ..matrix import AdjacencyMatrix, UpdateRule, check_rule, top_candidates
 from ..target import Target
-from ..tree import Tree, tree_from
+from ..templates import tree_from
+from ..tree import Tree
 
 
 @dataclass
@@ -25,7 +27,9 @@ class Recycling(Drafter):
     k: int = 8
     """Candidates kept after every token."""
     tree: str | int | Tree = "auto"
-    """auto (the paper's tree on an accelerator, a small one on a CPU), paper, chain:N, a number of nodes, rank paths, or a file of them."""
+    """auto (the paper's tree on an accelerator, a small one on a CPU), paper, chain:N, a number of nodes, rank paths,
+    or a file of them.
+    """
     update: UpdateRule = "last"
     """Which node wins where a token stands at several: last, first or unordered."""
     matrix: AdjacencyMatrix | None = field(default=None, init=False)
@@ -40,33 +44,28 @@ class Recycling(Drafter):
         self._tree = tree_from(self.tree, target.device)
         if self._tree.breadth > self.k:
             raise ValueError(
-                f"expected a tree of ranks below k = {self.k}, got rank {self._tree.breadth - 1}; raise k or choose another tree"
+                f"expected a tree of ranks below k = {self.k}, got rank {self._tree.breadth - 1}; "
+                "raise k or choose another tree"
             )
         self.prepare(target)
-        self._layers = []
-        for nodes in self._tree.layers:
-            parents = torch.tensor([self._tree.parents[node] for node in nodes], device=target.device)
-            ranks = torch.tensor([self._tree.ranks[node] for node in nodes], device=target.device)
-            self._layers.append((nodes[0], nodes[-1] + 1, parents, ranks))
 
     def prepare(self, target: Target) -> AdjacencyMatrix:
-        """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from another vocabulary."""
+        """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
+        another vocabulary.
+        """
         if self.matrix is None:
             self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
         if self.matrix.vocab_size != target.vocab_size:
             raise ValueError(
-                f"expected a target of {self.matrix.vocab_size} tokens, as this drafter has learned, got one of {target.vocab_size}; make a new drafter"
+                f"expected a target of {self.matrix.vocab_size} tokens, as this drafter has learned, "
+                f"got one of {target.vocab_size}; make a new drafter"
             )
         self.matrix.candidates = self.matrix.candidates.to(target.device)
         return self.matrix
 
     def draft(self, context: Context) -> Draft:
         assert self.matrix is not None
-        tokens = context.tokens.new_empty(len(self._tree))
-        tokens[:1] = context.root
-        for first, end, parents, ranks in self._layers:
-            tokens[first:end] = self.matrix.look_up(tokens[parents], ranks)
-        return Draft(self._tree, tokens)
+        return Draft(self._tree, self.matrix.fill(self._tree, context.root))
 
     def observe(self, step: Step) -> None:
         assert self.matrix is not None

@@ -1,0 +1,128 @@
+"""Trees to choose from: the paper's, chains, trees grown from how often each rank is right, and a user's own.
+
+Every function makes its tree once and hands out the same one again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from .tree import RankPath, Tree
+
+
+@cache
+def root_only() -> Tree:
+    """The tree of plain decoding."""
+    return Tree((-1,), (0,))
+
+
+@cache
+def chain(length: int) -> Tree:
+    """A sequence draft: `length` nodes after the root, each the best candidate of the one before."""
+    if length < 1:
+        raise ValueError(
+            f"expected a chain of 1 node or more, got {length}; for plain decoding use the drafter 'plain'"
+        )
+    return Tree.from_paths((0,) * depth for depth in range(1, length + 1))
+
+
+_PAPER = """
+0 1 2 3 4 5 6 7
+00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70
+000 001 002 003 004 005 006 007 010 011 012 020 021 030 040 050 060 070 100 101 110 200 300 400 500
+0000 0001 0002 0003 0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000
+00000 00001 00002 00010 00020 00100 01000 10000
+000000 000001 000100
+"""
+
+
+@cache
+def paper() -> Tree:
+    """The static tree of Token Recycling (appendix 8.1): 80 nodes and the root in 6 layers of 8, 21, 25, 15, 8 and
+    3.
+    """
+    return parse_paths(_PAPER)
+
+
+def parse_paths(text: str) -> Tree:
+    """A template written as words: a digit a rank (`012`), or ranks with points between where they pass 9 (`0.12.1`; a
+    lone one `12.`).
+    """
+    paths = []
+    for word in text.split():
+        parts = [part for part in word.split(".") if part] if "." in word else list(word)
+        if not parts or not all(part.isascii() and part.isdigit() for part in parts):
+            raise ValueError(f"expected rank paths such as '0 1 00 01' or '0.12', got {word!r}")
+        paths.append(tuple(map(int, parts)))
+    return Tree.from_paths(paths)
+
+
+def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> Tree:
+    """The tree of `nodes` drafted nodes with the most expected accepted tokens, if a candidate of rank r is right with
+    probability `rank_acceptance[r]` wherever it stands: the nodes of highest path product, best first.
+
+    This is the static optimum of Sequoia (2402.12374, section 4.1) without its bound on breadth; `rank_acceptance` is
+    what `Stats.acceptance_by_rank` measures.
+    """
+    if nodes < 1:
+        raise ValueError(f"expected a tree of 1 node or more, got {nodes}; for plain decoding use the drafter 'plain'")
+    if not rank_acceptance or not all(0 <= p <= 1 for p in rank_acceptance):
+        raise ValueError(f"expected probabilities between 0 and 1, one a rank, got {list(rank_acceptance)}")
+    best: list[tuple[float, int, RankPath]] = [(-p, 1, (rank,)) for rank, p in enumerate(rank_acceptance)]
+    heapq.heapify(best)
+    chosen: list[RankPath] = []
+    while best and len(chosen) < nodes:
+        negative, depth, path = heapq.heappop(best)
+        chosen.append(path)
+        if depth < max_depth:
+            for rank, p in enumerate(rank_acceptance):
+                heapq.heappush(best, (negative * p, depth + 1, (*path, rank)))
+    return Tree.from_paths(sorted(chosen, key=lambda path: (len(path), path)))
+
+
+RANK_ACCEPTANCE = (0.55, 0.13, 0.06, 0.035, 0.02, 0.015, 0.01, 0.008)
+"""How often the candidate of each rank was right where it was tried, measured by `benchmarks/rank_acceptance.py`."""
+
+DEFAULT_CPU_NODES = 16
+
+
+@cache
+def small(nodes: int = DEFAULT_CPU_NODES) -> Tree:
+    """A tree of `nodes` drafted nodes grown from the measured acceptance of ranks: what pays where every node costs
+    time.
+    """
+    return grow(RANK_ACCEPTANCE, nodes)
+
+
+def tree_from(spec: str | int | Tree, device: torch.device) -> Tree:
+    """The tree a user asked for.
+
+    `auto` is the paper's tree on an accelerator and the small one on a CPU; `paper`; `chain:N`; a number N for a grown
+    tree of N nodes; rank paths (`"0 1 00"`); or the path of a text file with rank paths.
+    """
+    if isinstance(spec, Tree):
+        return spec
+    text = str(spec).strip()
+    if text == "auto":
+        return small() if device.type == "cpu" else paper()
+    if text == "paper":
+        return paper()
+    kind, _, number = text.rpartition(":")
+    if number.isascii() and number.isdigit() and kind == "chain":
+        return chain(int(number))
+    if isinstance(spec, int) or (text.isascii() and text.isdigit() and text[0] != "0"):
+        return small(int(text))
+    if Path(text).is_file():
+        return parse_paths(Path(text).read_text())
+    try:
+        return parse_paths(text)
+    except ValueError as error:
+        raise ValueError(
+            "expected a tree: auto, paper, chain:N, a number of nodes, rank paths such as '0 1 00', or a file of them; "
+            f"got {text!r} ({error})"
+        ) from None
