@@ -49,10 +49,19 @@ def tree_attention(
         query.reshape(batch, heads // shared, shared * n, size),
         key,
         value,
-        attn_mask=attention_mask.repeat(1, 1, shared, 1),
+        attn_mask=_repeated(attention_mask, shared),
         scale=scaling,
     )
-    return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
+    return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2), None
+
+
+def _repeated(mask: torch.Tensor, times: int) -> torch.Tensor:
+    """The mask with its rows `times` times over; made in the first layer of a pass and kept on it for the others."""
+    kept = getattr(mask, "_repeated", None)
+    if kept is None or kept[0] != times:
+        kept = (times, mask.repeat(1, 1, times, 1))
+        mask._repeated = kept  # type: ignore[attr-defined]
+    return kept[1]
 
 
 AttentionInterface.register(NAME, tree_attention)

@@ -1,8 +1,8 @@
 """A key/value cache that can keep chosen slots: the accepted path of a tree stays, the rest is forgotten.
 
 A tree forward appends one slot per node. Of these only the accepted ones may stay, moved together at the end of the
-text. All layers of one shape share one preallocated tensor, so that keeping a path is two operations for the whole
-model instead of four for each layer, and nothing of the text before it is copied. Room grows by doubling.
+text. All layers of one shape share one preallocated tensor, so that moving a slot is one operation for the whole
+model instead of two for each layer, and nothing of the text before it is copied. Room grows by doubling.
 
 `TreeCache` takes over the layers of a `DynamicCache` in place; afterwards that cache works wherever it did before, in
 plain `generate` too.
@@ -105,11 +105,11 @@ class TreeCache:
             if not all(type(layer) is TreeLayer for layer in self.cache.layers):
                 _take_over(self.cache)
             self._stores = list({id(store): store for layer in self.cache.layers for store, _ in layer.parts}.values())
-        moved = next((place for place, node in enumerate(nodes) if place != node), len(nodes))
-        if moved < len(nodes):
-            for store in self._stores:
-                slots = torch.tensor(nodes[moved:], device=store.buffer.device) + start
-                store.buffer[:, :, :, start + moved : start + len(nodes)] = store.buffer.index_select(3, slots)
+        # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
+        for place, node in enumerate(nodes):
+            if place != node:
+                for store in self._stores:
+                    store.buffer.narrow(3, start + place, 1).copy_(store.buffer.narrow(3, start + node, 1))
         for layer in self.cache.layers:
             layer.length = start + len(nodes)
 

@@ -112,6 +112,7 @@ def decode(
     `cache` holds a prefix of the text, or nothing, and afterwards all of the text but its last token.
     """
     clock = Clock(stats, target.device)
+    drafter.start(text.tokens, target)
     held = cache.get_seq_length()
     if held >= text.length:
         raise ValueError(
@@ -119,10 +120,9 @@ def decode(
             "pass the whole text so far"
         )
     if held < text.length - 1:
-        target.prefill(text.tokens[held:-1], cache)
+        target.prefill(text.tokens[held:-1], cache, drafter.observe_prompt if drafter.learns_prompt else None)
     stats.prompt_tokens += text.length
     kept = TreeCache(cache)
-    drafter.start(text.tokens, target)
     stats.drafter = drafter.describe()
     clock.prefilled()
     # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way round.
@@ -142,8 +142,8 @@ def decode(
         kept.keep(length, step.accepted)
         clock.lap("update cache")
         drafter.observe(step)
-        clock.lap("update matrix")
         stats.count(step)
+        clock.lap("update matrix")
         finished = step.finished
         yield step
 

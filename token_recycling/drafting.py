@@ -93,10 +93,18 @@ class Drafter:
 
     name: typing.ClassVar[str] = ""
     """Filled in by discovery: the file's name."""
+    learns_prompt: bool = False
+    """Whether the logits after every token of the prompt are wanted; they cost the target's output layer on each."""
 
     def start(self, prompt: torch.Tensor, target: Target) -> None:
         """A new text begins: `prompt` (length,) int64. Here state is allocated and options are checked against the
         target.
+        """
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        """Learn from a piece of the prompt: tokens (length,) and the target's logits (length, vocabulary) after each.
+
+        Called only where `learns_prompt` is true. The prompt's last token is not among them: it is the first root.
         """
 
     def draft(self, context: Context) -> Draft:

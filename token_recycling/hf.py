@@ -26,15 +26,9 @@ from .target import Target, UnsupportedModelError, unsupported, unsupported_cach
 
 logger = logging.getLogger("token_recycling")
 
-_KNOWN_INPUTS = {
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "use_cache",
-    "logits_to_keep",
-    "cache_position",
-    "token_type_ids",
-}
+_KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+
+_NOT_REACHED = "expected greedy or sampled decoding, got beams, an assistant, prompt lookup or a custom loop"
 
 
 @dataclass
@@ -51,26 +45,35 @@ class Acceleration:
     drafter: Drafter
     """Drafts, and remembers from call to call."""
     stats: Stats = field(default_factory=Stats)
-    """Of the last call of `generate`."""
+    """Of the last call of `generate`; empty if it was left to transformers."""
     total: Stats = field(default_factory=Stats)
     """Of all calls."""
     fallback: str | None = None
     """Why the last call was left to transformers, or None if it was accelerated."""
 
-    def handle(self, reason: str) -> None:
-        """Says once for every reason that a call is not accelerated."""
+    _said: set[str] = field(default_factory=set, repr=False)
+
+    def fall_back(self, reason: str) -> None:
+        """Notes that a call is left to transformers, and says so once for every reason."""
         if reason not in self._said:
             logger.warning("not accelerated: %s; transformers' own decoding is used", reason)
             self._said.add(reason)
         self.fallback = reason
-
-    _said: set[str] = field(default_factory=set, repr=False)
 
 
 class _Accelerated(PreTrainedModel):
     """Mixed in before the model's class by `accelerate`."""
 
     acceleration: Acceleration
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own `generate`; what it does not decode through `_sample` is noted as not accelerated."""
+        acceleration = self.acceleration
+        acceleration.stats, acceleration.fallback = Stats(synchronize=acceleration.stats.synchronize), _NOT_REACHED
+        result = super().generate(*args, **kwargs)
+        if acceleration.fallback == _NOT_REACHED:
+            acceleration.fall_back(_NOT_REACHED)
+        return result
 
     def _sample(
         self,
@@ -84,12 +87,11 @@ class _Accelerated(PreTrainedModel):
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
         reason = _why_not(self, input_ids, generation_config, model_kwargs, synced_gpus)
         if reason is not None:
-            self.acceleration.handle(reason)
+            self.acceleration.fall_back(reason)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
         self.acceleration.fallback = None
-        self.acceleration.stats = Stats(synchronize=self.acceleration.stats.synchronize)
         try:
             return _run(
                 self,
@@ -217,8 +219,6 @@ def _why_not(
         return "expected a prompt of token ids, got embeddings or nothing"
     if not model_kwargs.get("use_cache", True) or model_kwargs.get("past_key_values") is None:
         return "expected use_cache=True, got a call without a cache"
-    if config.num_beams not in (None, 1):
-        return f"expected greedy or sampled decoding, got {config.num_beams} beams"
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         return "expected output_attentions and output_hidden_states to be off"
     if synced_gpus:

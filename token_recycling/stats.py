@@ -37,8 +37,6 @@ class Stats:
     prefill_seconds: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     """Seconds per part of a step."""
-    decode_seconds: float = 0.0
-    """Seconds of all steps, from the first draft to the last token handed out."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Number of steps by emitted tokens."""
     trees: Counter[Tree] = field(default_factory=Counter)
@@ -52,6 +50,11 @@ class Stats:
     def mat(self) -> float:
         """Mean accepted tokens a step, the target's own token included: 1.0 for plain decoding."""
         return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds of all steps, the prompt's time left out."""
+        return sum(self.seconds.values())
 
     @property
     def tokens_per_second(self) -> float:
@@ -77,7 +80,14 @@ class Stats:
     @property
     def acceptance_by_depth(self) -> dict[int, float]:
         """Share of the steps with a tree that deep in which a node of that depth was accepted."""
-        return self._shares(lambda tree, node: tree.depths[node], per_step=True)
+        tried: Counter[int] = Counter()
+        accepted: Counter[int] = Counter()
+        for tree, steps in self.trees.items():
+            for depth in range(1, tree.depth + 1):
+                tried[depth] += steps
+        for (tree, node), count in self.accepted_nodes.items():
+            accepted[tree.depths[node]] += count
+        return {depth: accepted[depth] / tried[depth] for depth in sorted(tried)}
 
     @property
     def acceptance_by_rank(self) -> dict[int, float]:
@@ -90,16 +100,6 @@ class Stats:
                 tried[tree.ranks[node]] += self.accepted_nodes[tree, parent] if parent else steps
                 accepted[tree.ranks[node]] += self.accepted_nodes[tree, node]
         return {rank: accepted[rank] / tried[rank] for rank in sorted(tried) if tried[rank]}
-
-    def _shares(self, key: Callable[[Tree, int], int], per_step: bool) -> dict[int, float]:
-        tried: Counter[int] = Counter()
-        accepted: Counter[int] = Counter()
-        for tree, steps in self.trees.items():
-            for place in {key(tree, node) for node in range(1, len(tree))}:
-                tried[place] += steps
-        for (tree, node), count in self.accepted_nodes.items():
-            accepted[key(tree, node)] += count
-        return {place: accepted[place] / tried[place] for place in sorted(tried)}
 
     def count(self, step: Step) -> None:
         """Adds one step."""
@@ -118,7 +118,6 @@ class Stats:
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             prefill_seconds=self.prefill_seconds + other.prefill_seconds,
             seconds={part: self.seconds[part] + other.seconds[part] for part in PARTS},
-            decode_seconds=self.decode_seconds + other.decode_seconds,
             lengths=self.lengths + other.lengths,
             trees=self.trees + other.trees,
             accepted_nodes=self.accepted_nodes + other.accepted_nodes,
@@ -166,7 +165,6 @@ class Clock:
             self._wait()
         now = time.perf_counter()
         self.stats.seconds[part] += now - self._last
-        self.stats.decode_seconds += now - self._last
         self._last = now
 
     def prefilled(self) -> None:

@@ -8,6 +8,7 @@ advance why a model cannot be used; nothing is ever tried that is not known to b
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -16,9 +17,17 @@ from transformers.cache_utils import Cache, DynamicLayer
 from .attention import attending_trees
 from .cache import TreeLayer
 from .drafting import Draft
+from .tree import Tree
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
+
+
+_PREFILL_PIECE = 512
+_MASK_GRAIN = 256
+
+ObservePrompt = Callable[[torch.Tensor, torch.Tensor], None]
+"""Told of a piece of the prompt: tokens (length,) and the logits (length, vocabulary) after each."""
 
 
 class UnsupportedModelError(ValueError):
@@ -76,6 +85,8 @@ class Target:
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.dtype
         self.config = model.config.get_text_config(decoder=True)
+        self._mask_tree: Tree | None = None
+        self._mask_room = 0
         self._last_logits_only = {"logits_to_keep": 1} if _accepts(model, "logits_to_keep") else {}
 
     @property
@@ -97,16 +108,23 @@ class Target:
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.config)
 
-    def prefill(self, tokens: torch.Tensor, cache: Cache) -> None:
-        """Puts `tokens` (length,), which come after what the cache holds, into the cache."""
-        self.model(input_ids=tokens[None], past_key_values=cache, use_cache=True, **self._last_logits_only)
+    def prefill(self, tokens: torch.Tensor, cache: Cache, observe: ObservePrompt | None = None) -> None:
+        """Puts `tokens` (length,), which come after what the cache holds, into the cache.
+
+        `observe` is shown the logits after every one of them, in pieces, so that they are never held whole.
+        """
+        if observe is None:
+            self.model(input_ids=tokens[None], past_key_values=cache, use_cache=True, **self._last_logits_only)
+            return
+        for piece in tokens.split(_PREFILL_PIECE):
+            observe(piece, self.model(input_ids=piece[None], past_key_values=cache, use_cache=True).logits[0])
 
     def inputs(self, draft: Draft, length: int) -> dict[str, torch.Tensor | None]:
         """Ids, mask and positions of a draft whose root follows `length` tokens in the cache."""
         shape = draft.tree.on(self.device)
         return {
             "input_ids": draft.tokens[None],
-            "attention_mask": self._mask(shape.hidden, length),
+            "attention_mask": self._mask(draft.tree, length),
             "position_ids": (shape.depths + length)[None],
         }
 
@@ -115,11 +133,17 @@ class Target:
         with attending_trees(self.config):
             return self.model(**inputs, past_key_values=cache, use_cache=True).logits[0]
 
-    def _mask(self, hidden: torch.Tensor, length: int) -> torch.Tensor | None:
-        """Added to attention scores, (1, 1, n, length + n): every node sees the text and its own ancestors."""
-        n = len(hidden)
+    def _mask(self, tree: Tree, length: int) -> torch.Tensor | None:
+        """Added to attention scores, (1, 1, n, length + n): every node sees the text and its own ancestors.
+
+        The mask of a longer text is the same with more visible columns before it, so each is a window on the last one.
+        """
+        n = len(tree)
         if n == 1:
             return None
-        mask = torch.zeros(n, length + n, dtype=self.dtype, device=self.device)
-        mask[:, length:].masked_fill_(hidden, torch.finfo(self.dtype).min)
-        return mask[None, None]
+        if self._mask_tree is not tree or self._mask_room < length:
+            self._mask_tree, self._mask_room = tree, -(-2 * length // _MASK_GRAIN) * _MASK_GRAIN
+            self._full_mask = torch.zeros(1, 1, n, self._mask_room + n, dtype=self.dtype, device=self.device)
+            tail = self._full_mask[0, 0, :, self._mask_room :]
+            tail.masked_fill_(tree.on(self.device).hidden, torch.finfo(self.dtype).min)
+        return self._full_mask.narrow(3, self._mask_room - length, length + n)

@@ -88,7 +88,7 @@ def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> T
 RANK_ACCEPTANCE = (0.55, 0.13, 0.06, 0.035, 0.02, 0.015, 0.01, 0.008)
 """How often the candidate of each rank was right where it was tried, measured by `benchmarks/rank_acceptance.py`."""
 
-DEFAULT_CPU_NODES = 16
+DEFAULT_CPU_NODES = 8
 
 
 @cache
