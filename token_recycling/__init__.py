@@ -1,16 +1,20 @@
 """Token Recycling: the same text from any Hugging Face decoder-only model in fewer steps, without training.
 
 `accelerate(model)` makes the model's own `generate()` faster; `generate` does one call; `stream` hands out step after
-step.
+step. A name is imported when it is first used, so that the command line answers without waiting for torch.
 """
 
-from .decode import stream
-from .drafting import Context, Draft, Drafter, Step, drafter_names, make_drafter
-from .hf import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
-from .matrix import AdjacencyMatrix, MatrixFileError, fingerprint
-from .stats import Stats
-from .target import UnsupportedModelError, unsupported
-from .tree import Tree
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decode import stream
+    from .drafting import Context, Draft, Drafter, Step, drafter_names, make_drafter
+    from .hf import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
+    from .matrix import AdjacencyMatrix, MatrixFileError, fingerprint
+    from .stats import Stats
+    from .target import UnsupportedModelError, unsupported
+    from .tree import Tree
 
 __version__ = "0.1.0"
 
@@ -36,3 +40,26 @@ __all__ = [
     "stream",
     "unsupported",
 ]
+
+_MODULES = {
+    "decode": ("stream",),
+    "drafting": ("Context", "Draft", "Drafter", "Step", "drafter_names", "make_drafter"),
+    "hf": ("Acceleration", "accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
+    "matrix": ("AdjacencyMatrix", "MatrixFileError", "fingerprint"),
+    "stats": ("Stats",),
+    "target": ("UnsupportedModelError", "unsupported"),
+    "tree": ("Tree",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -70,6 +70,11 @@ class TreeLayer(DynamicLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends states (batch, heads, n, size) and returns views of all slots."""
+        if not self.length and self._view(0).shape[:2] != key_states.shape[:2]:
+            # Emptied, and used again for another number of texts.
+            self._replace(0, key_states)
+            self._replace(1, value_states)
+            return self._view(0), self._view(1)
         start, n = self.length, key_states.shape[-2]
         self.length += n
         for (store, place), states in zip(self.parts, (key_states, value_states), strict=True):
@@ -84,7 +89,7 @@ class TreeLayer(DynamicLayer):
         """Forgets the last `-tokens_to_remove` slots, as in transformers."""
         if tokens_to_remove > 0:
             raise ValueError(f"expected a number of slots to forget of 0 or less, got {tokens_to_remove}")
-        self.length += tokens_to_remove
+        self.length = max(0, self.length + tokens_to_remove)
 
     def reset(self) -> None:
         self.length = 0

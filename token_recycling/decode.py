@@ -64,7 +64,7 @@ class Text:
         ended = token in self._eos or self.length >= self.max_length
         scores = None if self.scores is None else tuple(self.scores)
         for criterion in self._others:
-            ended |= bool(criterion(self.tokens[None], scores).all())
+            ended |= bool(torch.as_tensor(criterion(self.tokens[None], scores)).all())
         return ended
 
 

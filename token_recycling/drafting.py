@@ -188,7 +188,7 @@ def make_drafter(spec: str | Drafter = "recycling", **options: Any) -> Drafter:
 
 def _converted(name: str, option: str, text: str, hint: Any) -> Any:
     """A written option as the first type of its annotation that takes it."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for kind in (int, float, bool):
         if kind not in kinds:
             continue

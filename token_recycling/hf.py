@@ -26,7 +26,7 @@ from .target import Target, UnsupportedModelError, unsupported, unsupported_cach
 
 logger = logging.getLogger("token_recycling")
 
-_KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "tokenizer"}
 
 _NOT_REACHED = "expected greedy or sampled decoding, got beams, an assistant, prompt lookup or a custom loop"
 

@@ -83,8 +83,9 @@ class AdjacencyMatrix:
 
     def _fill_by_layers(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
         shape, tokens = tree.on(root.device), root.repeat(len(tree))
-        for first, end in tree.spans:
-            tokens[first:end] = self.look_up(tokens[shape.parents[first:end]], shape.ranks[first:end])
+        for layer in tree.layers:
+            nodes = slice(layer[0], layer[-1] + 1)
+            tokens[nodes] = self.look_up(tokens[shape.parents[nodes]], shape.ranks[nodes])
         return tokens
 
     def update(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:

@@ -59,6 +59,8 @@ def parse_paths(text: str) -> Tree:
         if not parts or not all(part.isascii() and part.isdigit() for part in parts):
             raise ValueError(f"expected rank paths such as '0 1 00 01' or '0.12', got {word!r}")
         paths.append(tuple(map(int, parts)))
+    if not paths:
+        raise ValueError("expected one rank path or more, got none")
     return Tree.from_paths(paths)
 
 
@@ -117,11 +119,10 @@ def tree_from(spec: str | int | Tree, device: torch.device) -> Tree:
         return chain(int(number))
     if isinstance(spec, int) or (text.isascii() and text.isdigit() and text[0] != "0"):
         return small(int(text))
-    if Path(text).is_file():
-        return parse_paths(Path(text).read_text())
     try:
-        return parse_paths(text)
-    except ValueError as error:
+        is_text = all(part.isdigit() for part in text.replace(".", " ").split())
+        return parse_paths(text if is_text or not Path(text).is_file() else Path(text).read_text())
+    except (ValueError, OSError) as error:
         raise ValueError(
             "expected a tree: auto, paper, chain:N, a number of nodes, rank paths such as '0 1 00', or a file of them; "
             f"got {text!r} ({error})"

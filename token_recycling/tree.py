@@ -40,7 +40,7 @@ class TreeTensors(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Parents and ranks of n nodes, every node after its parent.
+    """Parents and ranks of n nodes, in order of depth.
 
     `parents[0]` is -1. `ranks[i]` is the place of node i among its parent's candidates, 0 the best. Trees are compared
     by identity, so that a step can count them cheaply; make a template once and keep it.
@@ -59,6 +59,8 @@ class Tree:
         for node, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < node:
                 raise ValueError(f"expected the parent of node {node} to come before it, got parent {parent}")
+        if list(self.depths) != sorted(self.depths):
+            raise ValueError(f"expected nodes in order of depth, got depths {self.depths}")
 
     def __len__(self) -> int:
         """Number of nodes, the root included."""
@@ -107,17 +109,6 @@ class Tree:
             tuple(node for node, at in enumerate(self.depths) if at == depth) for depth in range(1, self.depth + 1)
         )
 
-    @cached_property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """First and last-plus-one node of each stretch that can be filled at once: its parents come before it."""
-        spans: list[tuple[int, int]] = []
-        for node in range(1, len(self)):
-            if spans and self.parents[node] < spans[-1][0]:
-                spans[-1] = (spans[-1][0], node + 1)
-            else:
-                spans.append((node, node + 1))
-        return tuple(spans)
-
     @property
     def layer_sizes(self) -> tuple[int, ...]:
         return tuple(map(len, self.layers))
@@ -156,13 +147,11 @@ class Tree:
         return [other for other, lineage in enumerate(self.lineages) if node in lineage]
 
     def cut(self, depth: int) -> Tree:
-        """This tree without the nodes deeper than `depth`, which must be the last ones; made once for each depth."""
+        """This tree without the nodes deeper than `depth`; made once for each depth."""
         if depth >= self.depth:
             return self
         if depth not in self._cuts:
             kept = sum(at <= depth for at in self.depths)
-            if max(self.depths[:kept]) > depth:
-                raise ValueError("expected the nodes of a tree that is cut layer by layer; sort them by depth")
             self._cuts[depth] = Tree(self.parents[:kept], self.ranks[:kept])
         return self._cuts[depth]
 

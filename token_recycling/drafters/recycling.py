@@ -32,6 +32,8 @@ class Recycling(Drafter):
     """
     update: UpdateRule = "last"
     """Which node wins where a token stands at several: last, first or unordered."""
+    learns_prompt: bool = True
+    """Fill the matrix with the prompt's own candidates first; the published program does not (then: false)."""
     matrix: AdjacencyMatrix | None = field(default=None, init=False)
     """What has been learned; made at the first text."""
 
@@ -62,6 +64,10 @@ class Recycling(Drafter):
             )
         self.matrix.candidates = self.matrix.candidates.to(target.device)
         return self.matrix
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        assert self.matrix is not None
+        self.matrix.update(tokens, top_candidates(logits, self.k), self.update)
 
     def draft(self, context: Context) -> Draft:
         assert self.matrix is not None

@@ -1,0 +1,37 @@
+"""Random trees and drafts for hypothesis."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from token_recycling import Draft, Tree
+
+
+@st.composite
+def trees(draw: st.DrawFn, max_nodes: int = 24) -> Tree:
+    """Any tree of 1 to `max_nodes` nodes."""
+    size = draw(st.integers(1, max_nodes))
+    parents, ranks, siblings = [-1], [0], [0] * size
+    for node in range(1, size):
+        # Parents that never decrease keep the nodes in order of depth.
+        parent = draw(st.integers(max(parents[-1], 0), node - 1))
+        parents.append(parent)
+        ranks.append(siblings[parent])
+        siblings[parent] += 1
+    return Tree(tuple(parents), tuple(ranks))
+
+
+@st.composite
+def drafts(draw: st.DrawFn, vocab_size: int = 4, distinct_siblings: bool = False) -> Draft:
+    """A tree with random tokens; few tokens make long agreement likely."""
+    tree = draw(trees(max_nodes=16))
+    if distinct_siblings and tree.breadth > vocab_size:
+        vocab_size = tree.breadth
+    tokens = [draw(st.integers(0, vocab_size - 1)) for _ in range(len(tree))]
+    if distinct_siblings:
+        for children in tree.children:
+            order = draw(st.permutations(range(vocab_size)))
+            for child, token in zip(children, order, strict=False):
+                tokens[child] = token
+    return Draft(tree, torch.tensor(tokens))

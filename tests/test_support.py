@@ -1,0 +1,160 @@
+"""What cannot be accelerated: calls go to transformers with a warning, models are refused by name and reason."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import transformers
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+
+import token_recycling as tr
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+
+CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "a batch": ({"inputs": torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])}, "a batch of 2"),
+    "several samples": ({"num_return_sequences": 3, "do_sample": True}, "a batch of 3"),
+    "left padding": ({"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])}, "without padding"),
+    "beams": ({"num_beams": 3}, "got beams"),
+    "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
+    "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+    "no cache": ({"use_cache": False}, "use_cache=True"),
+    "a static cache": ({"cache_implementation": "static"}, "DynamicCache"),
+    "embeddings": ({"inputs": None, "inputs_embeds": torch.zeros(1, 4, 32)}, "embeddings"),
+    "other positions": ({"position_ids": torch.arange(6)[None] + 3}, "positions that count from 0"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "reason"), CALLS.values(), ids=CALLS.keys())
+def test_other_calls_are_left_to_transformers_with_a_warning(
+    model: LlamaForCausalLM, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], reason: str
+) -> None:
+    if arguments.get("output_attentions"):
+        model.set_attn_implementation("eager")
+    arguments = {"inputs": tiny.prompt(0, 6), **GREEDY, "pad_token_id": 0, **arguments}
+    plain, _ = tiny.seeded(model.generate, **arguments)
+    tr.accelerate(model)
+    with caplog.at_level(logging.WARNING, logger="token_recycling"):
+        ours, _ = tiny.seeded(model.generate, **arguments)
+        tiny.seeded(model.generate, **arguments)
+    if not isinstance(plain, torch.Tensor):
+        ours, plain = ours.sequences, plain.sequences
+    assert torch.equal(ours, plain)
+    said = [record.getMessage() for record in caplog.records if record.name == "token_recycling"]
+    assert len(said) == 1
+    assert reason in said[0]
+    assert "transformers' own decoding is used" in said[0]
+    assert reason in str(model.acceleration.fallback)
+
+
+def test_a_call_left_to_transformers_has_no_statistics(model: LlamaForCausalLM) -> None:
+    tr.accelerate(model).generate(tiny.prompt(0, 6), **GREEDY)
+    model.generate(tiny.prompt(0, 6).repeat(2, 1), **GREEDY)
+    assert model.acceleration.stats.steps == 0
+    assert model.acceleration.total.tokens == 12
+    model.generate(tiny.prompt(0, 6), **GREEDY)
+    assert model.acceleration.fallback is None
+    assert model.acceleration.total.tokens == 24
+
+
+def test_a_mask_of_ones_is_no_padding(model: LlamaForCausalLM) -> None:
+    ids = tiny.prompt(0, 6)
+    wanted = model.generate(ids, **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY), wanted)
+    assert model.acceleration.fallback is None
+
+
+def mistral() -> PreTrainedModel:
+    config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=8)
+    return transformers.MistralForCausalLM(config)
+
+
+def gpt_neo() -> PreTrainedModel:
+    config = transformers.GPTNeoConfig(
+        vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+    )
+    return transformers.GPTNeoForCausalLM(config)
+
+
+def bloom() -> PreTrainedModel:
+    return transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4))
+
+
+def falcon_alibi() -> PreTrainedModel:
+    return transformers.FalconForCausalLM(transformers.FalconConfig(**SIZES, alibi=True))
+
+
+def mamba() -> PreTrainedModel:
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+    return transformers.MambaForCausalLM(config)
+
+
+def t5() -> PreTrainedModel:
+    config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bert() -> PreTrainedModel:
+    return transformers.BertModel(transformers.BertConfig(**SIZES, intermediate_size=64))
+
+
+def flash() -> PreTrainedModel:
+    model = tiny.llama()
+    model.config._attn_implementation = "flash_attention_2"
+    return model
+
+
+REFUSED = [
+    (mistral, "full attention in every layer, got MistralForCausalLM with DynamicSlidingWindowLayer"),
+    (gpt_neo, "GPTNeoForCausalLM"),
+    (bloom, "BloomForCausalLM"),
+    (falcon_alibi, "FalconForCausalLM with ALiBi"),
+    (mamba, "MambaForCausalLM"),
+    (t5, "decoder-only model, got the encoder-decoder T5ForConditionalGeneration"),
+    (bert, "generates text, got BertModel"),
+    (flash, "sdpa or eager attention, got flash_attention_2"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED)
+def test_models_that_cannot_be_accelerated_are_refused_by_name(make: Any, reason: str) -> None:
+    model = make().eval()
+    original = type(model)
+    assert reason in tr.unsupported(model)
+    for attempt in (
+        lambda: tr.accelerate(model),
+        lambda: tr.generate(model, tiny.prompt(0, 4), max_new_tokens=2),
+        lambda: tr.stream(model, tiny.prompt(0, 4)),
+    ):
+        with pytest.raises(tr.UnsupportedModelError, match=reason):
+            attempt()
+    assert type(model) is original
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(tr.UnsupportedModelError, match="got Linear"):
+        tr.accelerate(torch.nn.Linear(2, 2))
+
+
+def test_a_mistral_without_window_is_accelerated() -> None:
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=None)
+    model = transformers.MistralForCausalLM(config).eval()
+    assert tr.unsupported(model) is None
+    ids = tiny.prompt(0, 9)
+    assert torch.equal(tr.generate(model, ids, **GREEDY), model.generate(ids, **GREEDY))
+
+
+def test_caches_that_cannot_forget_are_refused(model: LlamaForCausalLM) -> None:
+    static = transformers.StaticCache(config=model.config, max_cache_len=64)
+    with pytest.raises(tr.UnsupportedModelError, match="DynamicCache that is not offloaded, got StaticCache"):
+        tr.stream(model, tiny.prompt(0, 4), past_key_values=static)
+    sliding = DynamicCache(config=mistral().config)
+    with pytest.raises(tr.UnsupportedModelError, match="full-attention layers, got DynamicSlidingWindowLayer"):
+        tr.stream(model, tiny.prompt(0, 4), past_key_values=sliding)

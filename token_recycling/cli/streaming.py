@@ -1,0 +1,85 @@
+"""From steps to text: what a terminal or a server shows while tokens arrive, several at once.
+
+A token may be a part of a character, and some tokenizers put a space only between tokens, so that a piece of text is
+the difference of two decodings, held back while it ends inside a character. The pieces put together are the decoding of
+all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class IncrementalText:
+    """Decodes tokens as they come; each call decodes the last few tokens only."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._context = 0
+        self._shown = 0
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The text that is complete with these tokens; empty while a character is not."""
+        self._tokens += tokens
+        text = self._pending()
+        if not text or text.endswith(_INCOMPLETE):
+            return ""
+        # The tokens shown last stay as context, because what a token reads like may depend on the one before.
+        self._context, self._shown = self._shown, len(self._tokens)
+        return text
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        text = self._pending()
+        self._context, self._shown = self._shown, len(self._tokens)
+        return text
+
+    def _pending(self) -> str:
+        known = decoded(self.tokenizer, self._tokens[self._context : self._shown])
+        return decoded(self.tokenizer, self._tokens[self._context :])[len(known) :]
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+    """Tokens as text, without special tokens and with the spaces as they are."""
+    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def pieces(tokenizer: PreTrainedTokenizerBase, steps: Iterable[list[int]]) -> list[str]:
+    """The text that each step added; put together they are the text of all tokens."""
+    text = IncrementalText(tokenizer)
+    found = [text.push(tokens) for tokens in steps]
+    return [*found[:-1], found[-1] + text.flush()] if found else []
+
+
+class StepRecorder:
+    """A streamer for `model.generate(streamer=...)`: keeps the tokens of every step, and hands them on as they come."""
+
+    def __init__(self, on_step: Callable[[list[int]], None] | None = None) -> None:
+        self.steps: list[list[int]] = []
+        self._on_step = on_step
+        self._prompt_came = False
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens so far, the prompt left out."""
+        return [token for step in self.steps for token in step]
+
+    def put(self, value: torch.Tensor) -> None:
+        """Called by `generate`: with the prompt first, then with the tokens of each step."""
+        if not self._prompt_came:
+            self._prompt_came = True
+            return
+        self.steps.append(value.flatten().tolist())
+        if self._on_step is not None:
+            self._on_step(self.steps[-1])
+
+    def end(self) -> None:
+        """Called by `generate` after the last step; there is nothing to do."""
