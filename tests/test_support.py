@@ -70,6 +70,20 @@ def test_a_mask_of_ones_is_no_padding(model: LlamaForCausalLM) -> None:
     assert model.acceleration.fallback is None
 
 
+def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model: LlamaForCausalLM) -> None:
+    """`generate` takes them where the attention mask tells how many tokens the cache holds."""
+    text, answers = tiny.prompt(0, 12), []
+    for accelerated in (False, True):
+        cache = DynamicCache(config=model.config)
+        model(text[:, :9], past_key_values=cache)
+        if accelerated:
+            tr.accelerate(model)
+        mask = torch.ones_like(text)
+        answers.append(model.generate(text[:, 9:], attention_mask=mask, past_key_values=cache, **GREEDY))
+    assert torch.equal(*answers)
+    assert "the whole text" in str(model.acceleration.fallback)
+
+
 def mistral() -> PreTrainedModel:
     config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=8)
     return transformers.MistralForCausalLM(config)

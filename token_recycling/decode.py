@@ -175,8 +175,7 @@ def stream(
 
     `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
     go to the drafter. Pass one made drafter again to keep what it learned. Raises UnsupportedModelError, or ValueError
-    for an input that cannot be continued; nothing runs until the first step is asked for, but all arguments are checked
-    at once.
+    for an input that cannot be continued, at once; what a drafter finds wrong with the model comes with the first step.
     """
     target, drafter = Target(model), make_drafter(drafter, **options)
     prompt = checked_prompt(input_ids, target)

@@ -231,10 +231,13 @@ def _why_not(
         positions[0], torch.arange(positions.shape[-1], device=positions.device)
     ):
         return "expected positions that count from 0, got others in position_ids"
+    cache = model_kwargs["past_key_values"]
+    if cache.get_seq_length() >= input_ids.shape[1]:
+        return f"expected the whole text, got {input_ids.shape[1]} tokens with a cache of {cache.get_seq_length()}"
     others = sorted(name for name, value in model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None)
     if others:
         return f"expected token ids only, got {', '.join(others)}"
-    return unsupported_cache(model_kwargs["past_key_values"]) or unsupported(model)
+    return unsupported_cache(cache) or unsupported(model)
 
 
 def _run(
