@@ -11,6 +11,7 @@ plain `generate` too.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -102,21 +103,24 @@ class TreeCache:
         self.cache = cache
         self._stores: list[_Store] = []
 
-    def keep(self, start: int, nodes: list[int]) -> None:
-        """Of the slots from `start` on, one a node, keeps those of `nodes` (ascending), moved together, and forgets the
-        rest.
+    def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+        """Of the slots from `held` on, one a node, keeps those of the `accepted` nodes (ascending) of each text, moved
+        to the end of its `lengths[row]` slots, and forgets the rest.
         """
         if not self._stores:
             if not all(type(layer) is TreeLayer for layer in self.cache.layers):
                 _take_over(self.cache)
             self._stores = list({id(store): store for layer in self.cache.layers for store, _ in layer.parts}.values())
         # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
-        for place, node in enumerate(nodes):
-            if place != node:
-                for store in self._stores:
-                    store.buffer.narrow(3, start + place, 1).copy_(store.buffer.narrow(3, start + node, 1))
+        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+            for place, node in enumerate(nodes):
+                if length + place != held + node:
+                    for store in self._stores:
+                        slots = store.buffer.narrow(1, row, 1)
+                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
+        longest = max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True))
         for layer in self.cache.layers:
-            layer.length = start + len(nodes)
+            layer.length = longest
 
 
 def _take_over(cache: Cache) -> None:

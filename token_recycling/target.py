@@ -8,7 +8,7 @@ advance why a model cannot be used; nothing is ever tried that is not known to b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -74,7 +74,7 @@ def _accepts(model: PreTrainedModel, argument: str) -> bool:
 
 
 class Target:
-    """A model that verifies drafts, for texts of batch size 1."""
+    """A model that verifies drafts of one text or of a batch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises UnsupportedModelError with the reason."""
@@ -108,30 +108,59 @@ class Target:
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.config)
 
-    def prefill(self, tokens: torch.Tensor, cache: Cache, observe: ObservePrompt | None = None) -> None:
-        """Puts `tokens` (length,), which come after what the cache holds, into the cache.
+    def prefill(self, texts: Sequence[torch.Tensor], cache: Cache, observe: ObservePrompt | None = None) -> None:
+        """Puts the tokens (length,) of each text, which come after what the cache holds, into the cache.
 
-        `observe` is shown the logits after every one of them, in pieces, so that they are never held whole.
+        Shorter texts are filled up on the right, where nothing of the text sees it. `observe` is shown the logits after
+        every token, in pieces, so that they are never held whole.
         """
+        tokens = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
         if observe is None:
-            self.model(input_ids=tokens[None], past_key_values=cache, use_cache=True, **self._last_logits_only)
+            self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **self._last_logits_only)
             return
-        for piece in tokens.split(_PREFILL_PIECE):
-            observe(piece, self.model(input_ids=piece[None], past_key_values=cache, use_cache=True).logits[0])
+        for start in range(0, tokens.shape[1], _PREFILL_PIECE):
+            piece = tokens[:, start : start + _PREFILL_PIECE]
+            logits = self.model(input_ids=piece, past_key_values=cache, use_cache=True).logits
+            for row, text in enumerate(texts):
+                own = text[start : start + _PREFILL_PIECE]
+                observe(own, logits[row, : len(own)])
 
-    def inputs(self, draft: Draft, length: int) -> dict[str, torch.Tensor | None]:
-        """Ids, mask and positions of a draft whose root follows `length` tokens in the cache."""
-        shape = draft.tree.on(self.device)
+    def inputs(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, torch.Tensor | None]:
+        """Ids, mask and positions of one draft for each text, filled up to the largest.
+
+        The root of each follows `lengths[row]` tokens, the first ones of the `held` slots of the cache.
+        """
+        if len(drafts) > 1:
+            return self._batch_inputs(drafts, lengths, held)
+        (draft,) = drafts
         return {
             "input_ids": draft.tokens[None],
-            "attention_mask": self._mask(draft.tree, length),
-            "position_ids": (shape.depths + length)[None],
+            "attention_mask": self._mask(draft.tree, held),
+            "position_ids": (draft.tree.on(self.device).depths + held)[None],
         }
 
+    def _batch_inputs(
+        self, drafts: Sequence[Draft], lengths: Sequence[int], held: int
+    ) -> dict[str, torch.Tensor | None]:
+        n = max(len(draft.tree) for draft in drafts)
+        ids = torch.zeros(len(drafts), n, dtype=torch.long, device=self.device)
+        positions = torch.tensor(lengths, device=self.device)[:, None].repeat(1, n)
+        visible = (torch.arange(held + n, device=self.device) < positions[:, :1])[:, None].repeat(1, n, 1)
+        for row, draft in enumerate(drafts):
+            shape, own = draft.tree.on(self.device), len(draft.tree)
+            ids[row, :own] = draft.tokens
+            positions[row, :own] += shape.depths
+            visible[row, :own, held : held + own] |= shape.ancestors
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
+        mask.masked_fill_(~visible, torch.finfo(self.dtype).min)
+        return {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": positions}
+
     def forward(self, inputs: dict[str, torch.Tensor | None], cache: Cache) -> torch.Tensor:
-        """Logits (n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache."""
+        """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the
+        cache.
+        """
         with attending_trees(self.config):
-            return self.model(**inputs, past_key_values=cache, use_cache=True).logits[0]
+            return self.model(**inputs, past_key_values=cache, use_cache=True).logits
 
     def _mask(self, tree: Tree, length: int) -> torch.Tensor | None:
         """Added to attention scores, (1, 1, n, length + n): every node sees the text and its own ancestors.
