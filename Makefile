@@ -22,7 +22,7 @@ test: setup      ## all tests
 test-lowest:     ## all tests with the lowest versions that pyproject.toml allows, in .venv-lowest
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-lowest.txt \
-		--editable . pytest hypothesis scipy
+		--editable '.[dev]'
 	.venv-lowest/bin/python -m pytest
 
 lint: setup      ## format, lint and types
