@@ -119,8 +119,7 @@ def decode(
             f"expected a cache of fewer than the {text.length} tokens given, got one of {held}; "
             "pass the whole text so far"
         )
-    if held < text.length - 1:
-        target.prefill(text.tokens[held:-1], cache, drafter.observe_prompt if drafter.learns_prompt else None)
+    target.prefill(text.tokens, cache, drafter.observe_prompt if drafter.learns_prompt else None)
     stats.prompt_tokens += text.length
     kept = TreeCache(cache)
     stats.drafter = drafter.describe()
@@ -130,9 +129,11 @@ def decode(
     finished = False
     while not finished:
         clock.restart()
-        draft = drafter.draft(Context(text.tokens, text.room)).cut(_depth_limit(text, target))
-        clock.lap("retrieve")
         length = text.length - 1
+        draft = drafter.draft(Context(text.tokens, text.room)).cut(_depth_limit(text, target))
+        draft = draft.cut(target.depth_limit(draft.tree, length))
+        clock.lap("retrieve")
+        target.cross(text.tokens, cache)
         inputs = target.inputs(draft, length)
         clock.lap("prepare")
         logits = target.forward(inputs, cache)
