@@ -13,7 +13,7 @@ from typing import Any
 
 import tiny
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import token_recycling as tr
@@ -106,12 +106,12 @@ WINDOWS = [
     Case("starcoder2", "window of 8", {"sliding_window": WINDOW}),
     Case("phi3", "window of 8", {"sliding_window": WINDOW}),
     Case("qwen2", "window of 8", {**MIXED, "use_sliding_window": True, "max_window_layers": 1}),
-    Case("ministral", "", MIXED),
-    Case("gemma2", "", MIXED, sdpa=False),
-    Case("gemma3_text", "", MIXED),
+    Case("ministral", "window of 8", MIXED),
+    Case("gemma2", "window of 8", MIXED, sdpa=False),
+    Case("gemma3_text", "window of 8", MIXED),
     Case(
         "gemma3n_text",
-        "shared keys and values",
+        "window of 8, shared keys and values",
         {
             **MIXED,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -125,7 +125,7 @@ WINDOWS = [
     ),
     Case(
         "gemma4_text",
-        "shared keys and values",
+        "window of 8, shared keys and values",
         {
             **MIXED,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -136,13 +136,13 @@ WINDOWS = [
             "global_head_dim": 16,
         },
     ),
-    Case("gpt_oss", "", {**MIXED, **MOE}, sdpa=False),
-    Case("cohere2", "", MIXED),
-    Case("olmo3", "", MIXED),
-    Case("exaone4", "", {**MIXED, "sliding_window_pattern": 2}),
-    Case("afmoe", "", {**MIXED, **MOE, "num_dense_layers": 1, "num_shared_experts": 1}),
-    Case("mimo_v2_flash", "", {**MIXED, **MOE, "v_head_dim": 12}, sdpa=False),
-    Case("vaultgemma", "", MIXED, sdpa=False),
+    Case("gpt_oss", "window of 8", {**MIXED, **MOE}, sdpa=False),
+    Case("cohere2", "window of 8", MIXED),
+    Case("olmo3", "window of 8", MIXED),
+    Case("exaone4", "window of 8", {**MIXED, "sliding_window_pattern": 2}),
+    Case("afmoe", "window of 8", {**MIXED, **MOE, "num_dense_layers": 1, "num_shared_experts": 1}),
+    Case("mimo_v2_flash", "window of 8", {**MIXED, **MOE, "v_head_dim": 12}, sdpa=False),
+    Case("vaultgemma", "window of 8", MIXED, sdpa=False),
     Case("smollm3", "window of 8", {**MIXED, "use_sliding_window": True, "no_rope_layers": [1, 0]}),
 ]
 KEY_POSITIONS = [
@@ -226,7 +226,7 @@ def model_of(case: Case, attention: str | None = None, seed: int = 0) -> PreTrai
 class Result:
     """What a case showed."""
 
-    how: str
+    support: tr.Support
     difference: float
     """The largest between logits of trees and of linear decoding."""
     identical: int
@@ -251,21 +251,22 @@ def measured(case: Case, attention: str) -> Result:
     """Trees against linear decoding, and accelerated against plain `generate`, greedy and sampled with a seed."""
     if (str(case), attention) not in _MEASURED:
         model = model_of(case, attention)
-        matches, stats = generated(model)
-        _MEASURED[str(case), attention] = Result(
-            tr.check(model).how, tree_difference(model), sum(matches), len(matches), stats.mat
-        )
+        # Eager attention differs from sdpa in few lines: where there are both, one length of text is enough for it.
+        both = case.sdpa and attention == "eager"
+        matches, stats = generated(model, PROMPTS[1:2] if both else PROMPTS)
+        difference = tree_difference(model, LENGTHS[1:] if both else LENGTHS)
+        _MEASURED[str(case), attention] = Result(tr.check(model), difference, sum(matches), len(matches), stats.mat)
     return _MEASURED[str(case), attention]
 
 
 _MEASURED: dict[tuple[str, str], Result] = {}
 
 
-def tree_difference(model: PreTrainedModel) -> float:
+def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> float:
     """The largest difference of logits over several trees and lengths of text, where the library would draft."""
     target, worst = Target(model), 0.0
     for tree in TREES.values():
-        for length in LENGTHS:
+        for length in lengths:
             fitting = tree.cut(target.depth_limit(tree, length))
             text = random_text(target, length + 1, seed=length)
             worst = max(worst, largest_difference(target, text, fitting)[0])
@@ -294,10 +295,10 @@ class Oracle(tr.Drafter):
         return Draft(tree, tokens)
 
 
-def generated(model: PreTrainedModel) -> tuple[list[bool], tr.Stats]:
+def generated(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS) -> tuple[list[bool], tr.Stats]:
     """Whether each text equals plain `generate`'s, and the statistics of all."""
     stats, matches = tr.Stats(), []
-    for length in PROMPTS:
+    for length in prompts:
         ids = tiny.prompt(length, length, VOCABULARY)
         for sampling in ({"do_sample": False}, SAMPLED):
             arguments = {"max_new_tokens": NEW, **sampling}
@@ -317,3 +318,60 @@ def _forget(model: PreTrainedModel) -> None:
 
 def _attention(name: str | None) -> dict[str, Any]:
     return {} if name is None else {"attn_implementation": name}
+
+
+TOLERANCE = 5e-5
+"""Between logits of a tree and of linear decoding, in float32; those of these models are of the size of 1."""
+
+_HEAD = f"""# Architectures
+
+Written by `python benchmarks/architectures.py`; a test fails when it is stale. Every line is a tiny random model in
+float32, measured: the logits of three trees, the paper's among them, against linear decoding (**trees**: `exact` means
+within {TOLERANCE:.0e}), and whole texts against plain `generate`, greedy and sampled with a seed (**texts**: identical
+ones), with prompts on both sides of every window, chunk and border.
+
+`token-recycling check MODEL` says the same of one model. A model of a family that is not listed is tried on a short
+text before it is accelerated, and refused if its tree differs.
+
+## Supported
+
+| family | configuration | what trees need | attention | trees | texts |
+|---|---|---|---|---|---|
+"""
+_NOTES = """
+Layers with a window or chunks are kept at full length while a call is accelerated, and masked by position: a cache that
+has been accelerated works in plain `generate` too, and takes the memory of full attention. deepseek_v32 picks the keys
+that a query sees by score; where scores tie exactly, a tree may break the tie otherwise.
+
+## Where no tree is drafted
+
+Near these lengths of text, decoding goes on token by token, with the same result:
+
+"""
+_REFUSED = """
+## Refused
+
+| family | reason |
+|---|---|
+"""
+
+
+def page() -> str:
+    """docs/architectures.md."""
+    lines, borders = [], []
+    for case in SUPPORTED:
+        attention = ["sdpa", "eager"] if case.sdpa else ["eager"]
+        results = [measured(case, name) for name in attention]
+        exact = "exact" if max(result.difference for result in results) < TOLERANCE else "DIFFERENT"
+        texts = f"{sum(result.identical for result in results)} of {sum(result.texts for result in results)}"
+        found = results[0].support
+        lines.append(f"| {case.family} | {case.tested} | {found.how} | {', '.join(attention)} | {exact} | {texts} |\n")
+        borders += [f"- {case.family}: {note}\n" for note in found.notes]
+    refused = [f"| {case.family} | {tr.check(model_of(case)).reason} |\n" for case in REFUSED]
+    refused.append(f"| encoder-decoders | {tr.check(_t5()).reason} |\n")
+    return "".join([_HEAD, *lines, _NOTES, *borders, _REFUSED, *refused])
+
+
+def _t5() -> PreTrainedModel:
+    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
+    return T5ForConditionalGeneration(config)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import architectures
 import pytest
 import tiny
 import torch
-from architectures import BORDERS, KEY_POSITIONS, REFUSED, SUPPORTED, WINDOWS, Case
+from architectures import BORDERS, KEY_POSITIONS, REFUSED, SUPPORTED, TOLERANCE, WINDOWS, Case
 from transformers import DynamicCache, PreTrainedModel
 
 import token_recycling as tr
@@ -20,7 +21,6 @@ from token_recycling.masks import masks
 from token_recycling.target import Target
 
 RUNS = [(case, attention) for case in SUPPORTED for attention in ("sdpa", "eager")[not case.sdpa :]]
-TOLERANCE = 5e-5
 
 
 def named(family: str, tested: str = "") -> Case:
@@ -40,7 +40,7 @@ def test_recurrent_models_are_refused_with_the_cause(case: Case) -> None:
     model = architectures.model_of(case)
     found = tr.check(model)
     assert not found.supported
-    assert "recurrent or convolutional state cannot go back" in str(found.reason)
+    assert "cannot go back to before a rejected token" in str(found.reason)
     with pytest.raises(tr.UnsupportedModelError, match="cannot go back"):
         tr.accelerate(model)
 
@@ -225,3 +225,8 @@ def test_check_says_how() -> None:
     assert how(named("bloom")) == "one mask, ALiBi by position"
     notes = tr.check(architectures.model_of(named("gpt_neo"))).notes
     assert notes == ("no trees beyond 32 tokens: local attention counts cache slots, not positions",)
+
+
+def test_the_page_of_architectures_is_what_was_measured() -> None:
+    page = Path(__file__).parents[1] / "docs" / "architectures.md"
+    assert page.read_text(encoding="utf-8") == architectures.page(), "stale: run python benchmarks/architectures.py"

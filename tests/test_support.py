@@ -94,7 +94,7 @@ def mistral(window: int | None = 8) -> PreTrainedModel:
 
 
 REFUSED = [
-    (mamba, "MambaForCausalLM: its recurrent or convolutional state cannot go back"),
+    (mamba, "MambaForCausalLM: its state over the text"),
     (t5, "decoder-only model, got the encoder-decoder T5ForConditionalGeneration"),
     (bert, "generates text, got BertModel"),
     (not_causal, "causal attention, got LlamaForCausalLM, whose tokens see those after them"),

@@ -232,8 +232,8 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, key_bias: KeyBias
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     if getattr(model, "_is_stateful", False) or any("LinearAttention" in kind.__name__ for kind in kinds):
         return (
-            f"expected a model whose cache can forget tokens, got {name}: its recurrent or convolutional state "
-            "cannot go back to before a rejected token"
+            f"expected a model whose cache can forget tokens, got {name}: its state over the text (recurrent, "
+            "convolutional or compressed) cannot go back to before a rejected token"
         )
     others = sorted(kind.__name__ for kind in kinds if kind not in _LAYERS)
     if others:
