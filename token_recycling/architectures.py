@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
@@ -192,9 +193,12 @@ def support(model: PreTrainedModel) -> Support:
         return Support(name, "", f"{wanted}, got {name}; load it with AutoModelForCausalLM")
     config = model.config.get_text_config(decoder=True)
     family = config.model_type
+    if model.config.is_encoder_decoder:
+        return Support(name, family, f"expected a decoder-only model, got the encoder-decoder {name}")
+    kept = DynamicCache(config=config).layers
     exceptional = EXCEPTIONS.get(family, Exceptional())
     key_bias, border = exceptional.key_bias(config), exceptional.border(config) or rotary_border(config)
-    reason = _refusal(model, config, key_bias)
+    reason = _refusal(model, config, kept, key_bias)
     if reason is not None:
         return Support(name, family, reason)
     layers = _reaches(config)
@@ -204,7 +208,7 @@ def support(model: PreTrainedModel) -> Support:
         attention = _masked(model)
     if border is not None:
         notes.append(_where(border))
-    indexed = any(type(layer) is DynamicIndexedLayer for layer in DynamicCache(config=config).layers)
+    indexed = any(type(layer) is DynamicIndexedLayer for layer in kept)
     return Support(
         name,
         family,
@@ -225,11 +229,10 @@ def accepts(model: PreTrainedModel, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
 
 
-def _refusal(model: PreTrainedModel, config: PretrainedConfig, key_bias: KeyBias | None) -> str | None:
+def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], key_bias: KeyBias | None) -> str | None:
+    """`kept`: the layers of the cache that the model would use."""
     name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        return f"expected a decoder-only model, got the encoder-decoder {name}"
-    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    kinds = {type(layer) for layer in kept}
     if getattr(model, "_is_stateful", False) or any("LinearAttention" in kind.__name__ for kind in kinds):
         return (
             f"expected a model whose cache can forget tokens, got {name}: its state over the text (recurrent, "
@@ -246,15 +249,10 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, key_bias: KeyBias
         return f"expected a model that takes position_ids, got {name}, which derives positions itself"
     if any(re.search(r"FlashAttention\d", type(module).__name__) for module in model.modules()):
         return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
-    windows = [layer.sliding_window for layer in DynamicCache(config=config).layers if layer_is_windowed(layer)]
-    if len(set(windows)) > 1:
-        return f"expected one size of window for all layers, got {name} with {sorted(set(windows))}"
+    windows = sorted({layer.sliding_window for layer in kept if type(layer) is DynamicSlidingWindowLayer})
+    if len(windows) > 1:
+        return f"expected one size of window for all layers, got {name} with {', '.join(map(str, windows))}"
     return None
-
-
-def layer_is_windowed(layer: object) -> bool:
-    """Whether a cache layer drops tokens that left its window."""
-    return type(layer) is DynamicSlidingWindowLayer
 
 
 def _reaches(config: PretrainedConfig) -> dict[str, Reach]:

@@ -30,7 +30,7 @@ def check(model: PreTrainedModel, self_test: bool = False) -> Support:
         return found
     notes = found.notes
     if not found.tested:
-        notes = (*notes, f"the family {found.family!r} is not among those tested; it is judged by a self-test")
+        notes = (*notes, f"{found.model} (family {found.family!r}) is not among those tested: a self-test decides")
     if not self_test:
         return replace(found, notes=notes)
     length = _LENGTH
@@ -46,6 +46,9 @@ def check(model: PreTrainedModel, self_test: bool = False) -> Support:
         reason = f"expected a forward pass over a tree, got {type(error).__name__}: {error}"
         return replace(found, reason=reason, notes=notes)
     tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
+    if not scale > 0:
+        reason = f"expected logits that differ for the self-test, got {found.model} with all the same; load its weights"
+        return replace(found, reason=reason, notes=notes)
     if not difference <= tolerance:
         reason = (
             f"expected logits of a tree within {tolerance:.1e} of linear decoding, got a difference of "

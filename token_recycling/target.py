@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .architectures import MASKED_ATTENTION, accepts, support
+from .architectures import MASKED_ATTENTION, Support, accepts, support
 from .attention import NAME, attending, biased_by_position
 from .cache import unroll, unsupported_layers
 from .drafting import Draft
@@ -46,7 +46,10 @@ def unsupported(model: PreTrainedModel) -> str | None:
 
     Known families are judged by their configuration. A model of another family is tested once, on a short text.
     """
-    known = support(model)
+    return _judged(model, support(model))
+
+
+def _judged(model: PreTrainedModel, known: Support) -> str | None:
     if not known.supported or known.tested:
         return known.reason
     if model not in _found:
@@ -69,7 +72,7 @@ class Target:
     def __init__(self, model: PreTrainedModel, trusted: bool = False) -> None:
         """Raises UnsupportedModelError with the reason. `trusted` leaves out the test of an unknown family."""
         self.support = support(model)
-        reason = self.support.reason if trusted else unsupported(model)
+        reason = self.support.reason if trusted else _judged(model, self.support)
         if reason is not None:
             raise UnsupportedModelError(reason)
         self.model = model
