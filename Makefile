@@ -19,6 +19,12 @@ demo: setup      ## complete real Python code with the shipped model, plain and 
 test: setup      ## all tests
 	$(RUN)/python -m pytest
 
+test-lowest:     ## all tests with the lowest versions that pyproject.toml allows, in .venv-lowest
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-lowest.txt \
+		--editable . pytest hypothesis scipy
+	.venv-lowest/bin/python -m pytest
+
 lint: setup      ## format, lint and types
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
@@ -27,4 +33,4 @@ lint: setup      ## format, lint and types
 bench: setup     ## the table of docs/RESULTS.md on this machine: plain generate, prompt lookup, paper mode, default
 	$(RUN)/python benchmarks/compare_methods.py
 
-.PHONY: help setup demo test lint bench
+.PHONY: help setup demo test test-lowest lint bench

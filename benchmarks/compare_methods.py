@@ -28,6 +28,8 @@ import token_recycling
 from token_recycling import Stats, make_drafter
 
 ROOT = Path(__file__).parent.parent
+PAPER = "recycling:tree=paper,learns_prompt=false"
+"""Token Recycling as published."""
 console = Console(width=120)
 
 
@@ -80,7 +82,7 @@ def main(
                 "transformers prompt lookup (10)",
                 lambda ids: target.generate(ids, prompt_lookup_num_tokens=10, **arguments),
             ),
-            *map(ours, ["plain", "recycling:tree=paper", "recycling", *(drafter or [])]),
+            *map(ours, ["plain", PAPER, "recycling", *(drafter or [])]),
         ]
 
     forwards = 0

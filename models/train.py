@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from card import model_card
 from corpus import default_roots, encode, licences, read_sources, train_tokenizer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -236,7 +237,7 @@ def fit(
 
 @app.command()
 def export(name: Annotated[str, typer.Argument(help="target or draft")]) -> None:
-    """Writes models/NAME: bf16 weights, tokenizer, and the figures for the model card."""
+    """Writes models/NAME: bf16 weights, tokenizer, model card and its figures."""
     model = new_model(SHAPES[name])
     state = torch.load(WORK / f"{name}.pt", map_location="cpu")
     model.load_state_dict(state["model"])
@@ -245,14 +246,18 @@ def export(name: Annotated[str, typer.Argument(help="target or draft")]) -> None
     bits = held_out_bits(model, torch.device("cpu"))
     model.save_pretrained(SHIPPED / name)
     AutoTokenizer.from_pretrained(WORK / "tokenizer").save_pretrained(SHIPPED / name)
-    facts = json.loads((WORK / "corpus.json").read_text())
     figures = {
         "parameters": model.num_parameters(),
+        "layers": model.config.num_hidden_layers,
+        "hidden_size": model.config.hidden_size,
+        "vocab_size": model.config.vocab_size,
+        "context": model.config.max_position_embeddings,
         "held_out_bits_per_byte": round(bits, 4),
         **state["progressed"],
-        **facts,
+        **json.loads((WORK / "corpus.json").read_text()),
     }
     (SHIPPED / name / "training.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (SHIPPED / name / "README.md").write_text(model_card(name, figures))
     console.print(f"{name}: {model.num_parameters():,} parameters, {bits:.4f} bits per byte held out")
 
 

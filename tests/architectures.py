@@ -8,6 +8,7 @@ so small that a short text crosses them. `measured` runs one case; the tests ass
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -279,17 +280,17 @@ class Oracle(tr.Drafter):
     do not; so that many scattered nodes are accepted.
     """
 
-    wanted: torch.Tensor
-    """(length,) the text as plain `generate` continues it."""
+    wanted: Sequence[torch.Tensor]
+    """Each text as plain `generate` continues it."""
 
-    def start(self, prompt: torch.Tensor, target: Target) -> None:
-        self.random = random.Random(len(prompt))
+    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+        self.random = random.Random(len(prompts[0]))
 
     def draft(self, context: tr.Context) -> Draft:
         tree = self.random.choice(list(TREES.values()))
         tokens = torch.tensor([int(context.root), *self.random.choices(range(VOCABULARY), k=len(tree) - 1)])
         branch = self.random.choice([node for node in range(len(tree)) if not tree.children[node]])
-        known = self.wanted[len(context.tokens) :][: self.random.randint(0, tree.depth)]
+        known = self.wanted[context.row][len(context.tokens) :][: self.random.randint(0, tree.depth)]
         for node, token in zip(tree.lineages[branch][1:], known, strict=False):
             tokens[node] = token
         return Draft(tree, tokens)
@@ -302,16 +303,16 @@ def generated(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS) -> tup
         ids = tiny.prompt(length, length, VOCABULARY)
         for sampling in ({"do_sample": False}, SAMPLED):
             arguments = {"max_new_tokens": NEW, **sampling}
-            _forget(model)
+            forget(model)
             plain, _ = tiny.seeded(model.generate, ids, **arguments)
-            _forget(model)
-            ours, _ = tiny.seeded(tr.generate, model, ids, drafter=Oracle(plain[0]), stats=stats, **arguments)
+            forget(model)
+            ours, _ = tiny.seeded(tr.generate, model, ids, drafter=Oracle(plain), stats=stats, **arguments)
             matches.append(torch.equal(ours, plain))
     return matches, stats
 
 
 @torch.no_grad()
-def _forget(model: PreTrainedModel) -> None:
+def forget(model: PreTrainedModel) -> None:
     """Dynamic rotary scaling remembers the longest text in the model itself; a short one makes it forget."""
     model(input_ids=torch.tensor([[1]]), use_cache=False)
 
@@ -345,7 +346,8 @@ that a query sees by score; where scores tie exactly, a tree may break the tie o
 
 ## Where no tree is drafted
 
-Near these lengths of text, decoding goes on token by token, with the same result:
+Near these lengths of text, decoding goes on token by token, with the same result. Batches and padded prompts of these
+models, and of mpt, are left to transformers:
 
 """
 _REFUSED = """

@@ -84,7 +84,7 @@ def test_texts_up_to_the_models_limit(family: str) -> None:
     model = architectures.model_of(replace(case, config={**case.config, **limit}))
     ids = tiny.prompt(3, 20, architectures.VOCABULARY)
     plain = model.generate(ids, max_new_tokens=28, do_sample=False)
-    ours = tr.generate(model, ids, drafter=architectures.Oracle(plain[0]), max_new_tokens=28, do_sample=False)
+    ours = tr.generate(model, ids, drafter=architectures.Oracle(plain), max_new_tokens=28, do_sample=False)
     assert torch.equal(ours, plain)
 
 
@@ -109,11 +109,34 @@ def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case: Case) -> No
         if turn % 2:
             text = model.generate(text, **arguments)
         else:
-            text = tr.generate(model, text, drafter=architectures.Oracle(wanted[0]), **arguments)
+            text = tr.generate(model, text, drafter=architectures.Oracle(wanted), **arguments)
             assert any(isinstance(layer, TreeLayer) for layer in cache.layers)
         assert torch.equal(text, wanted)
         assert cache.get_seq_length() == text.shape[1] - 1
         text = torch.cat([text, tiny.prompt(turn, 1 + turn, architectures.VOCABULARY)], dim=1)
+
+
+BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deepseek_v3"), *BORDERS]
+
+
+@pytest.mark.parametrize("case", BATCHES, ids=str)
+def test_a_batch_is_decoded_as_each_text_alone(case: Case) -> None:
+    model, new = architectures.model_of(case), 16
+    prompts = [tiny.prompt(length, length, architectures.VOCABULARY) for length in (3, 21, 12)]
+    wanted = []
+    for ids in prompts:
+        architectures.forget(model)
+        wanted.append(model.generate(ids, max_new_tokens=new, do_sample=False)[0])
+    padded = torch.cat([torch.nn.functional.pad(ids, (21 - ids.shape[1], 0)) for ids in prompts])
+    tr.accelerate(model, architectures.Oracle(wanted))
+    found = model.generate(padded, attention_mask=padded != 0, max_new_tokens=new, do_sample=False)
+    if model.acceleration.fallback is not None:
+        assert case in BORDERS or case.family == "mpt"
+        assert "one text without padding for" in model.acceleration.fallback
+        return
+    for text, row in zip(wanted, found, strict=True):
+        assert torch.equal(row[-new:], text[-new:])
+    assert model.acceleration.stats.mat > 2
 
 
 def test_a_short_cache_of_plain_generate_is_taken_over() -> None:

@@ -78,19 +78,19 @@ def test_the_cache_grows_past_its_room_and_seldom(model: LlamaForCausalLM) -> No
 
 def test_keeping_a_path_copies_nothing_of_the_text(model: LlamaForCausalLM) -> None:
     cache = rebuilt(model, tiny.prompt(0, 41))
-    TreeCache(cache).keep(39, [0])
+    TreeCache(cache).keep(39, [39], [[0]])
     before = storage(cache.layers[0].keys)
     with torch.no_grad():
         model(input_ids=tiny.prompt(1, 5), past_key_values=cache)
     wanted = cache.layers[1].values[:, :, [*range(40), 40, 42, 44]].clone()
-    TreeCache(cache).keep(40, [0, 2, 4])
+    TreeCache(cache).keep(40, [40], [[0, 2, 4]])
     assert storage(cache.layers[0].keys) == before
     assert torch.equal(cache.layers[1].values, wanted)
 
 
 def test_all_layers_of_one_shape_share_one_store(model: LlamaForCausalLM) -> None:
     cache = rebuilt(model, tiny.prompt(0, 20))
-    TreeCache(cache).keep(19, [])
+    TreeCache(cache).keep(19, [19], [[]])
     assert len({storage(states) for layer in cache.layers for states in (layer.keys, layer.values)}) == 1
 
 
@@ -111,7 +111,7 @@ def test_transformers_own_operations_work_on_a_kept_cache(
 ) -> None:
     wanted = rebuilt(model, tiny.prompt(0, 20))
     cache = copy.deepcopy(wanted)
-    TreeCache(cache).keep(19, [])
+    TreeCache(cache).keep(19, [19], [[]])
     assert all(type(layer) is TreeLayer for layer in cache.layers)
     operation(cache)
     operation(wanted)
@@ -127,7 +127,7 @@ def test_transformers_own_operations_work_on_a_kept_cache(
 
 def test_a_reset_cache_takes_a_batch_of_another_size(model: LlamaForCausalLM) -> None:
     cache = rebuilt(model, tiny.prompt(0, 20))
-    TreeCache(cache).keep(19, [])
+    TreeCache(cache).keep(19, [19], [[]])
     cache.reset()
     batch = torch.cat([tiny.prompt(1, 6), tiny.prompt(2, 6)])
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_a_reset_cache_takes_a_batch_of_another_size(model: LlamaForCausalLM) ->
 
 def test_more_slots_than_there_are_cannot_be_forgotten(model: LlamaForCausalLM) -> None:
     cache = rebuilt(model, tiny.prompt(0, 20))
-    TreeCache(cache).keep(19, [])
+    TreeCache(cache).keep(19, [19], [[]])
     with pytest.raises(ValueError, match="0 or less, got 3"):
         cache.crop(3)
 

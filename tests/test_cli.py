@@ -277,7 +277,7 @@ def test_compare_tells_where_texts_part(tiny, tiny_model_dir, monkeypatch):
 
     def wrong(self, *inputs):
         logits = forward(self, *inputs).clone()
-        logits[:, 65] += 1000
+        logits[..., 65] += 1000
         return logits
 
     monkeypatch.setattr(Target, "forward", wrong)

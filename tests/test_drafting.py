@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -30,7 +31,7 @@ class Garbage(Drafter):
     loud: bool = False
     note: str | None = None
 
-    def start(self, prompt: torch.Tensor, target: object) -> None:
+    def start(self, prompts: Sequence[torch.Tensor], target: object) -> None:
         self._generator = torch.Generator().manual_seed(self.seed)
         self.steps: list[Step] = []
 
@@ -168,9 +169,9 @@ def test_a_drafter_is_told_what_it_needs(model: LlamaForCausalLM) -> None:
     calls: list[tuple[str, list[int]]] = []
 
     class Listening(Drafter):
-        def start(self, prompt: torch.Tensor, target: tr.target.Target) -> None:
+        def start(self, prompts: Sequence[torch.Tensor], target: tr.target.Target) -> None:
             assert target.vocab_size == 64
-            calls.append(("start", prompt.tolist()))
+            calls.append(("start", prompts[0].tolist()))
 
         def draft(self, context: Context) -> Draft:
             assert context.room == 6 - (len(context.tokens) - 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +123,7 @@ def test_a_matrix_of_lies_costs_speed_but_not_tokens() -> None:
         assert torch.equal(tr.generate(model_named("64 tokens"), ids, drafter=drafter, max_new_tokens=NEW), wanted)
 
 
+SHIPPED_PROMPTS = Path(__file__).parents[1] / "models" / "prompts"
 CODE = [
     "def fibonacci(n):\n",
     "import os\nimport sys\n\n\ndef main():\n    ",
@@ -154,3 +156,21 @@ def _completed(model: PreTrainedModel, text: str, ids: torch.Tensor) -> torch.Te
     if text not in _COMPLETED:
         _COMPLETED[text] = model.generate(ids, max_new_tokens=64)
     return _COMPLETED[text]
+
+
+@pytest.mark.slow
+def test_the_shipped_model_completes_hundreds_of_prompts_as_generate_does(shipped: Any) -> None:
+    """Every shipped prompt, cut short at ten places; every update rule and several trees by turns, all of them hot."""
+    model, tokenizer = shipped
+    rules, trees = ("last", "first", "unordered"), ("auto", "paper", "chain:4", "0 1 2 00 01 10 000")
+    drafters = [tr.make_drafter("recycling", update=rule, tree=tree) for tree in trees for rule in rules]
+    prompts = 0
+    for file in sorted(SHIPPED_PROMPTS.iterdir()):
+        ids = tokenizer(file.read_text(), return_tensors="pt").input_ids
+        for part in range(1, 11):
+            beginning = ids[:, : ids.shape[1] * part // 10]
+            drafter = drafters[prompts % len(drafters)]
+            wanted = model.generate(beginning, max_new_tokens=12)
+            assert torch.equal(tr.generate(model, beginning, drafter=drafter, max_new_tokens=12), wanted)
+            prompts += 1
+    assert prompts >= 240

@@ -16,10 +16,23 @@ import token_recycling as tr
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
+BATCH = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
+
+
+def never_ends(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def changes_nothing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return scores
+
+
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "a batch": ({"inputs": torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])}, "a batch of 2"),
-    "several samples": ({"num_return_sequences": 3, "do_sample": True}, "a batch of 3"),
-    "left padding": ({"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])}, "without padding"),
+    "a batch with its cache": ({"inputs": BATCH, "return_dict_in_generate": True}, "return_dict_in_generate"),
+    "a batch with a time limit alone": ({"inputs": BATCH, "max_time": 60.0}, "an end-of-sequence token"),
+    "a batch with a criterion": ({"inputs": BATCH, "stopping_criteria": [never_ends]}, "never_ends"),
+    "a batch with a processor": ({"inputs": BATCH, "logits_processor": [changes_nothing]}, "changes_nothing"),
+    "padding within": ({"attention_mask": torch.tensor([[1, 0, 0, 1, 1, 1]])}, "padding on the left only"),
     "beams": ({"num_beams": 3}, "got beams"),
     "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
@@ -54,7 +67,7 @@ def test_other_calls_are_left_to_transformers_with_a_warning(
 
 def test_a_call_left_to_transformers_has_no_statistics(model: LlamaForCausalLM) -> None:
     tr.accelerate(model).generate(tiny.prompt(0, 6), **GREEDY)
-    model.generate(tiny.prompt(0, 6).repeat(2, 1), **GREEDY)
+    model.generate(tiny.prompt(0, 6), use_cache=False, **GREEDY)
     assert model.acceleration.stats.steps == 0
     assert model.acceleration.total.tokens == 12
     model.generate(tiny.prompt(0, 6), **GREEDY)
@@ -68,6 +81,20 @@ def test_a_mask_of_ones_is_no_padding(model: LlamaForCausalLM) -> None:
     tr.accelerate(model)
     assert torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY), wanted)
     assert model.acceleration.fallback is None
+
+
+def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model: LlamaForCausalLM) -> None:
+    """`generate` takes them where the attention mask tells how many tokens the cache holds."""
+    text, answers = tiny.prompt(0, 12), []
+    for accelerated in (False, True):
+        cache = DynamicCache(config=model.config)
+        model(text[:, :9], past_key_values=cache)
+        if accelerated:
+            tr.accelerate(model)
+        mask = torch.ones_like(text)
+        answers.append(model.generate(text[:, 9:], attention_mask=mask, past_key_values=cache, **GREEDY))
+    assert torch.equal(*answers)
+    assert "the whole text" in str(model.acceleration.fallback)
 
 
 def t5() -> PreTrainedModel:

@@ -21,7 +21,9 @@ Append = Callable[[int], bool]
 """Puts a token at the end of the text; True if the text ends with it."""
 
 
-def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append, choose: Choose | None = None) -> Step:
+def accept_greedy(
+    draft: Draft, logits: torch.Tensor, append: Append, choose: Choose | None = None, row: int = 0
+) -> Step:
     """The longest path on which every token is the target's greedy choice at its parent (Token Recycling, section 3.3).
 
     `logits` is (n, vocabulary). Among paths of equal length the one whose end comes first wins. Waits for the device
@@ -46,10 +48,10 @@ def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append, choose: Ch
         if finished:
             break
     beyond = path[len(emitted)] if len(emitted) < len(path) else None
-    return Step(draft, logits, list(path[: len(emitted)]), emitted, finished, beyond)
+    return Step(draft, logits, list(path[: len(emitted)]), emitted, finished, beyond, row)
 
 
-def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, choose: Choose) -> Step:
+def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, choose: Choose, row: int = 0) -> Step:
     """Follows the target's choices from the root as long as a child carries them.
 
     `choose` is called once for each emitted token, in order, after the tokens before it were appended, so that logits
@@ -63,5 +65,5 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, choose: Choo
         finished = append(emitted[-1])
         following = next((child for child in draft.tree.children[accepted[-1]] if drafted[child] == emitted[-1]), None)
         if finished or following is None:
-            return Step(draft, logits, accepted, emitted, finished, following)
+            return Step(draft, logits, accepted, emitted, finished, following, row)
         accepted.append(following)

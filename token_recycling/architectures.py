@@ -84,6 +84,8 @@ class KeyBias:
     """The argument of the model's blocks that holds it."""
     in_mask: bool = False
     """Whether the model puts it into the attention mask too."""
+    shared: bool = False
+    """Whether the model has one bias for all texts of a batch."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _phi3_border(config: PretrainedConfig) -> Border | None:
 
 EXCEPTIONS: dict[str, Exceptional] = {
     "bloom": Exceptional(key_bias=lambda config: KeyBias("alibi")),
-    "mpt": Exceptional(key_bias=lambda config: KeyBias("position_bias")),
+    "mpt": Exceptional(key_bias=lambda config: KeyBias("position_bias", shared=True)),
     "falcon": Exceptional(key_bias=lambda config: KeyBias("alibi", in_mask=True) if config.alibi else None),
     "llama4_text": Exceptional(border=_llama4_border),
     "phi3": Exceptional(border=_phi3_border),
@@ -164,6 +166,15 @@ class Support:
     @property
     def supported(self) -> bool:
         return self.reason is None
+
+    @property
+    def batch_reason(self) -> str | None:
+        """Why several texts, or a padded one, cannot be decoded at once where one can; None if they can."""
+        if self.border is not None:
+            return f"expected one text without padding for {self.model}: {self.border.why}"
+        if self.key_bias is not None and self.key_bias.shared:
+            return f"expected one text without padding for {self.model}, whose ALiBi is one for all texts"
+        return None
 
     def fits(self, length: int, nodes: int) -> bool:
         """Whether a tree of so many nodes is exact after `length` tokens."""

@@ -11,6 +11,7 @@ plain `generate` too.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -100,12 +101,15 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
 
     indexer_keys: torch.Tensor | None
 
-    def keep(self, start: int, nodes: list[int]) -> None:
-        """Of the index keys from `start` on, keeps those of `nodes`."""
+    def move(self, row: int, source: int, place: int) -> None:
+        """Copies the index key of one slot onto another."""
         if self.indexer_keys is not None:
-            keys = self.indexer_keys
-            chosen = torch.tensor(nodes, dtype=torch.long, device=keys.device) + start
-            self.indexer_keys = torch.cat([keys[:, :start], keys.index_select(1, chosen)], dim=1)
+            self.indexer_keys[row, place] = self.indexer_keys[row, source]
+
+    def keep(self, slots: int) -> None:
+        """Forgets all index keys but the first."""
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, :slots]
 
     def crop(self, tokens_to_remove: int) -> None:
         """As in transformers."""
@@ -158,24 +162,30 @@ class TreeCache:
         self._stores: list[_Store] = []
         self._layers: list[TreeLayer] = []
 
-    def keep(self, start: int, nodes: list[int]) -> None:
-        """Of the slots from `start` on, one a node, keeps those of `nodes` (ascending), moved together, and forgets the
-        rest.
+    def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+        """Of the slots from `held` on, one a node, keeps those of the `accepted` nodes (ascending) of each text, moved
+        to the end of its `lengths[row]` slots, and forgets the rest.
         """
         if not self._stores:
             if any(type(layer) in _OTHERS and layer.keys is not None for layer in self.cache.layers):
                 _take_over(self.cache)
             self._layers = [layer for layer in self.cache.layers if type(layer) in _TAKEN]
             self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
+        indexed = [layer for layer in self._layers if isinstance(layer, IndexedTreeLayer)]
         # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
-        for place, node in enumerate(nodes):
-            if place != node:
-                for store in self._stores:
-                    store.buffer.narrow(3, start + place, 1).copy_(store.buffer.narrow(3, start + node, 1))
+        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+            for place, node in enumerate(nodes):
+                if length + place != held + node:
+                    for store in self._stores:
+                        slots = store.buffer.narrow(1, row, 1)
+                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
+                    for layer in indexed:
+                        layer.move(row, held + node, length + place)
+        longest = max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True))
         for layer in self._layers:
-            if type(layer) is IndexedTreeLayer:
-                layer.keep(start, nodes)
-            layer.length = start + len(nodes)
+            layer.length = longest
+        for layer in indexed:
+            layer.keep(longest)
 
 
 def _take_over(cache: Cache) -> None:

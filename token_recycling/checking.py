@@ -73,10 +73,10 @@ def largest_difference(target: Target, text: torch.Tensor, tree: Tree, seed: int
     """
     tokens = torch.cat([text[-1:], random_text(target, len(tree) - 1, seed)])
     cache = target.new_cache()
-    target.prefill(text, cache)
+    target.prefill([text], cache)
     length = len(text) - 1
-    target.cross(text, cache)
-    ours = target.forward(target.inputs(Draft(tree, tokens), length), cache)
+    target.cross([text], cache)
+    ours = target.forward(target.inputs([Draft(tree, tokens)], [length], length), cache)[0]
     wanted = torch.empty_like(ours)
     for leaf, children in enumerate(tree.children):
         if not children:

@@ -9,7 +9,7 @@ decoding is the same loop with a lone root.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,134 +19,76 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from .accept import accept_greedy, accept_walk
 from .cache import TreeCache
-from .drafting import Context, Drafter, Step, make_drafter
+from .drafting import Context, Draft, Drafter, Step, make_drafter
 from .stats import Clock, Stats
 from .target import Target, UnsupportedModelError, unsupported_cache
-
-
-class Text:
-    """The tokens so far, and what ends them."""
-
-    def __init__(self, prompt: torch.Tensor, criteria: StoppingCriteriaList) -> None:
-        """`prompt` (length,) int64; `criteria` as `generate` makes them, a maximum length among them."""
-        limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
-        if not limits:
-            raise ValueError("expected a limit on the length of the text; set max_new_tokens")
-        self.max_length = min(limits)
-        # The two criteria of every run are checked on numbers; all others are asked as they are, once per token.
-        eos = [criterion.eos_token_id.tolist() for criterion in criteria if type(criterion) is EosTokenCriteria]
-        self._eos = frozenset(token for tokens in eos for token in tokens)
-        self._others = [
-            criterion for criterion in criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
-        ]
-        self._buffer = prompt.new_empty(max(self.max_length, len(prompt) + 1))
-        self._buffer[: len(prompt)] = prompt
-        # Writing a number through numpy costs a fiftieth of writing it through torch.
-        self._cells = self._buffer.numpy() if prompt.device.type == "cpu" else self._buffer
-        self.length = len(prompt)
-        self.scores: list[torch.Tensor] | None = None
-        """Processed scores (1, vocabulary) per emitted token, if they are kept; some criteria read them."""
-
-    @property
-    def tokens(self) -> torch.Tensor:
-        """(length,) int64, a view."""
-        return self._buffer[: self.length]
-
-    @property
-    def room(self) -> int:
-        """How many more tokens fit; at least one, as in `generate`."""
-        return max(1, self.max_length - self.length)
-
-    def append(self, token: int) -> bool:
-        """Puts a token at the end; True if the text ends with it."""
-        self._cells[self.length] = token
-        self.length += 1
-        ended = token in self._eos or self.length >= self.max_length
-        scores = None if self.scores is None else tuple(self.scores)
-        for criterion in self._others:
-            ended |= bool(torch.as_tensor(criterion(self.tokens[None], scores)).all())
-        return ended
-
-
-class Chooser:
-    """The target's choice at a node, as `generate` makes it: processors on the path of that node, then argmax or one
-    draw.
-    """
-
-    def __init__(
-        self,
-        text: Text,
-        processors: LogitsProcessorList,
-        sample: bool,
-        keep_scores: bool = False,
-        keep_logits: bool = False,
-    ) -> None:
-        self.text, self.processors, self.sample = text, processors, sample
-        self.logits: list[torch.Tensor] | None = [] if keep_logits else None
-        text.scores = [] if keep_scores else None
-        self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
-        """True if the choice is the argmax of the logits and nothing else is asked for."""
-
-    def __call__(self, logits: torch.Tensor) -> int:
-        """The next token after the text so far, from logits (vocabulary,)."""
-        if self.greedy:
-            fast = logits.device.type == "cpu" and logits.dtype == torch.float32
-            return int(logits.numpy().argmax() if fast else logits.argmax())
-        raw = logits[None].to(copy=True, dtype=torch.float32, device=self.text.tokens.device)
-        scores = self.processors(self.text.tokens[None], raw)
-        if self.text.scores is not None:
-            self.text.scores.append(scores)
-        if self.logits is not None:
-            self.logits.append(raw)
-        if self.sample:
-            return int(torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1))
-        return int(scores.argmax(dim=-1))
+from .templates import root_only
+from .text import Chooser, Text
 
 
 @torch.no_grad()
 def decode(
-    target: Target, text: Text, drafter: Drafter, chooser: Chooser, cache: Cache, stats: Stats
-) -> Iterator[Step]:
-    """Yields one `Step` after another until the text ends.
+    target: Target, texts: Sequence[Text], drafter: Drafter, choosers: Sequence[Chooser], cache: Cache, stats: Stats
+) -> Iterator[list[Step]]:
+    """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
 
-    `cache` holds a prefix of the text, or nothing, and afterwards all of the text but its last token.
+    `cache` holds nothing or, for a single text, a prefix of it. Afterwards it holds of each text all but the last
+    token, from slot 0 on; where texts differ in length, the slots after the shorter ones are of no text.
     """
     clock = Clock(stats, target.device)
-    drafter.start(text.tokens, target)
-    held = cache.get_seq_length()
-    if held >= text.length:
-        raise ValueError(
-            f"expected a cache of fewer than the {text.length} tokens given, got one of {held}; "
-            "pass the whole text so far"
-        )
-    target.prefill(text.tokens, cache, drafter.observe_prompt if drafter.learns_prompt else None)
-    stats.prompt_tokens += text.length
+    drafter.start([text.tokens for text in texts], target)
+    _prefill(target, texts, drafter, cache)
     kept = TreeCache(cache)
+    stats.prompt_tokens += sum(text.length for text in texts)
     stats.drafter = drafter.describe()
     clock.prefilled()
     # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way round.
-    verify = accept_greedy if chooser.greedy and target.device.type != "cpu" else accept_walk
-    finished = False
-    while not finished:
+    verify = accept_greedy if choosers[0].greedy and target.device.type != "cpu" else accept_walk
+    going = list(range(len(texts)))
+    while going:
         clock.restart()
-        length = text.length - 1
-        draft = drafter.draft(Context(text.tokens, text.room)).cut(_depth_limit(text, target))
-        draft = draft.cut(target.depth_limit(draft.tree, length))
+        drafts = [_draft(drafter, target, text, row, row in going) for row, text in enumerate(texts)]
         clock.lap("retrieve")
-        target.cross(text.tokens, cache)
-        inputs = target.inputs(draft, length)
+        target.cross([text.tokens for text in texts], cache)
+        lengths, held = [text.length - 1 for text in texts], cache.get_seq_length()
+        inputs = target.inputs(drafts, lengths, held)
         clock.lap("prepare")
         logits = target.forward(inputs, cache)
         clock.lap("forward")
-        step = verify(draft, logits, text.append, chooser)
+        steps = [
+            verify(drafts[row], logits[row, : len(drafts[row].tree)], texts[row].append, choosers[row], row)
+            for row in going
+        ]
         clock.lap("verify")
-        kept.keep(length, step.accepted)
+        accepted = {step.row: step.accepted for step in steps}
+        kept.keep(held, lengths, [accepted.get(row, []) for row in range(len(texts))])
         clock.lap("update cache")
-        drafter.observe(step)
-        stats.count(step)
+        for step in steps:
+            drafter.observe(step)
+            stats.count(step)
         clock.lap("update matrix")
-        finished = step.finished
-        yield step
+        going = [step.row for step in steps if not step.finished]
+        yield steps
+
+
+def _prefill(target: Target, texts: Sequence[Text], drafter: Drafter, cache: Cache) -> None:
+    """Puts all of each text but its last token into the cache, as far as it is not there."""
+    held = cache.get_seq_length()
+    if held >= min(text.length for text in texts):
+        raise ValueError(
+            f"expected a cache of fewer than the {texts[0].length} tokens given, got one of {held}; "
+            "pass the whole text so far"
+        )
+    observe = drafter.observe_prompt if drafter.learns_prompt else None
+    target.prefill([text.tokens for text in texts], cache, observe)
+
+
+def _draft(drafter: Drafter, target: Target, text: Text, row: int, going: bool) -> Draft:
+    """What to verify for a text; of one that has ended, its last token, which is not looked at."""
+    if not going:
+        return Draft(root_only(), text.tokens[-1:])
+    draft = drafter.draft(Context(text.tokens, text.room, row)).cut(_depth_limit(text, target))
+    return draft.cut(target.depth_limit(draft.tree, text.length - 1))
 
 
 def _depth_limit(text: Text, target: Target) -> int:
@@ -176,8 +118,7 @@ def stream(
 
     `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
     go to the drafter. Pass one made drafter again to keep what it learned. Raises UnsupportedModelError, or ValueError
-    for an input that cannot be continued; nothing runs until the first step is asked for, but all arguments are checked
-    at once.
+    for an input that cannot be continued, at once; what a drafter finds wrong with the model comes with the first step.
     """
     target, drafter = Target(model), make_drafter(drafter, **options)
     prompt = checked_prompt(input_ids, target)
@@ -193,7 +134,8 @@ def stream(
         raise UnsupportedModelError(reason)
     text = Text(prompt, criteria)
     chooser = Chooser(text, logits_processor or LogitsProcessorList(), do_sample)
-    return decode(target, text, drafter, chooser, cache, stats if stats is not None else Stats())
+    steps = decode(target, [text], drafter, [chooser], cache, stats if stats is not None else Stats())
+    return (step for (step,) in steps)
 
 
 def checked_prompt(input_ids: torch.Tensor, target: Target) -> torch.Tensor:

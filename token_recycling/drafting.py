@@ -12,6 +12,7 @@ import importlib
 import pkgutil
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ class Context:
     """(length,) int64: the whole text so far, prompt included; the last one is the root of the draft."""
     room: int
     """How many more tokens may be emitted; a node deeper than `room - 1` cannot be of use."""
+    row: int = 0
+    """Which text of a batch this is, counted from 0."""
 
     @property
     def root(self) -> torch.Tensor:
@@ -73,6 +76,8 @@ class Step:
     """The node that carries the last token of the text, if one was accepted and trimmed: it and what follows it are no
     part of any text.
     """
+    row: int = 0
+    """Which text of a batch it is, counted from 0."""
 
     @property
     def learnable(self) -> list[int] | slice:
@@ -96,9 +101,9 @@ class Drafter:
     learns_prompt: bool = False
     """Whether the logits after every token of the prompt are wanted; they cost the target's output layer on each."""
 
-    def start(self, prompt: torch.Tensor, target: Target) -> None:
-        """A new text begins: `prompt` (length,) int64. Here state is allocated and options are checked against the
-        target.
+    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+        """New texts begin, one or a batch: a prompt (length,) int64 for each. Here state is allocated and options are
+        checked against the target.
         """
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:

@@ -19,14 +19,15 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from .decode import Chooser, Text, decode
+from .call import Call
+from .decode import decode
 from .drafting import Drafter, make_drafter
 from .stats import Stats
-from .target import Target, UnsupportedModelError, unsupported, unsupported_cache
+from .target import Target, UnsupportedModelError, unsupported
+from .text import Chooser, Text
 
 logger = logging.getLogger("token_recycling")
 
-_KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "tokenizer"}
 
 _NOT_REACHED = "expected greedy or sampled decoding, got beams, an assistant, prompt lookup or a custom loop"
 
@@ -85,7 +86,8 @@ class _Accelerated(PreTrainedModel):
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        reason = _why_not(self, input_ids, generation_config, model_kwargs, synced_gpus)
+        call = Call(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer)
+        reason = call.why_not(self) if not synced_gpus else "expected one process per text, got synced_gpus=True"
         if reason is not None:
             self.acceleration.fall_back(reason)
             return super()._sample(
@@ -93,17 +95,7 @@ class _Accelerated(PreTrainedModel):
             )
         self.acceleration.fallback = None
         try:
-            return _run(
-                self,
-                self.acceleration.drafter,
-                self.acceleration.stats,
-                input_ids,
-                logits_processor,
-                stopping_criteria,
-                generation_config,
-                streamer,
-                model_kwargs,
-            )
+            return _run(self, call, self.acceleration.drafter, self.acceleration.stats)
         finally:
             self.acceleration.total += self.acceleration.stats
 
@@ -195,77 +187,44 @@ def custom_generate(drafter: str | Drafter = "recycling", **options: Any) -> Cal
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        reason = unsupported(model) or _why_not(model, input_ids, generation_config, model_kwargs, False)
+        call = Call(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        reason = call.why_not(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        return _run(
-            model, made, Stats(), input_ids, logits_processor, stopping_criteria, generation_config, None, model_kwargs
-        )
+        return _run(model, call, made, Stats())
 
     return recycle
 
 
-def _why_not(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    config: GenerationConfig,
-    model_kwargs: dict[str, Any],
-    synced_gpus: bool,
-) -> str | None:
-    """Why this call of `generate` cannot be accelerated, or None."""
-    if input_ids.shape[0] != 1:
-        return f"expected one text, got a batch of {input_ids.shape[0]}"
-    if input_ids.shape[1] == 0 or model_kwargs.get("inputs_embeds") is not None:
-        return "expected a prompt of token ids, got embeddings or nothing"
-    if not model_kwargs.get("use_cache", True) or model_kwargs.get("past_key_values") is None:
-        return "expected use_cache=True, got a call without a cache"
-    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
-        return "expected output_attentions and output_hidden_states to be off"
-    if synced_gpus:
-        return "expected one process per text, got synced_gpus=True"
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and (mask.ndim != 2 or not bool(mask.bool().all())):
-        return "expected a prompt without padding, got an attention mask with zeros"
-    positions = model_kwargs.get("position_ids")
-    if positions is not None and not torch.equal(
-        positions[0], torch.arange(positions.shape[-1], device=positions.device)
-    ):
-        return "expected positions that count from 0, got others in position_ids"
-    others = sorted(name for name, value in model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None)
-    if others:
-        return f"expected token ids only, got {', '.join(others)}"
-    return unsupported_cache(model_kwargs["past_key_values"]) or unsupported(model)
-
-
 def _run(
-    model: PreTrainedModel,
-    drafter: Drafter,
-    stats: Stats,
-    input_ids: torch.Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    streamer: BaseStreamer | None,
-    model_kwargs: dict[str, Any],
-) -> GenerateDecoderOnlyOutput | torch.LongTensor:
+    model: PreTrainedModel, call: Call, drafter: Drafter, stats: Stats
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
     """The loop on what `generate` has prepared, returning what `_sample` returns."""
-    target, cache = Target(model), model_kwargs["past_key_values"]
-    text = Text(input_ids[0], stopping_criteria)
-    chooser = Chooser(
-        text,
-        logits_processor,
-        sample=bool(config.do_sample),
-        keep_scores=bool(config.return_dict_in_generate and config.output_scores),
-        keep_logits=bool(config.return_dict_in_generate and config.output_logits),
-    )
-    for step in decode(target, text, drafter, chooser, cache, stats):
-        if streamer is not None:
-            streamer.put(torch.tensor(step.tokens))
-    if streamer is not None:
-        streamer.end()
-    sequences = text.tokens[None].to(input_ids.device)
+    config, criteria = call.config, call.criteria
+    texts = [Text(ids, criteria, padding) for ids, padding in zip(call.input_ids, call.paddings, strict=True)]
+    choosers = [
+        Chooser(
+            text,
+            call.processors_for(row),
+            sample=bool(config.do_sample),
+            keep_scores=bool(config.return_dict_in_generate and config.output_scores),
+            keep_logits=bool(config.return_dict_in_generate and config.output_logits),
+        )
+        for row, text in enumerate(texts)
+    ]
+    for steps in decode(Target(model), texts, drafter, choosers, call.cache, stats):
+        if call.streamer is not None:
+            call.streamer.put(torch.tensor(steps[0].tokens))
+    if call.streamer is not None:
+        call.streamer.end()
+    ids = [text.padded[0] for text in texts]
+    if len(ids) > 1 and config._pad_token_tensor is not None:
+        padding = int(config._pad_token_tensor)
+        ids = list(torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=padding))
+    sequences = torch.stack(ids).to(call.input_ids.device)
     if not config.return_dict_in_generate:
         return sequences
+    (text,), (chooser,) = texts, choosers
     scores = None if text.scores is None else tuple(text.scores)
     logits = None if chooser.logits is None else tuple(chooser.logits)
-    return Output(sequences=sequences, scores=scores, logits=logits, past_key_values=cache, stats=stats)
+    return Output(sequences=sequences, scores=scores, logits=logits, past_key_values=call.cache, stats=stats)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -67,7 +67,7 @@ def unsupported_cache(cache: Cache) -> str | None:
 
 
 class Target:
-    """A model that verifies drafts, for texts of batch size 1."""
+    """A model that verifies drafts of one text or of a batch."""
 
     def __init__(self, model: PreTrainedModel, trusted: bool = False) -> None:
         """Raises UnsupportedModelError with the reason. `trusted` leaves out the test of an unknown family."""
@@ -108,59 +108,85 @@ class Target:
         """How deep a node may stand after `length` tokens in the cache: not at all where trees are not exact."""
         return tree.depth if self.support.fits(length, len(tree)) else 0
 
-    def prefill(self, text: torch.Tensor, cache: Cache, observe: ObservePrompt | None = None) -> None:
-        """Puts `text` (length,) without its last token into the cache, which holds a beginning of it or nothing.
+    def prefill(self, texts: Sequence[torch.Tensor], cache: Cache, observe: ObservePrompt | None = None) -> None:
+        """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
-        `observe` is shown the logits after every token put there, in pieces, so that they are never held whole.
+        Shorter texts are filled up on the right, where nothing of the text sees it. `observe` is shown the logits after
+        every token put there, in pieces, so that they are never held whole.
         """
         unroll(cache)
         held, border = cache.get_seq_length(), self.support.border
-        if border is not None and border.at_once and len(text) > border.at:
-            self._read_at_once(text, cache)
+        if border is not None and border.at_once and len(texts[0]) > border.at:
+            self._read_at_once(texts[0], cache)
             return
-        missing = text[held:-1]
-        if not len(missing):
+        missing = [text[held:-1] for text in texts]
+        tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
+        if not tokens.shape[1]:
             return
         if observe is None:
-            self._read(missing, cache, **self._last_logits_only)
+            self._read(tokens, cache, **self._last_logits_only)
             return
-        for piece in missing.split(_PREFILL_PIECE):
-            observe(piece, self._read(piece, cache))
+        for start in range(0, tokens.shape[1], _PREFILL_PIECE):
+            logits = self._read(tokens[:, start : start + _PREFILL_PIECE], cache)
+            for row, text in enumerate(missing):
+                own = text[start : start + _PREFILL_PIECE]
+                observe(own, logits[row, : len(own)])
 
-    def cross(self, text: torch.Tensor, cache: Cache) -> None:
-        """Reads the text again if the model does so at its length."""
+    def cross(self, texts: Sequence[torch.Tensor], cache: Cache) -> None:
+        """Reads a text again if the model does so at its length."""
         border = self.support.border
-        if border is not None and border.reread and len(text) == border.at + 1:
-            self._read_at_once(text, cache)
+        if border is not None and border.reread and len(texts[0]) == border.at + 1:
+            self._read_at_once(texts[0], cache)
 
     def _read_at_once(self, text: torch.Tensor, cache: Cache) -> None:
         """As `generate` reads a prompt whose length decides how it is read: whole, with its last token."""
         border = self.support.border
         if border is not None and border.reread and cache.get_seq_length() <= border.at:
             cache.crop(-cache.get_seq_length())
-        self._read(text[cache.get_seq_length() :], cache, **self._last_logits_only)
+        self._read(text[None, cache.get_seq_length() :], cache, **self._last_logits_only)
         cache.crop(-1)
 
     def _read(self, tokens: torch.Tensor, cache: Cache, **more: Any) -> torch.Tensor:
         with attending(self.config, self.support.attention):
-            return self.model(input_ids=tokens[None], past_key_values=cache, use_cache=True, **more).logits[0]
+            return self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **more).logits
 
-    def inputs(self, draft: Draft, length: int) -> dict[str, Any]:
-        """Ids, masks and positions of a draft whose root follows `length` tokens in the cache."""
-        shape = draft.tree.on(self.device)
+    def inputs(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
+        """Ids, mask and positions of one draft for each text, filled up to the largest.
+
+        The root of each follows `lengths[row]` tokens, the first ones of the `held` slots of the cache.
+        """
+        if len(drafts) > 1:
+            return self._batch_inputs(drafts, lengths, held)
+        (draft,) = drafts
         return {
             "input_ids": draft.tokens[None],
-            "attention_mask": self._mask(draft.tree, length),
-            "position_ids": (shape.depths + length)[None],
+            "attention_mask": self._mask(draft.tree, held),
+            "position_ids": (draft.tree.on(self.device).depths + held)[None],
         }
 
+    def _batch_inputs(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
+        n = max(len(draft.tree) for draft in drafts)
+        ids = torch.zeros(len(drafts), n, dtype=torch.long, device=self.device)
+        positions = torch.tensor(lengths, device=self.device)[:, None].repeat(1, n)
+        visible = (torch.arange(held + n, device=self.device) < positions[:, :1])[:, None].repeat(1, n, 1)
+        for row, draft in enumerate(drafts):
+            shape, own = draft.tree.on(self.device), len(draft.tree)
+            ids[row, :own] = draft.tokens
+            positions[row, :own] += shape.depths
+            visible[row, :own, held : held + own] |= shape.ancestors
+        keys = torch.cat([torch.arange(held, device=self.device).expand(len(drafts), held), positions], dim=1)
+        mask = masks(self.support.layers, visible[:, None], positions, keys, self.dtype)
+        return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
     def forward(self, inputs: dict[str, Any], cache: Cache) -> torch.Tensor:
-        """Logits (n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache."""
+        """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the
+        cache.
+        """
         implementation = self.support.attention
         if implementation == "sdpa" and self.support.named_attention:
             implementation = NAME
         with attending(self.config, implementation), self._bias(inputs, cache):
-            return self.model(**inputs, past_key_values=cache, use_cache=True).logits[0]
+            return self.model(**inputs, past_key_values=cache, use_cache=True).logits
 
     def _bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with ALiBi: takes what such a model cannot be given as an argument out of `inputs`."""
@@ -172,7 +198,7 @@ class Target:
             del inputs["position_ids"]
         if mask is None:
             return contextlib.nullcontext()
-        before = torch.arange(cache.get_seq_length(), device=positions.device)[None]
+        before = torch.arange(cache.get_seq_length(), device=positions.device).expand(len(positions), -1)
         return biased_by_position(self.model, bias, mask, torch.cat([before, positions], dim=1))
 
     def _mask(self, tree: Tree, length: int) -> Masks | None:

@@ -74,6 +74,9 @@ def print_json(value: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def working(text: str, done: int = 0, total: int = 0) -> Iterator[None]:
     """A spinner on standard error, with a bar if there is a total, that leaves no trace; on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     bar = [BarColumn()] if total else []
@@ -88,7 +91,6 @@ def working(text: str, done: int = 0, total: int = 0) -> Iterator[None]:
         redirect_stdout=False,
         redirect_stderr=False,
         refresh_per_second=5,
-        disable=not sys.stderr.isatty(),
     )
     progress.add_task(text, total=total or None, completed=done)
     with progress:

@@ -9,6 +9,7 @@ Cost per step: one gather per tree layer, one top-k over the logits of all nodes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,7 +43,7 @@ class Recycling(Drafter):
         if self.k < 1:
             raise ValueError(f"expected k of 1 or more, got {self.k}")
 
-    def start(self, prompt: torch.Tensor, target: Target) -> None:
+    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         self._tree = tree_from(self.tree, target.device)
         if self._tree.breadth > self.k:
             raise ValueError(

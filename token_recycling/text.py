@@ -1,0 +1,103 @@
+"""A text that grows: its tokens, what ends it, and how its next token is chosen.
+
+Both are exactly `generate`'s: the criteria and processors that transformers prepares are asked once a token, with the
+tokens that they would see there, the padding before a prompt included.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+
+class Text:
+    """The tokens so far, and what ends them."""
+
+    def __init__(self, prompt: torch.Tensor, criteria: StoppingCriteriaList, padding: int = 0) -> None:
+        """`prompt` (length,) int64, its first `padding` tokens no part of the text; `criteria` as `generate` makes
+        them, a maximum length among them.
+        """
+        limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
+        if not limits:
+            raise ValueError("expected a limit on the length of the text; set max_new_tokens")
+        self.max_length = min(limits)
+        # The two criteria of every run are checked on numbers; all others are asked as they are, once per token.
+        eos = [criterion.eos_token_id.tolist() for criterion in criteria if type(criterion) is EosTokenCriteria]
+        self._eos = frozenset(token for tokens in eos for token in tokens)
+        self._others = [
+            criterion for criterion in criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
+        ]
+        self._buffer = prompt.new_empty(max(self.max_length, len(prompt) + 1))
+        self._buffer[: len(prompt)] = prompt
+        # Writing a number through numpy costs a fiftieth of writing it through torch.
+        self._cells = self._buffer.numpy() if prompt.device.type == "cpu" else self._buffer
+        self.padding = padding
+        self._end = len(prompt)
+        self.scores: list[torch.Tensor] | None = None
+        """Processed scores (1, vocabulary) per emitted token, if they are kept; some criteria read them."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """(length,) int64, a view."""
+        return self._buffer[self.padding : self._end]
+
+    @property
+    def padded(self) -> torch.Tensor:
+        """(1, padding + length) int64, a view: what `generate` shows to processors and criteria."""
+        return self._buffer[None, : self._end]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text, without padding."""
+        return self._end - self.padding
+
+    @property
+    def room(self) -> int:
+        """How many more tokens fit; at least one, as in `generate`."""
+        return max(1, self.max_length - self._end)
+
+    def append(self, token: int) -> bool:
+        """Puts a token at the end; True if the text ends with it."""
+        self._cells[self._end] = token
+        self._end += 1
+        ended = token in self._eos or self._end >= self.max_length
+        scores = None if self.scores is None else tuple(self.scores)
+        for criterion in self._others:
+            ended |= bool(torch.as_tensor(criterion(self.padded, scores)).all())
+        return ended
+
+
+class Chooser:
+    """The target's choice at a node, as `generate` makes it: processors on the path of that node, then argmax or one
+    draw.
+    """
+
+    def __init__(
+        self,
+        text: Text,
+        processors: LogitsProcessorList,
+        sample: bool,
+        keep_scores: bool = False,
+        keep_logits: bool = False,
+    ) -> None:
+        self.text, self.processors, self.sample = text, processors, sample
+        self.logits: list[torch.Tensor] | None = [] if keep_logits else None
+        text.scores = [] if keep_scores else None
+        self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
+        """True if the choice is the argmax of the logits and nothing else is asked for."""
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        """The next token after the text so far, from logits (vocabulary,)."""
+        if self.greedy:
+            fast = logits.device.type == "cpu" and logits.dtype == torch.float32
+            return int(logits.numpy().argmax() if fast else logits.argmax())
+        raw = logits[None].to(copy=True, dtype=torch.float32, device=self.text.padded.device)
+        scores = self.processors(self.text.padded, raw)
+        if self.text.scores is not None:
+            self.text.scores.append(scores)
+        if self.logits is not None:
+            self.logits.append(raw)
+        if self.sample:
+            return int(torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1))
+        return int(scores.argmax(dim=-1))
