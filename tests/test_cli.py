@@ -10,7 +10,14 @@ from itertools import chain
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from typer.testing import CliRunner
 
 from token_recycling import AdjacencyMatrix, Tree, __version__, fingerprint
@@ -306,6 +313,42 @@ def test_pieces_hold_back_parts_of_characters(tiny, text):
     assert "".join(found) == decoded(tiny.tokenizer, tokens)
     shown = IncrementalText(tiny.tokenizer)
     assert all("\N{REPLACEMENT CHARACTER}" not in shown.push([token]) for token in tokens)
+
+
+# check
+
+
+@pytest.mark.parametrize("self_test", [False, True])
+def test_check_says_how_a_model_is_supported(tiny_model_dir, self_test):
+    options = ["--self-test"] * self_test
+    text = run("check", tiny_model_dir, *options)
+    assert text.exit_code == 0
+    assert "LlamaForCausalLM, family llama" in text.stdout
+    assert "one mask" in text.stdout
+    found = run_json("check", tiny_model_dir, *options)
+    assert found["supported"]
+    assert found["tested"]
+    assert found["reason"] is None
+    assert (found["difference"] is not None) is self_test
+    assert ("logits differ by" in text.stdout) is self_test
+
+
+def test_check_says_why_a_model_is_refused(tmp_path):
+    MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4).save_pretrained(tmp_path / "mamba")
+    T5Config().save_pretrained(tmp_path / "t5")
+    for name, reason in (("mamba", "cannot go back to before a rejected token"), ("t5", "encoder-decoder")):
+        text = run("check", tmp_path / name)
+        assert text.exit_code == 1
+        assert reason in text.stdout
+        found = run_json("check", tmp_path / name, status=1)
+        assert not found["supported"]
+        assert reason in found["reason"]
+
+
+def test_check_needs_a_model(tmp_path):
+    assert_refused(run("check", tmp_path), "config.json")
+    (tmp_path / "config.json").write_text("{}")
+    assert_refused(run("check", tmp_path), "configuration of a model")
 
 
 # matrix and drafters

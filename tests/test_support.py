@@ -97,31 +97,6 @@ def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model: LlamaForC
     assert "the whole text" in str(model.acceleration.fallback)
 
 
-def mistral() -> PreTrainedModel:
-    config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=8)
-    return transformers.MistralForCausalLM(config)
-
-
-def gpt_neo() -> PreTrainedModel:
-    config = transformers.GPTNeoConfig(
-        vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
-    )
-    return transformers.GPTNeoForCausalLM(config)
-
-
-def bloom() -> PreTrainedModel:
-    return transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4))
-
-
-def falcon_alibi() -> PreTrainedModel:
-    return transformers.FalconForCausalLM(transformers.FalconConfig(**SIZES, alibi=True))
-
-
-def mamba() -> PreTrainedModel:
-    config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
-    return transformers.MambaForCausalLM(config)
-
-
 def t5() -> PreTrainedModel:
     config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     return transformers.T5ForConditionalGeneration(config)
@@ -131,21 +106,25 @@ def bert() -> PreTrainedModel:
     return transformers.BertModel(transformers.BertConfig(**SIZES, intermediate_size=64))
 
 
-def flash() -> PreTrainedModel:
-    model = tiny.llama()
-    model.config._attn_implementation = "flash_attention_2"
-    return model
+def mamba() -> PreTrainedModel:
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+    return transformers.MambaForCausalLM(config)
+
+
+def not_causal() -> PreTrainedModel:
+    return tiny.llama(is_causal=False)
+
+
+def mistral(window: int | None = 8) -> PreTrainedModel:
+    config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=window)
+    return transformers.MistralForCausalLM(config)
 
 
 REFUSED = [
-    (mistral, "full attention in every layer, got MistralForCausalLM with DynamicSlidingWindowLayer"),
-    (gpt_neo, "GPTNeoForCausalLM"),
-    (bloom, "BloomForCausalLM"),
-    (falcon_alibi, "FalconForCausalLM with ALiBi"),
-    (mamba, "MambaForCausalLM"),
+    (mamba, "MambaForCausalLM: its state over the text"),
     (t5, "decoder-only model, got the encoder-decoder T5ForConditionalGeneration"),
     (bert, "generates text, got BertModel"),
-    (flash, "sdpa or eager attention, got flash_attention_2"),
+    (not_causal, "causal attention, got LlamaForCausalLM, whose tokens see those after them"),
 ]
 
 
@@ -169,19 +148,24 @@ def test_what_is_no_model_is_refused() -> None:
         tr.accelerate(torch.nn.Linear(2, 2))
 
 
-def test_a_mistral_without_window_is_accelerated() -> None:
-    torch.manual_seed(0)
-    config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=None)
-    model = transformers.MistralForCausalLM(config).eval()
-    assert tr.unsupported(model) is None
-    ids = tiny.prompt(0, 9)
-    assert torch.equal(tr.generate(model, ids, **GREEDY), model.generate(ids, **GREEDY))
-
-
 def test_caches_that_cannot_forget_are_refused(model: LlamaForCausalLM) -> None:
     static = transformers.StaticCache(config=model.config, max_cache_len=64)
     with pytest.raises(tr.UnsupportedModelError, match="DynamicCache that is not offloaded, got StaticCache"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=static)
-    sliding = DynamicCache(config=mistral().config)
-    with pytest.raises(tr.UnsupportedModelError, match="full-attention layers, got DynamicSlidingWindowLayer"):
-        tr.stream(model, tiny.prompt(0, 4), past_key_values=sliding)
+    recurrent = DynamicCache(config=mamba().config)
+    with pytest.raises(tr.UnsupportedModelError, match="full-attention layers, got LinearAttentionLayer"):
+        tr.stream(model, tiny.prompt(0, 4), past_key_values=recurrent)
+
+
+@torch.no_grad()
+def test_a_cache_that_has_dropped_tokens_is_left_to_transformers() -> None:
+    model, ids = mistral().eval(), tiny.prompt(0, 20)
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    for cache in caches:
+        model(input_ids=ids[:, :12], past_key_values=cache)
+    with pytest.raises(tr.UnsupportedModelError, match="all 12 tokens, got one whose sliding layers have dropped"):
+        tr.stream(model, ids, past_key_values=caches[0])
+    wanted = model.generate(ids, past_key_values=caches[0], **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(ids, past_key_values=caches[1], **GREEDY), wanted)
+    assert "dropped" in str(model.acceleration.fallback)

@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .architectures import Support
+    from .checking import check
     from .decode import stream
     from .drafting import Context, Draft, Drafter, Step, drafter_names, make_drafter
     from .hf import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
@@ -27,10 +29,12 @@ __all__ = [
     "MatrixFileError",
     "Stats",
     "Step",
+    "Support",
     "Tree",
     "UnsupportedModelError",
     "accelerate",
     "accelerated",
+    "check",
     "custom_generate",
     "decelerate",
     "drafter_names",
@@ -42,6 +46,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "architectures": ("Support",),
+    "checking": ("check",),
     "decode": ("stream",),
     "drafting": ("Context", "Draft", "Drafter", "Step", "drafter_names", "make_drafter"),
     "hf": ("Acceleration", "accelerate", "accelerated", "custom_generate", "decelerate", "generate"),

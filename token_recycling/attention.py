@@ -9,14 +9,17 @@ only; whatever is not a masked grouped-query call goes to transformers' function
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from .architectures import KeyBias
 
 NAME = "token_recycling_tree"
 
@@ -52,7 +55,7 @@ def tree_attention(
         attn_mask=_repeated(attention_mask, shared),
         scale=scaling,
     )
-    return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2), None
+    return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
 def _repeated(mask: torch.Tensor, times: int) -> torch.Tensor:
@@ -69,16 +72,59 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 @contextmanager
-def attending_trees(config: PretrainedConfig) -> Iterator[None]:
-    """For the length of the block, a model with this configuration attends with `tree_attention` where it would with
-    `sdpa`.
-    """
+def attending(config: PretrainedConfig, implementation: str) -> Iterator[None]:
+    """For the length of the block, a model with this configuration attends with `implementation`."""
     before = config._attn_implementation_internal
-    if before != "sdpa":
+    if before == implementation:
         yield
         return
-    config._attn_implementation_internal = NAME
+    config._attn_implementation_internal = implementation
     try:
         yield
     finally:
         config._attn_implementation_internal = before
+
+
+@contextmanager
+def biased_by_position(
+    model: PreTrainedModel, bias: KeyBias, mask: torch.Tensor, key_positions: torch.Tensor
+) -> Iterator[None]:
+    """For the length of the block, the bias that a model gives keys by their place in the cache (ALiBi) follows
+    `key_positions` (batch or 1, length + n), and `mask` takes the place of the model's own.
+
+    The model has made both for consecutive tokens; hooks before its blocks put them in order. Calls of other threads
+    are left alone.
+    """
+    thread = threading.get_ident()
+
+    def put_in_order(
+        module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]] | None:
+        if threading.get_ident() != thread:
+            return None
+        given = kwargs["attention_mask"]
+        if bias.in_mask:  # the last query sees all keys, so that its row is the bias alone
+            ordered = _by_position(given[:, :, -1:], key_positions)
+            own = ordered.masked_fill(mask < 0, torch.finfo(mask.dtype).min)
+        else:
+            own = mask < 0 if given.dtype == torch.bool else mask
+        by_place = kwargs[bias.argument]
+        return args, {**kwargs, "attention_mask": own, bias.argument: _by_position(by_place, key_positions)}
+
+    blocks = next(child for child in model.base_model.children() if isinstance(child, torch.nn.ModuleList))
+    hooks = [block.register_forward_pre_hook(put_in_order, with_kwargs=True) for block in blocks]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _by_position(bias: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
+    """The bias (..., 1, keys) of every key's position; for (batch * heads, 1, keys) rows may differ by text."""
+    rows = bias.shape[0] // key_positions.shape[0] if bias.ndim == 3 else 1
+    places = key_positions.repeat_interleave(rows, 0)
+    places = places.view(places.shape[0], *[1] * (bias.ndim - 2), -1)
+    # A bias for more keys than there are belongs to the last ones.
+    excess = max(0, bias.shape[-1] - 1 - int(key_positions.max())) if bias.shape[-1] > places.shape[-1] else 0
+    return bias.gather(-1, (places + excess).expand(*bias.shape[:-1], -1))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 _GRAIN = 128
 
@@ -96,21 +96,82 @@ class TreeLayer(DynamicLayer):
         self.length = 0
 
 
+class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
+    """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
+
+    indexer_keys: torch.Tensor | None
+
+    def move(self, row: int, source: int, place: int) -> None:
+        """Copies the index key of one slot onto another."""
+        if self.indexer_keys is not None:
+            self.indexer_keys[row, place] = self.indexer_keys[row, source]
+
+    def keep(self, slots: int) -> None:
+        """Forgets all index keys but the first."""
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, :slots]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """As in transformers."""
+        super().crop(tokens_to_remove)
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, : self.length]
+
+    def reset(self) -> None:
+        super().reset()
+        self.indexer_keys, self.is_indexer_initialized = None, False
+
+
+_TAKEN = (TreeLayer, IndexedTreeLayer)
+_OTHERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
+
+
+def unsupported_layers(cache: Cache) -> str | None:
+    """Why accepted slots cannot be kept in the layers of a cache, or None if they can."""
+    others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in (*_TAKEN, *_OTHERS)})
+    if others:
+        return f"expected a cache of full-attention layers, got {', '.join(others)}"
+    for layer in cache.layers:
+        if type(layer) is DynamicSlidingWindowLayer and layer.is_initialized:
+            held = layer.keys.shape[-2]
+            if held < layer.cumulative_length:
+                return (
+                    f"expected a cache with all {layer.cumulative_length} tokens, got one whose sliding layers have "
+                    f"dropped all but {held}; start a new one"
+                )
+    return None
+
+
+def unroll(cache: Cache) -> None:
+    """Lets sliding layers keep everything from now on. What leaves the window is masked, so that the cache works
+    wherever it did before; but a tree's slots are not in order of position, and dropping the oldest is not right.
+    """
+    for place, layer in enumerate(cache.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            full = DynamicLayer()
+            if layer.is_initialized:
+                full.update(layer.keys, layer.values)
+            cache.layers[place] = full
+
+
 class TreeCache:
     """Keeps accepted slots in a `DynamicCache`, whose layers it takes over when there is first something to keep."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self._stores: list[_Store] = []
+        self._layers: list[TreeLayer] = []
 
     def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
         """Of the slots from `held` on, one a node, keeps those of the `accepted` nodes (ascending) of each text, moved
         to the end of its `lengths[row]` slots, and forgets the rest.
         """
         if not self._stores:
-            if not all(type(layer) is TreeLayer for layer in self.cache.layers):
+            if any(type(layer) in _OTHERS and layer.keys is not None for layer in self.cache.layers):
                 _take_over(self.cache)
-            self._stores = list({id(store): store for layer in self.cache.layers for store, _ in layer.parts}.values())
+            self._layers = [layer for layer in self.cache.layers if type(layer) in _TAKEN]
+            self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
+        indexed = [layer for layer in self._layers if isinstance(layer, IndexedTreeLayer)]
         # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
         for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
             for place, node in enumerate(nodes):
@@ -118,15 +179,24 @@ class TreeCache:
                     for store in self._stores:
                         slots = store.buffer.narrow(1, row, 1)
                         slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
+                    for layer in indexed:
+                        layer.move(row, held + node, length + place)
         longest = max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True))
-        for layer in self.cache.layers:
+        for layer in self._layers:
             layer.length = longest
+        for layer in indexed:
+            layer.keep(longest)
 
 
 def _take_over(cache: Cache) -> None:
-    """Moves all states into shared stores, one for all keys and values of one shape, with room for as much again."""
+    """Moves all states into shared stores, one for all keys and values of one shape, with room for as much again.
+
+    A layer without states of its own, which shares those of another, stays as it is.
+    """
+    unroll(cache)
+    holders = [index for index, layer in enumerate(cache.layers) if layer.keys is not None]
     places: dict[tuple, list[tuple[int, int]]] = defaultdict(list)
-    for index in range(len(cache.layers)):
+    for index in holders:
         for part in (0, 1):
             states = _states(cache, index, part)
             places[states.shape, states.dtype, states.device].append((index, part))
@@ -136,9 +206,13 @@ def _take_over(cache: Cache) -> None:
         for place, member in enumerate(members):
             store.buffer[place, :, :, : shape[-2]] = _states(cache, *member)
             found[member] = (store, place)
-    length = cache.get_seq_length()
-    for index in range(len(cache.layers)):
-        cache.layers[index] = TreeLayer(found[index, 0], found[index, 1], length)
+    for index in holders:
+        before = cache.layers[index]
+        indexed = isinstance(before, DynamicIndexedLayer)
+        layer = (IndexedTreeLayer if indexed else TreeLayer)(found[index, 0], found[index, 1], before.keys.shape[-2])
+        if indexed:
+            layer.indexer_keys, layer.is_indexer_initialized = before.indexer_keys, before.is_indexer_initialized
+        cache.layers[index] = layer
 
 
 def _states(cache: Cache, index: int, part: int) -> torch.Tensor:

@@ -21,6 +21,7 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from .architectures import support
 from .target import unsupported, unsupported_cache
 
 _KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "tokenizer"}
@@ -101,7 +102,11 @@ class Call:
         if not self._counts_from_zero:
             return "expected positions that count from 0, got others in position_ids"
         alone = len(self.input_ids) == 1 and not any(self.paddings)
-        return (None if alone else self._why_no_batch()) or unsupported_cache(self.cache) or unsupported(model)
+        return (
+            unsupported(model)
+            or (None if alone else support(model).batch_reason or self._why_no_batch())
+            or unsupported_cache(self.cache)
+        )
 
     @property
     def _counts_from_zero(self) -> bool:

@@ -49,6 +49,7 @@ def decode(
         clock.restart()
         drafts = [_draft(drafter, target, text, row, row in going) for row, text in enumerate(texts)]
         clock.lap("retrieve")
+        target.cross([text.tokens for text in texts], cache)
         lengths, held = [text.length - 1 for text in texts], cache.get_seq_length()
         inputs = target.inputs(drafts, lengths, held)
         clock.lap("prepare")
@@ -78,16 +79,16 @@ def _prefill(target: Target, texts: Sequence[Text], drafter: Drafter, cache: Cac
             f"expected a cache of fewer than the {texts[0].length} tokens given, got one of {held}; "
             "pass the whole text so far"
         )
-    missing = [text.tokens[held:-1] for text in texts]
-    if any(len(tokens) for tokens in missing):
-        target.prefill(missing, cache, drafter.observe_prompt if drafter.learns_prompt else None)
+    observe = drafter.observe_prompt if drafter.learns_prompt else None
+    target.prefill([text.tokens for text in texts], cache, observe)
 
 
 def _draft(drafter: Drafter, target: Target, text: Text, row: int, going: bool) -> Draft:
     """What to verify for a text; of one that has ended, its last token, which is not looked at."""
     if not going:
         return Draft(root_only(), text.tokens[-1:])
-    return drafter.draft(Context(text.tokens, text.room, row)).cut(_depth_limit(text, target))
+    draft = drafter.draft(Context(text.tokens, text.room, row)).cut(_depth_limit(text, target))
+    return draft.cut(target.depth_limit(draft.tree, text.length - 1))
 
 
 def _depth_limit(text: Text, target: Target) -> int:

@@ -1,27 +1,31 @@
-"""The model that decides: what it must offer, and one forward pass over a draft tree.
+"""The model that decides: one forward pass of it over a draft tree.
 
 A tree forward is an ordinary call of the model with two additions: a mask in which every node sees the context and its
-own ancestors, and positions of context length plus depth. No model code is copied or changed. `unsupported` says in
-advance why a model cannot be used; nothing is ever tried that is not known to be exact.
+own ancestors, and positions of context length plus depth. No model code is copied or changed. What a model needs beyond
+that is in `architectures`; `unsupported` says in advance why a model cannot be used, and nothing is ever tried that is
+not known to be exact.
 """
 
 from __future__ import annotations
 
-import inspect
+import contextlib
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
-from .attention import attending_trees
-from .cache import TreeLayer
+from .architectures import MASKED_ATTENTION, Support, accepts, support
+from .attention import NAME, attending, biased_by_position
+from .cache import unroll, unsupported_layers
 from .drafting import Draft
+from .masks import Masks, masks, moves_with_text, windowed
 from .tree import Tree
 
-MASKED_ATTENTION = ("sdpa", "eager")
-"""Attention implementations that take a mask of any shape."""
-
+logger = logging.getLogger("token_recycling")
 
 _PREFILL_PIECE = 512
 _MASK_GRAIN = 256
@@ -29,56 +33,46 @@ _MASK_GRAIN = 256
 ObservePrompt = Callable[[torch.Tensor, torch.Tensor], None]
 """Told of a piece of the prompt: tokens (length,) and the logits (length, vocabulary) after each."""
 
+_found: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
+_switched: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+
 
 class UnsupportedModelError(ValueError):
     """The model, or the way it was called, cannot be accelerated without risking its output."""
 
 
 def unsupported(model: PreTrainedModel) -> str | None:
-    """Why a tree cannot be verified with this model, or None if it can."""
-    name = type(model).__name__
-    if not isinstance(model, PreTrainedModel) or not model.can_generate():
-        return f"expected a transformers model that generates text, got {name}; load it with AutoModelForCausalLM"
-    config = model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder:
-        return f"expected a decoder-only model, got the encoder-decoder {name}"
-    if getattr(model, "_is_stateful", False):
-        return f"expected a model whose cache can forget tokens, got {name} with a recurrent state"
-    if not _accepts(model, "position_ids"):
-        return f"expected a model that takes position_ids, got {name}, which derives positions itself"
-    if getattr(config, "alibi", False):
-        return f"expected rotary or learned positions, got {name} with ALiBi, whose bias follows cache slots"
-    layers = DynamicCache(config=config).layers
-    others = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
-    if others:
-        return f"expected full attention in every layer, got {name} with {', '.join(others)}"
-    if getattr(config, "model_type", "") == "gpt_neo":
-        return f"expected full attention in every layer, got {name} with local attention by cache slot"
-    implementation = config._attn_implementation
-    if implementation not in MASKED_ATTENTION:
-        return f"expected sdpa or eager attention, got {implementation}; call model.set_attn_implementation('sdpa')"
-    return None
+    """Why a tree cannot be verified with this model, or None if it can.
+
+    Known families are judged by their configuration. A model of another family is tested once, on a short text.
+    """
+    return _judged(model, support(model))
+
+
+def _judged(model: PreTrainedModel, known: Support) -> str | None:
+    if not known.supported or known.tested:
+        return known.reason
+    if model not in _found:
+        from .checking import check
+
+        _found[model] = check(model, self_test=True).reason
+    return _found[model]
 
 
 def unsupported_cache(cache: Cache) -> str | None:
     """Why accepted slots cannot be kept in this cache, or None if they can."""
     if type(cache) is not DynamicCache or cache.offloading:
         return f"expected a DynamicCache that is not offloaded, got {type(cache).__name__}"
-    others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in (DynamicLayer, TreeLayer)})
-    return f"expected a cache of full-attention layers, got {', '.join(others)}" if others else None
-
-
-def _accepts(model: PreTrainedModel, argument: str) -> bool:
-    parameters = inspect.signature(model.forward).parameters
-    return argument in parameters
+    return unsupported_layers(cache)
 
 
 class Target:
     """A model that verifies drafts of one text or of a batch."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Raises UnsupportedModelError with the reason."""
-        reason = unsupported(model)
+    def __init__(self, model: PreTrainedModel, trusted: bool = False) -> None:
+        """Raises UnsupportedModelError with the reason. `trusted` leaves out the test of an unknown family."""
+        self.support = support(model)
+        reason = self.support.reason if trusted else _judged(model, self.support)
         if reason is not None:
             raise UnsupportedModelError(reason)
         self.model = model
@@ -87,7 +81,9 @@ class Target:
         self.config = model.config.get_text_config(decoder=True)
         self._mask_tree: Tree | None = None
         self._mask_room = 0
-        self._last_logits_only = {"logits_to_keep": 1} if _accepts(model, "logits_to_keep") else {}
+        self._last_logits_only = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
+        self._positions_given = accepts(model, "position_ids")
+        self._say_what_is_switched()
 
     @property
     def vocab_size(self) -> int:
@@ -103,29 +99,58 @@ class Target:
     @property
     def max_length(self) -> int | None:
         """The context the model was made for, if its configuration says so."""
-        return getattr(self.config, "max_position_embeddings", None)
+        return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "max_seq_len", None)
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.config)
 
+    def depth_limit(self, tree: Tree, length: int) -> int:
+        """How deep a node may stand after `length` tokens in the cache: not at all where trees are not exact."""
+        return tree.depth if self.support.fits(length, len(tree)) else 0
+
     def prefill(self, texts: Sequence[torch.Tensor], cache: Cache, observe: ObservePrompt | None = None) -> None:
-        """Puts the tokens (length,) of each text, which come after what the cache holds, into the cache.
+        """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
         Shorter texts are filled up on the right, where nothing of the text sees it. `observe` is shown the logits after
-        every token, in pieces, so that they are never held whole.
+        every token put there, in pieces, so that they are never held whole.
         """
-        tokens = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
+        unroll(cache)
+        held, border = cache.get_seq_length(), self.support.border
+        if border is not None and border.at_once and len(texts[0]) > border.at:
+            self._read_at_once(texts[0], cache)
+            return
+        missing = [text[held:-1] for text in texts]
+        tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
+        if not tokens.shape[1]:
+            return
         if observe is None:
-            self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **self._last_logits_only)
+            self._read(tokens, cache, **self._last_logits_only)
             return
         for start in range(0, tokens.shape[1], _PREFILL_PIECE):
-            piece = tokens[:, start : start + _PREFILL_PIECE]
-            logits = self.model(input_ids=piece, past_key_values=cache, use_cache=True).logits
-            for row, text in enumerate(texts):
+            logits = self._read(tokens[:, start : start + _PREFILL_PIECE], cache)
+            for row, text in enumerate(missing):
                 own = text[start : start + _PREFILL_PIECE]
                 observe(own, logits[row, : len(own)])
 
-    def inputs(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, torch.Tensor | None]:
+    def cross(self, texts: Sequence[torch.Tensor], cache: Cache) -> None:
+        """Reads a text again if the model does so at its length."""
+        border = self.support.border
+        if border is not None and border.reread and len(texts[0]) == border.at + 1:
+            self._read_at_once(texts[0], cache)
+
+    def _read_at_once(self, text: torch.Tensor, cache: Cache) -> None:
+        """As `generate` reads a prompt whose length decides how it is read: whole, with its last token."""
+        border = self.support.border
+        if border is not None and border.reread and cache.get_seq_length() <= border.at:
+            cache.crop(-cache.get_seq_length())
+        self._read(text[None, cache.get_seq_length() :], cache, **self._last_logits_only)
+        cache.crop(-1)
+
+    def _read(self, tokens: torch.Tensor, cache: Cache, **more: Any) -> torch.Tensor:
+        with attending(self.config, self.support.attention):
+            return self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **more).logits
+
+    def inputs(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
         """Ids, mask and positions of one draft for each text, filled up to the largest.
 
         The root of each follows `lengths[row]` tokens, the first ones of the `held` slots of the cache.
@@ -139,9 +164,7 @@ class Target:
             "position_ids": (draft.tree.on(self.device).depths + held)[None],
         }
 
-    def _batch_inputs(
-        self, drafts: Sequence[Draft], lengths: Sequence[int], held: int
-    ) -> dict[str, torch.Tensor | None]:
+    def _batch_inputs(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
         n = max(len(draft.tree) for draft in drafts)
         ids = torch.zeros(len(drafts), n, dtype=torch.long, device=self.device)
         positions = torch.tensor(lengths, device=self.device)[:, None].repeat(1, n)
@@ -151,28 +174,62 @@ class Target:
             ids[row, :own] = draft.tokens
             positions[row, :own] += shape.depths
             visible[row, :own, held : held + own] |= shape.ancestors
-        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
-        mask.masked_fill_(~visible, torch.finfo(self.dtype).min)
-        return {"input_ids": ids, "attention_mask": mask[:, None], "position_ids": positions}
+        keys = torch.cat([torch.arange(held, device=self.device).expand(len(drafts), held), positions], dim=1)
+        mask = masks(self.support.layers, visible[:, None], positions, keys, self.dtype)
+        return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
 
-    def forward(self, inputs: dict[str, torch.Tensor | None], cache: Cache) -> torch.Tensor:
+    def forward(self, inputs: dict[str, Any], cache: Cache) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the
         cache.
         """
-        with attending_trees(self.config):
+        implementation = self.support.attention
+        if implementation == "sdpa" and self.support.named_attention:
+            implementation = NAME
+        with attending(self.config, implementation), self._bias(inputs, cache):
             return self.model(**inputs, past_key_values=cache, use_cache=True).logits
 
-    def _mask(self, tree: Tree, length: int) -> torch.Tensor | None:
+    def _bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
+        """For a model with ALiBi: takes what such a model cannot be given as an argument out of `inputs`."""
+        bias = self.support.key_bias
+        if bias is None:
+            return contextlib.nullcontext()
+        mask, positions = inputs.pop("attention_mask"), inputs["position_ids"]
+        if not self._positions_given:
+            del inputs["position_ids"]
+        if mask is None:
+            return contextlib.nullcontext()
+        before = torch.arange(cache.get_seq_length(), device=positions.device).expand(len(positions), -1)
+        return biased_by_position(self.model, bias, mask, torch.cat([before, positions], dim=1))
+
+    def _mask(self, tree: Tree, length: int) -> Masks | None:
         """Added to attention scores, (1, 1, n, length + n): every node sees the text and its own ancestors.
 
-        The mask of a longer text is the same with more visible columns before it, so each is a window on the last one.
+        The mask of a longer text is the same with more columns before it, so each is a window on the last one; only
+        where layers see fixed chunks of the text is it made anew.
         """
         n = len(tree)
         if n == 1:
             return None
+        if not moves_with_text(self.support.layers):
+            return self._made_mask(tree, length)
         if self._mask_tree is not tree or self._mask_room < length:
             self._mask_tree, self._mask_room = tree, -(-2 * length // _MASK_GRAIN) * _MASK_GRAIN
-            self._full_mask = torch.zeros(1, 1, n, self._mask_room + n, dtype=self.dtype, device=self.device)
-            tail = self._full_mask[0, 0, :, self._mask_room :]
-            tail.masked_fill_(tree.on(self.device).hidden, torch.finfo(self.dtype).min)
-        return self._full_mask.narrow(3, self._mask_room - length, length + n)
+            self._full_mask = self._made_mask(tree, self._mask_room)
+        return windowed(self._full_mask, self._mask_room - length, length + n)
+
+    def _made_mask(self, tree: Tree, length: int) -> Masks:
+        shape, before = tree.on(self.device), torch.arange(length, device=self.device)
+        visible = torch.cat([shape.ancestors.new_ones(len(tree), length), shape.ancestors], dim=1)[None, None]
+        queries = (shape.depths + length)[None]
+        return masks(self.support.layers, visible, queries, torch.cat([before[None], queries], dim=1), self.dtype)
+
+    def _say_what_is_switched(self) -> None:
+        wanted = self.config._attn_implementation
+        if wanted not in MASKED_ATTENTION and _switched.get(self.model) != wanted:
+            _switched[self.model] = wanted
+            logger.warning(
+                "%s takes no tree mask: accelerated calls use %s; all others, and the model after them, keep %s",
+                wanted,
+                self.support.attention,
+                wanted,
+            )

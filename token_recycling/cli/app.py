@@ -1,4 +1,4 @@
-"""The command line: `token-recycling generate | compare | matrix | drafters`.
+"""The command line: `token-recycling generate | compare | check | matrix | drafters`.
 
 It stands on the library's surface and adds only what a terminal needs. torch and transformers are imported by the
 commands that need them, so that help and wrong usage answer at once.
@@ -177,6 +177,29 @@ def compare(
     else:
         console.print_summary(out, summary)
     if not summary["identical"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    model: Model,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Load the weights, and compare a tree with linear decoding.")
+    ] = False,
+    dtype: DTypeOption = None,
+    device: Device = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Says whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
+    loading.check_source(model)
+    with console.working(f"loading {model}"):
+        found = loading.support_of(model, self_test, dtype and dtype.value, device, threads)
+    if as_json:
+        console.print_json(found.as_dict())
+    else:
+        console.print_support(Console(), found)
+    if not found.supported:
         raise typer.Exit(1)
 
 

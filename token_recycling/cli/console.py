@@ -18,6 +18,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from ..architectures import Support
     from ..stats import Stats
     from .side_by_side import Comparison
 
@@ -126,6 +127,23 @@ def print_stats(console: Console, stats: Stats) -> None:
         for place, share in shares.items():
             table.add_row(f"accepted at {key} {place}", "", percent(share))
     console.print(table)
+
+
+def print_support(console: Console, found: Support) -> None:
+    """Whether and how a model is supported, a line for each thing known."""
+    lines = [
+        ("model", f"{found.model}, family {found.family}"),
+        ("supported", "yes" if found.supported else "no"),
+        ("because" if found.reason else "how", found.reason or found.how),
+    ]
+    if found.supported:
+        lines.append(("attention", found.attention))
+        lines.append(("tested family", "yes" if found.tested else "no"))
+    if found.difference is not None:
+        lines.append(("self-test", f"logits differ by {found.difference:.1e} at most"))
+    lines += [("note", note) for note in found.notes]
+    for name, text in lines:
+        console.print(f"{name:14}{text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def has_colours(console: Console) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from ..architectures import Support
     from ..drafting import Drafter
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -48,24 +49,53 @@ def load(name: str, dtype: str | None = None, device: str | None = None, threads
 
     `dtype` defaults to float32 on a CPU, where 16 bits are slow, and to the file's own elsewhere.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
     from ..target import UnsupportedModelError, unsupported
 
-    place = _device(device)
-    if threads is not None:
-        torch.set_num_threads(threads)
     tokenizer = load_tokenizer(name)
-    chosen = dtype or ("float32" if place.type == "cpu" else "auto")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=chosen).to(place).eval()
-    except Exception as error:  # a folder of somebody else can be wrong in any way
-        raise ValueError(f"expected a causal language model at {name}, got: {_first_line(error)}") from error
+    model = _load_model(name, dtype, device, threads)
     reason = unsupported(model)
     if reason is not None:
         raise UnsupportedModelError(f"{name} cannot be accelerated: {reason}")
     return Loaded(model, tokenizer)
+
+
+def _load_model(name: str, dtype: str | None, device: str | None, threads: int | None) -> PreTrainedModel:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    place = _device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    chosen = dtype or ("float32" if place.type == "cpu" else "auto")
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=chosen).to(place).eval()
+    except Exception as error:  # a folder of somebody else can be wrong in any way
+        raise ValueError(f"expected a causal language model at {name}, got: {_first_line(error)}") from error
+
+
+def support_of(
+    name: str, self_test: bool, dtype: str | None = None, device: str | None = None, threads: int | None = None
+) -> Support:
+    """Whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ..architectures import Support
+    from ..checking import check
+
+    quieten()
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except Exception as error:  # as in _load_model
+        raise ValueError(f"expected the configuration of a model at {name}, got: {_first_line(error)}") from error
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "one that AutoModelForCausalLM does not know"
+        reason = f"expected a decoder-only model that generates text, got {kind}"
+        return Support((config.architectures or [config.model_type])[0], config.model_type, reason)
+    if self_test:
+        return check(_load_model(name, dtype, device, threads), self_test=True)
+    with torch.device("meta"):
+        return check(AutoModelForCausalLM.from_config(config))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
