@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from commandline import CONTEXT
 from hypothesis import settings
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from token_recycling.cli.loading import Loaded, load
 
 SHIPPED = Path(__file__).parents[1] / "models" / "target"
 
@@ -44,3 +48,34 @@ def shipped() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
         pytest.skip(f"no model in {SHIPPED}")
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(SHIPPED)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A llama whose tokens are bytes, so that characters of several bytes come in parts."""
+    folder = tmp_path_factory.mktemp("tiny")
+    vocab = {byte: place for place, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab={**vocab, "<end>": 256}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+        eos_token_id=256,
+        bos_token_id=None,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def loaded(tiny_model_dir: str) -> Loaded:
+    """The model and the tokenizer in that folder."""
+    return load(tiny_model_dir)

@@ -9,18 +9,13 @@ from __future__ import annotations
 import contextlib
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from .. import __version__
-from . import console, loading
-
-if TYPE_CHECKING:
-    from ..drafting import Drafter
-    from ..hf import Acceleration
-    from .streaming import StepRecorder
+from . import console, loading, running
 
 app = typer.Typer(
     cls=console.OneLineErrors,
@@ -90,14 +85,14 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continues a prompt, and streams the text; Ctrl-C keeps what was learned."""
-    sampling = _sampling(temperature, top_p, top_k, seed)
+    sampling = running.sampling(temperature, top_p, top_k, seed)
     if file is not None and file.is_dir():
         raise ValueError(
             f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
         )
     (given,) = loading.read_prompts([] if prompt is None else [prompt], file)
-    made, loaded = _drafter_and_model(drafter, model, dtype, device, threads)
-    ids = loading.encode(loaded, given, _chat(loaded, chat))
+    made, loaded = running.drafter_and_model(drafter, model, dtype and dtype.value, device, threads)
+    ids = loading.encode(loaded, given, running.chat(loaded, chat))
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)
     stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}
@@ -116,7 +111,7 @@ def generate(
     recorder = StepRecorder(show)
     with waiting:
         waiting.enter_context(console.working(f"reading the prompt, {ids.shape[1]} tokens"))
-        acceleration, interrupted = _run(loaded, made, arguments, recorder, matrix, measure=stats or as_json)
+        acceleration, interrupted = running.run(loaded, made, arguments, recorder, matrix, measure=stats or as_json)
     if as_json:
         result = {"text": decoded(loaded.tokenizer, recorder.tokens), "tokens": recorder.tokens}
         console.print_json({**result, "interrupted": interrupted, "stats": acceleration.stats.as_dict()})
@@ -146,8 +141,8 @@ def compare(
 ) -> None:
     """Decodes prompts plain and recycled: the same text or not, and how much faster. Exit status 1 if any differs."""
     given = loading.read_prompts(texts or [], prompts)[:limit]
-    made, loaded = _drafter_and_model(drafter, model, dtype, device, threads)
-    through_template = _chat(loaded, chat)
+    made, loaded = running.drafter_and_model(drafter, model, dtype and dtype.value, device, threads)
+    through_template = running.chat(loaded, chat)
     encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
 
     from ..drafting import make_drafter
@@ -253,69 +248,3 @@ def drafters(as_json: Json = False) -> None:
         console.print_json({"drafters": found})
     else:
         console.print_drafters(Console(), found)
-
-
-def _sampling(temperature: float, top_p: float | None, top_k: int | None, seed: int | None) -> dict[str, Any]:
-    """Arguments of `model.generate`; all are set, so that the model's own configuration cannot add to the options."""
-    if not temperature:
-        if (top_p, top_k, seed) != (None, None, None):
-            raise ValueError(
-                "expected --temperature above 0 with --top-p, --top-k or --seed, got 0, which draws nothing"
-            )
-        return {}
-    if seed is not None:
-        import torch
-
-        torch.manual_seed(seed)
-    return {
-        "do_sample": True,
-        "temperature": temperature,
-        "top_p": 1.0 if top_p is None else top_p,
-        "top_k": 0 if top_k is None else top_k,
-    }
-
-
-def _drafter_and_model(
-    drafter: str, model: str, dtype: DType | None, device: str | None, threads: int | None
-) -> tuple[Drafter, loading.Loaded]:
-    """What is quick to check comes first, so that a wrong path or option is not waited for."""
-    loading.check_source(model)
-    with console.working(f"loading {model}"):
-        from ..drafting import make_drafter
-
-        try:
-            made = make_drafter(drafter)
-        except TypeError as error:  # an option without a default was left out
-            raise ValueError(f"expected all options of the drafter {drafter!r}, got: {error}") from None
-        return made, loading.load(model, dtype and dtype.value, device, threads)
-
-
-def _chat(loaded: loading.Loaded, wanted: bool | None) -> bool:
-    chat = loading.uses_chat(loaded, wanted)
-    if chat and wanted is None:
-        console.note("prompts go through the tokenizer's chat template; --no-chat gives them as they are")
-    return chat
-
-
-def _run(
-    loaded: loading.Loaded,
-    drafter: Drafter,
-    arguments: dict[str, Any],
-    recorder: StepRecorder,
-    matrix: Path | None,
-    measure: bool,
-) -> tuple[Acceleration, bool]:
-    """Generates until the end or Ctrl-C; the flag says which. Whatever ends it, what was learned is saved."""
-    from ..hf import accelerated
-    from ..matrix import fingerprint
-
-    with accelerated(loaded.model, drafter) as acceleration:
-        acceleration.stats.synchronize = measure
-        try:
-            loaded.model.generate(**arguments, streamer=recorder)
-        except KeyboardInterrupt:
-            return acceleration, True
-        finally:
-            if matrix is not None and recorder.steps:
-                drafter.matrix.save(matrix, fingerprint(loaded.tokenizer))  # type: ignore[attr-defined]
-    return acceleration, False

@@ -1,0 +1,37 @@
+"""The command line in a test: run it, read its JSON, expect one line of error."""
+
+import json
+
+from typer.testing import CliRunner
+
+from token_recycling.cli.app import app
+
+PROMPT = "def add(a, b):"
+CONTEXT = 96
+
+
+def run(*args, **extra):
+    return CliRunner().invoke(app, list(map(str, args)), **extra)
+
+
+def run_json(*args, status=0, **extra):
+    result = run(*args, "--json", **extra)
+    assert result.exit_code == status, result.stderr
+    return json.loads(result.stdout)
+
+
+def assert_refused(result, *words):
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def reference(loaded, prompt, **arguments):
+    ids = loaded.tokenizer(prompt, return_tensors="pt")
+    return loaded.model.generate(**ids, **arguments)[0, ids["input_ids"].shape[1] :].tolist()
+
+
+# generate
