@@ -91,6 +91,10 @@ RANK_ACCEPTANCE = (0.709, 0.069, 0.035, 0.017, 0.013, 0.012, 0.010, 0.004)
 """How often the candidate of each rank was right where it was tried, measured by `benchmarks/rank_acceptance.py`."""
 
 DEFAULT_CPU_NODES = 8
+_ROWS_ON_CPU, _ROWS_ON_ACCELERATOR = 16, 256
+"""Nodes of all texts together, roots included, from which on drafting did not pay (docs/LOG.md), or is not expected
+to.
+"""
 
 
 @cache
@@ -101,17 +105,31 @@ def small(nodes: int = DEFAULT_CPU_NODES) -> Tree:
     return grow(RANK_ACCEPTANCE, nodes)
 
 
-def tree_from(spec: str | int | Tree, device: torch.device) -> Tree:
+def auto(device: torch.device, texts: int = 1) -> Tree:
+    """The largest of the default trees that `texts` texts at once leave room for: a lone root where there is none.
+
+    What a node costs depends on how many are in the same forward pass, whichever text they belong to.
+    """
+    rows = _ROWS_ON_CPU if device.type == "cpu" else _ROWS_ON_ACCELERATOR
+    most = DEFAULT_CPU_NODES if device.type == "cpu" else len(paper()) - 1
+    nodes = min(most, rows // texts - 1)
+    if nodes == len(paper()) - 1:
+        return paper()
+    return small(nodes) if nodes > 0 else root_only()
+
+
+def tree_from(spec: str | int | Tree, device: torch.device, texts: int = 1) -> Tree:
     """The tree a user asked for.
 
-    `auto` is the paper's tree on an accelerator and the small one on a CPU; `paper`; `chain:N`; a number N for a grown
-    tree of N nodes; rank paths (`"0 1 00"`); or the path of a text file with rank paths.
+    `auto` is the paper's tree on an accelerator and a small one on a CPU, smaller ones for several texts at once;
+    `paper`; `chain:N`; a number N for a grown tree of N nodes; rank paths (`"0 1 00"`); or the path of a text file with
+    rank paths.
     """
     if isinstance(spec, Tree):
         return spec
     text = str(spec).strip()
     if text == "auto":
-        return small() if device.type == "cpu" else paper()
+        return auto(device, texts)
     if text == "paper":
         return paper()
     kind, _, number = text.rpartition(":")

@@ -28,8 +28,8 @@ class Recycling(Drafter):
     k: int = 8
     """Candidates kept after every token."""
     tree: str | int | Tree = "auto"
-    """auto (the paper's tree on an accelerator, a small one on a CPU), paper, chain:N, a number of nodes, rank paths,
-    or a file of them.
+    """auto (the paper's tree on an accelerator, a small one on a CPU, less for a batch), paper, chain:N, a number of
+    nodes, rank paths, or a file of them.
     """
     update: UpdateRule = "last"
     """Which node wins where a token stands at several: last, first or unordered."""
@@ -44,7 +44,7 @@ class Recycling(Drafter):
             raise ValueError(f"expected k of 1 or more, got {self.k}")
 
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
-        self._tree = tree_from(self.tree, target.device)
+        self._tree = tree_from(self.tree, target.device, len(prompts))
         if self._tree.breadth > self.k:
             raise ValueError(
                 f"expected a tree of ranks below k = {self.k}, got rank {self._tree.breadth - 1}; "
