@@ -64,7 +64,7 @@ def test_a_batch_equals_generate(ending: LlamaForCausalLM, tree: Any, way: dict[
 
 def test_rows_accept_different_numbers_of_tokens(ending: LlamaForCausalLM) -> None:
     ending.generation_config.eos_token_id = None
-    stats = equal(ending, tr.make_drafter("recycling"), **batch([3, 8, 5, 11], 1), max_new_tokens=32)
+    stats = equal(ending, tr.make_drafter("recycling", tree=8), **batch([3, 8, 5, 11], 1), max_new_tokens=32)
     assert len(stats.lengths) > 2
     assert stats.tokens == 4 * 32
 

@@ -124,9 +124,10 @@ def test_a_tree_is_asked_for_in_many_ways(tmp_path) -> None:
     file = tmp_path / "tree.txt"
     file.write_text("0 1\n00\n")
     assert tree_from("paper", CPU) is paper()
-    assert tree_from("auto", CPU) is small()
+    assert tree_from("auto", CPU) is small(DEFAULT_CPU_NODES)
     assert tree_from("auto", torch.device("cuda")) is paper()
-    assert len(small()) - 1 == DEFAULT_CPU_NODES
+    assert [len(tree_from("auto", CPU, texts)) for texts in (1, 2, 4, 8)] == [9, 4, 2, 1]
+    assert [len(tree_from("auto", torch.device("cuda"), texts)) for texts in (2, 8)] == [81, 32]
     assert tree_from("chain:5", CPU) is chain(5)
     assert len(tree_from(30, CPU)) == len(tree_from("30", CPU)) == 31
     assert tree_from("0 1 00", CPU).paths == tree_from(str(file), CPU).paths == ((), (0,), (1,), (0, 0))

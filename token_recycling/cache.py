@@ -155,22 +155,29 @@ def unroll(cache: Cache) -> None:
 
 
 class TreeCache:
-    """Keeps accepted slots in a `DynamicCache`, whose layers it takes over when there is first something to keep."""
+    """Keeps accepted slots in a `DynamicCache`, whose layers it takes over: at once if there is something in them, else
+    when there is something to keep.
+    """
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self._stores: list[_Store] = []
         self._layers: list[TreeLayer] = []
+        if cache.get_seq_length():
+            self._take_over()
+
+    def _take_over(self) -> None:
+        if any(type(layer) in _OTHERS and layer.keys is not None for layer in self.cache.layers):
+            _share(self.cache)
+        self._layers = [layer for layer in self.cache.layers if type(layer) in _TAKEN]
+        self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
 
     def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
         """Of the slots from `held` on, one a node, keeps those of the `accepted` nodes (ascending) of each text, moved
         to the end of its `lengths[row]` slots, and forgets the rest.
         """
         if not self._stores:
-            if any(type(layer) in _OTHERS and layer.keys is not None for layer in self.cache.layers):
-                _take_over(self.cache)
-            self._layers = [layer for layer in self.cache.layers if type(layer) in _TAKEN]
-            self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
+            self._take_over()
         indexed = [layer for layer in self._layers if isinstance(layer, IndexedTreeLayer)]
         # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
         for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
@@ -188,7 +195,7 @@ class TreeCache:
             layer.keep(longest)
 
 
-def _take_over(cache: Cache) -> None:
+def _share(cache: Cache) -> None:
     """Moves all states into shared stores, one for all keys and values of one shape, with room for as much again.
 
     A layer without states of its own, which shares those of another, stays as it is.

@@ -91,14 +91,14 @@ RANK_ACCEPTANCE = (0.709, 0.069, 0.035, 0.017, 0.013, 0.012, 0.010, 0.004)
 """How often the candidate of each rank was right where it was tried, measured by `benchmarks/rank_acceptance.py`."""
 
 DEFAULT_CPU_NODES = 8
-_ROWS_ON_CPU, _ROWS_ON_ACCELERATOR = 16, 256
-"""Nodes of all texts together, roots included, from which on drafting did not pay (docs/LOG.md), or is not expected
-to.
+_ROWS_ON_CPU, _ROWS_ON_ACCELERATOR = DEFAULT_CPU_NODES + 1, 256
+"""Nodes of all texts together, roots included, in one forward pass. On a CPU the cost of a pass is flat up to about
+nine rows (docs/LOG.md); the other number is an expectation.
 """
 
 
 @cache
-def small(nodes: int = DEFAULT_CPU_NODES) -> Tree:
+def small(nodes: int) -> Tree:
     """A tree of `nodes` drafted nodes grown from the measured acceptance of ranks: what pays where every node costs
     time.
     """

@@ -76,6 +76,8 @@ class Recycling(Drafter):
 
     def observe(self, step: Step) -> None:
         assert self.matrix is not None
+        if len(self._tree) == 1:  # nothing is drafted: so many texts at once that it would not pay
+            return
         nodes = step.learnable
         self.matrix.update(step.draft.tokens[nodes], top_candidates(step.logits[nodes], self.k), self.update)
 
