@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -203,11 +202,10 @@ def test_version_and_help():
 
 
 def test_help_and_wrong_usage_answer_at_once():
-    code = "import sys, token_recycling.cli; print({'torch', 'transformers'} & set(sys.modules))"
-    start = time.perf_counter()
+    """They do not wait for torch and transformers, which are imported by the commands that need them."""
+    code = "import sys, token_recycling.cli.app; print({'torch', 'transformers'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
-    assert time.perf_counter() - start < 3
 
 
 def test_a_template_given_as_paths(tiny_model_dir):
