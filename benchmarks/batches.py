@@ -31,7 +31,7 @@ def main(
     """Prints one row per batch size."""
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    texts = [path.read_text() for path in sorted(prompts.iterdir())][:16]
+    texts = [path.read_text() for path in sorted(path for path in prompts.iterdir() if path.is_file())][:16]
     arguments = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
     table = Table("batch", "plain tokens/s", "recycled tokens/s", "speedup", "MAT", "identical")
     for size in track((1, 2, 4, 8), "measuring", console=Console(stderr=True)):

@@ -29,7 +29,7 @@ def main(
     tokenizer = AutoTokenizer.from_pretrained(model)
     target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     drafter, stats = make_drafter("recycling:tree=paper"), Stats()
-    for path in track(sorted(prompts.iterdir()), "decoding"):
+    for path in track(sorted(path for path in prompts.iterdir() if path.is_file()), "decoding"):
         ids = tokenizer(path.read_text(), return_tensors="pt").input_ids
         generate(target, ids, drafter=drafter, stats=stats, max_new_tokens=max_new_tokens, do_sample=False)
     shares = list(stats.acceptance_by_rank.values())
