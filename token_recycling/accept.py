@@ -26,8 +26,8 @@ def accept_greedy(
 ) -> Step:
     """The longest path on which every token is the target's greedy choice at its parent (Token Recycling, section 3.3).
 
-    `logits` is (n, vocabulary). Among paths of equal length the one whose end comes first wins. Waits for the device
-    once.
+    `logits` is (n, vocabulary). Among paths of equal length the one whose end comes first wins. All nodes are judged at
+    once, so that the device is waited for once and `choose` is not asked. `row` says which text of a batch it is.
     """
     choices = logits.argmax(dim=-1)
     if len(draft.tree) == 1:

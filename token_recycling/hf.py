@@ -1,9 +1,10 @@
 """The library inside transformers: `accelerate(model)` and the model's own `generate()` is faster.
 
 `generate` prepares everything (processors, criteria, cache, streamer) and hands it to the method `_sample` of the
-model's class. An accelerated model is of a subclass made on the spot that overrides this one method, so that pipelines,
-streamers and servers work unchanged, and the model is saved and copied under its own name. What cannot be accelerated
-without risk goes to transformers' own method, with a warning that says why.
+model's class. An accelerated model is of a subclass made on the spot that overrides this method, and `generate` only to
+note what does not come through it, so that pipelines, streamers and servers work unchanged, and the model is saved and
+copied under its own name. What cannot be accelerated without risk goes to transformers' own method, with a warning that
+says why.
 """
 
 from __future__ import annotations

@@ -110,10 +110,8 @@ def auto(device: torch.device, texts: int = 1) -> Tree:
 
     What a node costs depends on how many are in the same forward pass, whichever text they belong to.
     """
-    rows = _ROWS_ON_CPU if device.type == "cpu" else _ROWS_ON_ACCELERATOR
-    most = DEFAULT_CPU_NODES if device.type == "cpu" else len(paper()) - 1
-    nodes = min(most, rows // texts - 1)
-    if nodes == len(paper()) - 1:
+    nodes = (_ROWS_ON_CPU if device.type == "cpu" else _ROWS_ON_ACCELERATOR) // texts - 1
+    if nodes >= len(paper()) - 1:
         return paper()
     return small(nodes) if nodes > 0 else root_only()
 
