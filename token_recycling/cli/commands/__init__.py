@@ -1,0 +1,1 @@
+"""One file a command: a function whose arguments are the command's own."""

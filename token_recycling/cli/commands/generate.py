@@ -1,0 +1,73 @@
+"""`token-recycling generate`: continues a prompt and streams the text."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import console, loading, running
+from ..options import Chat, Device, Drafting, DTypeOption, Json, MaxNewTokens, Model, Threads
+
+
+def generate(
+    model: Model,
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; default --file or standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File with the prompt.")] = None,
+    matrix: Annotated[Path | None, typer.Option(help="Matrix file: loaded if there, saved at the end.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print statistics, to standard error.")] = False,
+    drafter: Drafting = "recycling",
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy; above, tokens are drawn.")] = 0,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the likeliest with this share.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
+    dtype: DTypeOption = None,
+    device: Device = None,
+    threads: Threads = None,
+    chat: Chat = None,
+    as_json: Json = False,
+) -> None:
+    """Continues a prompt, and streams the text; Ctrl-C keeps what was learned."""
+    sampling = running.sampling(temperature, top_p, top_k, seed)
+    if file is not None and file.is_dir():
+        raise ValueError(
+            f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
+        )
+    (given,) = loading.read_prompts([] if prompt is None else [prompt], file)
+    made, loaded = running.drafter_and_model(drafter, model, dtype and dtype.value, device, threads)
+    ids = loading.encode(loaded, given, running.chat(loaded, chat))
+    if matrix is not None:
+        loading.load_matrix(loaded, made, matrix)
+    stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}
+    arguments = loading.arguments(loaded, ids, max_new_tokens, **sampling, **stops)
+
+    from ..streaming import IncrementalText, StepRecorder, decoded
+
+    text = IncrementalText(loaded.tokenizer)
+    waiting = contextlib.ExitStack()
+
+    def show(tokens: list[int]) -> None:
+        waiting.close()
+        if not as_json:
+            print(text.push(tokens), end="", flush=True)
+
+    recorder = StepRecorder(show)
+    with waiting:
+        waiting.enter_context(console.working(f"reading the prompt, {ids.shape[1]} tokens"))
+        acceleration, interrupted = running.run(loaded, made, arguments, recorder, matrix, measure=stats or as_json)
+    if as_json:
+        result = {"text": decoded(loaded.tokenizer, recorder.tokens), "tokens": recorder.tokens}
+        console.print_json({**result, "interrupted": interrupted, "stats": acceleration.stats.as_dict()})
+    else:
+        print(text.flush())
+        if stats:
+            console.print_stats(Console(stderr=True), acceleration.stats)
+    if len(recorder.tokens) == arguments["max_new_tokens"] < max_new_tokens:
+        console.note(f"the text ends where the model's context of {loaded.context} tokens does")
+    if interrupted:
+        raise typer.Exit(130)

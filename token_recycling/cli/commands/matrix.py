@@ -1,0 +1,50 @@
+"""`token-recycling matrix`: what a saved matrix holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import console, loading
+from ..options import Json
+
+
+def matrix(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A matrix file, as written by --matrix.")],
+    model: Annotated[str | None, typer.Option(help="Model whose tokenizer shows tokens as text.")] = None,
+    token: Annotated[list[str] | None, typer.Option(help="Row to show: an id, or a text with --model.")] = None,
+    rows: Annotated[int, typer.Option(min=0, help="How many of the busiest rows to show.")] = 12,
+    as_json: Json = False,
+) -> None:
+    """Shows what a saved matrix holds: its header, and the rows that drafts pass through most, or those asked for."""
+    if not file.is_file():
+        raise ValueError(f"expected a matrix file, got {file}: there is none")
+    with console.working(f"reading {file.name}"):
+        from ...matrix import fingerprint, read_matrix
+        from .. import listing
+
+        found, header = read_matrix(file)
+        tokenizer = None if model is None else loading.load_tokenizer(model)
+    if tokenizer is not None and header["tokenizer"] not in ("", fingerprint(tokenizer)):
+        raise ValueError(
+            f"{file}: expected the tokenizer {header['tokenizer']}, got {fingerprint(tokenizer)}; "
+            "give the model that the matrix was learned from"
+        )
+    shown = listing.tokens_of(token, tokenizer, found.vocab_size) if token else listing.busiest(found, rows)
+    held = {
+        "file": str(file),
+        "format_version": int(header["version"]),
+        "vocab_size": found.vocab_size,
+        "k": found.k,
+        "bytes": file.stat().st_size,
+        "tokenizer": header["tokenizer"] or None,
+        "rows_filled": int(found.filled.sum()),
+        "rows": listing.matrix_rows(found, shown, tokenizer),
+    }
+    if as_json:
+        console.print_json(held)
+    else:
+        console.print_matrix(Console(), held)
