@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from .drafting import Step
-from .tree import Tree
 
 PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update matrix")
 """The parts of a step, in order (Token Recycling, figure 4): draft, mask and room, model, acceptance, kept slots,
@@ -39,10 +38,14 @@ class Stats:
     """Seconds per part of a step."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Number of steps by emitted tokens."""
-    trees: Counter[Tree] = field(default_factory=Counter)
-    """Number of steps by tree."""
-    accepted_nodes: Counter[tuple[Tree, int]] = field(default_factory=Counter)
-    """How often each node was accepted, the root left out."""
+    nodes: Counter[int] = field(default_factory=Counter)
+    """Number of steps by nodes of the tree, the root included."""
+    depths: Counter[int] = field(default_factory=Counter)
+    """Number of steps by depth of the tree."""
+    tried: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Nodes whose parent was accepted, by depth and rank."""
+    accepted: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Nodes that were accepted, by depth and rank; the root left out."""
     drafter: str = ""
     """What drafted, in words."""
 
@@ -64,12 +67,12 @@ class Stats:
     @property
     def drafted(self) -> int:
         """Drafted tokens, the roots left out."""
-        return sum((len(tree) - 1) * count for tree, count in self.trees.items())
+        return sum((nodes - 1) * steps for nodes, steps in self.nodes.items())
 
     @property
     def discarded(self) -> int:
         """Drafted tokens that were not accepted."""
-        return self.drafted - self.accepted_nodes.total()
+        return self.drafted - self.accepted.total()
 
     @property
     def overhead(self) -> float:
@@ -80,35 +83,32 @@ class Stats:
     @property
     def acceptance_by_depth(self) -> dict[int, float]:
         """Share of the steps with a tree that deep in which a node of that depth was accepted."""
-        tried: Counter[int] = Counter()
-        accepted: Counter[int] = Counter()
-        for tree, steps in self.trees.items():
-            for depth in range(1, tree.depth + 1):
-                tried[depth] += steps
-        for (tree, node), count in self.accepted_nodes.items():
-            accepted[tree.depths[node]] += count
-        return {depth: accepted[depth] / tried[depth] for depth in sorted(tried)}
+        accepted = _summed(self.accepted, 0)
+        steps = {
+            depth: sum(n for d, n in self.depths.items() if d >= depth)
+            for depth in range(1, max(self.depths, default=0) + 1)
+        }
+        return {depth: accepted[depth] / n for depth, n in steps.items()}
 
     @property
     def acceptance_by_rank(self) -> dict[int, float]:
         """Share of the nodes of that rank that were accepted where their parent was."""
-        tried: Counter[int] = Counter()
-        accepted: Counter[int] = Counter()
-        for tree, steps in self.trees.items():
-            for node in range(1, len(tree)):
-                parent = tree.parents[node]
-                tried[tree.ranks[node]] += self.accepted_nodes[tree, parent] if parent else steps
-                accepted[tree.ranks[node]] += self.accepted_nodes[tree, node]
-        return {rank: accepted[rank] / tried[rank] for rank in sorted(tried) if tried[rank]}
+        tried, accepted = _summed(self.tried, 1), _summed(self.accepted, 1)
+        return {rank: accepted[rank] / tried[rank] for rank in sorted(tried)}
 
     def count(self, step: Step) -> None:
         """Adds one step."""
         self.steps += 1
         self.tokens += len(step.tokens)
         self.lengths[len(step.tokens)] += 1
-        self.trees[step.draft.tree] += 1
+        tree = step.draft.tree
+        self.nodes[len(tree)] += 1
+        self.depths[tree.depth] += 1
+        for node in step.accepted:
+            for child in tree.children[node]:
+                self.tried[tree.depths[child], tree.ranks[child]] += 1
         for node in step.accepted[1:]:
-            self.accepted_nodes[step.draft.tree, node] += 1
+            self.accepted[tree.depths[node], tree.ranks[node]] += 1
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(
@@ -119,8 +119,10 @@ class Stats:
             prefill_seconds=self.prefill_seconds + other.prefill_seconds,
             seconds={part: self.seconds[part] + other.seconds[part] for part in PARTS},
             lengths=self.lengths + other.lengths,
-            trees=self.trees + other.trees,
-            accepted_nodes=self.accepted_nodes + other.accepted_nodes,
+            nodes=self.nodes + other.nodes,
+            depths=self.depths + other.depths,
+            tried=self.tried + other.tried,
+            accepted=self.accepted + other.accepted,
             drafter=other.drafter or self.drafter,
         )
 
@@ -140,9 +142,18 @@ class Stats:
             "seconds": dict(self.seconds),
             "overhead_share_of_forward": self.overhead,
             "steps_by_length": dict(sorted(self.lengths.items())),
+            "steps_by_nodes": dict(sorted(self.nodes.items())),
             "acceptance_by_depth": self.acceptance_by_depth,
             "acceptance_by_rank": self.acceptance_by_rank,
         }
+
+
+def _summed(counts: Counter[tuple[int, int]], by: int) -> Counter[int]:
+    """Counts by depth and rank, added up by depth (0) or rank (1)."""
+    summed: Counter[int] = Counter()
+    for place, count in counts.items():
+        summed[place[by]] += count
+    return summed
 
 
 class Clock:

@@ -43,7 +43,7 @@ class Tree:
     """Parents and ranks of n nodes, in order of depth.
 
     `parents[0]` is -1. `ranks[i]` is the place of node i among its parent's candidates, 0 the best. Trees are compared
-    by identity, so that a step can count them cheaply; make a template once and keep it.
+    by identity; make a template once and keep it, since its arrays stay with it.
     """
 
     parents: tuple[int, ...]
