@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .decode import stream
     from .drafting import Context, Draft, Drafter, Step, drafter_names, make_drafter
     from .hf import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
-    from .matrix import AdjacencyMatrix, MatrixFileError, fingerprint
+    from .matrix import AdjacencyMatrix, fingerprint
+    from .matrixfile import MatrixFileError
     from .stats import Stats
     from .target import UnsupportedModelError, unsupported
     from .tree import Tree
@@ -51,7 +52,8 @@ _MODULES = {
     "decode": ("stream",),
     "drafting": ("Context", "Draft", "Drafter", "Step", "drafter_names", "make_drafter"),
     "hf": ("Acceleration", "accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
-    "matrix": ("AdjacencyMatrix", "MatrixFileError", "fingerprint"),
+    "matrix": ("AdjacencyMatrix", "fingerprint"),
+    "matrixfile": ("MatrixFileError",),
     "stats": ("Stats",),
     "target": ("UnsupportedModelError", "unsupported"),
     "tree": ("Tree",),

@@ -106,8 +106,9 @@ class Drafter:
         checked against the target.
         """
 
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        """Learn from a piece of the prompt: tokens (length,) and the target's logits (length, vocabulary) after each.
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
+        """Learn from a piece of a prompt: tokens (length,) and the target's logits (length, vocabulary) after each.
+        `row` says whose it is, of a batch; the pieces of a text come in order.
 
         Called only where `learns_prompt` is true. The prompt's last token is not among them: it is the first root.
         """

@@ -10,27 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from .matrixfile import check_header, read_matrix_file, write_matrix
 from .tree import Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UpdateRule = Literal["last", "first", "unordered"]
-FORMAT, VERSION = "token_recycling.adjacency_matrix", "1"
 _CHUNK = 256
-_GROUP, _LARGE = 64, 32_768
-
-
-class MatrixFileError(ValueError):
-    """A saved matrix that cannot be used: what was expected, what came and what to do."""
 
 
 class AdjacencyMatrix:
@@ -122,26 +113,7 @@ class AdjacencyMatrix:
         `tokenizer` is the `fingerprint` of the tokenizer whose ids these are; a matrix of other ids must never be
         loaded.
         """
-        path = Path(path)
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "vocab_size": str(self.vocab_size),
-            "k": str(self.k),
-            "tokenizer": tokenizer,
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            save_file({"candidates": self.candidates.cpu().contiguous()}, temporary, metadata=header)
-            with open(temporary, "rb") as written:
-                os.fsync(written.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_matrix(path, {"candidates": self.candidates}, tokenizer)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Replaces the contents by those of a file; after any error the matrix is as it was.
@@ -149,66 +121,20 @@ class AdjacencyMatrix:
         Raises MatrixFileError for a file that is damaged, of another format, vocabulary or k, with ids out of range,
         or, if both sides state one, of another tokenizer.
         """
-        loaded, header = read_matrix(path)
-        for what, ours, theirs in (
-            ("a vocabulary", self.vocab_size, loaded.vocab_size),
-            ("k", self.k, loaded.k),
-            ("the tokenizer", tokenizer or None, header["tokenizer"] or None),
-        ):
-            if ours is not None and theirs is not None and ours != theirs:
-                raise MatrixFileError(
-                    f"{path}: expected {what} of {ours}, got {theirs}; use the file of this model or start a new one"
-                )
-        self.candidates.copy_(loaded.candidates)
+        tensors, header = read_matrix_file(path)
+        check_header(path, {"vocab_size": self.vocab_size, "k": self.k, "tokenizer": tokenizer}, header)
+        self.candidates.copy_(tensors["candidates"])
 
 
 def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str, str]]:
-    """A saved matrix and its header, checked; raises MatrixFileError, or FileNotFoundError where there is no file."""
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"no matrix file at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = dict(file.metadata() or {})
-            if header.get("format") != FORMAT or list(file.keys()) != ["candidates"]:
-                raise MatrixFileError(
-                    f"{path}: expected a saved adjacency matrix, got another safetensors file; "
-                    "give a file written by --matrix"
-                )
-            candidates = file.get_tensor("candidates")
-    except (SafetensorError, OSError) as error:
-        raise MatrixFileError(
-            f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
-        ) from None
-    if header.get("version") != VERSION:
-        raise MatrixFileError(
-            f"{path}: expected format version {VERSION}, got {header.get('version')}; update token_recycling"
-        )
-    stated = (header.get("vocab_size"), header.get("k"))
-    if (
-        candidates.dtype != torch.int32
-        or candidates.ndim != 2
-        or stated != tuple(map(str, candidates.shape))
-        or not candidates.numel()
-    ):
-        shape = "x".join(map(str, candidates.shape))
-        raise MatrixFileError(
-            f"{path}: expected int32 ids of vocabulary x k = {stated[0]} x {stated[1]}, "
-            f"got {candidates.dtype} {shape}; delete it"
-        )
-    low, high = int(candidates.min()), int(candidates.max())
-    if low < 0 or high >= candidates.shape[0]:
-        raise MatrixFileError(
-            f"{path}: expected ids from 0 to {candidates.shape[0] - 1}, got {low} to {high}; delete it to start anew"
-        )
-    if candidates.shape[1] > candidates.shape[0]:
-        raise MatrixFileError(
-            f"{path}: expected k of at most the vocabulary, got {candidates.shape[1]} > {candidates.shape[0]}; "
-            "delete it"
-        )
-    matrix = AdjacencyMatrix(*candidates.shape)
-    matrix.candidates.copy_(candidates)
-    return matrix, {"tokenizer": "", **header}
+    """A saved matrix and its header, checked; raises MatrixFileError, or FileNotFoundError where there is no file.
+
+    Of a file with longer contexts (`ContextMatrix`) it is the part that follows a single token.
+    """
+    tensors, header = read_matrix_file(path)
+    matrix = AdjacencyMatrix(*tensors["candidates"].shape)
+    matrix.candidates.copy_(tensors["candidates"])
+    return matrix, header
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -223,30 +149,3 @@ def check_rule(rule: str) -> None:
     """Raises ValueError unless `rule` is one of the three update rules."""
     if rule not in get_args(UpdateRule):
         raise ValueError(f"expected an update rule of {', '.join(get_args(UpdateRule))}, got {rule!r}")
-
-
-def top_candidates(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """The ids of the k largest logits of each row (n, vocabulary), best first: (n, k) int64.
-
-    Same as `topk`; for large vocabularies on a CPU five times faster, because the k largest values lie in the k groups
-    of largest maximum.
-    """
-    n, vocab_size = logits.shape
-    groups = vocab_size // _GROUP
-    if logits.device.type != "cpu" or vocab_size < _LARGE or groups < k:
-        return logits.topk(k, dim=-1).indices
-    grouped = logits[:, : groups * _GROUP].unflatten(1, (groups, _GROUP))
-    best = grouped.amax(2).topk(k, dim=1).indices
-    values = grouped.gather(1, best[:, :, None].expand(n, k, _GROUP)).flatten(1)
-    ids = (best[:, :, None] * _GROUP + torch.arange(_GROUP)).flatten(1)
-    if groups * _GROUP < vocab_size:
-        rest = torch.arange(groups * _GROUP, vocab_size)
-        values = torch.cat([values, logits[:, groups * _GROUP :]], dim=1)
-        ids = torch.cat([ids, rest.expand(n, len(rest))], dim=1)
-    return ids.gather(1, values.topk(k, dim=1).indices)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,15 +1,21 @@
 """What followed the last time: a suffix automaton over a text that grows, asked after every token or in thought.
 
-The online construction of Blumer et al. (1985), amortised constant time a token; for speculative decoding it was used
-first by SAM-Decoding (2411.10666). A state stands for a set of substrings with the same places in the text. The state
-after the whole text is the longest suffix that stood there before; what followed it is the draft. A drafted token moves
-the state on without changing the automaton, so that every node of a tree has a match of its own.
+The online construction of Blumer et al. (1985), amortised constant time a token; SAM-Decoding (2411.10666) used it for
+speculative decoding. A state stands for a set of substrings that end at the same places of the text. The state of the
+longest suffix that stood there before is the match; what followed it is the draft. A drafted token moves a match on
+without changing the automaton, so that every node of a tree has a match of its own.
+
+The automaton lies in arrays for compiled functions: some 100 bytes a token. States are numbered in order of creation;
+state 0 is the empty string. A state's transitions are a linked list, and found through one hash table for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
+from numba import njit
 
 
 class Match(NamedTuple):
@@ -24,73 +30,193 @@ class Match(NamedTuple):
 NO_MATCH = Match(0, 0)
 
 
-class SuffixAutomaton:
-    """All substrings of the tokens so far. Two states a token at most, some 500 bytes each."""
+class Automaton(NamedTuple):
+    """The arrays; s states, e transitions."""
 
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self.tokens: list[int] = []
-        self.match = NO_MATCH
-        """Of the whole text, with a place earlier in it."""
-        self._next: list[dict[int, int]] = [{}]
-        self._link = [-1]
-        self._length = [0]
-        # Where the substrings of a state ended when they were last seen, as a place in `tokens`; of a state that was
-        # matched, the place of that match, since what followed later is more likely to follow again.
-        self._end = [-1]
-        self._last = 0
-        self.extend(tokens)
+    tokens: np.ndarray
+    """(capacity,) int64: the text."""
+    counts: np.ndarray
+    """(5,) int64: states, transitions, the state of the whole text, that of its match, tokens."""
+    link: np.ndarray
+    """(s,) int32: the state of the longest suffix that ends at other places too."""
+    length: np.ndarray
+    """(s,) int32: of the longest substring of the state."""
+    end: np.ndarray
+    """(s,) int32: a place where the substrings ended; of a state that was matched, the place of the last match, since
+    what followed later is more likely to follow again."""
+    first: np.ndarray
+    """(s,) int32: the first transition of a state, -1 for none."""
+    edge_state: np.ndarray
+    """(e,) int32: where a transition starts, ..."""
+    edge_token: np.ndarray
+    """... (e,) int32: the token that it takes, ..."""
+    edge_target: np.ndarray
+    """... (e,) int32: where it leads, ..."""
+    edge_next: np.ndarray
+    """... (e,) int32: and the next one of the same state, -1 for none."""
+    table: np.ndarray
+    """(a power of two,) int32: transitions by hash of state and token, -1 where free."""
 
-    def __len__(self) -> int:
-        return len(self.tokens)
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Puts tokens at the end of the text."""
-        for token in tokens:
-            self._append(token)
+@njit(cache=True)
+def _place(state: int, token: int, size: int) -> int:
+    return (state * 2_654_435_761 + token * 40_503 + (state >> 7)) & (size - 1)
 
-    def _append(self, token: int) -> None:
-        following, link, length, end = self._next, self._link, self._length, self._end
-        place = len(self.tokens)
-        end[self.match.state] = place - 1
-        self.tokens.append(token)
-        new = self._state({}, 0, length[self._last] + 1, place)
-        state = self._last
-        while state >= 0 and token not in following[state]:
-            following[state][token] = new
+
+@njit(cache=True)
+def find_edge(automaton: Automaton, state: int, token: int) -> int:
+    """The transition of a state for a token, or -1."""
+    size = len(automaton.table)
+    place = _place(state, token, size)
+    while True:
+        edge = automaton.table[place]
+        if edge < 0 or (automaton.edge_state[edge] == state and automaton.edge_token[edge] == token):
+            return edge
+        place = (place + 1) & (size - 1)
+
+
+@njit(cache=True)
+def _add_edge(automaton: Automaton, state: int, token: int, target: int) -> None:
+    edge = automaton.counts[1]
+    automaton.counts[1] += 1
+    automaton.edge_state[edge], automaton.edge_token[edge] = state, token
+    automaton.edge_target[edge], automaton.edge_next[edge] = target, automaton.first[state]
+    automaton.first[state] = edge
+    size = len(automaton.table)
+    place = _place(state, token, size)
+    while automaton.table[place] >= 0:
+        place = (place + 1) & (size - 1)
+    automaton.table[place] = edge
+
+
+@njit(cache=True)
+def _add_state(automaton: Automaton, link: int, length: int, end: int) -> int:
+    state = automaton.counts[0]
+    automaton.counts[0] += 1
+    automaton.link[state], automaton.length[state], automaton.end[state] = link, length, end
+    automaton.first[state] = -1
+    return state
+
+
+@njit(cache=True)
+def _extend(automaton: Automaton, tokens: np.ndarray) -> None:
+    counts, link, length, end = automaton.counts, automaton.link, automaton.length, automaton.end
+    for token in tokens:
+        place = counts[4]
+        automaton.tokens[place] = token
+        counts[4] += 1
+        end[counts[3]] = place - 1
+        new = _add_state(automaton, 0, length[counts[2]] + 1, place)
+        state = counts[2]
+        edge = -1
+        while state >= 0:
+            edge = find_edge(automaton, state, token)
+            if edge >= 0:
+                break
+            _add_edge(automaton, state, token, new)
             state = link[state]
         if state >= 0:
-            target = following[state][token]
+            target = automaton.edge_target[edge]
             if length[target] > length[state] + 1:
-                copy = self._state(following[target].copy(), link[target], length[state] + 1, end[target])
+                copy = _add_state(automaton, link[target], length[state] + 1, end[target])
+                edge = automaton.first[target]
+                while edge >= 0:
+                    _add_edge(automaton, copy, automaton.edge_token[edge], automaton.edge_target[edge])
+                    edge = automaton.edge_next[edge]
                 link[target] = copy
-                while state >= 0 and following[state].get(token) == target:
-                    following[state][token] = copy
+                while state >= 0:
+                    edge = find_edge(automaton, state, token)
+                    if edge < 0 or automaton.edge_target[edge] != target:
+                        break
+                    automaton.edge_target[edge] = copy
                     state = link[state]
                 target = copy
             link[new] = target
-        self._last = new
-        self.match = Match(link[new], length[link[new]])
+        counts[2], counts[3] = new, link[new]
 
-    def _state(self, following: dict[int, int], link: int, length: int, end: int) -> int:
-        self._next.append(following)
-        self._link.append(link)
-        self._length.append(length)
-        self._end.append(end)
-        return len(self._length) - 1
+
+@njit(cache=True)
+def advance(automaton: Automaton, state: int, length: int, token: int) -> tuple[int, int]:
+    """State and length of a match after one more token, which is only thought of."""
+    edge = find_edge(automaton, state, token)
+    while edge < 0 and state > 0:
+        state = automaton.link[state]
+        length = automaton.length[state]
+        edge = find_edge(automaton, state, token)
+    if edge < 0:
+        return 0, 0
+    return automaton.edge_target[edge], length + 1
+
+
+@njit(cache=True)
+def following(automaton: Automaton, state: int) -> int:
+    """The token that followed where the match was last seen before the end of the text, or -1."""
+    last = automaton.counts[4] - 1
+    if automaton.end[state] == last:  # the whole text: what repeats it is its own beginning
+        state = automaton.link[state]
+    return automaton.tokens[automaton.end[state] + 1] if state > 0 else -1
+
+
+@njit(cache=True)
+def _fill_table(automaton: Automaton, edges: int) -> None:
+    size = len(automaton.table)
+    for edge in range(edges):
+        place = _place(automaton.edge_state[edge], automaton.edge_token[edge], size)
+        while automaton.table[place] >= 0:
+            place = (place + 1) & (size - 1)
+        automaton.table[place] = edge
+
+
+class SuffixAutomaton:
+    """All substrings of the tokens so far, and what followed them."""
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.arrays = _arrays(0)
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        return int(self.arrays.counts[4])
+
+    @property
+    def match(self) -> Match:
+        """Of the whole text, with a place earlier in it."""
+        state = int(self.arrays.counts[3])
+        return Match(state, int(self.arrays.length[state]))
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Puts tokens at the end of the text; room grows by doubling."""
+        added = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens), dtype=np.int64)
+        if len(self) + len(added) > len(self.arrays.tokens):
+            self.arrays = _arrays(2 * (len(self) + len(added)), self.arrays)
+        _extend(self.arrays, added)
 
     def advance(self, match: Match, token: int) -> Match:
         """The match after one more token, which is only thought of: the text stays as it is."""
-        state, length = match
-        while state and token not in self._next[state]:
-            state = self._link[state]
-            length = self._length[state]
-        if token not in self._next[state]:
-            return NO_MATCH
-        return Match(self._next[state][token], length + 1)
+        state, length = advance(self.arrays, match.state, match.length, token)
+        return Match(int(state), int(length))
 
     def following(self, match: Match) -> int | None:
         """The token that followed where the match was last seen before the end of the text; None if there is none."""
-        state = match.state
-        if self._end[state] == len(self.tokens) - 1:  # the whole text: what repeats it is its own beginning
-            state = self._link[state]
-        return self.tokens[self._end[state] + 1] if state > 0 else None
+        token = int(following(self.arrays, match.state))
+        return None if token < 0 else token
+
+
+def _arrays(tokens: int, before: Automaton | None = None) -> Automaton:
+    """Room for so many tokens, with the contents of another automaton: a token makes two states and, in all, no more
+    than three transitions.
+    """
+    states, edges = 2 * tokens + 2, 3 * tokens + 3
+    made = Automaton(
+        tokens=np.empty(tokens, np.int64),
+        counts=np.zeros(5, np.int64),
+        **{name: np.empty(states, np.int32) for name in ("link", "length", "end", "first")},
+        **{name: np.empty(edges, np.int32) for name in ("edge_state", "edge_token", "edge_target", "edge_next")},
+        table=np.full(1 << (2 * edges - 1).bit_length(), -1, np.int32),
+    )
+    if before is None:
+        _add_state(made, -1, 0, -1)
+        return made
+    for new, old in zip(made[:-1], before[:-1], strict=True):
+        new[: len(old)] = old
+    _fill_table(made, int(made.counts[1]))
+    return made

@@ -30,8 +30,8 @@ logger = logging.getLogger("token_recycling")
 _PREFILL_PIECE = 512
 _MASK_GRAIN = 256
 
-ObservePrompt = Callable[[torch.Tensor, torch.Tensor], None]
-"""Told of a piece of the prompt: tokens (length,) and the logits (length, vocabulary) after each."""
+ObservePrompt = Callable[[torch.Tensor, torch.Tensor, int], None]
+"""Told of a piece of a prompt: tokens (length,), the logits (length, vocabulary) after each, and which text it is."""
 
 _found: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
 _switched: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
@@ -130,7 +130,7 @@ class Target:
             logits = self._read(tokens[:, start : start + _PREFILL_PIECE], cache)
             for row, text in enumerate(missing):
                 own = text[start : start + _PREFILL_PIECE]
-                observe(own, logits[row, : len(own)])
+                observe(own, logits[row, : len(own)], row)
 
     def cross(self, texts: Sequence[torch.Tensor], cache: Cache) -> None:
         """Reads a text again if the model does so at its length."""

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from .tree import RankPath, Tree
 
 
@@ -90,56 +88,40 @@ def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> T
 RANK_ACCEPTANCE = (0.709, 0.069, 0.035, 0.017, 0.013, 0.012, 0.010, 0.004)
 """How often the candidate of each rank was right where it was tried, measured by `benchmarks/rank_acceptance.py`."""
 
-DEFAULT_CPU_NODES = 8
-_ROWS_ON_CPU, _ROWS_ON_ACCELERATOR = DEFAULT_CPU_NODES + 1, 256
-"""Nodes of all texts together, roots included, in one forward pass. On a CPU the cost of a pass is flat up to about
-nine rows (docs/LOG.md); the other number is an expectation.
-"""
-
 
 @cache
-def small(nodes: int) -> Tree:
-    """A tree of `nodes` drafted nodes grown from the measured acceptance of ranks: what pays where every node costs
-    time.
-    """
+def static(nodes: int) -> Tree:
+    """A tree of `nodes` drafted nodes grown once from the measured acceptance of ranks."""
     return grow(RANK_ACCEPTANCE, nodes)
 
 
-def auto(device: torch.device, texts: int = 1) -> Tree:
-    """The largest of the default trees that `texts` texts at once leave room for: a lone root where there is none.
+def template_from(spec: str | int | Tree) -> Tree | None:
+    """The template a user asked for; None for `auto` or a number, which ask for a tree grown at each step.
 
-    What a node costs depends on how many are in the same forward pass, whichever text they belong to.
-    """
-    nodes = (_ROWS_ON_CPU if device.type == "cpu" else _ROWS_ON_ACCELERATOR) // texts - 1
-    if nodes >= len(paper()) - 1:
-        return paper()
-    return small(nodes) if nodes > 0 else root_only()
-
-
-def tree_from(spec: str | int | Tree, device: torch.device, texts: int = 1) -> Tree:
-    """The tree a user asked for.
-
-    `auto` is the paper's tree on an accelerator and a small one on a CPU, smaller ones for several texts at once;
-    `paper`; `chain:N`; a number N for a grown tree of N nodes; rank paths (`"0 1 00"`); or the path of a text file with
-    rank paths.
+    `paper`; `chain:N`; `static:N` for N nodes by the measured acceptance of ranks; rank paths (`"0 1 00"`); or the path
+    of a text file with rank paths. Raises ValueError.
     """
     if isinstance(spec, Tree):
         return spec
     text = str(spec).strip()
-    if text == "auto":
-        return auto(device, texts)
     if text == "paper":
         return paper()
+    if text == "auto":
+        return None
     kind, _, number = text.rpartition(":")
-    if number.isascii() and number.isdigit() and kind == "chain":
-        return chain(int(number))
+    if number.isascii() and number.isdigit() and kind in ("chain", "static"):
+        return (chain if kind == "chain" else static)(int(number))
     if isinstance(spec, int) or (text.isascii() and text.isdigit() and text[0] != "0"):
-        return small(int(text))
+        if int(text) < 1:
+            raise ValueError(
+                f"expected a tree of 1 node or more, got {text}; for plain decoding use the drafter 'plain'"
+            )
+        return None
     try:
         is_text = all(part.isdigit() for part in text.replace(".", " ").split())
         return parse_paths(text if is_text or not Path(text).is_file() else Path(text).read_text())
     except (ValueError, OSError) as error:
         raise ValueError(
-            "expected a tree: auto, paper, chain:N, a number of nodes, rank paths such as '0 1 00', or a file of them; "
-            f"got {text!r} ({error})"
+            "expected a tree: auto, a number of nodes, paper, chain:N, static:N, rank paths such as '0 1 00', or a "
+            f"file of them; got {text!r} ({error})"
         ) from None

@@ -1,10 +1,13 @@
-"""Token Recycling (Luo et al., 2408.08696): yesterday's candidate tokens are today's draft.
+"""Token Recycling beyond the paper: candidates with more context, and trees that fit the hardware and the text.
 
-Before each step a breadth-first walk of the adjacency matrix fills a static tree (section 3.2); after it, the top-k
-candidates at every node, the rejected ones too, overwrite the rows of their tokens (section 3.3). Nothing is trained,
-and the matrix stays from text to text.
+Like the published method (Luo et al., 2408.08696; the drafter `published`) it keeps the candidates that the target
+computes anyway, of the rejected nodes too, and drafts a tree from them. Beyond it, each an option: the candidates keep
+their probabilities; they are kept after the last two and three tokens too (`contexts`); what followed the longest
+suffix that stood in the text before is one of the candidates (`suffix`); the prompt's own candidates are learned; and
+the tree is grown at each step from calibrated probabilities, to as many nodes as pay on this machine (`growing`,
+`costs`).
 
-Cost per step: one gather per tree layer, one top-k over the logits of all nodes, one write of n rows.
+Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
 """
 
 from __future__ import annotations
@@ -12,75 +15,156 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from ..contexts import ABSENT, ContextMatrix, contexts_of
+from ..costs import costs
 from ..drafting import Context, Draft, Drafter, Step
-from ..matrix import AdjacencyMatrix, UpdateRule, check_rule, top_candidates
+from ..growing import CHILDREN, Growth, count_chosen, fill, grow
+from ..priming import prime
+from ..suffix import SuffixAutomaton
 from ..target import Target
-from ..templates import tree_from
+from ..templates import template_from
+from ..topk import top_candidates
 from ..tree import Tree
+
+_DEEPEST = 64
+_NO_COSTS = np.empty(0)
 
 
 @dataclass
 class Recycling(Drafter):
-    """Drafts from the adjacency matrix."""
+    """Drafts from a matrix of contexts and from the text itself."""
 
-    k: int = 8
-    """Candidates kept after every token."""
     tree: str | int | Tree = "auto"
-    """auto (the paper's tree on an accelerator, a small one on a CPU, less for a batch), paper, chain:N, a number of
-    nodes, rank paths, or a file of them.
+    """auto (at each step as many nodes as pay), a number of nodes grown best first, or a template: paper, chain:N,
+    static:N, rank paths, or a file of them.
     """
-    update: UpdateRule = "last"
-    """Which node wins where a token stands at several: last, first or unordered."""
+    k: int = 8
+    """Candidates kept after every context."""
+    orders: int = 3
+    """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
+    memory: float = 2.0
+    """Megabytes for contexts of two tokens and more."""
+    suffix: bool = True
+    """Draft what followed the longest suffix that stood in the text before."""
     learns_prompt: bool = True
-    """Fill the matrix with the prompt's own candidates first; the published program does not (then: false)."""
-    matrix: AdjacencyMatrix | None = field(default=None, init=False)
+    """Learn from the prompt's own candidates first."""
+    primed: bool = False
+    """Ask the model for its candidates after every single token first: seconds, once a model, kept in a file."""
+    remembers: float = 0.0
+    """Share of a row that stays when its context is seen again; 0 keeps the last candidates alone."""
+    favours: float = 0.0
+    """Share of probability that an emitted token takes from the other candidates of its row."""
+    matrix: ContextMatrix | None = field(default=None, init=False)
     """What has been learned; made at the first text."""
 
     def __post_init__(self) -> None:
-        check_rule(self.update)
-        if self.k < 1:
-            raise ValueError(f"expected k of 1 or more, got {self.k}")
+        for name in ("remembers", "favours"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
+        self._template = template_from(self.tree)
+        if self._template is not None and self._template.breadth > CHILDREN:
+            raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self._template.breadth - 1}")
+        if self._template is not None:
+            self._arrays = np.array(self._template.parents), np.array(self._template.ranks)
+        self._texts: list[_Text] = []
 
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
-        self._tree = tree_from(self.tree, target.device, len(prompts))
-        if self._tree.breadth > self.k:
-            raise ValueError(
-                f"expected a tree of ranks below k = {self.k}, got rank {self._tree.breadth - 1}; "
-                "raise k or choose another tree"
-            )
         self.prepare(target)
+        self._nodes, self._costs = self._budget(target, prompts)
+        self._texts = [_Text(prompt.cpu().numpy(), self.orders, self._nodes + 1, self.suffix) for prompt in prompts]
+        self._device = target.device
 
-    def prepare(self, target: Target) -> AdjacencyMatrix:
+    def _budget(self, target: Target, prompts: Sequence[torch.Tensor]) -> tuple[int, np.ndarray]:
+        """Most drafted nodes, and what passes over them cost if the tree is to pay; no costs if its size is given."""
+        if self._template is not None:
+            return len(self._template) - 1, _NO_COSTS
+        if self.tree != "auto":
+            return int(self.tree), _NO_COSTS  # type: ignore[arg-type]
+        curve = costs(target, max(map(len, prompts))).relative(len(prompts))
+        return len(curve) - 1, curve
+
+    def prepare(self, target: Target) -> ContextMatrix:
         """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
         another vocabulary.
         """
         if self.matrix is None:
-            self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
+            self.matrix = ContextMatrix(target.vocab_size, self.k, self.orders, self.memory)
+            if self.primed:
+                prime(self.matrix, target)
         if self.matrix.vocab_size != target.vocab_size:
             raise ValueError(
                 f"expected a target of {self.matrix.vocab_size} tokens, as this drafter has learned, "
                 f"got one of {target.vocab_size}; make a new drafter"
             )
-        self.matrix.candidates = self.matrix.candidates.to(target.device)
         return self.matrix
 
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        assert self.matrix is not None
-        self.matrix.update(tokens, top_candidates(logits, self.k), self.update)
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
+        piece, text = tokens.cpu().numpy(), self._texts[row]
+        contexts = contexts_of(piece, self.orders, text.before)
+        text.before = np.concatenate([text.before, piece])[len(piece) :]
+        self._learn(contexts, logits, np.append(piece[1:], ABSENT))
 
     def draft(self, context: Context) -> Draft:
         assert self.matrix is not None
-        return Draft(self._tree, self.matrix.fill(self._tree, context.root))
+        text, matrix = self._texts[context.row], self.matrix
+        newest = text.read(context.tokens)
+        known = (matrix.rows, matrix.vocab_size, text.automaton.arrays, self.suffix, matrix.calibration)
+        depth = min(_DEEPEST, context.room - 1)
+        if self._template is not None:
+            nodes = fill(text.growth, newest, *known, *self._arrays, depth)
+        else:
+            nodes = grow(text.growth, newest, *known, self._costs, self._nodes, depth)
+        return text.draft(nodes, self._device)
 
     def observe(self, step: Step) -> None:
         assert self.matrix is not None
-        if len(self._tree) == 1:  # nothing is drafted: so many texts at once that it would not pay
-            return
-        nodes = step.learnable
-        self.matrix.update(step.draft.tokens[nodes], top_candidates(step.logits[nodes], self.k), self.update)
+        text, nodes = self._texts[step.row], len(step.draft.tree)
+        chosen = np.full(nodes, ABSENT, np.int64)
+        chosen[step.accepted] = step.tokens
+        count_chosen(text.growth, text.order[step.accepted], chosen[step.accepted], self.matrix.calibration)
+        learnable = step.learnable
+        self._learn(text.growth.contexts[text.order[:nodes]][learnable], step.logits[learnable], chosen[learnable])
+
+    def _learn(self, contexts: np.ndarray, logits: torch.Tensor, chosen: np.ndarray) -> None:
+        assert self.matrix is not None
+        self.matrix.learn(contexts, *top_candidates(logits, self.k), chosen, self.remembers, self.favours)
 
     def describe(self) -> str:
-        chosen = getattr(self, "_tree", self.tree)
-        return f"recycling: k = {self.k}, {chosen}, update rule {self.update}"
+        orders = f"{self.orders} orders" if self.orders > 1 else "1 order"
+        return f"recycling: tree {self.tree}, k = {self.k}, {orders}{', suffix' if self.suffix else ''}"
+
+
+class _Text:
+    """What belongs to one text: where its tokens stood before, and the tree that grows."""
+
+    def __init__(self, prompt: np.ndarray, orders: int, nodes: int, suffix: bool) -> None:
+        self._suffix = suffix
+        self.automaton = SuffixAutomaton(prompt if suffix else ())
+        self.growth = Growth.empty(nodes, orders)
+        self.before = np.full(orders - 1, ABSENT, np.int64)
+        """The last tokens of the prompt that were learned from."""
+        self.order = np.zeros(1, np.int64)
+        """The nodes of the last draft, which are in order of depth, by their place in order of growth."""
+
+    def read(self, tokens: torch.Tensor) -> np.ndarray:
+        """Takes in what is new of the text; returns its last tokens, the newest first."""
+        orders = self.growth.contexts.shape[1]
+        if self._suffix:
+            self.automaton.extend(tokens[len(self.automaton) :].cpu().numpy())
+        newest = np.full(orders, ABSENT, np.int64)
+        last = tokens[-orders:].cpu().numpy()
+        newest[: len(last)] = last[::-1]
+        return newest
+
+    def draft(self, nodes: int, device: torch.device) -> Draft:
+        """The first `nodes` nodes that have grown."""
+        growth = self.growth
+        self.order = np.argsort(growth.depths[:nodes], kind="stable")
+        places = np.empty(nodes, np.int64)
+        places[self.order] = np.arange(nodes)
+        parents = places[growth.parents[self.order[1:]]]
+        tree = Tree((-1, *parents.tolist()), tuple(growth.ranks[self.order].tolist()))
+        return Draft(tree, torch.from_numpy(growth.tokens[self.order]).to(device))

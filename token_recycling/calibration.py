@@ -1,0 +1,56 @@
+"""How often a candidate of a kind is what the target chooses, learned while decoding.
+
+A stored probability is from another place in the text, and greedy decoding takes the likeliest however likely it is: by
+itself it says little about acceptance. So candidates are told apart by their mixed probability, their rank and the
+length of the match that supports them, and it is counted how often each kind was chosen at the nodes that were
+accepted, drafted or not. A new kind counts as its probability says, until there are observations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_PROBABILITIES = np.array([0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97], np.float32)
+_RANKS = 3
+MATCHES = 8
+"""Kinds of matches: none, of 1, 2, 3 and 4 tokens, of 5 to 7, of 8 to 15, of more."""
+CELLS = (len(_PROBABILITIES) + 1) * _RANKS * MATCHES
+"""Number of kinds of candidates."""
+_PRIOR, _MEMORY = 4.0, 2_000.0
+"""Observations that a candidate's own probability counts for; after so many of a kind older ones fade."""
+
+
+def new_calibration() -> np.ndarray:
+    """(CELLS, 2) float32: how often candidates of each kind were chosen, and how often there were any."""
+    return np.zeros((CELLS, 2), np.float32)
+
+
+@njit(cache=True)
+def match_kind(length: int) -> int:
+    """The kind of a match of so many tokens."""
+    if length < 5:
+        return length
+    return 5 if length < 8 else 6 if length < 16 else 7
+
+
+@njit(cache=True)
+def cell_of(probability: float, rank: int, match: int) -> int:
+    """The kind of a candidate; `match` is 0 where none supports it."""
+    cell = np.searchsorted(_PROBABILITIES, probability) * _RANKS + min(rank, _RANKS - 1)
+    return cell * MATCHES + match
+
+
+@njit(cache=True)
+def chance(calibration: np.ndarray, cell: int, probability: float) -> float:
+    """How likely a candidate of this kind is to be chosen."""
+    return (calibration[cell, 0] + probability * _PRIOR) / (calibration[cell, 1] + _PRIOR)
+
+
+@njit(cache=True)
+def count(calibration: np.ndarray, cell: int, chosen: bool) -> None:
+    """One more candidate of this kind, and whether it was chosen."""
+    calibration[cell, 0] += chosen
+    calibration[cell, 1] += 1
+    if calibration[cell, 1] > _MEMORY:
+        calibration[cell] /= 2

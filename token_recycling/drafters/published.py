@@ -1,0 +1,85 @@
+"""Token Recycling as published (Luo et al., 2408.08696): yesterday's candidate tokens are today's draft.
+
+Before each step a breadth-first walk of the adjacency matrix fills a static tree (section 3.2); after it, the top-k
+candidates at every node, the rejected ones too, overwrite the rows of their tokens (section 3.3). Nothing is trained,
+and the matrix stays from text to text.
+
+Cost per step: one gather per tree layer, one top-k over the logits of all nodes, one write of n rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..drafting import Context, Draft, Drafter, Step
+from ..matrix import AdjacencyMatrix, UpdateRule, check_rule
+from ..target import Target
+from ..templates import template_from
+from ..tree import Tree
+
+
+@dataclass
+class Published(Drafter):
+    """Drafts from the adjacency matrix."""
+
+    k: int = 8
+    """Candidates kept after every token."""
+    tree: str | Tree = "paper"
+    """A template: paper (80 nodes), chain:N, static:N, rank paths, or a file of them."""
+    update: UpdateRule = "last"
+    """Which node wins where a token stands at several: last, first or unordered."""
+    learns_prompt: bool = False
+    """Fill the matrix with the prompt's own candidates first; the published program does not."""
+    matrix: AdjacencyMatrix | None = field(default=None, init=False)
+    """What has been learned; made at the first text."""
+
+    def __post_init__(self) -> None:
+        check_rule(self.update)
+        if self.k < 1:
+            raise ValueError(f"expected k of 1 or more, got {self.k}")
+        template = template_from(self.tree)
+        if template is None:
+            raise ValueError(f"expected a template, got {self.tree}; trees are grown by the drafter 'recycling'")
+        self._tree = template
+        if self._tree.breadth > self.k:
+            raise ValueError(
+                f"expected a tree of ranks below k = {self.k}, got rank {self._tree.breadth - 1}; "
+                "raise k or choose another tree"
+            )
+
+    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+        self.prepare(target)
+
+    def prepare(self, target: Target) -> AdjacencyMatrix:
+        """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
+        another vocabulary.
+        """
+        if self.matrix is None:
+            self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
+        if self.matrix.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"expected a target of {self.matrix.vocab_size} tokens, as this drafter has learned, "
+                f"got one of {target.vocab_size}; make a new drafter"
+            )
+        self.matrix.candidates = self.matrix.candidates.to(target.device)
+        return self.matrix
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
+        self._learn(tokens, logits)
+
+    def draft(self, context: Context) -> Draft:
+        assert self.matrix is not None
+        return Draft(self._tree, self.matrix.fill(self._tree, context.root))
+
+    def observe(self, step: Step) -> None:
+        self._learn(step.draft.tokens[step.learnable], step.logits[step.learnable])
+
+    def _learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        assert self.matrix is not None
+        self.matrix.update(tokens, logits.topk(self.k, dim=-1).indices, self.update)
+
+    def describe(self) -> str:
+        return f"published: k = {self.k}, {self._tree}, update rule {self.update}"
