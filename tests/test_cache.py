@@ -42,7 +42,7 @@ def after_each_step(model: LlamaForCausalLM, ids: torch.Tensor, cache: Cache, **
 def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(
     model: LlamaForCausalLM, tree: str, length: int
 ) -> None:
-    drafter = tr.make_drafter("recycling", tree=tree)
+    drafter = tr.make_drafter("published", tree=tree)
     for seed in range(2):
         ids, cache = tiny.prompt(seed, length), DynamicCache(config=model.config)
         assert after_each_step(model, ids, cache, drafter=drafter, max_new_tokens=30) <= 30
@@ -50,7 +50,7 @@ def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(
 
 def test_scattered_nodes_are_moved_together(counting: LlamaForCausalLM) -> None:
     """The right tokens stand at the tree's last ranks, so that every accepted slot has to move."""
-    drafter = tr.make_drafter("recycling", k=3, tree="0 1 2 20 21 22 220 221 222")
+    drafter = tr.make_drafter("published", k=3, tree="0 1 2 20 21 22 220 221 222")
     candidates = drafter.prepare(tr.target.Target(counting)).candidates
     candidates[:, 2] = (torch.arange(16) + 1) % 16
     drafter.observe = lambda step: None
@@ -68,7 +68,7 @@ def storage(states: torch.Tensor) -> int:
 def test_the_cache_grows_past_its_room_and_seldom(model: LlamaForCausalLM) -> None:
     cache, text = DynamicCache(config=model.config), tiny.prompt(0, 3)
     sizes = []
-    for step in tr.stream(model, text, "recycling:tree=chain:8", max_new_tokens=290, past_key_values=cache):
+    for step in tr.stream(model, text, "published:tree=chain:8", max_new_tokens=290, past_key_values=cache):
         text = torch.cat([text, torch.tensor([step.tokens])], dim=1)
         sizes.append(cache.layers[0].keys.untyped_storage().nbytes())
     assert sizes == sorted(sizes)

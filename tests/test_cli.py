@@ -110,10 +110,10 @@ def test_drafters_are_listed_from_their_classes():
     found = {drafter["name"]: drafter for drafter in run_json("drafters")["drafters"]}
     assert found["plain"]["options"] == []
     assert found["plain"]["summary"] == "Drafts nothing."
-    options = {option["name"]: option for option in found["recycling"]["options"]}
+    options = {option["name"]: option for option in found["published"]["options"]}
     assert options["k"] == {"name": "k", "type": "int", "default": "8", "summary": "Candidates kept after every token."}
     assert options["update"]["type"] == "last | first | unordered"
-    assert options["tree"]["type"] == "str | int"
+    assert {one["name"]: one["type"] for one in found["recycling"]["options"]}["tree"] == "str | int"
     assert options["tree"]["summary"].endswith("or a file of them.")
     assert "matrix" not in options
     text = run("drafters").stdout
@@ -137,9 +137,9 @@ def test_drafters_are_listed_from_their_classes():
         (["MODEL", "hi", "--drafter", "guess"], "got 'guess'"),
         (["MODEL", "hi", "--drafter", "recycling:size=3"], "got 'size'"),
         (["MODEL", "hi", "--drafter", "recycling:k=many"], "got 'many'"),
-        (["MODEL", "hi", "--drafter", "recycling:update=newest"], "newest"),
+        (["MODEL", "hi", "--drafter", "published:update=newest"], "newest"),
         (["MODEL", "hi", "--drafter", "recycling:tree=oak"], "oak"),
-        (["MODEL", "hi", "--drafter", "recycling:k=2,tree=paper"], "k = 2"),
+        (["MODEL", "hi", "--drafter", "published:k=2,tree=paper"], "k = 2"),
         (["MODEL", "hi", "--dtype", "int3"], "int3"),
         (["MODEL", "hi", "--device", "abacus"], "abacus"),
         (["MODEL", "hi", "--max-new-tokens", "0"], "--max-new-tokens"),

@@ -60,7 +60,15 @@ def test_stats_are_printed_beside_the_text(tiny_model_dir):
     result = run(
         "generate", tiny_model_dir, PROMPT, "--max-new-tokens", 20, "--stats", "--drafter", "recycling:k=3,tree=4"
     )
-    for word in ("recycling: k = 3", "MAT", "tokens per second", "discarded", "forward", "depth 1", "rank 0"):
+    for word in (
+        "recycling: tree 4 nodes, best first; 3 candidates",
+        "MAT",
+        "tokens per second",
+        "discarded",
+        "forward",
+        "depth 1",
+        "rank 0",
+    ):
         assert word in result.stderr
         assert word not in result.stdout
 

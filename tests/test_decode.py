@@ -55,7 +55,7 @@ def test_the_end_of_sequence_is_trimmed_before_cache_and_matrix(counting: LlamaF
 @pytest.mark.parametrize("eos", [7, [3, 9, 40], list(range(0, 64, 4))])
 @pytest.mark.parametrize("tree", ["paper", "auto"])
 def test_ends_of_sequence_equal_generate(model: LlamaForCausalLM, eos: Any, tree: str) -> None:
-    same(model, tr.make_drafter("recycling", tree=tree), range(12), max_new_tokens=30, eos_token_id=eos, pad_token_id=0)
+    same(model, tr.make_drafter("published", tree=tree), range(12), max_new_tokens=30, eos_token_id=eos, pad_token_id=0)
 
 
 def test_the_models_own_end_of_sequence_holds_in_a_stream(counting: LlamaForCausalLM) -> None:
@@ -145,7 +145,7 @@ def test_processors_see_the_path_of_each_token(counting: LlamaForCausalLM) -> No
     ids=lambda processing: next(iter(processing)),
 )
 def test_processors_equal_generate(model: LlamaForCausalLM, processing: dict[str, Any]) -> None:
-    drafter = tr.make_drafter("recycling", tree="paper")
+    drafter = tr.make_drafter("published", tree="paper")
     same(model, drafter, range(8), max_new_tokens=24, **processing)
 
 
@@ -158,7 +158,7 @@ def test_the_limit_of_positions_is_never_overrun(attention: str, max_new_tokens:
     model.config.n_positions = 32
     model.transformer.wpe = torch.nn.Embedding.from_pretrained(model.transformer.wpe.weight[:32])
     model.eval().set_attn_implementation(attention)
-    drafter = tr.make_drafter("recycling", tree="paper")
+    drafter = tr.make_drafter("published", tree="paper")
     for seed in range(4):
         ids = tiny.prompt(seed, 8, 80)
         wanted = model.generate(ids, max_new_tokens=max_new_tokens)
@@ -174,7 +174,7 @@ def test_a_llama_goes_on_past_its_positions_without_drafts() -> None:
     model = tiny.llama(max_position_embeddings=20)
     ids = tiny.prompt(0, 10)
     text, sizes = ids[0].tolist(), {}
-    for step in tr.stream(model, ids, "recycling", tree="paper", max_new_tokens=30):
+    for step in tr.stream(model, ids, "published", tree="paper", max_new_tokens=30):
         sizes[len(text)] = len(step.draft.tree)
         text += step.tokens
     assert text == model.generate(ids, max_new_tokens=30)[0].tolist()

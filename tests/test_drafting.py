@@ -62,19 +62,19 @@ def test_the_packages_own_drafters_are_found() -> None:
 
 
 def test_a_drafter_is_made_from_name_and_options() -> None:
-    drafter = tr.make_drafter("recycling", k=4, update="first")
-    assert (drafter.name, drafter.k, drafter.update) == ("recycling", 4, "first")
+    drafter = tr.make_drafter("published", k=4, update="first", tree="chain:2")
+    assert (drafter.name, drafter.k, drafter.update) == ("published", 4, "first")
     assert tr.make_drafter(drafter) is drafter
     assert tr.make_drafter().name == "recycling"
     assert "plain" in tr.make_drafter("plain").describe()
 
 
 def test_options_are_read_from_text() -> None:
-    drafter = tr.make_drafter("recycling:k=16,tree=chain:3,update=unordered")
+    drafter = tr.make_drafter("published:k=16,tree=chain:3,update=unordered")
     assert (drafter.k, drafter.tree, drafter.update) == (16, "chain:3", "unordered")
     assert tr.make_drafter("recycling:tree=30").tree == 30
     assert tr.make_drafter("recycling:tree=0 1 00").tree == "0 1 00"
-    assert tr.make_drafter("recycling:k=2", k=3).k == 3
+    assert tr.make_drafter("published:k=2,tree=chain:2", k=3).k == 3
     assert {"k", "tree", "update"} <= set(options_of(type(drafter)))
     assert "matrix" not in options_of(type(drafter))
 
@@ -84,14 +84,14 @@ def test_options_are_read_from_text() -> None:
     [
         ("nonsense", {}, "expected a drafter of .*plain.*recycling.*got 'nonsense'"),
         ("", {}, "expected a drafter of"),
-        ("recycling", {"width": 3}, "expected an option of recycling: k, tree, update.*; got 'width'"),
+        ("published", {"width": 3}, "expected an option of published: k, tree, update.*; got 'width'"),
         ("recycling:width=3", {}, "got 'width'"),
         ("recycling", {"matrix": None}, "got 'matrix'"),
         ("plain:k=3", {}, "it has none; got 'k'"),
         ("recycling:k", {}, "NAME=VALUE after 'recycling', got 'k'"),
         ("recycling:k=many", {}, "expected int for option k of recycling, got 'many'"),
-        ("recycling:k=0", {}, "k of 1 or more, got 0"),
-        ("recycling:update=newest", {}, "update rule of last, first, unordered"),
+        ("published:k=0", {}, "k of 1 or more, got 0"),
+        ("published:update=newest", {}, "update rule of last, first, unordered"),
     ],
 )
 def test_what_names_no_drafter_is_refused(spec: str, options: dict[str, object], message: str) -> None:
@@ -117,13 +117,13 @@ def test_what_is_no_drafter_is_refused() -> None:
 )
 def test_options_that_do_not_fit_are_refused(model: LlamaForCausalLM, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        next(tr.stream(model, tiny.prompt(0, 3), "recycling", **options))
+        next(tr.stream(model, tiny.prompt(0, 3), "published", **options))
 
 
 @pytest.mark.parametrize("learns", [True, False])
 def test_the_prompt_is_learned_from_if_asked(counting: LlamaForCausalLM, learns: bool) -> None:
     """Of the prompt 2 4 6 the last token is the first root, learned from either way."""
-    drafter = tr.make_drafter("recycling", k=2, tree="chain:1", learns_prompt=learns)
+    drafter = tr.make_drafter("published", k=2, tree="chain:1", learns_prompt=learns)
     (step,) = tr.stream(counting, torch.tensor([2, 4, 6]), drafter, max_new_tokens=1)
     assert step.tokens == [7]
     assert drafter.matrix.filled.nonzero().flatten().tolist() == ([2, 4, 6] if learns else [6])

@@ -74,7 +74,7 @@ def test_the_random_models_say_varied_things() -> None:
 def test_hot_decoding_equals_generate(name: str, tree: Any) -> None:
     """One matrix for all prompts of a model, twice: the second time it has seen every text."""
     rule = RULES[(LLAMAS.index(name) + TREES.index(tree)) % 3]
-    drafter = tr.make_drafter("recycling", tree=tree, update=rule)
+    drafter = tr.make_drafter("published", tree=tree, update=rule)
     first, second = tr.Stats(), tr.Stats()
     for stats, prompts in ((first, references(name)), (second, references(name)[:10])):
         for ids, wanted in prompts:
@@ -89,13 +89,13 @@ def test_hot_decoding_equals_generate(name: str, tree: Any) -> None:
 def test_cold_decoding_equals_generate(name: str, rule: str) -> None:
     for ids, wanted in references(name)[::4]:
         for tree in ("paper", "auto"):
-            drafter = tr.make_drafter("recycling", tree=tree, update=rule, k=8)
+            drafter = tr.make_drafter("published", tree=tree, update=rule, k=8)
             assert torch.equal(tr.generate(model_named(name), ids, drafter=drafter, max_new_tokens=NEW), wanted)
 
 
 @pytest.mark.parametrize("k", [1, 3, 16])
 def test_other_numbers_of_candidates_equal_generate(k: int) -> None:
-    drafter = tr.make_drafter("recycling", k=k, tree="0 00 000 0000")
+    drafter = tr.make_drafter("published", k=k, tree="0 00 000 0000")
     for ids, wanted in references("64 tokens")[:10]:
         assert torch.equal(tr.generate(model_named("64 tokens"), ids, drafter=drafter, max_new_tokens=NEW), wanted)
     assert drafter.matrix.candidates.shape == (64, k)
@@ -104,7 +104,7 @@ def test_other_numbers_of_candidates_equal_generate(k: int) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])
 @pytest.mark.parametrize("tree", ["paper", "auto"])
 def test_other_architectures_equal_generate(name: str, tree: str) -> None:
-    drafter = tr.make_drafter("recycling", tree=tree)
+    drafter = tr.make_drafter("published", tree=tree)
     for ids, wanted in references(name)[::2]:
         assert torch.equal(tr.generate(model_named(name), ids, drafter=drafter, max_new_tokens=NEW), wanted)
 
@@ -115,7 +115,7 @@ def test_the_plain_drafter_equals_generate() -> None:
 
 
 def test_a_matrix_of_lies_costs_speed_but_not_tokens() -> None:
-    drafter = tr.make_drafter("recycling", tree="paper")
+    drafter = tr.make_drafter("published", tree="paper")
     matrix = drafter.prepare(tr.target.Target(model_named("64 tokens")))
     drafter.observe = lambda step: None
     for seed, (ids, wanted) in enumerate(references("64 tokens")[:10]):
@@ -141,7 +141,7 @@ CODE = [
 @pytest.mark.parametrize("tree", ["auto", "paper"])
 def test_the_shipped_model_completes_code_as_generate_does(shipped: Any, tree: str) -> None:
     model, tokenizer = shipped
-    drafter, stats = tr.make_drafter("recycling", tree=tree), tr.Stats()
+    drafter, stats = tr.make_drafter("published", tree=tree), tr.Stats()
     for text in CODE:
         ids = tokenizer(text, return_tensors="pt").input_ids
         wanted = _completed(model, text, ids)
@@ -163,7 +163,7 @@ def test_the_shipped_model_completes_hundreds_of_prompts_as_generate_does(shippe
     """Every shipped prompt, cut short at ten places; every update rule and several trees by turns, all of them hot."""
     model, tokenizer = shipped
     rules, trees = ("last", "first", "unordered"), ("auto", "paper", "chain:4", "0 1 2 00 01 10 000")
-    drafters = [tr.make_drafter("recycling", update=rule, tree=tree) for tree in trees for rule in rules]
+    drafters = [tr.make_drafter("published", update=rule, tree=tree) for tree in trees for rule in rules]
     prompts = 0
     for file in sorted(SHIPPED_PROMPTS.glob("*.py")):
         ids = tokenizer(file.read_text(), return_tensors="pt").input_ids

@@ -56,7 +56,7 @@ def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model: Lla
 
 def test_accelerating_again_replaces_the_drafter(model: LlamaForCausalLM) -> None:
     tr.accelerate(model, "plain")
-    tr.accelerate(model, "recycling", k=4, tree="chain:2")
+    tr.accelerate(model, "published", k=4, tree="chain:2")
     assert model.acceleration.drafter.k == 4
     assert type(tr.decelerate(model)) is LlamaForCausalLM
 
@@ -74,11 +74,11 @@ def test_a_copy_of_an_accelerated_model_learns_by_itself(model: LlamaForCausalLM
     wanted = model.generate(tiny.prompt(0, 5), **GREEDY)
     tr.accelerate(model).generate(tiny.prompt(0, 5), **GREEDY)
     twin = copy.deepcopy(model)
-    before = model.acceleration.drafter.matrix.candidates.clone()
+    before = model.acceleration.drafter.matrix.candidates.copy()
     assert torch.equal(twin.generate(tiny.prompt(0, 5), **GREEDY), wanted)
     twin.generate(tiny.prompt(1, 9), **GREEDY)
-    assert torch.equal(model.acceleration.drafter.matrix.candidates, before)
-    assert not torch.equal(twin.acceleration.drafter.matrix.candidates, before)
+    assert (model.acceleration.drafter.matrix.candidates == before).all()
+    assert (twin.acceleration.drafter.matrix.candidates != before).any()
     assert type(tr.decelerate(twin)) is LlamaForCausalLM
     assert hasattr(model, "acceleration")
 
@@ -169,7 +169,7 @@ def test_one_call_adds_to_the_statistics_and_leaves_the_model_alone(model: Llama
 
 
 def test_the_custom_generate_form_is_the_same(model: LlamaForCausalLM) -> None:
-    recycle = tr.custom_generate("recycling", tree="paper")
+    recycle = tr.custom_generate("published", tree="paper")
     for seed in range(5):
         ids = tiny.prompt(seed, 1 + 5 * seed)
         assert torch.equal(model.generate(ids, custom_generate=recycle, **GREEDY), model.generate(ids, **GREEDY))

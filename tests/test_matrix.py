@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import trees
 
-import token_recycling.matrix
 from token_recycling import AdjacencyMatrix, Tree
-from token_recycling.matrix import check_rule, top_candidates
+from token_recycling.matrix import check_rule
 
 
 def rows(count: int, k: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
@@ -108,41 +107,12 @@ def test_other_rules_are_refused() -> None:
         check_rule("newest")
 
 
-@given(st.integers(2, 2000), st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31))
-def test_top_candidates_are_those_of_topk(vocab_size: int, k: int, n: int, seed: int) -> None:
-    k = min(k, vocab_size)
-    # Distinct values, so that there is one right answer.
-    order = [torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed + row)) for row in range(n)]
-    logits = torch.stack(order).float() - vocab_size / 2
-    assert torch.equal(top_candidates(logits, k), logits.topk(k, dim=-1).indices)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{token_recycling.matrix.__name__}._LARGE", 0)
-        assert torch.equal(top_candidates(logits, k), logits.topk(k, dim=-1).indices)
-
-
-def test_the_largest_logits_may_lie_in_one_group_or_past_the_last() -> None:
-    vocab_size = 64 * 600 + 7
-    for places in (range(64, 72), range(vocab_size - 8, vocab_size), [0, 63, 64, 38_399, 38_400, 38_406, 700, 5]):
-        logits = torch.zeros(1, vocab_size)
-        logits[0, list(places)] = torch.arange(8, 0, -1).float()
-        assert top_candidates(logits, 8).tolist() == [list(places)]
-
-
-def test_masked_logits_come_last() -> None:
-    logits = torch.full((2, 64 * 600), float("-inf"))
-    logits[:, [3, 900, 901]] = torch.tensor([1.0, 3.0, 2.0])
-    found = top_candidates(logits, 8)
-    assert found[:, :3].tolist() == [[900, 901, 3]] * 2
-    assert found.min() >= 0
-    assert found.max() < 64 * 600
-
-
 def test_a_hot_matrix_holds_the_best_candidates_of_every_verified_token() -> None:
     random.seed(0)
     matrix = AdjacencyMatrix(130, 8)
     logits = torch.randn(300, 130, generator=torch.Generator().manual_seed(0))
     tokens = torch.tensor([random.randrange(130) for _ in range(300)])
-    matrix.update(tokens, top_candidates(logits, 8))
+    matrix.update(tokens, logits.topk(8).indices)
     for token in tokens.unique():
         newest = int((tokens == token).nonzero().max())
         assert matrix.candidates[token].tolist() == logits[newest].topk(8).indices.tolist()

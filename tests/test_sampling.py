@@ -29,7 +29,7 @@ WARPERS = [
 @pytest.mark.parametrize("tree", ["paper", "auto"])
 def test_a_seed_gives_the_tokens_of_generate(model: LlamaForCausalLM, warpers: dict[str, Any], tree: str) -> None:
     """And leaves the global generator where `generate` leaves it, so that whatever is drawn next is the same too."""
-    drafter, stats = tr.make_drafter("recycling", tree=tree), tr.Stats()
+    drafter, stats = tr.make_drafter("published", tree=tree), tr.Stats()
     sampling = {"do_sample": True, "max_new_tokens": 20, **warpers}
     for seed in range(6):
         ids = tiny.prompt(seed, 1 + 4 * seed)
@@ -42,7 +42,7 @@ def test_a_seed_gives_the_tokens_of_generate(model: LlamaForCausalLM, warpers: d
 
 def test_nothing_is_drawn_after_the_end(model: LlamaForCausalLM) -> None:
     ends = {"eos_token_id": list(range(0, 64, 3)), "pad_token_id": 0}
-    drafter = tr.make_drafter("recycling", tree="paper")
+    drafter = tr.make_drafter("published", tree="paper")
     lengths = set()
     for seed in range(20):
         ids = tiny.prompt(seed, 5)
@@ -82,7 +82,7 @@ def test_sampled_texts_follow_the_models_distribution() -> None:
     exact = odds.gather(2, texts[:, :, None]).squeeze(2).prod(1)
 
     torch.manual_seed(123)
-    drafter, stats = tr.make_drafter("recycling", k=4, tree="0 1 2 00 01 10"), tr.Stats()
+    drafter, stats = tr.make_drafter("published", k=4, tree="0 1 2 00 01 10"), tr.Stats()
     seen: Counter[tuple[int, ...]] = Counter()
     for _ in range(runs):
         steps = tr.stream(model, prompt, drafter, do_sample=True, max_new_tokens=3, stats=stats)

@@ -15,7 +15,7 @@ from token_recycling.stats import PARTS
 
 def learned(model: LlamaForCausalLM, tree: str, k: int = 8) -> tr.Drafter:
     """A drafter that has seen every token."""
-    drafter = tr.make_drafter("recycling", tree=tree, k=k)
+    drafter = tr.make_drafter("published", tree=tree, k=k)
     matrix = drafter.prepare(tr.target.Target(model))
     matrix.candidates.copy_((torch.arange(16)[:, None] + 1 + torch.arange(k)) % 16)
     return drafter
@@ -73,7 +73,7 @@ def test_discarded_nodes_are_counted_by_depth_and_rank(counting: LlamaForCausalL
 
 def test_a_cold_matrix_learns_on_the_way(counting: LlamaForCausalLM) -> None:
     """15 steps of one token see 15 new rows; row 15 is still zero, which happens to be right; then all is known."""
-    stats = run(counting, "recycling", 15 + 3 * 4, tree="chain:2", k=4)
+    stats = run(counting, "published", 15 + 3 * 4, tree="chain:2", k=4)
     assert dict(stats.lengths) == {1: 15, 3: 4}
     assert stats.mat == pytest.approx(27 / 19)
     assert (stats.drafted, stats.discarded) == (2 * 19, 2 * 19 - 2 * 4)
@@ -83,7 +83,7 @@ def test_a_cold_matrix_learns_on_the_way(counting: LlamaForCausalLM) -> None:
 
 
 def test_learning_and_acceptance_stay_from_text_to_text(counting: LlamaForCausalLM) -> None:
-    drafter = tr.make_drafter("recycling", tree="chain:2", k=4)
+    drafter = tr.make_drafter("published", tree="chain:2", k=4)
     assert run(counting, drafter, 16).mat < 2
     assert run(counting, drafter, 18, start=7).mat == 3.0
 

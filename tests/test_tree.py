@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import trees
 
 from token_recycling import Tree
-from token_recycling.templates import DEFAULT_CPU_NODES, chain, grow, paper, parse_paths, root_only, small, tree_from
+from token_recycling.templates import chain, grow, paper, parse_paths, root_only, template_from
 
 CPU = torch.device("cpu")
 
@@ -123,26 +123,23 @@ def test_a_tree_is_drawn_a_node_a_line() -> None:
 def test_a_tree_is_asked_for_in_many_ways(tmp_path) -> None:
     file = tmp_path / "tree.txt"
     file.write_text("0 1\n00\n")
-    assert tree_from("paper", CPU) is paper()
-    assert tree_from("auto", CPU) is small(DEFAULT_CPU_NODES)
-    assert tree_from("auto", torch.device("cuda")) is paper()
-    assert [len(tree_from("auto", CPU, texts)) for texts in (1, 2, 4, 8)] == [9, 4, 2, 1]
-    assert [len(tree_from("auto", torch.device("cuda"), texts)) for texts in (2, 8)] == [81, 32]
-    assert tree_from("chain:5", CPU) is chain(5)
-    assert len(tree_from(30, CPU)) == len(tree_from("30", CPU)) == 31
-    assert tree_from("0 1 00", CPU).paths == tree_from(str(file), CPU).paths == ((), (0,), (1,), (0, 0))
-    assert tree_from(paper(), CPU) is paper()
+    assert template_from("paper") is paper()
+    assert template_from("auto") is template_from(30) is template_from("30") is None
+    assert template_from("chain:5") is chain(5)
+    assert len(template_from("static:30")) == 31
+    assert template_from("0 1 00").paths == template_from(str(file)).paths == ((), (0,), (1,), (0, 0))
+    assert template_from(paper()) is paper()
 
 
 def test_a_long_template_can_be_given_as_text() -> None:
     text = " ".join("".join(map(str, path)) for path in paper().paths[1:])
-    assert tree_from(text, CPU).paths == paper().paths
+    assert template_from(text).paths == paper().paths
 
 
 @pytest.mark.parametrize("spec", ["", "nonsense", "chain:", "chain:x", "chain:0", "0 00 11", 0, -3, "no/such/file"])
 def test_a_tree_that_cannot_be_made_is_refused(spec: str | int) -> None:
     with pytest.raises(ValueError, match="expected"):
-        tree_from(spec, CPU)
+        template_from(spec)
 
 
 @given(trees())

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from transformers.cache_utils import DynamicLayer
 
 from .cache import TreeCache, unroll
 from .drafting import Draft
+from .files import replacing
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ ACCELERATOR_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _SHORTEST_BAND, _BAND_STEP = 256, 4
 _BRIEFLY = 0.5
 """Seconds for a curve that is measured on the way."""
-_LEAST_ROUNDS = 3
-"""Passes over each size, whatever they take: the best of a few, since other work only ever adds."""
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
+"""Passes over each size: the best of a few, since other work only ever adds; at least three, whatever they take."""
+_TICK = 1e-7
+"""Seconds; no pass is quicker than a clock can tell."""
 _PROMPT = 16
 
 
@@ -77,30 +80,33 @@ def band(length: int) -> int:
 
 @torch.no_grad()
 def measure(
-    target: Target, length: int = _SHORTEST_BAND, sizes: Iterable[int] | None = None, seconds: float = _BRIEFLY
+    target: Target, length: int = _SHORTEST_BAND, sizes: Sequence[int] | None = None, seconds: float = _BRIEFLY
 ) -> CostCurve:
     """Times forward passes over trees of the given sizes after `length` random tokens, for some `seconds`.
 
-    Nothing is left behind. Sizes that the model's context has no room for, or trees not exact at that length, are left
-    out. On an accelerator the device is waited for after each pass.
+    Nothing is left behind. The text is shorter where the model's context has no room for both; sizes for which there is
+    none, or whose trees are not exact at that length, are left out. On an accelerator the device is waited for after
+    each pass.
     """
-    length = min(length, target.max_length - 1) if target.max_length is not None else length
-    room = target.max_length - length if target.max_length is not None else None
-    wanted = sizes if sizes is not None else CPU_SIZES if target.device.type == "cpu" else ACCELERATOR_SIZES
-    trees = {n: _star(n) for n in wanted if n == 1 or ((room is None or n <= room) and target.support.fits(length, n))}
+    wanted = tuple(sizes or (CPU_SIZES if target.device.type == "cpu" else ACCELERATOR_SIZES))
+    if target.max_length is not None:
+        length = max(1, min(length, target.max_length - wanted[-1]))
+        wanted = tuple(n for n in wanted if n == 1 or length + n <= target.max_length)
+    trees = {n: _star(n) for n in wanted if target.support.fits(length, n)}
     cache = _filled(target, length)
     held, kept = cache.get_seq_length(), TreeCache(cache)
     best: dict[int, float] = {}
-    rounds, began = 0, time.perf_counter()
-    while rounds < _LEAST_ROUNDS or time.perf_counter() - began < seconds:
-        rounds += 1
+    began = time.perf_counter()
+    for done in range(_MOST_ROUNDS):
+        if done >= _LEAST_ROUNDS and time.perf_counter() - began > seconds:
+            break
         for n, tree in trees.items():
             draft = Draft(tree, torch.zeros(n, dtype=torch.long, device=target.device))
             _wait(target.device)
             start = time.perf_counter()
             target.forward(target.inputs([draft], [held], held), cache)
             _wait(target.device)
-            taken = time.perf_counter() - start
+            taken = max(time.perf_counter() - start, _TICK)
             kept.keep(held, [held], [[]])
             best[n] = min(taken, best.get(n, taken))
     return CostCurve(length, tuple(best), tuple(best.values()))
@@ -148,8 +154,9 @@ def costs(target: Target, length: int) -> CostCurve:
 def save(target: Target, curves: Sequence[CostCurve]) -> Path:
     """Keeps curves for this model, device, type of numbers and number of threads; returns the file."""
     path = _file(target)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"setting": setting(target), "curves": [asdict(curve) for curve in curves]}, indent=1))
+    with replacing(path) as temporary:
+        held = {"setting": setting(target), "curves": [asdict(curve) for curve in curves]}
+        Path(temporary).write_text(json.dumps(held, indent=1))
     _measured.pop(target.model, None)
     return path
 

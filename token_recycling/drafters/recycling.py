@@ -133,8 +133,10 @@ class Recycling(Drafter):
         self.matrix.learn(contexts, *top_candidates(logits, self.k), chosen, self.remembers, self.favours)
 
     def describe(self) -> str:
-        orders = f"{self.orders} orders" if self.orders > 1 else "1 order"
-        return f"recycling: tree {self.tree}, k = {self.k}, {orders}{', suffix' if self.suffix else ''}"
+        grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
+        parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
+        parts += [name for name in ("suffix", "primed") if getattr(self, name)]
+        return f"recycling: tree {self._template or grown}; {', '.join(parts)}"
 
 
 class _Text:
