@@ -16,6 +16,7 @@ from .commands.compare import compare
 from .commands.drafters import drafters
 from .commands.generate import generate
 from .commands.matrix import matrix
+from .commands.report import report
 from .console import OneLineErrors
 
 app = typer.Typer(
@@ -39,5 +40,5 @@ def main(
         print(context.get_help())
 
 
-for command in (generate, compare, check, matrix, drafters):
+for command in (generate, compare, check, matrix, drafters, report):
     app.command()(command)
