@@ -54,8 +54,19 @@ def test_failures_are_counted_and_change_nothing_else():
     assert (len(ours.rows), len(ours.failures), ours.speedup, ours.mat) == (1, 1, 1.0, 2.0)
     assert "1 run failed." in words.findings(summary_of(*rows))
     table = tables.failure_table(summary_of(*rows))
-    assert [cell.text for cell in table.rows[0]] == ["label of ours", "RuntimeError: out of memory", "1"]
+    assert [cell.text for cell in table.rows[0]] == ["RuntimeError: out of memory", "label of ours", "1", "1"]
     assert tables.failure_table(summary_of(*rows[:3])) is None
+
+
+def test_failures_alike_but_for_numbers_stand_in_one_line():
+    rows = [
+        failed("a", "x/1", "E: got 12"),
+        failed("b", "x/1", "E: got 7"),
+        failed("b", "x/2", "F"),
+        failed("b", "x/3", "E: got 3"),
+    ]
+    found = words.failures(only(rows).results)
+    assert found == [("E: got 12", ["label of a", "label of b"], 2, 3), ("F", ["label of b"], 1, 1)]
 
 
 def test_categories_stand_in_the_order_of_the_paper_and_others_follow():
@@ -126,6 +137,14 @@ def test_findings_name_the_fastest_the_slower_and_what_differs():
     assert words.findings(summary_of(*rows[:2]))[1] == (
         "All 1 outputs that were compared are identical to plain decoding's."
     )
+
+
+def test_findings_say_it_where_nothing_is_faster():
+    rows = [row("generate", total_seconds=[1.0]), row("ours"), row("slow", total_seconds=[4.0])]
+    assert words.findings(summary_of(*rows)) == [
+        "Generated text: nothing is faster than label of generate; next is label of ours, 0.50 times as fast, "
+        "with 2.00 tokens a step."
+    ]
 
 
 def test_rows_of_different_environments_are_warned_of():

@@ -166,12 +166,16 @@ def divergence_table(summary: Summary, most: int = 20) -> Table | None:
 
 
 def failure_table(summary: Summary) -> Table | None:
-    """Failures by method and message."""
+    """Failures by message."""
     found = words.failures(result for each in summary.comparisons for result in each.results)
     if not found:
         return None
-    rows = [[Cell(label), Cell(message), Cell(str(count))] for label, message, count in found]
-    return Table("Failures", ["method", "failure", "runs"], rows, words=frozenset({0, 1}))
+    rows = [
+        [Cell(each.message), Cell(", ".join(each.methods)), Cell(str(each.prompts)), Cell(str(each.runs))]
+        for each in found
+    ]
+    columns = ["failure", "methods", "prompts", "runs"]
+    return Table("Failures", columns, rows, "Failures alike but for numbers stand in one line.", frozenset({0, 1}))
 
 
 def _without_unused(table: Table, unused: set[str]) -> Table:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from . import arithmetic
+from .arithmetic import Row
 from .summary import Comparison, Result, Summary
 
 _HEADINGS = {
@@ -94,17 +96,20 @@ def _main_findings(found: Comparison) -> list[str]:
     if not raced or found.baseline is None:
         return []
     best = max(raced, key=lambda each: each.speedup or 0)
-    text = (
-        f"{mode_title(found.mode)}: {best.label} is fastest, {best.speedup:.2f} times as fast as {found.baseline.label}"
+    won = (best.speedup or 0) > 1
+    text = f"{mode_title(found.mode)}: "
+    text += (
+        f"{best.label} is fastest" if won else f"nothing is faster than {found.baseline.label}; next is {best.label}"
     )
+    text += f", {best.speedup:.2f} times as fast" + (f" as {found.baseline.label}" if won else "")
     if best.mat is not None:
         text += f", with {best.mat:.2f} tokens a step"
-    if best.mat_without_loops is not None and best.mat_without_loops != best.mat:
+    if best.mat_without_loops is not None and f"{best.mat_without_loops:.2f}" != f"{best.mat:.2f}":
         text += f" ({best.mat_without_loops:.2f} outside loops)"
     if best.spread is not None and len(best.pairs) > 1:
         text += f"; the prompts range from {best.spread.least:.2f} to {best.spread.most:.2f}"
     slower = [each.label for each in raced if (each.speedup or 0) < 1]
-    return [f"{text}.", *([f"Slower than {found.baseline.label}: {'; '.join(slower)}."] if slower else [])]
+    return [f"{text}.", *([f"Slower than {found.baseline.label}: {'; '.join(slower)}."] if slower and won else [])]
 
 
 def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
@@ -261,10 +266,33 @@ def _far_divergences(summary: Summary) -> list[str]:
     ]
 
 
-def failures(results: Iterable[Result]) -> list[tuple[str, str, int]]:
-    """Label, message and number of runs that failed alike."""
-    counts = Counter((result.label, row["failure"]) for result in results for row in result.failures)
-    return [(label, message, count) for (label, message), count in counts.most_common()]
+class Failure(NamedTuple):
+    """Runs that failed alike: their messages differ in numbers only."""
+
+    message: str
+    """That of the first."""
+    methods: list[str]
+    """Labels."""
+    prompts: int
+    runs: int
+
+
+def failures(results: Iterable[Result]) -> list[Failure]:
+    """What failed, the most frequent first."""
+    alike: dict[str, list[Row]] = {}
+    for result in results:
+        for row in result.failures:
+            alike.setdefault(re.sub(r"\d+", "#", row["failure"]), []).append(row)
+    found = [
+        Failure(
+            rows[0]["failure"],
+            list(dict.fromkeys(row["label"] for row in rows)),
+            len({row["prompt"] for row in rows}),
+            len(rows),
+        )
+        for rows in alike.values()
+    ]
+    return sorted(found, key=lambda each: -each.runs)
 
 
 def _count(number: int, thing: str) -> str:

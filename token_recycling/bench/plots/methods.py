@@ -20,7 +20,8 @@ def speedups(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
     shown = [each for each in found.results if each.speedup is not None and not each.is_baseline]
     if not shown or found.baseline is None:
         return None
-    rows = ["all"] + (found.categories if len(found.categories) > 1 else [])
+    raced = [name for name in found.categories if any(each.of(name).pairs for each in shown)]
+    rows = ["all", *(raced if len(found.categories) > 1 else [])]
     step = 0.8 / len(shown)
     figure, (axes,) = style.canvas(0.6 + len(rows) * max(0.34, 0.105 * len(shown) + 0.1) + 0.09 * len(shown))
     axes.axvline(1, color=GREY, linewidth=1.2)
@@ -69,8 +70,8 @@ def lengths(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
     if not shown:
         return None
     columns = 2 if len(shown) > 1 else 1
-    rows = -(-len(shown) // columns)
-    figure, every = style.canvas(0.35 + 1.15 * rows, rows, columns, sharex=True, sharey=True)
+    rows, labels = -(-len(shown) // columns), [each.label for each in shown]
+    figure, every = style.canvas(0.35 + rows * (1.15 + style.room(labels)), rows, columns, sharex=True, sharey=True)
     last = _last_length(shown)
     for axes, result in zip(every, shown, strict=False):
         _histogram(axes, result, looks[result.method], last)
@@ -113,7 +114,7 @@ def _histogram(axes: Axes, result: Result, look: Look, last: int) -> None:
         va="top",
         fontsize=8,
     )
-    axes.set_title(result.label, fontsize=8.5)
+    axes.set_title(style.wrapped(result.label), fontsize=8.5)
     every = 1 if last <= 9 else 2 if last <= 16 else 4
     ticks = [tick for tick in range(1, last + 1, every) if every == 1 or tick < last]
     axes.set_xticks([*ticks, last + 1], [*map(str, ticks), f">{last}"])
@@ -145,7 +146,7 @@ def parts(results: Sequence[Result], name: str, labels: Sequence[str] | None = N
         axes.xaxis.grid(True)
         axes.margins(x=0.02)
         axes.spines["left"].set_visible(False)
-    whole.set_yticks(range(len(shown)), [label for _, label in shown])
+    whole.set_yticks(range(len(shown)), [style.wrapped(label, 26) for _, label in shown])
     whole.set_ylim(len(shown) - 0.45, -0.55)
     whole.set_xlabel("ms a step")
     outside.set_xlabel("ms outside the model")

@@ -33,9 +33,12 @@ def grids(found: Comparison) -> Plot | None:
         return None
     columns = 2 if len(shown) > 1 else 1
     rows = -(-len(shown) // columns)
+    labels = [each.label for each in shown]
     depths = min(_DEPTHS, max(depth for each in shown for depth, _ in each.by_place))
     ranks = min(_RANKS, 1 + max(rank for each in shown for _, rank in each.by_place))
-    figure, every = style.canvas(0.75 + rows * (0.5 + 0.19 * depths), rows, columns, sharex=True, sharey=True)
+    figure, every = style.canvas(
+        0.75 + rows * (0.5 + 0.19 * depths + style.room(labels)), rows, columns, sharex=True, sharey=True
+    )
     for axes, result in zip(every, shown, strict=False):
         _grid(axes, result, depths, ranks)
     for axes in every[len(shown) :]:
@@ -80,7 +83,7 @@ def _grid(axes: Axes, result: Result, depths: int, ranks: int) -> None:
     axes.set_xticks(range(ranks))
     axes.set_yticks(range(1, depths + 1))
     axes.spines[:].set_visible(False)
-    axes.set_title(result.label, fontsize=8.5)
+    axes.set_title(style.wrapped(result.label), fontsize=8.5)
 
 
 def trees(found: Comparison) -> Plot | None:
@@ -90,16 +93,18 @@ def trees(found: Comparison) -> Plot | None:
         return None
     panels = [_Panel.of(each) for each in shown]
     rows = _packed(panels, style.WIDTH)
-    heights = [0.5 + _LAYER * max(panel.layers for panel in row) for row in rows]
+    heights = [
+        0.5 + style.room(panel.label for panel in row) + _LAYER * max(panel.layers for panel in row) for row in rows
+    ]
     whole = 0.3 + sum(heights)
     figure = Figure(figsize=(style.WIDTH, whole))
     top = sum(heights)
     for row, height in zip(rows, heights, strict=True):
-        left = 0.0
+        left, title = 0.0, 0.3 + style.room(panel.label for panel in row)
         for panel in row:
             tall = _LAYER * panel.layers
             axes = figure.add_axes(
-                (left / style.WIDTH, (top - 0.3 - tall) / whole, panel.width / style.WIDTH, tall / whole)
+                (left / style.WIDTH, (top - title - tall) / whole, panel.width / style.WIDTH, tall / whole)
             )
             _tree(axes, panel)
             left += panel.width + _GAP
@@ -137,7 +142,7 @@ class _Panel:
     @property
     def width(self) -> float:
         leaves = 1 + max(self.across.values())
-        return min(style.WIDTH, max(leaves * min(_LEAF, style.WIDTH / leaves), 0.3 + 0.066 * len(self.label)))
+        return min(style.WIDTH, max(leaves * min(_LEAF, style.WIDTH / leaves), 0.3 + 0.066 * min(32, len(self.label))))
 
 
 def _packed(panels: Sequence[_Panel], width: float) -> list[list[_Panel]]:
@@ -199,7 +204,7 @@ def _tree(axes: Axes, panel: _Panel) -> None:
     axes.set_xlim(-0.5, -0.5 + panel.width / min(_LEAF, style.WIDTH / (1 + max(across.values()))))
     axes.set_ylim(panel.layers - 0.5, -0.5)
     axes.set_axis_off()
-    axes.set_title(panel.label, fontsize=8.5, pad=3)
+    axes.set_title(style.wrapped(panel.label), fontsize=8.5, pad=3)
 
 
 def _shade(share: float) -> int:

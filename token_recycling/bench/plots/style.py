@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -162,6 +163,16 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **extra: Any) -> tupl
 def styled() -> Any:
     """A context in which drawings get their look."""
     return matplotlib.rc_context(_STYLE)
+
+
+def wrapped(label: str, width: int = 32) -> str:
+    """A label in lines of at most so many letters; by default those of half a drawing."""
+    return textwrap.fill(label, width, break_on_hyphens=False)
+
+
+def room(labels: Iterable[str]) -> float:
+    """Inches that the longest of these wrapped labels takes beyond its first line."""
+    return 0.145 * max((wrapped(label).count("\n") for label in labels), default=0)
 
 
 def key(label: str, look: Look, line: bool = False) -> Line2D:
