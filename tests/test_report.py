@@ -5,7 +5,7 @@ import json
 import pytest
 from measured import ENVIRONMENT, failed, only, row, summary_of, write
 
-from token_recycling.bench import tables, words
+from token_recycling.bench import findings, tables, words
 from token_recycling.bench.reading import compare, read
 
 # what is compared with what
@@ -52,7 +52,7 @@ def test_failures_are_counted_and_change_nothing_else():
     rows = [row("generate", "a/1"), row("generate", "a/2"), row("ours", "a/1"), failed("ours", "a/2")]
     ours = only(rows).results[1]
     assert (len(ours.rows), len(ours.failures), ours.speedup, ours.mat) == (1, 1, 1.0, 2.0)
-    assert "1 run failed." in words.findings(summary_of(*rows))
+    assert "1 run failed." in findings.findings(summary_of(*rows))
     table = tables.failure_table(summary_of(*rows))
     assert [cell.text for cell in table.rows[0]] == ["RuntimeError: out of memory", "label of ours", "1", "1"]
     assert tables.failure_table(summary_of(*rows[:3])) is None
@@ -65,7 +65,7 @@ def test_failures_alike_but_for_numbers_stand_in_one_line():
         failed("b", "x/2", "F"),
         failed("b", "x/3", "E: got 3"),
     ]
-    found = words.failures(only(rows).results)
+    found = findings.failures(only(rows).results)
     assert found == [("E: got 12", ["label of a", "label of b"], 2, 3), ("F", ["label of b"], 1, 1)]
 
 
@@ -107,13 +107,13 @@ def test_an_interrupted_last_line_is_left_out_with_a_warning(tmp_path):
     (tmp_path / "rows.jsonl").write_text(whole[:-30])
     found = read(tmp_path)
     assert [each["prompt"] for each in found.rows] == ["a/1"]
-    assert "incomplete" in words.warnings(found)[0]
+    assert "incomplete" in findings.warnings(found)[0]
 
 
 def test_of_rows_measured_twice_the_later_counts(tmp_path):
     found = read(write(tmp_path, [row(steps=5), row(prompt="set/2"), row(steps=10)]))
     assert [each["steps"] for each in found.rows] == [10, 5]
-    assert "1 rows were measured again" in words.warnings(found)[0]
+    assert "1 rows were measured again" in findings.warnings(found)[0]
     batches = [row(mode="batch", batch=4, steps=5), row(mode="batch", batch=4, steps=10)]
     found = read(write(tmp_path, batches))
     assert ([each["steps"] for each in found.rows], found.notes) == ([10], [])
@@ -128,36 +128,46 @@ def test_findings_name_the_fastest_the_slower_and_what_differs():
         row("ours", loop_tokens=5, loop_steps=1, identical=True),
         row("slow", total_seconds=[5.0], identical=False),
     ]
-    assert words.findings(summary_of(*rows)) == [
+    assert findings.findings(summary_of(*rows)) == [
         "Generated text: label of ours is fastest, 2.00 times as fast as label of generate, with 2.00 tokens a step "
         "(1.25 outside loops).",
         "Slower than label of generate: label of slow.",
         "1 of 2 outputs that were compared differ from plain decoding's.",
     ]
-    assert words.findings(summary_of(*rows[:2]))[1] == (
+    assert findings.findings(summary_of(*rows[:2]))[1] == (
         "All 1 outputs that were compared are identical to plain decoding's."
     )
 
 
 def test_findings_say_it_where_nothing_is_faster():
     rows = [row("generate", total_seconds=[1.0]), row("ours"), row("slow", total_seconds=[4.0])]
-    assert words.findings(summary_of(*rows)) == [
+    assert findings.findings(summary_of(*rows)) == [
         "Generated text: nothing is faster than label of generate; next is label of ours, 0.50 times as fast, "
         "with 2.00 tokens a step."
+    ]
+
+
+def test_findings_of_a_study_say_where_it_is_fastest_and_where_most_is_accepted():
+    rows = [
+        row("ours", study="k", point=k, steps=n, seconds=[t]) for k, n, t in (("2", 5, 1), ("4", 2, 2), ("8", 4, 9))
+    ]
+    assert findings.findings(summary_of(*rows)) == [
+        "Candidates kept, generated text: label of ours is fastest at 2 (10.0 tokens/s), "
+        "and most is accepted at 4 (MAT 5.00)."
     ]
 
 
 def test_rows_of_different_environments_are_warned_of():
     there = {**ENVIRONMENT, "cpu": "Another", "threads": 8, "date": "2026-12-01T00:00:00"}
     rows = [row("generate"), row(environment=there)]
-    found = words.warnings(summary_of(*rows))
+    found = findings.warnings(summary_of(*rows))
     assert found[0].startswith(
         "Rows come from 2 environments (cpu: Some Processor @ 2.0 GHz or Another; threads: 2 or 8)"
     )
     assert words.where(summary_of(*rows)) == "2 environments"
     only_later = {**ENVIRONMENT, "date": "2026-12-01T00:00:00"}
     assert not any(
-        "environments" in line for line in words.warnings(summary_of(row("generate"), row(environment=only_later)))
+        "environments" in line for line in findings.warnings(summary_of(row("generate"), row(environment=only_later)))
     )
 
 
@@ -176,14 +186,14 @@ def test_rows_of_different_environments_are_warned_of():
     ],
 )
 def test_warnings(rows, warning):
-    assert any(warning in line for line in words.warnings(summary_of(*rows)))
+    assert any(warning in line for line in findings.warnings(summary_of(*rows)))
 
 
 def test_nothing_is_warned_of_without_reason():
     near = {"turn": 0, "place": 3, "margin": 0.00001, "expected": 1, "got": 2}
     rows = [row("generate"), row(identical=False, divergence=near)]
     rows += [row("plain", mode="replay"), row(mode="replay"), row(study="k", point="4")]
-    assert words.warnings(summary_of(*rows)) == []
+    assert findings.warnings(summary_of(*rows)) == []
 
 
 def test_environment_and_settings_in_words():

@@ -12,6 +12,7 @@ from strategies import trees
 
 from token_recycling.bench.plots import methods, of_batches, of_methods, of_studies, places, studies, style
 from token_recycling.bench.reading import compare
+from token_recycling.bench.summary import curves
 
 
 def looks(*names):
@@ -161,7 +162,7 @@ def test_curves_join_what_differs_by_point_alone():
     rows = [row("a", study="s", point=point) for point in ("1", "2")]
     rows += [row(f"b:size={point}", study="s", point=point) for point in ("1", "2")]
     rows += [row("generate", study="s", point="1")]
-    found = studies.curves(compare(rows))
+    found = curves(compare(rows))
     assert {name: [point for point, _ in curve] for name, curve in found.items()} == {
         "label of a": ["1", "2"],
         "b": ["1", "2"],
@@ -196,7 +197,7 @@ def test_tree_sizes_are_drawn_where_a_study_changes_them():
         row("ours", study="breadth", point=str(nodes), steps=steps, nodes={str(nodes + 1): steps})
         for nodes, steps in ((8, 5), (16, 4), (32, 2))
     ]
-    rows += [row("ours", study="k", point=k, nodes={"9": 5}) for k in ("2", "4", "8")]
+    rows += [row("ours", study="k", point=k, nodes={str(8 + int(k) // 4): 5}) for k in ("2", "4", "8")]
     found = of_studies(summary_of(*rows))
     (plot,) = found["generate", ""]
     (axes,) = plot.drawing.axes

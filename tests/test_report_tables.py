@@ -58,7 +58,7 @@ def test_other_tables():
         "MAT",
         "MAT without loops",
         "tokens/s",
-        "tokens/s whole call",
+        "whole call",
         "identical",
     ]
     assert [line[0].text for line in table.rows] == ["2", "16"]
@@ -84,20 +84,20 @@ def test_divergences_are_listed_and_those_beyond_are_counted():
     assert tables.divergence_table(summary_of(row(identical=True))) is None
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_a_terminal_shows_every_figure_whatever_its_width(width):
-    cells = [
-        [Cell("a method of a longer name"), *(Cell(f"{line}.{place:02}") for place in range(12))] for line in range(3)
-    ]
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 93, 120, 200])
+def test_a_terminal_shows_every_figure_and_every_head_whatever_its_width(width):
+    heads = ["update cache", "retrieve", "k", "tokens/s whole call", "speedup", "overhead", "identical", "failed"]
+    cells = [[Cell("a method of a longer name"), *(Cell(f"{n}.{m:02}") for m in range(len(heads)))] for n in range(3)]
     console = Console(width=width, record=True, file=io.StringIO())
-    for shown in as_rich(Table("Title", ["method", *map(str, range(12))], cells), width):
+    for shown in as_rich(Table("Title", ["method", *heads], cells), width):
         console.print(shown)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
+    for word in " ".join(heads).split():
+        assert word in text.split()
     for line in cells:
         for cell in line[1:]:
-            assert text.count(cell.text) == 1
+            assert text.split().count(cell.text) == 1
 
 
 def test_markdown_of_a_table_is_escaped():

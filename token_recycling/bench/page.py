@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jinja2
 from markupsafe import Markup
 
-from . import plots, words
+from . import findings, plots, words
 from .summary import Summary
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def html(title: str, summary: Summary, sections: list[Section]) -> str:
     return template.render(
         title=title,
         where=words.where(summary),
-        findings=words.findings(summary),
-        warnings=words.warnings(summary),
+        findings=findings.findings(summary),
+        warnings=findings.warnings(summary),
         sections=sections,
         environments=[words.environment(each) for each in summary.environments],
         settings=words.settings(summary),

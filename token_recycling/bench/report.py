@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from . import tables, words
+from . import findings, tables, words
 from .reading import read
 from .summary import Comparison, Summary
-from .table import Table, as_markdown, as_rich
+from .table import Table, as_markdown, as_rich, escaped
 
 if TYPE_CHECKING:
     from .plots import Plot
@@ -79,11 +79,12 @@ def print_table(summary: Summary | Path, console: Console) -> None:
         console.print()
         for table in section.tables:
             for shown in as_rich(table, console.width):
-                console.print(shown)
-            console.print(Text(f"{table.note}\n" if table.note else "", "dim"))
-    for line in words.findings(summary):
+                console.print(shown, "")
+            if table.note:
+                console.print(Text(f"{table.note}\n", "dim"))
+    for line in findings.findings(summary):
         console.print(Text(line))
-    for line in words.warnings(summary):
+    for line in findings.warnings(summary):
         console.print(Text.assemble(("careful: ", "bold yellow"), line))
 
 
@@ -92,27 +93,27 @@ def as_dict(summary: Summary) -> dict[str, Any]:
     return {
         "environments": summary.environments,
         "settings": dict(words.settings(summary)),
-        "findings": words.findings(summary),
-        "warnings": words.warnings(summary),
+        "findings": findings.findings(summary),
+        "warnings": findings.warnings(summary),
         "comparisons": [each.as_dict() for each in summary.comparisons],
     }
 
 
 def markdown(summary: Summary, sections: list[Section]) -> str:
     """The report as Markdown, with the plots by their files."""
-    lines = [f"# {title(summary)}", ""]
-    lines += [f"- {line}" for line in words.findings(summary)]
-    if found := words.warnings(summary):
-        lines += ["", "**To be careful about**", "", *(f"- {line}" for line in found)]
+    lines = [f"# {escaped(title(summary))}", ""]
+    lines += [f"- {escaped(line)}" for line in findings.findings(summary)]
+    if found := findings.warnings(summary):
+        lines += ["", "**To be careful about**", "", *(f"- {escaped(line)}" for line in found)]
     for section in sections:
         lines += ["", f"## {section.title}", *(["", section.text] if section.text else [])]
         for table in section.tables + section.details:
             lines += ["", f"### {table.title}", "", as_markdown(table)]
         for plot in section.plots:
-            lines += ["", f"### {plot.title}", "", plot.caption, "", f"![{plot.title}](plots/{plot.name}.svg)"]
+            lines += ["", f"### {plot.title}", "", escaped(plot.caption), "", f"![{plot.title}](plots/{plot.name}.svg)"]
     lines += ["", "## How it was measured", ""]
     for known in [*(words.environment(each) for each in summary.environments), words.settings(summary)]:
-        lines += [*(f"- {name}: {text}" for name, text in known), ""]
+        lines += [*(f"- {name}: {escaped(text)}" for name, text in known), ""]
     return "\n".join([*lines, *(f"- {line}" for line in words.HOW), ""])
 
 
@@ -126,7 +127,7 @@ def _sections(summary: Summary, plots: Any = None) -> list[Section]:
     """All parts of a report; with plots if the module that makes them is given."""
     found = [_of_methods(each, plots.of_methods(each, summary) if plots else []) for each in summary.main]
     if summary.batches:
-        table = tables.points_table(summary.batches, "Speedup by batch", "texts at once")
+        table = tables.points_table(summary.batches, "Batches by size", "texts at once")
         found.append(
             Section(
                 words.mode_title("batch"), words.about("batch"), [table], plots.of_batches(summary) if plots else []

@@ -7,6 +7,7 @@ measured, plain decoding in this project's loop.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -214,3 +215,29 @@ class Summary:
             known = {key: value for key, value in row["environment"].items() if key != "date"}
             found.setdefault(json.dumps(known, sort_keys=True), known)
         return list(found.values())
+
+
+Curve = list[tuple[str, Result]]
+"""Points and what was measured there, in order."""
+
+
+def curves(points: Sequence[Comparison]) -> dict[str, Curve]:
+    """What belongs together in a study: a method that stands at several points, or methods of one drafter that differ
+    from point to point.
+    """
+    found = [
+        (each.point, result)
+        for each in points
+        if each.point is not None
+        for result in each.results
+        if not result.is_baseline and result.rows
+    ]
+    places: dict[str, set[str]] = {}
+    for point, result in found:
+        places.setdefault(result.method, set()).add(point)
+    joined: dict[str, Curve] = {}
+    for point, result in found:
+        drafter = result.method.partition(":")[0]
+        name = result.label if len(places[result.method]) > 1 else drafter
+        joined.setdefault(name, []).append((point, result))
+    return joined

@@ -11,6 +11,8 @@ from rich.text import Text
 
 NONE = "-"
 """Where there is no figure."""
+_LEAST = 12
+"""Letters of names in a line."""
 
 
 class Cell(NamedTuple):
@@ -43,10 +45,11 @@ def as_rich(table: Table, width: int) -> list[rich.table.Table]:
             shown[-1].append(place)
         else:
             shown.append([*names, place])
-    return [_as_rich(table, places, number == 0) for number, places in enumerate(shown or [names])]
+    return [_as_rich(table, places, width, number == 0) for number, places in enumerate(shown or [names])]
 
 
-def _as_rich(table: Table, places: list[int], first: bool) -> rich.table.Table:
+def _as_rich(table: Table, places: list[int], width: int, first: bool) -> rich.table.Table:
+    whole = sum(_width(table, place) + 2 for place in places) - 2 <= width
     shown = rich.table.Table(
         title=table.title if first else None,
         title_justify="left",
@@ -57,39 +60,45 @@ def _as_rich(table: Table, places: list[int], first: bool) -> rich.table.Table:
         padding=(0, 1, 0, 0),
     )
     for place in places:
-        # Figures are never broken; names are, where a terminal is narrow.
-        words = place in table.words
-        shown.add_column(
-            Text(table.columns[place]),
-            justify="left" if words else "right",
-            min_width=_least_width(table, place),
-            overflow="fold",
-        )
+        # Figures are never broken; their heads are, and names, where a terminal is narrow.
+        head = Text(table.columns[place])
+        if place in table.words:
+            shown.add_column(head, min_width=_LEAST, overflow="fold")
+        else:
+            shown.add_column(head, justify="right", width=(_width if whole else _least_width)(table, place))
     for row in table.rows:
         cells = [row[place] for place in places]
         shown.add_row(*(Text(cell.text, "bold red" if cell.alarm else "bold" if cell.best else "") for cell in cells))
     return shown
 
 
-def _least_width(table: Table, place: int) -> int:
+def _width(table: Table, place: int) -> int:
+    """Of a column, its head in one line; of names the least."""
     if place in table.words:
-        return 12
+        return _LEAST
+    return max(map(len, [table.columns[place], *(row[place].text for row in table.rows)]))
+
+
+def _least_width(table: Table, place: int) -> int:
+    """Of a column, a word of its head in a line; of names the least."""
+    if place in table.words:
+        return _LEAST
     return max(map(len, [*table.columns[place].split(), *(row[place].text for row in table.rows)]))
 
 
 def as_markdown(table: Table) -> str:
     """A heading is left to the caller."""
     lines = [
-        [_escaped(column) for column in table.columns],
+        [escaped(column) for column in table.columns],
         ["---" if place in table.words else "---:" for place in range(len(table.columns))],
-        *([f"**{_escaped(c.text)}**" if c.best or c.alarm else _escaped(c.text) for c in row] for row in table.rows),
+        *([f"**{escaped(c.text)}**" if c.best or c.alarm else escaped(c.text) for c in row] for row in table.rows),
     ]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{text}\n\n{table.note}" if table.note else text
+    return f"{text}\n\n{escaped(table.note)}" if table.note else text
 
 
-def _escaped(text: str) -> str:
-    """Text of a Markdown cell: a bar would start the next one, and some signs would be read as markup."""
-    for sign in "\\`*_<|":
+def escaped(text: str) -> str:
+    """A text as Markdown in one line, none of its signs read as markup, or as the border of a cell."""
+    for sign in "\\`*_<[|":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from . import arithmetic, words
+from .findings import failures
 from .summary import Comparison, Result, Summary
 from .table import NONE, Cell, Table
 
@@ -56,15 +57,16 @@ def output_table(found: Comparison) -> Table:
             "method",
             "MAT without loops",
             "repeated",
-            "tokens/s whole call",
+            "whole call",
             "speedup quartiles",
             "identical",
             "largest margin",
             "failed",
         ],
         rows,
-        "Repeated: 4-grams that stood in the same output before. Quartiles: lower, median and upper, of the speedups "
-        "prompt by prompt. Identical to plain decoding; margin: of the logits where an output first differs.",
+        "Repeated: 4-grams that stood in the same output before. Whole call: tokens/s, the prompt included. "
+        "Quartiles: lower, median and upper, of the speedups prompt by prompt. Identical: to plain decoding; margin: "
+        "of the logits where an output first differs.",
     )
 
 
@@ -128,7 +130,7 @@ def points_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
                     Cell(str(len(result.failures)), alarm=bool(result.failures)),
                 ]
             )
-    columns = [axis, "method", "drafted", "MAT", "MAT without loops", "tokens/s", "tokens/s whole call"]
+    columns = [axis, "method", "drafted", "MAT", "MAT without loops", "tokens/s", "whole call"]
     known = any(not result.is_baseline and result.speedup is not None for each in points for result in each.results)
     unused = {NONE, "0"} if known else {NONE, "0", "1.00"}
     return _without_unused(
@@ -136,7 +138,7 @@ def points_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
             title,
             [*columns, "speedup", "identical", "failed"],
             rows,
-            "Drafted: mean nodes of a step, the root left out.",
+            "Drafted: mean nodes of a step, the root left out. Tokens/s of decoding, and of the whole call.",
             frozenset({1}),
         ),
         unused,
@@ -167,7 +169,7 @@ def divergence_table(summary: Summary, most: int = 20) -> Table | None:
 
 def failure_table(summary: Summary) -> Table | None:
     """Failures by message."""
-    found = words.failures(result for each in summary.comparisons for result in each.results)
+    found = failures(result for each in summary.comparisons for result in each.results)
     if not found:
         return None
     rows = [
@@ -235,7 +237,7 @@ def _two(value: float | None) -> str:
 
 
 def _rate(value: float | None) -> str:
-    return NONE if value is None else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+    return NONE if value is None else words.rate(value)
 
 
 def _percent(value: float | None) -> str:

@@ -8,35 +8,10 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from ..summary import Comparison, Result
+from ..summary import Comparison, Curve, Result, curves
 from ..words import study_words
 from . import style
 from .style import GREY, PAPER, Look, Plot
-
-Curve = list[tuple[str, Result]]
-"""Points and what was measured there, in order."""
-
-
-def curves(points: Sequence[Comparison]) -> dict[str, Curve]:
-    """What belongs together in a study: a method that stands at several points, or methods of one drafter that differ
-    from point to point.
-    """
-    found = [
-        (each.point, result)
-        for each in points
-        if each.point is not None
-        for result in each.results
-        if not result.is_baseline and result.rows
-    ]
-    places: dict[str, set[str]] = {}
-    for point, result in found:
-        places.setdefault(result.method, set()).add(point)
-    joined: dict[str, Curve] = {}
-    for point, result in found:
-        drafter = result.method.partition(":")[0]
-        name = result.label if len(places[result.method]) > 1 else drafter
-        joined.setdefault(name, []).append((point, result))
-    return joined
 
 
 def study(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:
@@ -79,10 +54,10 @@ def _baseline(axes: Axes, points: Sequence[Comparison], order: Sequence[str], nu
             continue
         label = each.baseline.label
         if each.point is None:
-            axes.axhline(each.baseline.decoding, color=GREY, linewidth=1.2)
+            axes.axhline(each.baseline.decoding, color=GREY, linewidth=1.2, zorder=0.9)
         elif not numbers:
             middle = order.index(each.point)
-            axes.plot([middle - 0.4, middle + 0.4], [each.baseline.decoding] * 2, color=GREY, linewidth=1.2)
+            axes.plot([middle - 0.4, middle + 0.4], [each.baseline.decoding] * 2, color=GREY, linewidth=1.2, zorder=0.9)
     known = [
         (float(each.point), each.baseline.decoding)
         for each in points
@@ -122,7 +97,8 @@ def _bars(axes: Axes, known: list[tuple[int, float]], look: Look, place: int, fo
     width = min(0.8 / len(found), 0.28)
     across = [point + (place - (len(found) - 1) / 2) * width for point, _ in known]
     bars = axes.bar(across, [value for _, value in known], width=0.92 * width, color=look.colour)
-    axes.bar_label(bars, fmt="%.3g", fontsize=7.5, padding=1)
+    for label in axes.bar_label(bars, fmt="%.3g", fontsize=7.5, padding=2):
+        label.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.6})  # over the line of the baseline
     axes.margins(y=0.16)
 
 
@@ -131,8 +107,8 @@ def trade_off(studies: Mapping[tuple[str, str], Sequence[Comparison]], mode: str
     lines = []
     for (of_mode, name), points in studies.items():
         for curve, measured in curves(points).items():
-            sizes = {round(result.nodes) for _, result in measured if result.nodes}
-            if of_mode == mode and len(sizes) > 2:
+            sizes = [result.nodes - 1 for _, result in measured if result.nodes]
+            if of_mode == mode and len(sizes) > 2 and max(sizes) >= 1.5 * min(sizes):
                 lines.append(
                     (f"{study_words(name).title}" + (f", {curve}" if len(curves(points)) > 1 else ""), measured)
                 )
