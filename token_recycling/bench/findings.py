@@ -145,8 +145,8 @@ def _far_divergences(summary: Summary) -> list[str]:
     names = ", ".join(dict.fromkeys(row["label"] for row in far))
     return [
         f"{words.count(len(far), 'output')} in float32 {'differs' if len(far) == 1 else 'differ'} from plain "
-        f"decoding's by more than rounding explains (margin above {CLOSE:g}): {names}. This is a mistake of the method: "
-        "report it."
+        f"decoding's by more than rounding explains (margin above {CLOSE:g}): {names}. "
+        "This is a mistake of the method: report it."
     ]
 
 
