@@ -103,14 +103,14 @@ class Assisted(Transformers):
 
     def __init__(self, spec: str, folder: str, tokens: int | None) -> None:
         super().__init__(spec, f"transformers assisted by {Path(folder).name}")
-        self._folder, self._tokens = folder, tokens
+        self.folder, self._tokens = folder, tokens
 
     def start(self, model: PreTrainedModel) -> Lane:
         if not self._arguments:
             try:
-                assistant = AutoModelForCausalLM.from_pretrained(self._folder, dtype=model.dtype)
+                assistant = AutoModelForCausalLM.from_pretrained(self.folder, dtype=model.dtype)
             except (OSError, ValueError) as error:
-                raise ValueError(f"expected a causal language model at {self._folder}, got: {error}") from error
+                raise ValueError(f"expected a causal language model at {self.folder}, got: {error}") from error
             if self._tokens is not None:
                 assistant.generation_config.num_assistant_tokens = self._tokens
             self._arguments = {"assistant_model": assistant.to(model.device).eval()}

@@ -59,9 +59,14 @@ def bench(
         from ...bench import session
         from ...bench.data import load
         from ...bench.environment import environment
+        from ...bench.methods import Assisted
         from ...bench.prompts import Setup
 
-        questions, methods = load(data, limit), session.methods(method or [])
+        methods = session.methods(method or [])
+        for one in methods:
+            if isinstance(one, Assisted):
+                loading.check_source(one.folder)
+        questions = load(data, limit)
         plan = session.plan(methods, questions, replay, study or [], batch or [])
         loaded = loading.load(model, dtype and dtype.value, device, threads)
         through_template = loading.uses_chat(loaded, chat)
