@@ -70,8 +70,10 @@ def points(name: str, *methods: str, mode: str = "generate") -> list[tuple[str, 
 
 def test_the_points_of_the_studies() -> None:
     assert points("breadth") == [("generate", None)] + [
-        (studies.DEFAULT, str(nodes)) for nodes in (20, 40, 60, 80, 100, 120, 160)
+        ("recycling:learns_prompt=false", str(nodes)) for nodes in (20, 40, 60, 80, 100, 120, 160)
     ]
+    assert points("depth", "recycling:tree=3,k=9")[1] == ("recycling:k=9", "3")
+    assert points("k", "recycling:tree=3,k=9")[1] == ("recycling", "2")
     assert points("update", "recycling:tree=3") == [("generate", None)] + [
         ("recycling:tree=3", rule) for rule in ("last", "first", "unordered")
     ]
@@ -127,7 +129,9 @@ def test_temperature_is_measured_with_the_same_draws(tmp_path: Path) -> None:
 
 def test_the_varied_option_reaches_the_drafter(tmp_path: Path) -> None:
     where = benching.setup(max_new_tokens=8)
-    made = session.plan(session.methods(["recycling:learns_prompt=false"]), asked("a"), False, studies=["breadth"])
+    made = session.plan(
+        session.methods(["recycling:learns_prompt=false,tree=3"]), asked("a"), False, studies=["breadth"]
+    )
     found = benching.run(where, made, tmp_path)[1:]
     assert [max(map(int, one["nodes"])) for one in found] == [nodes + 1 for nodes in studies.BREADTHS]
     assert {one["label"] for one in found} == {"recycling (learns_prompt=false)"}

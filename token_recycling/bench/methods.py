@@ -52,13 +52,13 @@ class Drafted:
 
     batches = True
 
-    def __init__(self, spec: str, label: str | None = None, **options: Any) -> None:
+    def __init__(self, spec: str, **options: Any) -> None:
         """`options` go to the drafter besides those written; raises ValueError or TypeError as `make_drafter` does."""
         self.spec, self._options = spec, options
         name, _, written = spec.partition(":")
         plain = spec == REPLAY_BASELINE
-        self.label = label or ("plain decoding in this loop" if plain else name.replace("_", " "))
-        if written and not label:
+        self.label = "plain decoding in this loop" if plain else name.replace("_", " ")
+        if written:
             self.label += f" ({written.replace(',', ', ')})"
         self.remembers = not plain
         make_drafter(spec, **options)

@@ -88,10 +88,17 @@ def _options(points: Callable[[], dict[str, Options]]) -> Callable[..., Plan]:
                     raise ValueError(
                         f"expected a drafter with the option {missing[0]} for the study {name}, got {drafter}"
                     )
-                contenders.append(Contender(Drafted(method.spec, method.label, **options), point))
+                contenders.append(Contender(Drafted(_without(method.spec, options), **options), point))
         return _varied(name, contenders, questions, replay)
 
     return planned
+
+
+def _without(spec: str, options: Options) -> str:
+    """A drafter's spec without what is varied, so that no row claims a value that it does not have."""
+    name, _, written = spec.partition(":")
+    kept = [part for part in written.split(",") if part and part.partition("=")[0] not in options]
+    return f"{name}:{','.join(kept)}" if kept else name
 
 
 def _order(name: str, methods: list[Drafted], questions: Sequence[Question], replay: bool, seed: int) -> Plan:
