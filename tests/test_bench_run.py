@@ -120,6 +120,9 @@ def test_rows_of_other_settings_are_refused_or_deleted(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"max_new_tokens 24 there, 8 now.*--fresh"):
         benching.run(other, plan(2), tmp_path)
     assert len(benching.run(other, plan(1), tmp_path, fresh=True)) < 8
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"expected JSON in .*--fresh"):
+        benching.run(other, plan(1), tmp_path)
     (tmp_path / "settings.json").unlink()
     with pytest.raises(ValueError, match=r"expected settings.json beside the rows"):
         benching.run(other, plan(1), tmp_path)

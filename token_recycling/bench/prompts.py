@@ -40,7 +40,8 @@ class Setup:
     @property
     def context(self) -> int | None:
         """How many tokens the model was made for, if its configuration says so."""
-        return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        config = self.model.config.get_text_config(decoder=True)
+        return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
     def ids(self, text: str, special: bool = True) -> torch.Tensor:
         """(length,) int64 on the CPU."""

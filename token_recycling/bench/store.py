@@ -69,7 +69,10 @@ class Store:
 def _compare(folder: Path, described: Path, settings: dict[str, Any]) -> None:
     if not described.is_file():
         raise ValueError(f"expected {SETTINGS} beside the rows in {folder}, got none; give another folder or --fresh")
-    there = json.loads(described.read_text(encoding="utf-8"))
+    try:
+        there = json.loads(described.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"expected JSON in {described}, got {error}; give another folder or --fresh") from None
     ours = json.loads(json.dumps(settings))
     different = [name for name in {**ours, **there} if ours.get(name) != there.get(name)]
     if different:
