@@ -31,6 +31,6 @@ lint: setup      ## format, lint and types
 	$(RUN)/mypy
 
 bench: setup     ## methods side by side on the shipped model, generating and replaying: writes docs/results
-	$(RUN)/token-recycling bench models/target --data models/prompts --output docs/results --fresh
+	$(RUN)/token-recycling bench models/target --data models/prompts --repeats 2 --output docs/results --fresh
 
 .PHONY: help setup demo test test-lowest lint bench
