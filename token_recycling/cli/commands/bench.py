@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,6 +73,9 @@ def bench(
         through_template = loading.uses_chat(loaded, chat)
         setup = Setup(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
         where = environment(loaded.model, model)
+    missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+    if missing:
+        console.note(f"the report's files need {' and '.join(missing)}: pip install {' '.join(missing)}")
     for said in (*plan.notes, *session.what_does_not_fit(setup, questions)):
         console.note(said)
 
@@ -95,7 +99,7 @@ def bench(
 def _report(folder: Path, rows: Path, as_json: bool) -> None:
     from ...bench import report
 
-    written = report.write(folder, Console(quiet=True) if as_json else Console())
+    written = report.write(folder, None if as_json else Console())
     if as_json:
         console.print_json({"folder": str(folder), **_counts(rows), "written": [str(path) for path in written]})
         return
