@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .commands.bench import bench
 from .commands.check import check
 from .commands.compare import compare
 from .commands.drafters import drafters
@@ -40,5 +41,5 @@ def main(
         print(context.get_help())
 
 
-for command in (generate, compare, check, matrix, drafters, report):
+for command in (generate, compare, bench, report, check, matrix, drafters):
     app.command()(command)
