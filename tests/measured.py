@@ -6,7 +6,7 @@ from collections import Counter
 
 from token_recycling.bench.reading import compare
 from token_recycling.bench.summary import Summary
-from token_recycling.templates import paper, small
+from token_recycling.templates import grow, paper
 
 ENVIRONMENT = {
     "machine": "x86_64",
@@ -130,7 +130,7 @@ def _compared(chance, methods, prompts, tokens, **setting):
 
 def _simulated(chance, method, prompt, category, tokens, ease, looping, options=None, label=None, **setting):
     name, skill, nodes = options or METHODS[method]
-    tree = paper() if nodes > 60 else small(nodes) if nodes > 1 else None
+    tree = paper() if nodes > 60 else grow((0.6, 0.12, 0.06, 0.03), nodes - 1) if nodes > 1 else None
     lengths, visited, tried, accepted, paths = Counter(), 0, Counter(), Counter(), {}
     while visited < tokens:
         length = 1
