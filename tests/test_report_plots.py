@@ -10,6 +10,7 @@ from matplotlib.colors import to_hex
 from measured import only, row, summary_of
 from strategies import trees
 
+from token_recycling.bench.arithmetic import Place
 from token_recycling.bench.plots import methods, of_batches, of_methods, of_studies, places, studies, style
 from token_recycling.bench.reading import compare
 from token_recycling.bench.summary import curves
@@ -131,6 +132,14 @@ def test_the_tree_is_drawn_with_the_share_of_every_node():
     faces = [to_hex(face) for face in axes.collections[1].get_facecolors()]
     assert faces == [list(style.HEAT)[shade] for shade in (6, 0, 3)]
     assert places.trees(only([row()])) is None
+
+
+def test_the_tree_is_drawn_as_far_as_its_nodes_hang_together():
+    tried = {(0,): 9, (0, 0): 5, (0, 0, 0): 5, (1, 0): 7, (1, 0, 0): 7, (0,) * 40: 1}
+    kept = places._most_tried({path: Place(count, 1) for path, count in tried.items()})
+    assert list(kept) == [(0,), (0, 0), (0, 0, 0)]
+    many = {(rank,): Place(1 + rank, 0) for rank in range(300)}
+    assert set(places._most_tried(many)) == {(rank,) for rank in range(180, 300)}
 
 
 @given(trees())

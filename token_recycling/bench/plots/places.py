@@ -114,7 +114,7 @@ def trees(found: Comparison) -> Plot | None:
         f"trees_{found.mode}",
         "Acceptance on the tree",
         "The root on top, the best candidate on the left. Shade: how often a node was accepted where its parent was. "
-        "Area: how often it could have been.",
+        "Area: how often it could have been. Trees that differ from step to step are laid over each other.",
         figure,
     )
 
@@ -159,11 +159,14 @@ def _packed(panels: Sequence[_Panel], width: float) -> list[list[_Panel]]:
 
 
 def _most_tried(places: dict[Path, Place]) -> dict[Path, Place]:
-    """The nodes to draw; with a node all before it, since none is tried more often than its parent."""
-    within = {path: place for path, place in places.items() if len(path) <= _DEPTHS}
-    kept = sorted(within, key=lambda path: (-within[path].tried, len(path), path))[:_NODES]
-    whole = {path[:end] for path in kept for end in range(1, len(path) + 1)}
-    return {path: within[path] for path in sorted(whole, key=lambda path: (len(path), path)) if path in within}
+    """The nodes to draw, by depth: those tried most, and of them those that all before are known of."""
+    within = [path for path in places if len(path) <= _DEPTHS]
+    most = set(sorted(within, key=lambda path: (-places[path].tried, len(path), path))[:_NODES])
+    kept: dict[Path, Place] = {}
+    for path in sorted(most, key=lambda path: (len(path), path)):
+        if path[:-1] in kept or len(path) == 1:
+            kept[path] = places[path]
+    return kept
 
 
 def _across(paths: Sequence[Path]) -> dict[Path, float]:
