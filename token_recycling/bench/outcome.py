@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..stats import Stats
+from ..tree import RankPath
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Outcome:
     """Of the whole call."""
     stats: Stats | None
     """Of our own loop."""
+    paths: dict[RankPath, tuple[int, int]] | None = None
+    """Nodes whose parent was accepted, and accepted nodes, by rank path; counted in replay."""
 
 
 def wait(device: torch.device) -> None:

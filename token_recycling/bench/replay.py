@@ -7,6 +7,8 @@ on the path is the text's own next token. What is measured is how well a method 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -17,6 +19,7 @@ from ..drafting import Drafter
 from ..stats import Stats
 from ..target import Target
 from ..text import Chooser, Text
+from ..tree import RankPath, Tree
 from .outcome import Outcome, wait
 
 
@@ -37,7 +40,7 @@ class TextChooser(Chooser):
 
 def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, following: torch.Tensor) -> Outcome:
     """Decodes `following` (length,) after `prompt` (length,); raises UnsupportedModelError as `accelerate` does."""
-    stats, lengths = Stats(synchronize=True), []
+    stats, lengths, walked = Stats(synchronize=True), [], []
     wait(model.device)
     began = time.perf_counter()
     target = Target(model)
@@ -45,10 +48,31 @@ def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, follo
     text = Text(prompt.to(target.device), limit)
     for (step,) in decode(target, [text], drafter, [TextChooser(text, following)], target.new_cache(), stats):
         lengths.append(len(step.tokens))
+        walked.append((step.draft.tree, step.accepted))
     wait(model.device)
     seconds = time.perf_counter() - began
     emitted = text.tokens[len(prompt) :].tolist()
     assert emitted == following.tolist()
     return Outcome(
-        [prompt], [emitted], lengths, stats.steps, stats.prefill_seconds, stats.decode_seconds, seconds, stats
+        prompts=[prompt],
+        tokens=[emitted],
+        lengths=lengths,
+        steps=stats.steps,
+        prefill_seconds=stats.prefill_seconds,
+        seconds=stats.decode_seconds,
+        total_seconds=seconds,
+        stats=stats,
+        paths=_by_path(walked),
     )
+
+
+def _by_path(walked: Sequence[tuple[Tree, Sequence[int]]]) -> dict[RankPath, tuple[int, int]]:
+    """Tried and accepted nodes by rank path, from the tree and the accepted nodes of every step.
+
+    Counted when the clock has stopped: making the paths of a new tree takes longer than the rest of a step's counting.
+    """
+    tried, accepted = Counter[RankPath](), Counter[RankPath]()
+    for tree, nodes in walked:
+        tried.update(tree.paths[child] for node in nodes for child in tree.children[node])
+        accepted.update(tree.paths[node] for node in nodes[1:])
+    return {path: (count, accepted[path]) for path, count in tried.items()}

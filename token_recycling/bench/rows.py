@@ -6,6 +6,7 @@ must have given the same text as the baseline to count as identical.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,19 +14,21 @@ import torch
 from transformers import PreTrainedModel
 
 from ..stats import Stats
+from ..tree import RankPath
 from .courses import Contender, Course, Item
 from .loops import in_loops, repeated_4grams
 from .outcome import Outcome
 from .prompts import Setup
 
 VERSION = 1
+_MOST_PATHS = 500
 Attempt = list[Outcome]
 """One decoding of an item: an outcome for each turn."""
 
 _MEASUREMENTS = (
     *("prompt_tokens", "tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams"),
     *("seconds", "prefill_seconds", "total_seconds", "parts", "drafted", "discarded"),
-    *("lengths", "nodes", "tried", "accepted", "identical", "divergence"),
+    *("lengths", "nodes", "tried", "accepted", "paths", "identical", "divergence"),
 )
 
 
@@ -117,7 +120,19 @@ def _drafting(attempt: Attempt) -> dict[str, Any]:
         "nodes": {str(nodes): count for nodes, count in sorted(stats.nodes.items())},
         "tried": [[*place, count] for place, count in sorted(stats.tried.items())],
         "accepted": [[*place, count] for place, count in sorted(stats.accepted.items())],
+        "paths": _paths(attempt),
     }
+
+
+def _paths(attempt: Attempt) -> list[list[Any]] | None:
+    """Tried and accepted nodes by rank path, those tried most first; trees that change have very many."""
+    tried, accepted = Counter[RankPath](), Counter[RankPath]()
+    for outcome in attempt:
+        for path, counts in (outcome.paths or {}).items():
+            tried[path] += counts[0]
+            accepted[path] += counts[1]
+    most = tried.most_common(_MOST_PATHS)
+    return [[".".join(map(str, path)), count, accepted[path]] for path, count in most] or None
 
 
 def _divergence(model: PreTrainedModel, baseline: Attempt, attempt: Attempt) -> dict[str, Any] | None:
