@@ -118,7 +118,7 @@ def test_the_heat_map_shows_the_share_of_every_place():
     assert {text.get_position(): text.get_text() for text in axes.texts} == {(0, 1): "75", (1, 1): "5.0", (0, 2): "12"}
     shades = {to_hex(patch.get_facecolor()) for patch in axes.patches}
     assert shades == {list(style.HEAT)[shade] for shade in (6, 2, 3)}
-    assert "beyond 12" in plot.caption
+    assert plot.caption.endswith("never drafted; depths beyond 12 are left out.")
     assert places.grids(only([row()])) is None
 
 
@@ -243,7 +243,7 @@ def test_a_file_is_svg_with_text_as_outlines_and_an_inline_drawing_follows_the_p
     assert "<text" not in text
     inline = plot.inline()
     ElementTree.fromstring(inline)
-    assert inline.startswith('<svg role="img" aria-label="Speedup by category. ')
+    assert inline.startswith('<svg role="img" aria-label="Speedup. ')
     assert "label of a &lt;b&gt; $1 $2" in inline
     assert "var(--c0)" in inline
     assert looks("ours")["ours"].colour not in inline

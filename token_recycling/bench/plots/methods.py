@@ -22,8 +22,8 @@ def speedups(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
         return None
     raced = [name for name in found.categories if any(each.of(name).pairs for each in shown)]
     rows = ["all", *(raced if len(found.categories) > 1 else [])]
-    step = 0.8 / len(shown)
-    figure, (axes,) = style.canvas(0.6 + len(rows) * max(0.34, 0.105 * len(shown) + 0.1) + 0.09 * len(shown))
+    step, line = 0.8 / len(shown), 0.105 if len(rows) > 1 else 0.2
+    figure, (axes,) = style.canvas(0.6 + len(rows) * max(0.34, line * len(shown) + 0.1) + 0.09 * len(shown))
     axes.axvline(1, color=GREY, linewidth=1.2)
     for row, category in enumerate(rows):
         if row % 2:
@@ -49,8 +49,8 @@ def speedups(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
     style.legend(figure, [style.key(each.label, looks[each.method]) for each in shown])
     return Plot(
         f"speedup_{found.mode}",
-        "Speedup by category",
-        f"Dots: all prompts of a category together, against {found.baseline.label}. "
+        "Speedup by category" if len(rows) > 1 else "Speedup",
+        f"Dots: all prompts{' of a category' * (len(rows) > 1)} together, against {found.baseline.label}. "
         "Lines: the middle half of the prompts.",
         figure,
     )

@@ -59,8 +59,10 @@ def grids(found: Comparison) -> Plot | None:
 
 
 def _left_out(shown: Sequence[Result], depths: int, ranks: int) -> str:
-    more = any(depth > depths or rank >= ranks for each in shown for depth, rank in each.by_place)
-    return f"; depths beyond {depths} and ranks beyond {ranks - 1} are left out" if more else ""
+    every = [place for each in shown for place in each.by_place]
+    beyond = [f"depths beyond {depths}"] if max(depth for depth, _ in every) > depths else []
+    beyond += [f"ranks beyond {ranks - 1}"] if max(rank for _, rank in every) >= ranks else []
+    return f"; {' and '.join(beyond)} are left out" if beyond else ""
 
 
 def _grid(axes: Axes, result: Result, depths: int, ranks: int) -> None:

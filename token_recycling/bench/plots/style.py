@@ -153,7 +153,7 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
 
 def canvas(height: float, rows: int = 1, columns: int = 1, **extra: Any) -> tuple[Figure, list[Axes]]:
     """A drawing of the common width, and its axes row by row."""
-    figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
+    figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.05))
     axes = figure.subplots(rows, columns, squeeze=False, **extra)
     for each in axes.flat:
         each.tick_params(length=0)
