@@ -30,7 +30,7 @@ lint: setup      ## format, lint and types
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 
-bench: setup     ## the table of docs/RESULTS.md on this machine: plain generate, prompt lookup, paper mode, default
-	$(RUN)/python benchmarks/compare_methods.py
+bench: setup     ## methods side by side on the shipped model, generating and replaying: writes docs/results
+	$(RUN)/token-recycling bench models/target --data models/prompts --repeats 2 --output docs/results --fresh
 
 .PHONY: help setup demo test test-lowest lint bench

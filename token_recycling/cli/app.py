@@ -11,11 +11,13 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .commands.bench import bench
 from .commands.check import check
 from .commands.compare import compare
 from .commands.drafters import drafters
 from .commands.generate import generate
 from .commands.matrix import matrix
+from .commands.report import report
 from .console import OneLineErrors
 
 app = typer.Typer(
@@ -39,5 +41,5 @@ def main(
         print(context.get_help())
 
 
-for command in (generate, compare, check, matrix, drafters):
+for command in (generate, compare, bench, report, check, matrix, drafters):
     app.command()(command)

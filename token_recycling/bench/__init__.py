@@ -1,0 +1,1 @@
+"""Measuring methods against each other, and the report of what was measured."""

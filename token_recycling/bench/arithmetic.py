@@ -1,0 +1,214 @@
+"""The arithmetic of a report: what rows of measurements say, as plain functions.
+
+A row is one line of `rows.jsonl`: one method on one prompt; docs/benchmark.md lists its keys and states every formula
+below. Tokens, steps and seconds are summed over rows before they are divided, so that a long text counts for more than
+a short one. Rows of failed runs hold no measurements: pass rows through `finished` first. A figure that cannot be had
+from the rows is None, never zero.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+Row = dict[str, Any]
+Pair = tuple[Row, Row]
+"""Rows of a method and of the baseline on the same prompt."""
+
+DECODE = "seconds"
+"""Clock of the steps alone, the prompt's forward pass left out."""
+CALL = "total_seconds"
+"""Clock of the whole call, the prompt's forward pass included."""
+
+
+class Spread(NamedTuple):
+    """How values lie: least, quartiles, most."""
+
+    least: float
+    lower: float
+    median: float
+    upper: float
+    most: float
+
+
+class Place(NamedTuple):
+    """How often nodes of a place in the tree could be accepted, and were."""
+
+    tried: int
+    """Nodes whose parent was accepted."""
+    accepted: int
+
+    @property
+    def share(self) -> float:
+        """Accepted nodes as a share of those whose parent was."""
+        return self.accepted / self.tried if self.tried else 0.0
+
+
+def finished(rows: Iterable[Row]) -> list[Row]:
+    """Rows without a failure."""
+    return [row for row in rows if row["failure"] is None]
+
+
+def mat(rows: Sequence[Row]) -> float | None:
+    """Mean accepted tokens: all tokens by all steps, the target's own token of a step included."""
+    known = _with(rows, "steps")
+    return _ratio(_total(known, "tokens"), _total(known, "steps"))
+
+
+def mat_without_loops(rows: Sequence[Row]) -> float | None:
+    """The same over what lies outside looping stretches of the output."""
+    known = _with(rows, "steps", "loop_tokens", "loop_steps")
+    tokens = _total(known, "tokens") - _total(known, "loop_tokens")
+    return _ratio(tokens, _total(known, "steps") - _total(known, "loop_steps"))
+
+
+def loop_share(rows: Sequence[Row]) -> float | None:
+    """Share of the tokens that lie in looping stretches."""
+    known = _with(rows, "loop_tokens")
+    return _ratio(_total(known, "loop_tokens"), _total(known, "tokens"))
+
+
+def repeated_4grams(rows: Sequence[Row]) -> float | None:
+    """Share of 4-grams that stood in the same output before, weighted by the outputs' tokens."""
+    known = _with(rows, "repeated_4grams")
+    return _ratio(sum(row["repeated_4grams"] * row["tokens"] for row in known), _total(known, "tokens"))
+
+
+def seconds(row: Row, clock: str = CALL) -> float:
+    """Median of a row's repeats."""
+    return statistics.median(row[clock])
+
+
+def tokens_per_second(rows: Sequence[Row], clock: str = DECODE) -> float | None:
+    """All tokens by the sum of the rows' median times."""
+    return _ratio(_total(rows, "tokens"), sum(seconds(row, clock) for row in rows))
+
+
+def paired(rows: Iterable[Row], baseline: Iterable[Row]) -> list[Pair]:
+    """The prompts that both finished with at least one token, each with its two rows."""
+    others = {row["prompt"]: row for row in finished(baseline) if row["tokens"]}
+    return [(row, others[row["prompt"]]) for row in finished(rows) if row["tokens"] and row["prompt"] in others]
+
+
+def speedup(pairs: Sequence[Pair], clock: str = CALL) -> float | None:
+    """The baseline's seconds per token by the method's, over all pairs together.
+
+    Where both gave the same number of tokens, as identical output does, this is the ratio of the summed times.
+    """
+    method, baseline = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    ours, theirs = tokens_per_second(method, clock), tokens_per_second(baseline, clock)
+    return None if ours is None or theirs is None else _ratio(ours, theirs)
+
+
+def speedups(pairs: Iterable[Pair], clock: str = CALL) -> list[float]:
+    """The same prompt by prompt."""
+    each = (speedup([pair], clock) for pair in pairs)
+    return [value for value in each if value is not None]
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Least, quartiles and most, the quartiles interpolated between the sorted values."""
+    if not values:
+        return None
+    quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return Spread(min(values), quartiles[0], quartiles[1], quartiles[2], max(values))
+
+
+def repeat_spread(rows: Iterable[Row], clock: str = CALL) -> float | None:
+    """How far repeats of one prompt lie apart: slowest less fastest by the median, the median of all rows."""
+    apart = [
+        (max(row[clock]) - min(row[clock])) / seconds(row, clock)
+        for row in rows
+        if len(row[clock]) > 1 and seconds(row, clock)
+    ]
+    return statistics.median(apart) if apart else None
+
+
+def part_seconds(rows: Iterable[Row]) -> dict[str, float]:
+    """Seconds of each part of a step, a step: the parts' sums by the steps of the rows that have them."""
+    timed = [row for row in rows if row["parts"]]
+    steps, sums = _total(timed, "steps"), Counter[str]()
+    for row in timed:
+        sums.update(row["parts"])
+    return {part: value / steps for part, value in sums.items()} if steps else {}
+
+
+def overhead(parts: dict[str, float]) -> float | None:
+    """Time outside the model's forward pass, as a share of the forward pass."""
+    forward = parts.get("forward", 0.0)
+    return _ratio(sum(parts.values()) - forward, forward)
+
+
+def lengths(rows: Iterable[Row]) -> dict[int, float]:
+    """Share of the steps by the number of tokens they gave."""
+    return _shares(_counted(rows, "lengths"))
+
+
+def mean_nodes(rows: Iterable[Row]) -> float | None:
+    """Mean nodes of a step's tree, the root included."""
+    counts = _counted(rows, "nodes")
+    return _ratio(sum(nodes * steps for nodes, steps in counts.items()), counts.total())
+
+
+def by_place(rows: Iterable[Row]) -> dict[tuple[int, int], Place]:
+    """Tried and accepted nodes by depth and rank."""
+    tried, accepted = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for row in rows:
+        for counts, key in ((tried, "tried"), (accepted, "accepted")):
+            for depth, rank, count in row[key] or ():
+                counts[depth, rank] += count
+    return {place: Place(tried[place], accepted[place]) for place in sorted(tried)}
+
+
+def by_path(rows: Iterable[Row]) -> dict[tuple[int, ...], Place]:
+    """Tried and accepted nodes by rank path, where rows have them."""
+    tried, accepted = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    for row in rows:
+        for path, *counts in row.get("paths") or ():
+            ranks = tuple(int(rank) for rank in path.split("."))
+            tried[ranks] += counts[0]
+            accepted[ranks] += counts[1]
+    return {path: Place(tried[path], accepted[path]) for path in sorted(tried, key=lambda path: (len(path), path))}
+
+
+def compared(rows: Iterable[Row]) -> list[Row]:
+    """Rows whose output was compared with plain decoding's."""
+    return _with(rows, "identical")
+
+
+def divergences(rows: Iterable[Row]) -> list[Row]:
+    """Rows whose output differs, the largest margin first."""
+    differing = [row for row in rows if row["identical"] is False]
+    return sorted(differing, key=lambda row: -margin(row))
+
+
+def margin(row: Row) -> float:
+    """Difference of the two logits at a row's first divergence; infinite where it is not known."""
+    found = row["divergence"]
+    return float("inf") if not found or found["margin"] is None else abs(found["margin"])
+
+
+def _with(rows: Iterable[Row], *keys: str) -> list[Row]:
+    """Rows in which all of these were measured."""
+    return [row for row in rows if all(row[key] is not None for key in keys)]
+
+
+def _total(rows: Iterable[Row], key: str) -> float:
+    return sum(row[key] for row in rows)
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return above / below if below else None
+
+
+def _counted(rows: Iterable[Row], key: str) -> Counter[int]:
+    counts = Counter[int]()
+    for row in rows:
+        counts.update({int(value): count for value, count in (row[key] or {}).items()})
+    return counts
+
+
+def _shares(counts: Counter[int]) -> dict[int, float]:
+    return {value: count / counts.total() for value, count in sorted(counts.items())}

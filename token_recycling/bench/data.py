@@ -1,0 +1,149 @@
+"""Questions to measure with: Spec-Bench, MBPP, any JSON lines or folder of texts.
+
+Three kinds of fields are understood in a line of JSON: `turns`, what a person says in a conversation; `prompt`, what a
+user gives to a model once; `text`, a text to continue as it is. A text file is a `text`. What is known to follow, where
+anything is, serves for replay: `reference` (one for all turns or one a turn), `answer`, `completion` or `code`; of a
+`text` its own second half.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from .download import SOURCES, download
+
+MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
+"""The categories of MT-bench: in a set that holds all of them they count as one, as in Spec-Bench."""
+_FORMS: tuple[Literal["turns", "prompt", "text"], ...] = ("turns", "prompt", "text")
+_REFERENCES = ("reference", "answer", "completion", "code")
+_IDS = ("question_id", "task_id", "id")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt, or one conversation of several."""
+
+    name: str
+    """Unique: the set's name and the question's own."""
+    category: str
+    turns: tuple[str, ...]
+    form: Literal["turns", "prompt", "text"]
+    references: tuple[str, ...] = ()
+    """Known answers of the first turns."""
+
+
+def load(specs: Sequence[str], limit: int | None = None) -> list[Question]:
+    """The questions of all sets, in order, of every category the first `limit`; raises ValueError or OSError.
+
+    A set is given as a name of `SOURCES`, which is downloaded, as a path, or as NAME=PATH.
+    """
+    found = [question for spec in specs for question in _read(*_place(spec))]
+    doubled = [name for name, times in Counter(question.name for question in found).items() if times > 1]
+    if doubled:
+        raise ValueError(
+            f"expected every question once, got {doubled[0]!r} {Counter(q.name for q in found)[doubled[0]]} times; "
+            "give sets of one name as NAME=PATH"
+        )
+    if limit is None:
+        return found
+    seen: Counter[str] = Counter()
+    kept = []
+    for question in found:
+        seen[question.category] += 1
+        if seen[question.category] <= limit:
+            kept.append(question)
+    return kept
+
+
+def digest(questions: Iterable[Question]) -> str:
+    """A short digest of all that is asked."""
+    text = json.dumps([astuple(question) for question in questions], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _place(spec: str) -> tuple[str, Path]:
+    """Name and path of a set."""
+    path = Path(spec).expanduser()
+    if path.exists():
+        # Spec-Bench, MT-bench and their relatives all call their file question.jsonl.
+        return (path.resolve().parent.name if path.stem == "question" else path.resolve().stem), path
+    if spec in SOURCES:
+        return spec, download(spec)
+    name, equals, given = spec.partition("=")
+    if equals and name and Path(given).expanduser().exists():
+        return name, Path(given).expanduser()
+    raise ValueError(
+        f"expected data by name ({', '.join(SOURCES)}), as a path or as NAME=PATH, got {spec!r}: there is no such path"
+    )
+
+
+def _read(name: str, path: Path) -> list[Question]:
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        found = [Question(f"{name}/{file.name}", name, (_text(file),), "text") for file in files]
+    elif path.suffix == ".jsonl":
+        found = [
+            _question(name, number, line, f"{path}, line {number}")
+            for number, line in enumerate(_text(path).split("\n"), start=1)
+            if line.strip()
+        ]
+    else:
+        found = [Question(f"{name}/{path.name}", name, (_text(path),), "text")]
+    if not found:
+        raise ValueError(f"expected questions in {path}, got none")
+    empty = next((question for question in found if not all(turn.strip() for turn in question.turns)), None)
+    if empty is not None:
+        raise ValueError(f"expected a text in every turn, got an empty one ({empty.name})")
+    return _categorised(name, found)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"expected text in UTF-8, got something else ({path})") from None
+
+
+def _question(name: str, number: int, line: str, where: str) -> Question:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected a line of JSON, got {line[:40]!r} ({where}: {error})") from None
+    form = next((form for form in _FORMS if isinstance(row, dict) and row.get(form)), None)
+    if form is None:
+        fields = f"the fields {', '.join(map(str, row))}" if isinstance(row, dict) else type(row).__name__
+        raise ValueError(f"expected an object with {', '.join(_FORMS)}, got {fields} ({where})")
+    turns = row[form] if form == "turns" else [row[form]]
+    if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+        raise ValueError(f"expected text in {form}, a list of texts in turns, got {str(row[form])[:40]!r} ({where})")
+    own = next((str(row[field]) for field in _IDS if row.get(field) is not None), str(number))
+    category = str(row.get("category") or name)
+    return Question(f"{name}/{own}", category, tuple(turns), form, tuple(_known(row, len(turns))))
+
+
+def _known(row: dict[str, Any], turns: int) -> list[str]:
+    """The known answers of the first turns; of several for one turn the first."""
+    given: Any = next((row[field] for field in _REFERENCES if row.get(field)), [])
+    known = []
+    for answer in (given if isinstance(given, list) else [given])[:turns]:
+        one = answer[0] if isinstance(answer, list) and answer else answer
+        if not isinstance(one, str) or not one.strip():
+            break
+        known.append(one)
+    return known
+
+
+def _categorised(name: str, questions: list[Question]) -> list[Question]:
+    """MT-bench's categories count as one; a set of one category counts under its own name."""
+    categories = {question.category for question in questions}
+    if len(categories) == 1:
+        return [replace(question, category=name) for question in questions]
+    if categories >= MT_BENCH:
+        return [replace(q, category="mt_bench") if q.category in MT_BENCH else q for q in questions]
+    return questions

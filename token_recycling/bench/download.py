@@ -1,0 +1,100 @@
+"""Data sets by name: downloaded once, from a fixed commit, and believed only with the SHA-256 that is written here.
+
+The checksums are those of the files as committed in the repositories named; a mirror, a proxy's error page or a changed
+file is refused. Files stay in `$TOKEN_RECYCLING_CACHE`, else in `token_recycling` below the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+_TIMEOUT = 30
+
+
+class Source(NamedTuple):
+    """Where a data set is, and what it must be."""
+
+    url: str
+    sha256: str
+
+
+SOURCES = {
+    "spec_bench": Source(
+        "https://raw.githubusercontent.com/hemingkx/Spec-Bench/"
+        "66230f10cb0a02aced5ef3ce1e85163c16160454/data/spec_bench/question.jsonl",
+        "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04",
+    ),
+    "mbpp": Source(
+        "https://raw.githubusercontent.com/Luowaterbi/TokenRecycling/"
+        "8560e99c54220657b2121160340cb241b82f91aa/data/mbpp/question.jsonl",
+        "4ef443d46893b3c806247b8b074da1f4f2d04cd97f64b7934549dad16d292399",
+    ),
+}
+"""Spec-Bench (Xia et al., 2401.07851): 480 questions; MBPP (Austin et al., 2108.07732) as questions: 399, as in the
+program of Token Recycling's authors.
+"""
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept."""
+    chosen = os.environ.get("TOKEN_RECYCLING_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "token_recycling"
+
+
+def download(name: str) -> Path:
+    """The file of a data set, from the cache or its source; raises ValueError or OSError with what to do."""
+    source, path = SOURCES[name], cache_folder() / f"{name}.jsonl"
+    if path.is_file():
+        found = _sha256(path.read_bytes())
+        if found != source.sha256:
+            raise ValueError(
+                f"expected {path} with SHA-256 {source.sha256}, got {found}: the file was changed or damaged; "
+                "delete it to download it again"
+            )
+        return path
+    data = _read(name, source.url)
+    found = _sha256(data)
+    if found != source.sha256:
+        raise ValueError(
+            f"expected {name} with SHA-256 {source.sha256} from {source.url}, got {len(data):,} bytes with {found}; "
+            "nothing was kept: is there a proxy that changes downloads?"
+        )
+    _write(path, data)
+    return path
+
+
+def _read(name: str, url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
+            return bytes(answer.read())
+    except OSError as error:  # no network, no such host, a refusal: URLError and HTTPError are OSErrors too
+        raise OSError(
+            f"expected to download {name} from {url}, got: {error}; without a network, fetch the file elsewhere "
+            f"and give its path: --data {name}=FILE"
+        ) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Atomically: another process sees the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

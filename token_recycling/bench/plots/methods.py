@@ -1,0 +1,164 @@
+"""Plots that compare methods on the same prompts: speedup by category, accepted lengths, time per part of a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
+
+from ..summary import Comparison, Result
+from ..words import heading
+from . import style
+from .style import GREY, GRID, INK, MUTED, PAPER, Look, Plot
+
+
+def speedups(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
+    """A dot for each method and category, with a line over the middle half of the prompts."""
+    shown = [each for each in found.results if each.speedup is not None and not each.is_baseline]
+    if not shown or found.baseline is None:
+        return None
+    raced = [name for name in found.categories if any(each.of(name).pairs for each in shown)]
+    rows = ["all", *(raced if len(found.categories) > 1 else [])]
+    step, line = 0.8 / len(shown), 0.105 if len(rows) > 1 else 0.2
+    figure, (axes,) = style.canvas(0.6 + len(rows) * max(0.34, line * len(shown) + 0.1) + 0.09 * len(shown))
+    axes.axvline(1, color=GREY, linewidth=1.2)
+    for row, category in enumerate(rows):
+        if row % 2:
+            axes.axhspan(row - 0.5, row + 0.5, color=GRID, alpha=0.35, linewidth=0)
+        for place, result in enumerate(shown):
+            _dot(axes, result if category == "all" else result.of(category), row - 0.4 + (place + 0.5) * step, looks)
+    for place, result in enumerate(shown):
+        middle = result.spread.upper if result.spread else 0
+        axes.annotate(
+            f"{result.speedup:.2f}",
+            (max(middle, result.speedup or 0), -0.4 + (place + 0.5) * step),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
+        )
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)), ["all prompts" if row == "all" else heading(row) for row in rows])
+    axes.set_xlim(left=min(0.8, axes.get_xlim()[0]))
+    axes.set_xlabel(f"speedup over {found.baseline.label}")
+    axes.xaxis.grid(True)
+    axes.spines["left"].set_visible(False)
+    style.legend(figure, [style.key(each.label, looks[each.method]) for each in shown])
+    return Plot(
+        f"speedup_{found.mode}",
+        "Speedup by category" if len(rows) > 1 else "Speedup",
+        f"Dots: all prompts{' of a category' * (len(rows) > 1)} together, against {found.baseline.label}. "
+        "Lines: the middle half of the prompts.",
+        figure,
+    )
+
+
+def _dot(axes: Axes, result: Result, height: float, looks: Mapping[str, Look]) -> None:
+    if result.speedup is None or result.spread is None:
+        return
+    look = looks[result.method]
+    axes.plot([result.spread.lower, result.spread.upper], [height] * 2, color=look.colour, linewidth=1.2, alpha=0.7)
+    axes.plot(result.speedup, height, look.marker, color=look.colour, markeredgecolor=PAPER, markeredgewidth=0.6)
+
+
+def lengths(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
+    """A small histogram for each method, of how many tokens its steps gave."""
+    shown = [each for each in found.results if max(each.lengths, default=1) > 1]
+    if not shown:
+        return None
+    columns = 2 if len(shown) > 1 else 1
+    rows, labels = -(-len(shown) // columns), [each.label for each in shown]
+    figure, every = style.canvas(0.35 + rows * (1.15 + style.room(labels)), rows, columns, sharex=True, sharey=True)
+    last = _last_length(shown)
+    for axes, result in zip(every, shown, strict=False):
+        _histogram(axes, result, looks[result.method], last)
+    for axes in every[len(shown) :]:
+        axes.set_visible(False)
+    figure.supxlabel("tokens of a step", fontsize=9, color=MUTED)
+    return Plot(
+        f"lengths_{found.mode}",
+        "Tokens of a step",
+        "Share of the steps that gave so many tokens, the model's own token included; the line is the mean (MAT).",
+        figure,
+    )
+
+
+def _last_length(shown: Sequence[Result]) -> int:
+    """The longest length that a plot shows alone: all but one step in a hundred are shorter."""
+    last = 2
+    for result in shown:
+        behind = 0.0
+        for length in sorted(result.lengths, reverse=True):
+            behind += result.lengths[length]
+            if behind > 0.01:
+                last = max(last, length)
+                break
+    return min(last, 24)
+
+
+def _histogram(axes: Axes, result: Result, look: Look, last: int) -> None:
+    shares = [result.lengths.get(length, 0.0) for length in range(1, last + 1)]
+    beyond = sum(share for length, share in result.lengths.items() if length > last)
+    axes.bar(range(1, last + 2), [*shares, beyond], width=0.82, color=look.colour)
+    mean = result.mat or 0.0
+    axes.axvline(min(mean, last + 1), color=INK, linewidth=1)
+    axes.annotate(
+        f"{mean:.2f}",
+        (min(mean, last + 1), 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, -2),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+    )
+    axes.set_title(style.wrapped(result.label), fontsize=8.5)
+    every = 1 if last <= 9 else 2 if last <= 16 else 4
+    ticks = [tick for tick in range(1, last + 1, every) if every == 1 or tick < last]
+    axes.set_xticks([*ticks, last + 1], [*map(str, ticks), f">{last}"])
+    axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
+    axes.yaxis.grid(True)
+    axes.spines["left"].set_visible(False)
+
+
+def parts(results: Sequence[Result], name: str, labels: Sequence[str] | None = None) -> Plot | None:
+    """Stacked milliseconds of a step: all of it, and beside it what lies outside the model."""
+    shown = [(each, each.label if labels is None else labels[place]) for place, each in enumerate(results)]
+    shown = [(each, label) for each, label in shown if each.parts]
+    if not shown:
+        return None
+    names = list(dict.fromkeys(part for each, _ in shown for part in each.parts))
+    colours = {part: GREY if part == "forward" else None for part in names}
+    rest = itertools.cycle(style.PALETTE)
+    colours = {part: colour or next(rest) for part, colour in colours.items()}
+    figure, (whole, outside) = style.canvas(
+        0.75 + 0.34 * len(shown) + 0.2 * (len(names) > 3), 1, 2, sharey=True, width_ratios=(1.25, 1)
+    )
+    for axes, drawn in ((whole, names), (outside, [part for part in names if part != "forward"])):
+        for row, (result, _) in enumerate(shown):
+            left = 0.0
+            for part in drawn:
+                width = 1000 * result.parts.get(part, 0.0)
+                axes.barh(row, width, left=left, height=0.62, color=colours[part], edgecolor=PAPER, linewidth=0.5)
+                left += width
+        axes.xaxis.grid(True)
+        axes.margins(x=0.02)
+        axes.spines["left"].set_visible(False)
+    whole.set_yticks(range(len(shown)), [style.wrapped(label, 26) for _, label in shown])
+    whole.set_ylim(len(shown) - 0.45, -0.55)
+    whole.set_xlabel("ms a step")
+    outside.set_xlabel("ms outside the model")
+    figure.legend(
+        handles=[Patch(color=colours[part], label=part) for part in names],
+        loc="outside upper left",
+        ncols=3,
+        borderaxespad=0.1,
+    )
+    return Plot(
+        name,
+        "Time per part of a step",
+        "Left: the whole step. Right: the same without the model's forward pass, on a scale of its own.",
+        figure,
+    )

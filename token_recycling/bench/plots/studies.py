@@ -1,0 +1,190 @@
+"""Plots of the studies: how MAT and tokens/s follow one setting (Token Recycling, figure 3), and what batches gain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from ..summary import Comparison, Curve, Result, curves
+from ..words import study_words
+from . import style
+from .style import GREY, PAPER, Look, Plot
+
+
+def study(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:
+    """MAT above, tokens/s below, over the points of a study: lines where points are numbers, else bars."""
+    found = curves(points)
+    if not found:
+        return None
+    order = list(dict.fromkeys(each.point for each in points if each.point is not None))
+    numbers = all(_is_number(point) for point in order)
+    figure, (top, bottom) = style.canvas(3.5 if numbers else 3.1, 2, 1, sharex=True)
+    colours = {curve: looks.get(curve, looks[measured[0][1].method]) for curve, measured in found.items()}
+    for axes, label, value in ((top, "MAT", "mat"), (bottom, "tokens/s", "decoding")):
+        for place, (curve, measured) in enumerate(found.items()):
+            known = [(point, getattr(result, value)) for point, result in measured]
+            known = [(point, number) for point, number in known if number is not None]
+            if numbers:
+                _line(axes, [(float(point), number) for point, number in known], colours[curve])
+            else:
+                _bars(axes, [(order.index(point), number) for point, number in known], colours[curve], place, found)
+        axes.set_ylabel(label)
+        axes.yaxis.grid(True)
+        axes.spines["left"].set_visible(False)
+    entries = [style.key(curve, colours[curve], line=numbers) for curve in found]
+    if against := _baseline(bottom, points, order, numbers):
+        entries.append(Line2D([], [], color=GREY, linewidth=1.2, label=against))
+    if len(entries) > 1:
+        style.legend(figure, entries)
+    _points_axis(bottom, order, numbers)
+    name, said = points[0].study or "", study_words(points[0].study or "")
+    bottom.set_xlabel(said.axis)
+    what = f"{said.what} Tokens/s of decoding alone.".strip()
+    return Plot(f"study_{_file_name(name)}_{points[0].mode}", said.title, what, figure)
+
+
+def _baseline(axes: Axes, points: Sequence[Comparison], order: Sequence[str], numbers: bool) -> str | None:
+    """Draws the baseline's tokens/s where it was measured, once or at every point; returns its label."""
+    label = None
+    for each in points:
+        if each.baseline is None or each.baseline.decoding is None:
+            continue
+        label = each.baseline.label
+        if each.point is None:
+            axes.axhline(each.baseline.decoding, color=GREY, linewidth=1.2, zorder=0.9)
+        elif not numbers:
+            middle = order.index(each.point)
+            axes.plot([middle - 0.4, middle + 0.4], [each.baseline.decoding] * 2, color=GREY, linewidth=1.2, zorder=0.9)
+    known = [
+        (float(each.point), each.baseline.decoding)
+        for each in points
+        if numbers and each.point is not None and each.baseline is not None and each.baseline.decoding is not None
+    ]
+    axes.plot([point for point, _ in known], [speed for _, speed in known], color=GREY, linewidth=1.2)
+    return label
+
+
+def _points_axis(axes: Axes, order: Sequence[str], numbers: bool) -> None:
+    """A tick at every point that was measured, on a logarithmic axis where they spread far."""
+    if not numbers:
+        axes.set_xticks(range(len(order)), order)
+        axes.set_xlim(-0.6, len(order) - 0.4)
+        return
+    places = [float(point) for point in order]
+    if min(places) > 0 and max(places) >= 8 * min(places):
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    axes.set_xticks(places, order)
+
+
+def _line(axes: Axes, known: list[tuple[float, float]], look: Look) -> None:
+    known = sorted(known)
+    axes.plot(
+        [point for point, _ in known],
+        [value for _, value in known],
+        color=look.colour,
+        marker=look.marker,
+        markeredgecolor=PAPER,
+        markeredgewidth=0.6,
+    )
+    axes.margins(y=0.18)
+
+
+def _bars(axes: Axes, known: list[tuple[int, float]], look: Look, place: int, found: Mapping[str, Curve]) -> None:
+    width = min(0.8 / len(found), 0.28)
+    across = [point + (place - (len(found) - 1) / 2) * width for point, _ in known]
+    bars = axes.bar(across, [value for _, value in known], width=0.92 * width, color=look.colour)
+    for label in axes.bar_label(bars, fmt="%.3g", fontsize=7.5, padding=2):
+        label.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.6})  # over the line of the baseline
+    axes.margins(y=0.16)
+
+
+def trade_off(studies: Mapping[tuple[str, str], Sequence[Comparison]], mode: str) -> Plot | None:
+    """MAT against tokens/s where the size of the tree changes: more is accepted, and every step takes longer."""
+    lines = []
+    for (of_mode, name), points in studies.items():
+        for curve, measured in curves(points).items():
+            sizes = [result.nodes - 1 for _, result in measured if result.nodes]
+            if of_mode == mode and len(sizes) > 2 and max(sizes) >= 1.5 * min(sizes):
+                lines.append(
+                    (f"{study_words(name).title}" + (f", {curve}" if len(curves(points)) > 1 else ""), measured)
+                )
+    if not lines:
+        return None
+    figure, (axes,) = style.canvas(3.5)
+    for (name, measured), colour in zip(lines, list(style.PALETTE) * len(lines), strict=False):
+        known = [
+            (result.mat, result.decoding, result.nodes)
+            for _, result in measured
+            if result.mat and result.decoding and result.nodes
+        ]
+        axes.plot(
+            [mat for mat, _, _ in known],
+            [speed for _, speed, _ in known],
+            "-o",
+            color=colour,
+            markeredgecolor=PAPER,
+            markeredgewidth=0.6,
+            label=name,
+        )
+        for mat, speed, nodes in known:
+            axes.annotate(
+                f"{nodes - 1:.0f}", (mat, speed), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7.5
+            )
+    axes.set_xlabel("MAT, tokens a step")
+    axes.set_ylabel("tokens/s")
+    axes.grid(True)
+    axes.margins(0.08, 0.12)
+    style.legend(figure, axes.get_legend_handles_labels()[0])
+    return Plot(
+        f"tree_size_{mode}",
+        "MAT against tokens/s over tree size",
+        "Every dot is a tree, its number the mean drafted nodes of a step. Right: more accepted. Up: faster.",
+        figure,
+    )
+
+
+def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:
+    """Speedup over the number of texts at once."""
+    lines: dict[str, list[tuple[int, Result]]] = {}
+    for each in found:
+        for result in each.results:
+            if not result.is_baseline and result.speedup is not None:
+                lines.setdefault(result.method, []).append((each.batch, result))
+    if not lines:
+        return None
+    sizes = sorted({each.batch for each in found})
+    figure, (axes,) = style.canvas(2.9)
+    axes.axhline(1, color=GREY, linewidth=1.2)
+    for method, measured in lines.items():
+        _line(axes, [(float(size), result.speedup or 0.0) for size, result in measured], looks[method])
+    if len(sizes) > 1:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, list(map(str, sizes)))
+    axes.minorticks_off()
+    axes.set_xlabel("texts at once")
+    axes.set_ylabel("speedup")
+    axes.yaxis.grid(True)
+    axes.spines["left"].set_visible(False)
+    style.legend(figure, [style.key(of[0][1].label, looks[method], line=True) for method, of in lines.items()])
+    return Plot(
+        "batches",
+        "Speedup by batch",
+        "Against the baseline with as many texts at once; the grey line is the baseline.",
+        figure,
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w-]+", "_", name)

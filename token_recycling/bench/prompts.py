@@ -1,0 +1,119 @@
+"""From questions to token ids: conversations through the chat template or a plain form, and what fits the context.
+
+A conversation goes through the tokenizer's chat template; where there is none, or it is not wanted, its turns are
+written as `User: ...` and `Assistant:` lines. A single prompt goes through the template too, else as it is; a text to
+continue always goes as it is. A question is never cut: one that leaves no room in the model's context is a failure. A
+text that is too long is continued from an earlier place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from .data import Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class PromptTooLongError(ValueError):
+    """A prompt that leaves no room for a single token in the model's context."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every measurement of a run shares."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_new_tokens: int
+    chat: bool = False
+    """Whether the chat template is used, for what is not a mere text."""
+    repeats: int = 1
+    seed: int = 0
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens the model was made for, if its configuration says so."""
+        config = self.model.config.get_text_config(decoder=True)
+        return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+
+    def ids(self, text: str, special: bool = True) -> torch.Tensor:
+        """(length,) int64 on the CPU."""
+        return torch.tensor(self.tokenizer(text, add_special_tokens=special)["input_ids"], dtype=torch.long)
+
+    def decoded(self, tokens: Sequence[int]) -> str:
+        """Tokens as text, without special tokens."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def prompt(setup: Setup, question: Question, answers: Sequence[str] = ()) -> tuple[torch.Tensor, int]:
+    """The ids (length,) of the turn after these answers, and how many tokens are asked for.
+
+    Raises PromptTooLongError for a question that does not fit.
+    """
+    ids = _encoded(setup, question, answers)
+    if setup.context is None:
+        return ids, setup.max_new_tokens
+    if question.form == "text":
+        ids = ids[: _longest_text(setup)]
+    room = setup.context - len(ids)
+    if room < 1:
+        raise PromptTooLongError(
+            f"expected a prompt of fewer tokens than the model's context of {setup.context}, got {len(ids)}"
+        )
+    return ids, min(setup.max_new_tokens, room)
+
+
+def replayed(setup: Setup, question: Question) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For every turn whose answer is known the ids of the prompt and those of the answer, cut at `max_new_tokens`.
+
+    Of a text to continue the first half is the prompt and the second the answer. Earlier turns of a conversation have
+    their known answers.
+    """
+    if question.form == "text" and not question.references:
+        ids = _encoded(setup, question)
+        prompted = max(1, len(ids) // 2)
+        if setup.context is not None:
+            prompted = min(prompted, _longest_text(setup))
+        answer = ids[prompted : prompted + setup.max_new_tokens]
+        return [(ids[:prompted], answer)] if len(answer) else []
+    pairs = []
+    for turn, answer_text in enumerate(question.references):
+        ids, room = prompt(setup, question, question.references[:turn])
+        lead = " " if question.form == "turns" and not setup.chat else ""
+        answer = setup.ids(lead + answer_text, special=False)[:room]
+        pairs.append((ids, answer))
+    return pairs
+
+
+def can_be_replayed(question: Question) -> bool:
+    """Whether something is known to follow."""
+    return question.form == "text" or bool(question.references)
+
+
+def _longest_text(setup: Setup) -> int:
+    """Most tokens of a text to continue, so that all new tokens fit in the context."""
+    assert setup.context is not None
+    return max(1, setup.context - setup.max_new_tokens)
+
+
+def _encoded(setup: Setup, question: Question, answers: Sequence[str] = ()) -> torch.Tensor:
+    turns = question.turns[: len(answers) + 1]
+    if setup.chat and question.form != "text":
+        messages = [{"role": "user", "content": turns[0]}]
+        for answer, turn in zip(answers, turns[1:], strict=True):
+            messages += [{"role": "assistant", "content": answer.strip()}, {"role": "user", "content": turn}]
+        text = setup.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return setup.ids(str(text), special=False)  # a template writes the special tokens itself
+    if question.form != "turns":
+        return setup.ids(turns[0])
+    said = [f"User: {turn}\nAssistant:" for turn in turns]
+    for place, answer in enumerate(answers):
+        said[place] += f" {answer.strip()}\n"
+    return setup.ids("".join(said))

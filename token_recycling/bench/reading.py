@@ -1,0 +1,126 @@
+"""From `rows.jsonl` to a summary: rows are checked, put in order, and grouped by what they were measured under."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import arithmetic
+from .arithmetic import Row
+from .summary import BASELINES, Comparison, Result, Summary
+
+VERSION = 1
+"""Of the rows."""
+MODES = ("generate", "replay", "batch")
+"""In the order in which a report shows them."""
+REQUIRED = ("mode", "study", "point", "method", "label", "prompt", "category", "batch", "failure", "environment")
+
+
+def read(folder: Path, baseline: str | None = None) -> Summary:
+    """The rows of a folder, put in order; ValueError for what is not a folder of measurements."""
+    file = folder / "rows.jsonl"
+    if not file.is_file():
+        raise ValueError(f"expected a folder with rows.jsonl, as `token-recycling bench` writes it, got {folder}")
+    rows, notes = _parsed(file)
+    if not rows:
+        raise ValueError(f"expected measurements in {file}, got none: run `token-recycling bench` first")
+    rows, doubled = _last_of_each(rows)
+    if doubled:
+        notes.append(f"{doubled} rows were measured again; the later ones count.")
+    return Summary(rows, compare(rows, baseline), notes)
+
+
+def compare(rows: Sequence[Row], baseline: str | None = None) -> list[Comparison]:
+    """Groups rows that were measured under the same conditions, and finds the baseline of each group."""
+    known = list(dict.fromkeys(row["method"] for row in rows))
+    if baseline is not None and baseline not in known:
+        raise ValueError(f"expected a measured method as the baseline, one of {', '.join(known)}; got {baseline!r}")
+    wanted = (baseline,) if baseline else BASELINES
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_conditions(row), []).append(row)
+    order = sorted(groups, key=lambda key: (key[1] is not None, _order(key[0]), key[3] or 0))
+    return [_comparison(key, groups, wanted, known) for key in order]
+
+
+def _conditions(row: Row) -> tuple[Any, ...]:
+    return row["mode"], row["study"], row["point"], row["batch"]
+
+
+def _order(mode: str) -> int:
+    return MODES.index(mode) if mode in MODES else len(MODES)
+
+
+def _comparison(
+    key: tuple[Any, ...], groups: dict[tuple[Any, ...], list[Row]], wanted: Iterable[str], known: list[str]
+) -> Comparison:
+    mode, study, point, batch = key
+    by_method: dict[str, list[Row]] = {}
+    for row in groups[key]:
+        by_method.setdefault(row["method"], []).append(row)
+    # A study may measure its baseline once for all points, in rows without a point.
+    shared = [row for row in groups.get((mode, study, None, batch), ()) if row["method"] not in by_method]
+    against, name = next(
+        (
+            (found, name)
+            for name in wanted
+            if (found := by_method.get(name) or [row for row in shared if row["method"] == name])
+        ),
+        ([], None),
+    )
+    order = sorted(by_method, key=lambda method: (method != name, known.index(method)))
+    results = [
+        Result(
+            method,
+            by_method[method][-1]["label"],
+            arithmetic.finished(by_method[method]),
+            [row for row in by_method[method] if row["failure"] is not None],
+            arithmetic.paired(by_method[method], against),
+            method == name,
+        )
+        for method in order
+    ]
+    return Comparison(mode, study, point, batch or 1, results)
+
+
+def _parsed(file: Path) -> tuple[list[Row], list[str]]:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    rows, notes = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
+                notes.append("The last line of rows.jsonl is incomplete, as after an interruption; it was left out.")
+                continue
+            raise ValueError(f"expected a JSON object in line {number} of {file}, got {line[:60]!r}") from None
+        rows.append(_checked(row, f"line {number} of {file}"))
+    return rows, notes
+
+
+def _checked(row: Any, place: str) -> Row:
+    version = row.get("version") if isinstance(row, dict) else None
+    if version != VERSION:
+        raise ValueError(f"expected rows of version {VERSION}, got {version!r} in {place}: measure again")
+    missing = [key for key in REQUIRED if key not in row]
+    if missing:
+        raise ValueError(f"expected the keys {', '.join(missing)} in {place}, got none: measure again")
+    return row
+
+
+def _last_of_each(rows: Iterable[Row]) -> tuple[list[Row], int]:
+    """Rows measured twice count once, the later one at the place of the first; and how many there were.
+
+    In batches that is no mistake: what is left over by one size can be a whole batch of another.
+    """
+    found: dict[tuple[Any, ...], Row] = {}
+    doubled = 0
+    for row in rows:
+        key = (*_conditions(row), row["method"], row["prompt"])
+        doubled += key in found and row["mode"] != "batch"
+        found[key] = row
+    return list(found.values()), doubled

@@ -1,0 +1,93 @@
+"""A folder of results: `rows.jsonl`, to which rows are only ever added, and `settings.json`, which says what they are.
+
+A run that was interrupted goes on where it stopped if everything is as it was: settings, data, model, machine and
+versions. The rows of one item, a prompt or a batch, are written together when all its methods are measured; an item of
+which only a part reached the disk is measured again. So rows are neither lost nor doubled nor mixed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .courses import Plan
+
+ROWS, SETTINGS = "rows.jsonl", "settings.json"
+
+
+class Store:
+    """The rows of one run."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], plan: Plan, fresh: bool = False) -> None:
+        """Opens the folder, or starts it; `fresh` deletes the rows that are there.
+
+        Raises ValueError if there are rows of another run.
+        """
+        self.path = folder / ROWS
+        described = folder / SETTINGS
+        folder.mkdir(parents=True, exist_ok=True)
+        self.done = 0
+        """Items whose rows are all there, in the order of the plan."""
+        if self.path.exists() and self.path.stat().st_size and not fresh:
+            _compare(folder, described, settings)
+            self.done = self._keep_whole_items(plan)
+            return
+        self.path.write_text("", encoding="utf-8")
+        described.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def append(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Adds the rows of one item, and waits until they are on the disk."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            file.flush()
+            os.fsync(file.fileno())
+        self.done += 1
+
+    def _keep_whole_items(self, plan: Plan) -> int:
+        """Cuts off what follows the last whole item; returns the number of items."""
+        written = self.path.read_bytes()
+        lines = written.split(b"\n")[:-1]  # what follows the last line end was not written to its end
+        kept = items = 0
+        for course, item in plan.items():
+            keys = course.keys(item)
+            found = lines[kept : kept + len(keys)]
+            if len(found) < len(keys):
+                break
+            if [_key(line, self.path) for line in found] != keys:
+                raise ValueError(f"expected rows in the order of the run in {self.path}, got others; start --fresh")
+            kept, items = kept + len(keys), items + 1
+        else:
+            if kept < len(lines):
+                raise ValueError(f"expected {kept} rows in {self.path}, got {len(lines)}; start --fresh")
+        os.truncate(self.path, sum(len(line) + 1 for line in lines[:kept]))
+        return items
+
+
+def _compare(folder: Path, described: Path, settings: dict[str, Any]) -> None:
+    if not described.is_file():
+        raise ValueError(f"expected {SETTINGS} beside the rows in {folder}, got none; give another folder or --fresh")
+    try:
+        there = json.loads(described.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"expected JSON in {described}, got {error}; give another folder or --fresh") from None
+    ours = json.loads(json.dumps(settings))
+    different = [name for name in {**ours, **there} if ours.get(name) != there.get(name)]
+    if different:
+        listed = "; ".join(f"{name} {there.get(name)!r} there, {ours.get(name)!r} now" for name in different)
+        raise ValueError(
+            f"expected a folder without rows or with rows of the same run, got {folder} with others ({listed}); "
+            "give another --output, or --fresh to measure anew"
+        )
+
+
+def _key(line: bytes, path: Path) -> tuple[Any, ...]:
+    try:
+        row = json.loads(line)
+        return tuple(row[name] for name in ("mode", "study", "point", "method", "prompt"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"expected rows of a benchmark in {path}, got {line[:60]!r} ({error}); start --fresh"
+        ) from None

@@ -1,0 +1,243 @@
+"""What a report shows: methods that were measured under the same conditions, and against what.
+
+Nothing here knows a method by name except the two baselines: transformers' own `generate` and, where that was not
+measured, plain decoding in this project's loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from . import arithmetic
+from .arithmetic import CALL, DECODE, Pair, Place, Row, Spread
+
+BASELINES = ("generate", "plain")
+"""What speedups refer to: the first of these that was measured under the same conditions."""
+CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
+"""Columns in the order of the paper's table 1; others follow as they appear."""
+
+
+@dataclass
+class Result:
+    """One method under one set of conditions; every figure is None where the rows do not give it."""
+
+    method: str
+    label: str
+    rows: list[Row]
+    """Rows of runs that finished."""
+    failures: list[Row] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    """Prompts that the baseline finished too."""
+    is_baseline: bool = False
+
+    def of(self, category: str) -> Result:
+        """The same method on the prompts of one category."""
+        return Result(
+            self.method,
+            self.label,
+            [row for row in self.rows if row["category"] == category],
+            [row for row in self.failures if row["category"] == category],
+            [pair for pair in self.pairs if pair[0]["category"] == category],
+            self.is_baseline,
+        )
+
+    @cached_property
+    def mat(self) -> float | None:
+        return arithmetic.mat(self.rows)
+
+    @cached_property
+    def mat_without_loops(self) -> float | None:
+        return arithmetic.mat_without_loops(self.rows)
+
+    @cached_property
+    def repeated_4grams(self) -> float | None:
+        return arithmetic.repeated_4grams(self.rows)
+
+    @cached_property
+    def decoding(self) -> float | None:
+        """Tokens per second, the prompt's time left out."""
+        return arithmetic.tokens_per_second(self.rows, DECODE)
+
+    @cached_property
+    def whole_call(self) -> float | None:
+        """Tokens per second, the prompt's time included."""
+        return arithmetic.tokens_per_second(self.rows, CALL)
+
+    @cached_property
+    def speedup(self) -> float | None:
+        return arithmetic.speedup(self.pairs)
+
+    @cached_property
+    def spread(self) -> Spread | None:
+        """Of the speedups prompt by prompt."""
+        return arithmetic.spread(arithmetic.speedups(self.pairs))
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part of a step, a step."""
+        return arithmetic.part_seconds(self.rows)
+
+    @cached_property
+    def lengths(self) -> dict[int, float]:
+        return arithmetic.lengths(self.rows)
+
+    @cached_property
+    def nodes(self) -> float | None:
+        return arithmetic.mean_nodes(self.rows)
+
+    @cached_property
+    def by_place(self) -> dict[tuple[int, int], Place]:
+        return arithmetic.by_place(self.rows)
+
+    @cached_property
+    def by_path(self) -> dict[tuple[int, ...], Place]:
+        return arithmetic.by_path(self.rows)
+
+    @cached_property
+    def compared(self) -> int:
+        """Outputs that were compared with plain decoding's."""
+        return len(arithmetic.compared(self.rows))
+
+    @cached_property
+    def largest_margin(self) -> float | None:
+        """Of the divergences; None where there are none, or where it is not known."""
+        margins = [arithmetic.margin(row) for row in self.divergences]
+        return max((each for each in margins if each != float("inf")), default=None)
+
+    @cached_property
+    def divergences(self) -> list[Row]:
+        return arithmetic.divergences(self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure as a plain value, for JSON."""
+        spread = self.spread
+        return {
+            "method": self.method,
+            "label": self.label,
+            "baseline": self.is_baseline,
+            "prompts": len(self.rows),
+            "failures": len(self.failures),
+            "tokens": sum(row["tokens"] for row in self.rows),
+            "mat": self.mat,
+            "mat_without_loops": self.mat_without_loops,
+            "repeated_4grams": self.repeated_4grams,
+            "tokens_per_second": {"decoding": self.decoding, "whole_call": self.whole_call},
+            "speedup": self.speedup,
+            "speedup_of_prompts": None if spread is None else spread._asdict(),
+            "compared": self.compared,
+            "identical": self.compared - len(self.divergences),
+            "largest_margin": self.largest_margin,
+            "nodes_per_step": self.nodes,
+            "seconds_per_step": self.parts,
+            "steps_by_length": self.lengths,
+        }
+
+
+@dataclass
+class Comparison:
+    """Methods that were measured under the same conditions."""
+
+    mode: str
+    study: str | None
+    point: str | None
+    batch: int
+    results: list[Result]
+    """The baseline first, then as the rows have them."""
+
+    @cached_property
+    def baseline(self) -> Result | None:
+        return next((result for result in self.results if result.is_baseline), None)
+
+    @cached_property
+    def categories(self) -> list[str]:
+        found = dict.fromkeys(row["category"] for result in self.results for row in result.rows + result.failures)
+        return [name for name in CATEGORIES if name in found] + [name for name in found if name not in CATEGORIES]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure as a plain value, for JSON."""
+        return {
+            "mode": self.mode,
+            "study": self.study,
+            "point": self.point,
+            "batch": self.batch,
+            "results": [
+                {**result.as_dict(), "categories": {name: result.of(name).as_dict() for name in self.categories}}
+                for result in self.results
+            ],
+        }
+
+
+@dataclass
+class Summary:
+    """All that a report shows."""
+
+    rows: list[Row]
+    comparisons: list[Comparison]
+    notes: list[str] = field(default_factory=list)
+    """What went wrong in reading."""
+
+    @cached_property
+    def methods(self) -> dict[str, str]:
+        """Labels by method, in the order in which they are shown everywhere; the baselines first."""
+        found = {row["method"]: row["label"] for row in reversed(self.rows)}
+        order = dict.fromkeys(row["method"] for row in self.rows)
+        first = [name for name in BASELINES if name in found]
+        return {name: found[name] for name in [*first, *(name for name in order if name not in first)]}
+
+    @cached_property
+    def main(self) -> list[Comparison]:
+        """The comparisons that belong to no study, one prompt at a time."""
+        return [each for each in self.comparisons if each.study is None and each.mode != "batch"]
+
+    @cached_property
+    def batches(self) -> list[Comparison]:
+        """Several prompts in one call, by their number."""
+        return [each for each in self.comparisons if each.mode == "batch"]
+
+    @cached_property
+    def studies(self) -> dict[tuple[str, str], list[Comparison]]:
+        """By mode and study, the points in the order of the rows."""
+        found: dict[tuple[str, str], list[Comparison]] = {}
+        for each in self.comparisons:
+            if each.study is not None and each.mode != "batch":
+                found.setdefault((each.mode, each.study), []).append(each)
+        return found
+
+    @cached_property
+    def environments(self) -> list[dict[str, Any]]:
+        """Different ones, the date left out."""
+        found: dict[str, dict[str, Any]] = {}
+        for row in self.rows:
+            known = {key: value for key, value in row["environment"].items() if key != "date"}
+            found.setdefault(json.dumps(known, sort_keys=True), known)
+        return list(found.values())
+
+
+Curve = list[tuple[str, Result]]
+"""Points and what was measured there, in order."""
+
+
+def curves(points: Sequence[Comparison]) -> dict[str, Curve]:
+    """What belongs together in a study: a method that stands at several points, or methods of one drafter that differ
+    from point to point.
+    """
+    found = [
+        (each.point, result)
+        for each in points
+        if each.point is not None
+        for result in each.results
+        if not result.is_baseline and result.rows
+    ]
+    places: dict[str, set[str]] = {}
+    for point, result in found:
+        places.setdefault(result.method, set()).add(point)
+    joined: dict[str, Curve] = {}
+    for point, result in found:
+        drafter = result.method.partition(":")[0]
+        name = result.label if len(places[result.method]) > 1 else drafter
+        joined.setdefault(name, []).append((point, result))
+    return joined

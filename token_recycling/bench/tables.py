@@ -1,0 +1,252 @@
+"""The tables of a report. The first is in the form of the paper's table 1: a line a method, a column a category."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from . import arithmetic, words
+from .findings import failures
+from .summary import Comparison, Result, Summary
+from .table import NONE, Cell, Table
+
+
+def speedup_table(found: Comparison) -> Table:
+    """Speedup by category and over all, MAT, and tokens/s, as in the paper's table 1."""
+    several = found.categories if len(found.categories) > 1 else []
+    columns = ["method", *map(words.heading, several), "speedup", "MAT", "tokens/s"]
+    figures: list[Callable[[Result], float | None]] = [
+        *(_speedup_of(name) for name in several),
+        lambda result: result.speedup,
+        lambda result: result.mat,
+        lambda result: result.decoding,
+    ]
+    against = f"over {found.baseline.label}" if found.baseline else "not known: no baseline was measured"
+    return Table(
+        "Speedup",
+        columns,
+        _figures(found.results, figures, [_two] * (len(figures) - 1) + [_rate]),
+        f"Speedup {against}, whole calls; the best of a column in bold. Tokens/s of decoding.",
+    )
+
+
+def output_table(found: Comparison) -> Table:
+    """What stands behind the speedup: loops, spread, whole calls, identity, failures."""
+    rows = []
+    for each in found.results:
+        quartiles = each.spread
+        rows.append(
+            [
+                Cell(each.label),
+                Cell(_two(each.mat_without_loops)),
+                Cell(_percent(each.repeated_4grams)),
+                Cell(_rate(each.whole_call)),
+                Cell(
+                    NONE
+                    if quartiles is None or each.is_baseline
+                    else f"{quartiles.lower:.2f} {quartiles.median:.2f} {quartiles.upper:.2f}"
+                ),
+                _identical(each),
+                _margin(each),
+                Cell(str(len(each.failures)), alarm=bool(each.failures)),
+            ]
+        )
+    return Table(
+        "Behind the speedup",
+        [
+            "method",
+            "MAT without loops",
+            "repeated",
+            "whole call",
+            "speedup quartiles",
+            "identical",
+            "largest margin",
+            "failed",
+        ],
+        rows,
+        "Repeated: 4-grams that stood in the same output before. Whole call: tokens/s, the prompt included. "
+        "Quartiles: lower, median and upper, of the speedups prompt by prompt. Identical: to plain decoding; margin: "
+        "of the logits where an output first differs.",
+    )
+
+
+def category_table(found: Comparison, title: str, figure: str, note: str = "") -> Table:
+    """One figure of every method by category; `figure` is an attribute of `Result`."""
+
+    def of(category: str) -> Callable[[Result], float | None]:
+        return lambda result: getattr(result.of(category), figure)
+
+    columns = ["method", *map(words.heading, found.categories), "all"]
+    figures = [*(of(name) for name in found.categories), lambda result: getattr(result, figure)]
+    return Table(
+        title,
+        columns,
+        _figures(found.results, figures, [_two if figure.startswith("mat") else _rate] * len(figures)),
+        note,
+    )
+
+
+def parts_table(results: Iterable[Result], labels: Sequence[str] | None = None) -> Table | None:
+    """Milliseconds of each part of a step."""
+    every = [(each, each.label if labels is None else labels[place]) for place, each in enumerate(results)]
+    timed = [(each, label) for each, label in every if each.parts]
+    if not timed:
+        return None
+    names = list(dict.fromkeys(part for each, _ in timed for part in each.parts))
+    rows = [
+        [
+            Cell(label),
+            *(Cell(_milliseconds(each.parts.get(part))) for part in names),
+            Cell(_milliseconds(sum(each.parts.values()))),
+            Cell(_percent(arithmetic.overhead(each.parts))),
+        ]
+        for each, label in timed
+    ]
+    return Table(
+        "Time per part of a step",
+        ["method", *names, "step", "overhead"],
+        rows,
+        "Milliseconds a step. Overhead: time outside the model's forward pass, as a share of the forward pass.",
+    )
+
+
+def points_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
+    """A line for each method at each point of a study, or at each size of a batch."""
+    rows = []
+    for each in points:
+        point = str(each.batch) if each.mode == "batch" else each.point or NONE
+        for result in each.results:
+            rows.append(
+                [
+                    Cell(point),
+                    Cell(result.label),
+                    Cell(NONE if result.nodes is None else f"{result.nodes - 1:.1f}"),
+                    Cell(_two(result.mat)),
+                    Cell(_two(result.mat_without_loops)),
+                    Cell(_rate(result.decoding)),
+                    Cell(_rate(result.whole_call)),
+                    Cell(_two(result.speedup)),
+                    _identical(result),
+                    Cell(str(len(result.failures)), alarm=bool(result.failures)),
+                ]
+            )
+    columns = [axis, "method", "drafted", "MAT", "MAT without loops", "tokens/s", "whole call"]
+    known = any(not result.is_baseline and result.speedup is not None for each in points for result in each.results)
+    unused = {NONE, "0"} if known else {NONE, "0", "1.00"}
+    return _without_unused(
+        Table(
+            title,
+            [*columns, "speedup", "identical", "failed"],
+            rows,
+            "Drafted: mean nodes of a step, the root left out. Tokens/s of decoding, and of the whole call.",
+            frozenset({1}),
+        ),
+        unused,
+    )
+
+
+def divergence_table(summary: Summary, most: int = 20) -> Table | None:
+    """Outputs that differ from plain decoding's, the largest margins first."""
+    every = [row for each in summary.comparisons for result in each.results for row in result.divergences]
+    every.sort(key=lambda row: -arithmetic.margin(row))
+    if not every:
+        return None
+    rows = []
+    for row in every[:most]:
+        found = row["divergence"] or {}
+        where = (row["label"], _run_name(row), row["prompt"], found.get("turn", NONE), found.get("place", NONE))
+        tokens = (found.get("expected", NONE), found.get("got", NONE))
+        rows.append([*(Cell(str(value)) for value in (*where, *tokens)), Cell(_logits(arithmetic.margin(row)))])
+    more = f" {len(every) - most} more are in rows.jsonl." if len(every) > most else ""
+    return Table(
+        "Outputs that differ",
+        ["method", "run", "prompt", "turn", "place", "expected", "got", "margin"],
+        rows,
+        f"Where an output first differs from plain decoding's: token ids, and the difference of their logits.{more}",
+        frozenset({0, 1, 2}),
+    )
+
+
+def failure_table(summary: Summary) -> Table | None:
+    """Failures by message."""
+    found = failures(result for each in summary.comparisons for result in each.results)
+    if not found:
+        return None
+    rows = [
+        [Cell(each.message), Cell(", ".join(each.methods)), Cell(str(each.prompts)), Cell(str(each.runs))]
+        for each in found
+    ]
+    columns = ["failure", "methods", "prompts", "runs"]
+    return Table("Failures", columns, rows, "Failures alike but for numbers stand in one line.", frozenset({0, 1}))
+
+
+def _without_unused(table: Table, unused: set[str]) -> Table:
+    """Without columns after the names in which no row says anything."""
+    kept = [
+        place
+        for place in range(len(table.columns))
+        if place < 2 or not {row[place].text for row in table.rows} <= unused
+    ]
+    rows = [[row[place] for place in kept] for row in table.rows]
+    return replace(table, columns=[table.columns[place] for place in kept], rows=rows)
+
+
+def _figures(
+    results: Sequence[Result],
+    figures: Sequence[Callable[[Result], float | None]],
+    formats: Sequence[Callable[[float | None], str]],
+) -> list[list[Cell]]:
+    """A line for each method; the best figure of a column is marked where there is a choice."""
+    values = [[figure(each) for figure in figures] for each in results]
+    best = [max((value for value in column if value is not None), default=None) for column in zip(*values, strict=True)]
+    marked = len(results) > 1
+    return [
+        [
+            Cell(each.label),
+            *(
+                Cell(format_(value), best=marked and value is not None and value == top)
+                for value, top, format_ in zip(line, best, formats, strict=True)
+            ),
+        ]
+        for each, line in zip(results, values, strict=True)
+    ]
+
+
+def _speedup_of(category: str) -> Callable[[Result], float | None]:
+    return lambda result: result.of(category).speedup
+
+
+def _identical(result: Result) -> Cell:
+    if not result.compared:
+        return Cell(NONE)
+    same = result.compared - len(result.divergences)
+    return Cell(f"{same} of {result.compared}", alarm=same < result.compared)
+
+
+def _margin(result: Result) -> Cell:
+    return Cell(_logits(arithmetic.margin(result.divergences[0])) if result.divergences else NONE)
+
+
+def _run_name(row: arithmetic.Row) -> str:
+    names = (row["mode"], row["study"], row["point"], row["batch"] if row["mode"] == "batch" else None)
+    return " ".join(str(name) for name in names if name is not None)
+
+
+def _two(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def _rate(value: float | None) -> str:
+    return NONE if value is None else words.rate(value)
+
+
+def _percent(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1%}" if value < 0.1 else f"{value:.0%}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return NONE if value is None else f"{1000 * value:.3f}" if value < 0.01 else f"{1000 * value:.1f}"
+
+
+def _logits(value: float) -> str:
+    return "unknown" if value == float("inf") else f"{value:.2g}"

@@ -1,0 +1,159 @@
+"""The words of a report: headings, where and with which settings was measured, and how."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from . import arithmetic
+from .summary import Summary
+
+_HEADINGS = {
+    "mt_bench": "MT",
+    "translation": "Trans",
+    "summarization": "Sum",
+    "qa": "QA",
+    "math_reasoning": "Math",
+    "rag": "RAG",
+    "mbpp": "MBPP",
+}
+"""As in the paper's table 1."""
+_SOFTWARE = ("python", "torch", "transformers", "token_recycling")
+
+
+class StudyWords(NamedTuple):
+    """A study's title, what its points are, and what to see."""
+
+    title: str
+    axis: str
+    what: str
+
+
+_STUDIES = {
+    "breadth": StudyWords("Tree breadth", "nodes", "The tree gets broader, its depth stays."),
+    "depth": StudyWords("Tree depth", "depth", "The tree gets deeper, its number of nodes stays."),
+    "update": StudyWords("Update rule", "rule", "Which node's candidates are kept where a token stands at several."),
+    "order": StudyWords("Order of the prompts", "order", "Prompts of one category after another, or shuffled."),
+    "hot": StudyWords("Hot and cold start", "start", "Hot: what was learned is kept from prompt to prompt. Cold: not."),
+    "parts": StudyWords("Time per part of a step", "part", "Where the time of a step goes."),
+    "k": StudyWords("Candidates kept", "k", "How many candidates are kept after every token."),
+    "temperature": StudyWords("Temperature", "temperature", "From greedy decoding to sampling."),
+}
+_MODES = {"generate": "Generated text", "replay": "Replayed text", "batch": "Batches"}
+_ABOUT = {
+    "generate": "The model's own output. Where it repeats itself, methods that look back gain more than on other text.",
+    "replay": "Held-out text is taken as the output, whatever the model would have said, so that loops of a small "
+    "model flatter nobody. Candidates still come from the model's logits.",
+    "batch": "Several prompts in one call.",
+}
+
+
+def heading(category: str) -> str:
+    """A category as the head of a column."""
+    return _HEADINGS.get(category, category.replace("_", " "))
+
+
+def study_words(name: str) -> StudyWords:
+    """The words of a study; of one that is not known its own name."""
+    return _STUDIES.get(name, StudyWords(name.replace("_", " ").capitalize(), name.replace("_", " "), ""))
+
+
+def mode_title(mode: str) -> str:
+    """A mode as a heading."""
+    return _MODES.get(mode, mode.capitalize())
+
+
+def about(mode: str) -> str:
+    """What the numbers of a mode are."""
+    return _ABOUT.get(mode, "")
+
+
+def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
+    """An environment as names and texts; what is not known is left out."""
+    size = known.get("parameters")
+    model = [
+        known.get("model"),
+        f"{_short(size)} parameters" if size else None,
+        known.get("dtype"),
+        f"fingerprint {known['model_fingerprint']}" if known.get("model_fingerprint") else None,
+    ]
+    machine = [
+        known.get("cpu") or known.get("machine"),
+        count(known["cores"], "core") if known.get("cores") else None,
+        count(known["threads"], "thread") if known.get("threads") else None,
+        known.get("accelerator") or "no accelerator",
+    ]
+    software = [f"{name.replace('_', '-')} {known[name]}" for name in _SOFTWARE if known.get(name)]
+    if known.get("commit"):
+        software.append(f"commit {known['commit']}")
+    return [
+        (name, ", ".join(str(part) for part in parts if part))
+        for name, parts in (("model", model), ("machine", machine), ("software", software))
+    ]
+
+
+def where(summary: Summary) -> str:
+    """Model, machine and date in one line; how many environments there are if they differ."""
+    if len(summary.environments) > 1:
+        return f"{len(summary.environments)} environments"
+    (known,) = summary.environments
+    said = dict(environment(known))
+    date = dict(settings(summary)).get("date")
+    return " · ".join(part for part in (said["model"].partition(", fingerprint")[0], said["machine"], date) if part)
+
+
+def settings(summary: Summary) -> list[tuple[str, str]]:
+    """What was asked for, as names and texts."""
+    main = [row for each in summary.main for result in each.results for row in result.rows] or summary.rows
+    sets = Counter(prompt.rpartition("/")[0] for prompt in dict.fromkeys(row["prompt"] for row in main))
+    repeats = sorted({len(row["total_seconds"]) for row in arithmetic.finished(summary.rows)})
+    temperatures = sorted({row.get("temperature") or 0.0 for row in main})
+    dates = sorted({str(row["environment"].get("date", ""))[:10] for row in summary.rows} - {""})
+    lengths = sorted({row["max_new_tokens"] for row in main if row.get("max_new_tokens")})
+    seeds = sorted({row["seed"] for row in main if row.get("seed") is not None})
+    lines = [
+        ("date", " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""),
+        ("prompts", ", ".join(f"{count} of {name}" if name else str(count) for name, count in sets.items())),
+        ("decoding", ", ".join("greedy" if not each else f"sampled at temperature {each:g}" for each in temperatures)),
+        ("seed", ", ".join(map(str, seeds))),
+        ("new tokens", "at most " + " or ".join(map(str, lengths)) if lengths else ""),
+        ("repeats", " or ".join(map(str, repeats)) + _repeat_spread(summary)),
+    ]
+    return [line for line in lines if line[1]]
+
+
+def _repeat_spread(summary: Summary) -> str:
+    apart = arithmetic.repeat_spread(arithmetic.finished(summary.rows))
+    return "" if apart is None else f"; slowest and fastest of a prompt lie {apart:.1%} apart (median)"
+
+
+HOW = (
+    "MAT is the mean number of tokens a step, the model's own token included: all tokens by all steps of the prompts "
+    "together. Without loops: the same outside looping stretches of the output.",
+    "Tokens/s: all tokens by the time of all prompts, of each prompt the median of its repeats; once for decoding "
+    "alone, once for the whole call with the prompt's forward pass.",
+    "Speedup: the baseline's time per token by the method's, whole call, over the prompts that both finished. "
+    "Quartiles are those of the speedups prompt by prompt.",
+    "Repeated 4-grams: share of the 4-grams that stood in the same output before.",
+    "Identical: outputs equal to plain decoding's, token by token. Margin: the difference of the two logits where "
+    "an output first differs.",
+    "Methods took turns on every prompt, after a warm-up on prompts that are not measured. Failed runs are counted, "
+    "and left out of the other figures.",
+)
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def rate(value: float) -> str:
+    """Tokens per second."""
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _short(number: int) -> str:
+    for size, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{number / size:.3g} {name}"
+    return f"{number:,}"

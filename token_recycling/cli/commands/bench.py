@@ -1,0 +1,116 @@
+"""`token-recycling bench`: methods against each other on the same prompts, and the report of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .. import console, loading
+from ..options import Chat, Device, DTypeOption, Json, Model, Threads
+
+
+def bench(
+    model: Model,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|PATH|NAME=PATH", help="spec_bench, mbpp, a .jsonl or text file, or a folder of texts."
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take the first N questions of every category.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Drafter with options, plain, generate, prompt_lookup_hf:n=10 or assisted:model=FOLDER; repeatable.",
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each prompt is measured; medians are reported.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate for a turn.")] = 128,
+    replay: Annotated[
+        bool | None, typer.Option("--replay/--no-replay", help="Also take held-out text as the output; default yes.")
+    ] = None,
+    study: Annotated[
+        list[str] | None,
+        typer.Option(help="A study of the paper instead: breadth, depth, update, order, hot, parts, k, temperature."),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="So many prompts at once instead; may be given repeatedly.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of results; default results/MODEL. A run that stopped goes on there.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the rows of an earlier run in the folder.")] = False,
+    dtype: DTypeOption = None,
+    device: Device = None,
+    threads: Threads = None,
+    chat: Chat = None,
+    as_json: Json = False,
+) -> None:
+    """Measures methods against each other on the same prompts, and writes a report; Ctrl-C loses nothing."""
+    if not data:
+        raise ValueError("expected --data, such as spec_bench, mbpp, a .jsonl file or a folder of texts, got none")
+    loading.check_source(model)
+    with console.working(f"loading {model}"):
+        from ...bench import session
+        from ...bench.data import load
+        from ...bench.environment import environment
+        from ...bench.methods import Assisted
+        from ...bench.prompts import Setup
+
+        methods = session.methods(method or [])
+        for one in methods:
+            if isinstance(one, Assisted):
+                loading.check_source(one.folder)
+        questions = load(data, limit)
+        plan = session.plan(methods, questions, replay, study or [], batch or [])
+        loaded = loading.load(model, dtype and dtype.value, device, threads)
+        through_template = loading.uses_chat(loaded, chat)
+        setup = Setup(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
+        where = environment(loaded.model, model)
+    missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+    if missing:
+        console.note(f"the report's files need {' and '.join(missing)}: pip install {' '.join(missing)}")
+    for said in (*plan.notes, *session.what_does_not_fit(setup, questions)):
+        console.note(said)
+
+    from ...bench.run import measure
+    from ...bench.store import Store
+    from ..measuring import Measuring
+
+    folder = output or Path("results") / Path(model).name
+    store = Store(folder, session.settings(setup, questions, plan, where), plan, fresh)
+    if store.done:
+        console.note(f"going on in {folder}: {store.done} of {len(list(plan.items()))} prompts are measured")
+    try:
+        with Measuring(plan, repeats, store.done) as shown:
+            measure(setup, plan, store, where, shown)
+    except KeyboardInterrupt:
+        console.note(f"stopped with {store.done} of {len(list(plan.items()))} prompts; the same command goes on there")
+        raise typer.Exit(130) from None
+    _report(folder, store.path, as_json)
+
+
+def _report(folder: Path, rows: Path, as_json: bool) -> None:
+    from ...bench import report
+
+    written = report.write(folder, None if as_json else Console())
+    if as_json:
+        console.print_json({"folder": str(folder), **_counts(rows), "written": [str(path) for path in written]})
+        return
+    for path in written:
+        console.note(f"written: {path}")
+
+
+def _counts(path: Path) -> dict[str, Any]:
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {
+        "rows": len(rows),
+        "failures": sum(row["failure"] is not None for row in rows),
+        "different_outputs": sum(row["identical"] is False for row in rows),
+    }

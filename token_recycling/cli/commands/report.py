@@ -1,0 +1,37 @@
+"""`token-recycling report`: what a benchmark measured, as tables, plots and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import console
+from ..options import Json
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `bench` wrote, with rows.jsonl.")],
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD", help="What speedups refer to; default generate, or plain if that is missing."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Shows what a benchmark measured, and writes report.md, report.html and plots/ into its folder.
+
+    With --json it prints every figure and writes nothing.
+    """
+    from ...bench import report as reporting
+    from ...bench.reading import read
+
+    if as_json:
+        console.print_json(reporting.as_dict(read(folder, baseline)))
+        return
+    with_tables = Console()
+    files = reporting.write(folder, with_tables, baseline)
+    plots = sum(file.parent.name == "plots" for file in files)
+    named = ", ".join(str(file) for file in files if file.parent.name != "plots")
+    with_tables.print(f"wrote {named} and {plots} plots", markup=False, highlight=False, soft_wrap=True)
