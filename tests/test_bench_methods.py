@@ -119,7 +119,7 @@ def test_replay_follows_the_text_whatever_the_model_says(counting: LlamaForCausa
 
 def test_in_replay_a_drafter_learns_from_the_models_logits(counting: LlamaForCausalLM) -> None:
     """The text jumps by two, the model counts: what is learned after 12 is 13, and 14 is never drafted."""
-    lane = Drafted("recycling:tree=chain:1,k=1,learns_prompt=false").start(counting)
+    lane = Drafted("published:tree=chain:1,k=1").start(counting)
     assert lane.replay(torch.tensor([0]), torch.tensor([2, 4, 6, 8, 10, 12, 14])).steps == 7
     assert lane.drafter.matrix.candidates[[0, 2, 4], 0].tolist() == [1, 3, 5]
     assert lane.replay(torch.tensor([10]), torch.tensor([12, 14])).lengths == [1, 1]
@@ -164,7 +164,7 @@ def test_labels_are_for_people() -> None:
         "transformers generate",
         "transformers prompt lookup (10)",
         "plain decoding in this loop",
-        "recycling (tree=paper, learns_prompt=false)",
+        "published",
         "recycling",
     ]
     assert parse("assisted:model=some/small").label == "transformers assisted by small"
@@ -185,7 +185,7 @@ def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch: pytest.MonkeyPatc
     [
         ("nothing", "expected a method of generate, prompt_lookup_hf, assisted, or a drafter of .*plain.*'nothing'"),
         ("recycling:size=3", "expected an option of recycling"),
-        ("recycling:update=never", "expected an update rule"),
+        ("published:update=never", "expected an update rule"),
         ("generate:n=3", "expected no option 'n' in 'generate:n=3'"),
         ("prompt_lookup_hf:n=none", "expected a number of 1 or more for n"),
         ("prompt_lookup_hf:n=0", "expected a number of 1 or more for n"),

@@ -70,27 +70,27 @@ def points(name: str, *methods: str, mode: str = "generate") -> list[tuple[str, 
 
 def test_the_points_of_the_studies() -> None:
     assert points("breadth") == [("generate", None)] + [
-        ("recycling:learns_prompt=false", str(nodes)) for nodes in (20, 40, 60, 80, 100, 120, 160)
+        ("published", str(nodes)) for nodes in (20, 40, 60, 80, 100, 120, 160)
     ]
-    assert points("depth", "recycling:tree=3,k=9")[1] == ("recycling:k=9", "3")
-    assert points("k", "recycling:tree=3,k=9")[1] == ("recycling", "2")
-    assert points("update", "recycling:tree=3") == [("generate", None)] + [
-        ("recycling:tree=3", rule) for rule in ("last", "first", "unordered")
+    assert points("depth", "published:tree=static:3,k=9")[1] == ("published:k=9", "3")
+    assert points("k", "published:tree=static:3,k=9")[1] == ("published", "2")
+    assert points("update", "published:tree=static:3") == [("generate", None)] + [
+        ("published:tree=static:3", rule) for rule in ("last", "first", "unordered")
     ]
-    assert points("hot", "recycling") == [("generate", None), ("recycling", "cold"), ("recycling", "hot")]
-    assert points("hot", "recycling", mode="replay") == [("plain", None), ("recycling", "cold"), ("recycling", "hot")]
-    assert points("parts", "recycling", "plain") == [("generate", None), ("recycling", None), ("plain", None)]
-    assert points("temperature", "recycling")[-2:] == [("generate", "1"), ("recycling", "1")]
+    assert points("hot", "published") == [("generate", None), ("published", "cold"), ("published", "hot")]
+    assert points("hot", "published", mode="replay") == [("plain", None), ("published", "cold"), ("published", "hot")]
+    assert points("parts", "published", "plain") == [("generate", None), ("published", None), ("plain", None)]
+    assert points("temperature", "published")[-2:] == [("generate", "1"), ("published", "1")]
     assert [point for _, point in points("k")][1:] == ["2", "3", "4", "6", "8", "10", "12", "16"]
 
 
 def test_order_takes_the_questions_together_and_mixed() -> None:
     mixed = asked(*"abababab")
-    made = session.plan(session.methods(["recycling"]), mixed, False, studies=["order"])
+    made = session.plan(session.methods(["published"]), mixed, False, studies=["order"])
     consecutive, shuffled = ([item.category for item in course.items] for course in made.courses)
     assert consecutive == [*"aaaabbbb"]
     assert sorted(shuffled) == consecutive != shuffled
-    again = session.plan(session.methods(["recycling"]), mixed, False, studies=["order"])
+    again = session.plan(session.methods(["published"]), mixed, False, studies=["order"])
     assert [item.category for item in again.courses[1].items] == shuffled
     assert [one.point for one in made.courses[1].contenders] == ["shuffled", "shuffled"]
     with pytest.raises(ValueError, match="two categories or more for the study order, got a only"):
@@ -101,7 +101,7 @@ def test_what_a_study_cannot_do_is_said() -> None:
     with pytest.raises(ValueError, match=r"expected a study of breadth, depth.*got 'width'"):
         session.plan([], asked("a"), studies=["width"])
     with pytest.raises(ValueError, match="expected drafters to study, got prompt_lookup_hf"):
-        session.plan(session.methods(["prompt_lookup_hf", "recycling"]), asked("a"), studies=["hot"])
+        session.plan(session.methods(["prompt_lookup_hf", "published"]), asked("a"), studies=["hot"])
     with pytest.raises(ValueError, match="a drafter with the option tree for the study breadth, got plain"):
         session.plan(session.methods(["plain"]), asked("a"), studies=["breadth"])
 
@@ -109,7 +109,7 @@ def test_what_a_study_cannot_do_is_said() -> None:
 def test_cold_forgets_and_hot_remembers(tmp_path: Path) -> None:
     where = benching.setup()
     same = [Question(f"a/{place}", "a", (benching.TEXTS[0],), "text") for place in range(3)]
-    made = session.plan(session.methods(["recycling:tree=chain:3"]), same, False, studies=["hot"])
+    made = session.plan(session.methods(["published:tree=chain:3"]), same, False, studies=["hot"])
     found = benching.run(where, made, tmp_path)
     steps = {point: [one["steps"] for one in found if one["point"] == point] for point in ("cold", "hot")}
     assert len(set(steps["cold"])) == 1
@@ -118,7 +118,7 @@ def test_cold_forgets_and_hot_remembers(tmp_path: Path) -> None:
 
 def test_temperature_is_measured_with_the_same_draws(tmp_path: Path) -> None:
     where = benching.setup(max_new_tokens=12, repeats=2)
-    made = session.plan(session.methods(["recycling:tree=chain:3"]), asked("a"), studies=["temperature"])
+    made = session.plan(session.methods(["published:tree=chain:3"]), asked("a"), studies=["temperature"])
     found = benching.run(where, made, tmp_path)
     assert [one["temperature"] for one in found[::2]] == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert [one["identical"] for one in found] == [None, True] + [None] * 10
@@ -130,7 +130,7 @@ def test_temperature_is_measured_with_the_same_draws(tmp_path: Path) -> None:
 def test_the_varied_option_reaches_the_drafter(tmp_path: Path) -> None:
     where = benching.setup(max_new_tokens=8)
     made = session.plan(
-        session.methods(["recycling:learns_prompt=false,tree=3"]), asked("a"), False, studies=["breadth"]
+        session.methods(["published:learns_prompt=false,tree=3"]), asked("a"), False, studies=["breadth"]
     )
     found = benching.run(where, made, tmp_path)[1:]
     assert [max(map(int, one["nodes"])) for one in found] == [nodes + 1 for nodes in studies.BREADTHS]

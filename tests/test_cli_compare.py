@@ -10,6 +10,9 @@ from token_recycling.cli.console import TINTS, by_step
 from token_recycling.cli.streaming import IncrementalText, decoded, pieces
 from token_recycling.target import Target
 
+FIXED = ("--drafter", "recycling:tree=8")
+"""A tree whose size does not depend on the machine."""
+
 
 @pytest.fixture
 def prompt_folder(tmp_path):
@@ -48,8 +51,8 @@ def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
 
 
 def test_compare_starts_cold_and_stays_hot(tiny_model_dir):
-    once, again = run_json("compare", tiny_model_dir, PROMPT, PROMPT, "--max-new-tokens", 40)["prompts"]
-    cold = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)["stats"]["steps"]
+    once, again = run_json("compare", tiny_model_dir, PROMPT, PROMPT, "--max-new-tokens", 40, *FIXED)["prompts"]
+    cold = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40, *FIXED)["stats"]["steps"]
     assert once["stats"]["steps"] == cold
     assert again["stats"]["steps"] < cold
 

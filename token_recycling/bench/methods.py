@@ -1,6 +1,6 @@
 """What is measured: any drafter in our loop, and transformers' own decoding.
 
-A method is written as a drafter is (`recycling:tree=paper`), so that new drafters are methods without a line here. The
+A method is written as a drafter is (`recycling:tree=16`), so that new drafters are methods without a line here. The
 names of transformers' own are `generate`, `prompt_lookup_hf:n=10` and `assisted:model=FOLDER`. Started on a model, a
 method is a *lane*: it decodes one prompt after another and keeps what it learns on the way.
 """
@@ -20,7 +20,7 @@ DEFAULT = (
     "generate",
     "prompt_lookup_hf:n=10",
     "plain",
-    "recycling:tree=paper,learns_prompt=false",
+    "published",
     "recycling",
 )
 """What is measured if nothing else is asked for; the fourth is Token Recycling as published."""

@@ -19,7 +19,7 @@ from .courses import Contender, Conversation, Course, Plan, replays, with_baseli
 from .data import Question
 from .methods import BASELINE, Drafted, Method, parse
 
-DEFAULT = "recycling:tree=paper,learns_prompt=false"
+DEFAULT = "published"
 NODES, DEPTH, K = 80, 6, 8
 """Of the paper's tree."""
 BREADTHS = (20, 40, 60, 80, 100, 120, 160)
