@@ -130,7 +130,7 @@ def test_temperature_is_measured_with_the_same_draws(tmp_path: Path) -> None:
 def test_the_varied_option_reaches_the_drafter(tmp_path: Path) -> None:
     where = benching.setup(max_new_tokens=8)
     made = session.plan(
-        session.methods(["published:learns_prompt=false,tree=3"]), asked("a"), False, studies=["breadth"]
+        session.methods(["published:learns_prompt=false,tree=static:3"]), asked("a"), False, studies=["breadth"]
     )
     found = benching.run(where, made, tmp_path)[1:]
     assert [max(map(int, one["nodes"])) for one in found] == [nodes + 1 for nodes in studies.BREADTHS]

@@ -1,7 +1,7 @@
 """The candidates that a model computes anyway: the k likeliest tokens after every node, with their probabilities.
 
-On a CPU one compiled pass per row finds the k largest logits, looking at single ones only in groups whose largest is
-among them: a third of the time of `topk`. Elsewhere the device does it, and only the k candidates come back.
+On a CPU one compiled pass finds the largest logit of every group of 64; the k largest lie in the k groups of largest
+maximum. That takes half the time of `topk`. Elsewhere the device does it, and only the k candidates come back.
 """
 
 from __future__ import annotations
@@ -38,25 +38,34 @@ def _largest(row: np.ndarray, start: int, stop: int) -> float:
 
 
 @njit(cache=True)
+def _insert(best: np.ndarray, places: np.ndarray, value: float, place: int) -> None:
+    """Puts a value larger than the last of `best` (descending) where it belongs, after those equal to it."""
+    at = len(best) - 1
+    while at > 0 and value > best[at - 1]:
+        best[at], places[at] = best[at - 1], places[at - 1]
+        at -= 1
+    best[at], places[at] = value, place
+
+
+@njit(cache=True)
 def _top(logits: np.ndarray, normalisers: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None:
     n, vocab_size = logits.shape
-    k = ids.shape[1]
+    k, groups = ids.shape[1], (vocab_size + _GROUP - 1) // _GROUP
+    peaks, chosen = np.empty(min(k, groups), np.float32), np.zeros(min(k, groups), np.int64)
     best = np.empty(k, np.float32)
     for node in range(n):
         row = logits[node]
-        groups = (vocab_size + _GROUP - 1) // _GROUP
-        best[:] = -np.inf
-        ids[node] = 0
+        peaks[:], chosen[:] = -np.inf, -1
         for group in range(groups):
-            start, stop = group * _GROUP, min(vocab_size, (group + 1) * _GROUP)
-            if _largest(row, start, stop) > best[k - 1]:
-                for token in range(start, stop):
-                    value = row[token]
-                    if value > best[k - 1]:
-                        place = k - 1
-                        while place > 0 and value > best[place - 1]:
-                            best[place], ids[node, place] = best[place - 1], ids[node, place - 1]
-                            place -= 1
-                        best[place], ids[node, place] = value, token
+            peak = _largest(row, group * _GROUP, min(vocab_size, (group + 1) * _GROUP))
+            if peak > peaks[-1]:
+                _insert(peaks, chosen, peak, group)
+        best[:], ids[node] = -np.inf, 0
+        for group in np.sort(chosen):
+            if group < 0:
+                continue
+            for token in range(group * _GROUP, min(vocab_size, (group + 1) * _GROUP)):
+                if row[token] > best[-1]:
+                    _insert(best, ids[node], row[token], token)
         for place in range(k):
             probabilities[node, place] = np.exp(best[place] - normalisers[node])
