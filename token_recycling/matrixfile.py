@@ -8,13 +8,14 @@ same shape (uint16, 65,535 for 1), the hashed rows of longer contexts (`context_
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+
+from .files import replacing
 
 FORMAT, VERSION = "token_recycling.adjacency_matrix", "1"
 _KINDS = (
@@ -32,21 +33,11 @@ def write_matrix(
     path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], tokenizer: str = "", **header: object
 ) -> None:
     """Writes a matrix: a reader sees the old file or the new one, never a part."""
-    path, (vocab_size, k) = Path(path), tensors["candidates"].shape
+    vocab_size, k = tensors["candidates"].shape
     described = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "k": k, "tokenizer": tokenizer}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        held = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    held = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
         save_file(held, temporary, metadata={name: str(value) for name, value in {**described, **header}.items()})
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -125,9 +116,3 @@ def _ids(tensors: Mapping[str, torch.Tensor]) -> str | None:
             if low < 0 or high >= vocab_size:
                 return f"expected ids from 0 to {vocab_size - 1}, got {low} to {high}"
     return None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
