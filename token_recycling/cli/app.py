@@ -13,6 +13,7 @@ import typer
 from .. import __version__
 from .commands.check import check
 from .commands.compare import compare
+from .commands.datastore import datastore
 from .commands.drafters import drafters
 from .commands.generate import generate
 from .commands.matrix import matrix
@@ -41,3 +42,4 @@ def main(
 
 for command in (generate, compare, check, matrix, drafters):
     app.command()(command)
+app.add_typer(datastore, name="datastore")
