@@ -134,4 +134,4 @@ def test_the_varied_option_reaches_the_drafter(tmp_path: Path) -> None:
     )
     found = benching.run(where, made, tmp_path)[1:]
     assert [max(map(int, one["nodes"])) for one in found] == [nodes + 1 for nodes in studies.BREADTHS]
-    assert {one["label"] for one in found} == {"recycling (learns_prompt=false)"}
+    assert {one["label"] for one in found} == {"published (learns_prompt=false)"}

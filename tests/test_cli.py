@@ -1,10 +1,12 @@
 """The other commands, what is refused with one line, and that help answers at once."""
 
+import io
 import shutil
 import subprocess
 import sys
 
 import pytest
+import rich.progress
 import torch
 from commandline import CONTEXT, PROMPT, assert_refused, run, run_json
 from transformers import (
@@ -14,6 +16,7 @@ from transformers import (
 )
 
 from token_recycling import AdjacencyMatrix, Tree, __version__, fingerprint
+from token_recycling.cli.console import advancing
 from token_recycling.cli.listing import busiest
 
 
@@ -119,6 +122,25 @@ def test_drafters_are_listed_from_their_classes():
     text = run("drafters").stdout
     assert "recycling" in text
     assert "Candidates kept" in text
+
+
+def test_a_bar_moves_on_a_terminal_only(monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    with advancing("reading", 4) as advance:
+        advance(4)
+    assert capsys.readouterr() == ("", "")
+    moved = []
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(rich.progress.Progress, "advance", lambda self, task, more: moved.append(more))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with advancing("reading", 4) as advance:
+        advance(1)
+        advance(3)
+    assert "reading" in sys.stderr.getvalue()
+    assert moved == [1, 3]
 
 
 # refusals

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import tiny
 import torch
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
+from token_recycling.drafting import drafter_class
 
 
 @pytest.mark.parametrize("name", tr.drafter_names())
 @pytest.mark.parametrize(
     "sampling", [{}, {"do_sample": True, "temperature": 0.7, "top_k": 20}], ids=["greedy", "sampled"]
 )
-def test_the_text_is_that_of_generate(model: LlamaForCausalLM, name: str, sampling: dict[str, object]) -> None:
+def test_the_text_is_that_of_generate(
+    model: LlamaForCausalLM, name: str, sampling: dict[str, object], tmp_path: Path
+) -> None:
     """Prompts repeat themselves, so that something can be found, and come twice, so that it can be remembered."""
-    drafter = tr.make_drafter(name)
+    drafter = drafter_class(name).example(model, tmp_path)
     for seed in range(8):
         prompt = tiny.prompt(seed, 6).repeat(1, 3)
         wanted, wanted_state = tiny.seeded(model.generate, prompt, seed=seed, max_new_tokens=24, **sampling)
@@ -29,8 +34,24 @@ def test_the_text_is_that_of_generate(model: LlamaForCausalLM, name: str, sampli
 
 
 @pytest.mark.parametrize("name", tr.drafter_names())
-def test_a_drafter_says_in_one_line_what_it_does(model: LlamaForCausalLM, name: str) -> None:
-    stats = tr.Stats()
-    tr.generate(model, tiny.prompt(0, 5), drafter=name, stats=stats, max_new_tokens=4)
+def test_every_text_of_a_batch_is_that_of_generate(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+    """Texts of different lengths that repeat themselves and may end early."""
+    drafter = drafter_class(name).example(model, tmp_path)
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = [5, 11, 23]
+    for seed in range(3):
+        rows = [tiny.prompt(10 * seed + row, 3 + row)[0].repeat(3) for row in range(3)]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
+        arguments = {"attention_mask": (ids > 0).long(), "max_new_tokens": 20}
+        wanted = model.generate(ids, **arguments)
+        stats = tr.Stats()
+        assert torch.equal(tr.generate(model, ids, drafter=drafter, stats=stats, **arguments), wanted)
+        assert stats.steps
+
+
+@pytest.mark.parametrize("name", tr.drafter_names())
+def test_a_drafter_says_in_one_line_what_it_does(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+    drafter, stats = drafter_class(name).example(model, tmp_path), tr.Stats()
+    tr.generate(model, tiny.prompt(0, 5), drafter=drafter, stats=stats, max_new_tokens=4)
     assert stats.drafter.startswith(name)
     assert "\n" not in stats.drafter

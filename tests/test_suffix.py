@@ -72,10 +72,12 @@ def test_a_loop_is_followed_beyond_its_end() -> None:
         drafted.append(token)
         match = automaton.advance(match, token)
     assert drafted == [1, 2, 3, 1, 2, 3, 1]
+    assert automaton.branch(automaton.match, 7).tolist() == drafted
 
 
 def test_a_text_without_repetition_has_no_match() -> None:
     automaton = SuffixAutomaton([5, 6, 7])
     assert automaton.match == NO_MATCH
     assert automaton.following(automaton.match) is None
+    assert automaton.branch(automaton.match, 3).tolist() == []
     assert SuffixAutomaton().following(NO_MATCH) is None

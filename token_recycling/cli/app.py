@@ -14,6 +14,7 @@ from .. import __version__
 from .commands.bench import bench
 from .commands.check import check
 from .commands.compare import compare
+from .commands.datastore import datastore
 from .commands.drafters import drafters
 from .commands.generate import generate
 from .commands.matrix import matrix
@@ -43,3 +44,4 @@ def main(
 
 for command in (generate, compare, bench, report, check, matrix, drafters):
     app.command()(command)
+app.add_typer(datastore, name="datastore")

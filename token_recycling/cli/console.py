@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -74,8 +74,15 @@ def print_json(value: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def working(text: str, done: int = 0, total: int = 0) -> Iterator[None]:
     """A spinner on standard error, with a bar if there is a total, that leaves no trace; on a terminal only."""
-    if not sys.stderr.isatty():
+    with advancing(text, total, done):
         yield
+
+
+@contextlib.contextmanager
+def advancing(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """As `working`, with a bar that moves on when the function it gives is told how much more has been done."""
+    if not sys.stderr.isatty():
+        yield lambda more: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -92,9 +99,9 @@ def working(text: str, done: int = 0, total: int = 0) -> Iterator[None]:
         redirect_stderr=False,
         refresh_per_second=5,
     )
-    progress.add_task(text, total=total or None, completed=done)
+    task = progress.add_task(text, total=total or None, completed=done)
     with progress:
-        yield
+        yield lambda more: progress.advance(task, more)
 
 
 def percent(share: float) -> str:

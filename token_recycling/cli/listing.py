@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..drafting import Drafter, drafter_class, drafter_names, options_of
+from ..drafting import Drafter, drafter_class, drafter_names, is_required, options_of
 from ..matrix import AdjacencyMatrix
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ def spelled(hint: Any) -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        return str(field.default)
-    return str(field.default_factory()) if field.default_factory is not dataclasses.MISSING else "required"
+    if is_required(field):
+        return "required"
+    return str(field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
 
 
 def _summary(doc: str) -> str:

@@ -252,6 +252,25 @@ def _found_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
     return [_read(path.name, partial(path.read_text, encoding="utf-8"))]
 
 
+def text_files(paths: Sequence[Path]) -> list[Path]:
+    """The files among `paths` and, by name, all below the folders among them; hidden ones are left out. Raises
+    ValueError for a path that is neither, and for a folder without files.
+    """
+    found = []
+    for path in paths:
+        if path.is_file():
+            found.append(path)
+            continue
+        if not path.is_dir():
+            raise ValueError(f"expected text files or folders of them, got {path}: there is none")
+        below = sorted(file for file in path.rglob("*") if file.is_file())
+        shown = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        if not shown:
+            raise ValueError(f"expected a folder of text files, got {path}, which holds none")
+        found += shown
+    return found
+
+
 def _read(name: str, read: Callable[[], str]) -> Prompt:
     try:
         return Prompt(name, read().rstrip("\r\n"))

@@ -41,11 +41,7 @@ def drafter_and_model(
     with console.working(f"loading {model}"):
         from ..drafting import make_drafter
 
-        try:
-            made = make_drafter(drafter)
-        except TypeError as error:  # an option without a default was left out
-            raise ValueError(f"expected all options of the drafter {drafter!r}, got: {error}") from None
-        return made, loading.load(model, dtype, device, threads)
+        return make_drafter(drafter), loading.load(model, dtype, device, threads)
 
 
 def chat(loaded: loading.Loaded, wanted: bool | None) -> bool:

@@ -1,0 +1,56 @@
+"""`token-recycling datastore`: what the drafter rest looks up, from any text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import console, loading
+from ..options import Json
+
+datastore = typer.Typer()
+
+
+@datastore.callback(invoke_without_command=True)
+def main(context: typer.Context) -> None:
+    """Datastores of past text, for the drafter rest."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@datastore.command()
+def build(
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them.")],
+    model: Annotated[str, typer.Option(help="Model whose tokenizer reads them: folder, or name on the hub.")],
+    output: Annotated[Path, typer.Option(help="File to write; an old one is replaced when the new one is complete.")],
+    as_json: Json = False,
+) -> None:
+    """Builds a datastore from text files, a document each; use it as --drafter rest:datastore=FILE."""
+    found = loading.text_files(files)
+    if output.is_dir():
+        raise ValueError(f"expected a file for --output, got the folder {output}")
+    loading.check_source(model)
+    with console.working(f"loading the tokenizer of {model}"):
+        from ... import datastore as library
+        from ...matrix import fingerprint
+        from ..corpus import documents
+
+        library.check_sorter()
+        tokenizer = loading.load_tokenizer(model)
+    with console.advancing("reading", sum(file.stat().st_size for file in found)) as advance:
+        ids = list(documents(found, tokenizer, advance))
+    with console.working(f"sorting {sum(map(len, ids)):,} tokens"):
+        made = library.build(ids, output, fingerprint(tokenizer))
+    held = {
+        "file": str(output),
+        "documents": int((made.tokens == library.END).sum()),
+        "tokens": len(made),
+        "bytes": output.stat().st_size,
+        "tokenizer": made.tokenizer,
+    }
+    if as_json:
+        console.print_json(held)
+    else:
+        print(f"{output}: documents {held['documents']:,}, tokens {held['tokens']:,}, bytes {held['bytes']:,}")

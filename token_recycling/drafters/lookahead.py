@@ -1,0 +1,168 @@
+"""Lookahead decoding (Fu et al., 2402.02057): the target guesses far ahead while it decodes, by Jacobi iteration.
+
+A window of W columns and N - 1 levels holds guesses at the tokens to come: column i of level l is the one that the
+l-th iteration made for the position i + l after the root. Every step makes a new level from the last one, collects one
+n-gram a column, first token to last, and lets the oldest level go; the window moves on by one position. A pool keeps,
+for each token, at most G of the n-grams that began with it, least recently seen out. Those of the newest token are
+verified in the same forward pass (sections 3 and 4).
+
+The published mask is a tree. A cell sees the text, level 0 up to its own column, and its column up to its own level:
+its parent is the cell that the iteration before made for the position before, and that of a cell of level 0 is the cell
+to its left, column 0 of level 0 being the root. A guess sees itself only: a branch of the root. Nodes that say the same
+after the same tokens are merged, which leaves their logits as they are. A window cell may be accepted like any node,
+if its path says what the target says.
+
+Cost per step: W (N - 1) - 1 + G (N - 1) nodes, 55 with the published sizes, fewer where they agree; W rows of logits
+are read for the next level.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..drafting import Context, Draft, Drafter, Step
+from ..target import Target
+from ..trie import Trie
+
+Ngram = tuple[int, ...]
+
+
+@dataclass
+class Lookahead(Drafter):
+    """Drafts the n-grams that the target's own guesses at later positions have made."""
+
+    window: int = 7
+    """W: positions that are guessed at in parallel."""
+    ngram_size: int = 5
+    """N: tokens of an n-gram, of which N - 1 are drafted; the window has N - 1 levels."""
+    guesses: int = 7
+    """G: n-grams kept for each token, and drafted after it."""
+    pool_from_prompt: bool = False
+    """Put the n-grams of the prompt and of the emitted text into the pool too."""
+
+    def __post_init__(self) -> None:
+        for option, least in (("window", 1), ("ngram_size", 2), ("guesses", 1)):
+            if getattr(self, option) < least:
+                raise ValueError(f"expected {option} of {least} or more, got {getattr(self, option)}")
+
+    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+        # Level 0 begins with tokens of the prompt, drawn from a generator of its own: the draft is the same in every
+        # run, and no number is taken from those that decide about the text.
+        draws = random.Random(0)
+        columns = self.window + self.ngram_size - 3
+        self._texts = [
+            _Text(Pool(self.guesses), Window(self.window, self.ngram_size, draws.choices(prompt.tolist(), k=columns)))
+            for prompt in prompts
+        ]
+
+    def draft(self, context: Context) -> Draft:
+        text = self._texts[context.row]
+        if self.pool_from_prompt:
+            text.pool.learn(context.tokens[text.learned :].tolist(), self.ngram_size)
+            text.learned = max(text.learned, len(context.tokens) - self.ngram_size + 1)
+        root, trie = int(context.root), Trie()
+        text.window.plant(trie, root, text.pool.guesses(root))
+        return trie.draft(context)
+
+    def observe(self, step: Step) -> None:
+        window = self._texts[step.row].window
+        nodes = window.newest
+        if step.finished or max(nodes) >= len(step.draft.tree):  # cut off at a limit of the text
+            return
+        grams = window.advance(_choices(step.logits, nodes))
+        for gram in grams:
+            self._texts[step.row].pool.add(gram)
+
+    def describe(self) -> str:
+        more = ", and those of the text" if self.pool_from_prompt else ""
+        return f"lookahead: window {self.window}, n-grams of {self.ngram_size}, at most {self.guesses} guesses{more}"
+
+
+def _choices(logits: torch.Tensor, nodes: list[int]) -> list[int]:
+    """The token of the largest logit at each of `nodes`; on a CPU numpy finds it in a tenth of torch's time."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        rows = logits.numpy()
+        return [int(rows[node].argmax()) for node in nodes]
+    return logits[nodes].argmax(dim=-1).tolist()
+
+
+@dataclass
+class _Text:
+    """What belongs to one text of a batch."""
+
+    pool: Pool
+    window: Window
+    learned: int = 0
+    """Where the first n-gram of the text begins that is not in the pool."""
+
+
+class Pool:
+    """After each token, the n-grams that were seen last: at most `most`, without the token itself."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._grams: dict[int, dict[Ngram, None]] = {}
+
+    def add(self, gram: Ngram) -> None:
+        """Puts in `gram`, its first token included; the one seen longest ago makes room."""
+        kept = self._grams.setdefault(gram[0], {})
+        kept.pop(gram[1:], None)
+        kept[gram[1:]] = None
+        if len(kept) > self.most:
+            del kept[next(iter(kept))]
+
+    def learn(self, tokens: list[int], size: int) -> None:
+        """Puts in all n-grams of `size` tokens of a text."""
+        for end in range(size, len(tokens) + 1):
+            self.add(tuple(tokens[end - size : end]))
+
+    def guesses(self, token: int) -> list[Ngram]:
+        """What followed `token`, what was seen last first."""
+        return list(reversed(self._grams.get(token, {})))
+
+
+class Window:
+    """The last N - 1 Jacobi iterations, and the nodes that their cells have in the draft."""
+
+    def __init__(self, columns: int, ngram_size: int, first: Iterable[int]) -> None:
+        """`first` are guesses at the tokens after the root, columns + ngram_size - 3 of them.
+
+        As long as levels are missing, no n-gram is complete and none is dropped; level 0 is so much longer at first,
+        since the window moves on by a position a step.
+        """
+        self.levels = [[0, *first]]
+        """Tokens by level and column; the first is the root's place."""
+        assert len(self.levels[0]) == columns + ngram_size - 2
+        self._full = ngram_size - 1
+        self.newest: list[int] = []
+        """The nodes of the last level, by column."""
+
+    def plant(self, trie: Trie, root: int, guesses: Sequence[Ngram]) -> None:
+        """Adds all guesses, the pool's first, as children of what they follow."""
+        self.levels[0][0] = root
+        ends, above = [0] * len(guesses), [[0] * len(level) for level in self.levels]
+        columns, deepest = len(self.levels[0]), len(self.levels[0]) + len(self.levels) - 2
+        for depth in range(1, max([deepest, *map(len, guesses)]) + 1):
+            for place, guess in enumerate(guesses):
+                if depth <= len(guess):
+                    ends[place] = trie.add(ends[place], guess[depth - 1])
+            for level in range(max(0, depth - columns + 1), min(depth + 1, len(self.levels))):
+                column = depth - level
+                parent = above[level - 1][column] if level else above[0][column - 1]
+                above[level][column] = trie.add(parent, self.levels[level][column])
+        self.newest = above[-1]
+
+    def advance(self, choices: list[int]) -> list[Ngram]:
+        """Takes what the target says after every cell of the last level as the next level; returns the n-grams that
+        are complete with it, one a column.
+        """
+        if len(self.levels) < self._full:
+            self.levels = [level[1:] for level in [*self.levels, choices]]
+            return []
+        grams = list(zip(*self.levels, choices, strict=True))
+        self.levels = [*self.levels[1:], choices]
+        return grams

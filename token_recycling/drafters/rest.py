@@ -1,0 +1,119 @@
+"""REST: retrieval-based speculative decoding (He et al., 2311.08252) from a datastore of past text.
+
+The longest suffix of the context that stands in the datastore is found, 16 tokens down to 2; of what followed it there,
+up to 5,000 continuations of 10 tokens, every prefix is counted, and the 64 most frequent prefixes are the tree
+(sections 3.2 and 3.3). The prefixes of a frequent one are at least as frequent, so that they always make a tree. Where
+there are more continuations than are read, those read stand at even distances in the suffix array: of every kind in
+proportion. The published program reads the first ones.
+
+Cost per step: some 0.4 ms in 50 million tokens, 1 ms more where all 5,000 continuations are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ..datastore import Datastore, DatastoreError, build, tokenizer_of
+from ..drafting import Context, Draft, Drafter
+from ..target import Target
+from ..templates import root_only
+from ..trie import Trie
+
+
+@dataclass
+class Rest(Drafter):
+    """Drafts what most often followed the last tokens in a datastore of past text."""
+
+    datastore: str | Path
+    """File made by `token-recycling datastore build`."""
+    nodes: int = 64
+    """Drafted nodes at most: the most frequent prefixes."""
+    num_tokens: int = 10
+    """Tokens of a continuation, which is how deep a tree can be."""
+    max_matching_ngram_size: int = 16
+    """How many of the last tokens are looked up at most; fewer where they are not found."""
+    min_matching_ngram_size: int = 2
+    """How many must be found at least; otherwise nothing is drafted."""
+    max_matches: int = 5000
+    """Continuations that are counted at most."""
+
+    def __post_init__(self) -> None:
+        for option in ("nodes", "num_tokens", "min_matching_ngram_size", "max_matches"):
+            if getattr(self, option) < 1:
+                raise ValueError(f"expected {option} of 1 or more, got {getattr(self, option)}")
+        if self.max_matching_ngram_size < self.min_matching_ngram_size:
+            raise ValueError(
+                f"expected max_matching_ngram_size of at least {self.min_matching_ngram_size}, "
+                f"which is min_matching_ngram_size, got {self.max_matching_ngram_size}"
+            )
+        self._store = Datastore(self.datastore)
+        self._checked: str | None = None
+
+    @classmethod
+    def example(cls, model: PreTrainedModel, folder: Path) -> Rest:
+        """With a datastore of what the model itself says after a few random tokens."""
+        draws = torch.Generator().manual_seed(0)
+        prompts = torch.randint(1, model.config.vocab_size, (8, 4), generator=draws).to(model.device)
+        texts = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=32, do_sample=False)
+        build(texts.tolist(), folder / "datastore")
+        return cls(folder / "datastore")
+
+    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+        store = self._store
+        if store.vocab_size > target.embedded:
+            raise DatastoreError(
+                f"{store.path}: expected ids below {target.embedded}, the target's vocabulary, "
+                f"got ids up to {store.vocab_size - 1}; build a datastore with --model of this target"
+            )
+        if self._checked is None:
+            self._checked = tokenizer_of(target.model)
+        if store.tokenizer and self._checked and store.tokenizer != self._checked:
+            raise DatastoreError(
+                f"{store.path}: expected the target's tokenizer {self._checked}, got {store.tokenizer}; "
+                "build a datastore with --model of this target"
+            )
+
+    def draft(self, context: Context) -> Draft:
+        recent = context.tokens[-self.max_matching_ngram_size :].tolist()
+        slots, length = self._store.longest_suffix(recent, len(recent), self.min_matching_ngram_size)
+        if not slots:
+            return Draft(root_only(), context.root)
+        num_tokens = min(self.num_tokens, context.room)
+        found = self._store.continuations(slots, length, num_tokens, self.max_matches)
+        trie = Trie()
+        nodes: dict[tuple[int, ...], int] = {(): 0}
+        for prefix in frequent_prefixes(found, self.nodes):
+            nodes[prefix] = trie.add(nodes[prefix[:-1]], prefix[-1])
+        return trie.draft(context)
+
+    def describe(self) -> str:
+        unsure = "" if self._checked and self._store.tokenizer else ", its tokenizer not checked"
+        return f"rest: at most {self.nodes} nodes from {self._store.path.name} of {len(self._store):,} tokens{unsure}"
+
+
+def frequent_prefixes(continuations: np.ndarray, most: int) -> list[tuple[int, ...]]:
+    """The `most` most frequent prefixes of `continuations` (m, length), shorter ones first, then the more frequent.
+
+    The continuations must be sorted, as those of a suffix array are, so that equal prefixes stand together. A negative
+    token ends a continuation. Of equally frequent prefixes the shorter ones are taken.
+    """
+    m, length = continuations.shape
+    new = np.ones((length, m), dtype=bool)
+    np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=new[:, 1:].T)
+    # Prefixes numbered by depth, then by the first row that has them: each is a run of rows.
+    starts = np.flatnonzero(new)
+    counts = np.diff(starts, append=length * m)
+    kept = np.logical_and.accumulate(continuations >= 0, axis=1).T.reshape(-1)[starts]
+    starts, counts = starts[kept], counts[kept]
+    order = starts - counts * (length * m)
+    if len(order) > most:
+        best = np.argpartition(order, most)[:most]
+        starts, order = starts[best], order[best]
+    best = np.lexsort((order, starts // m))
+    return [tuple(continuations[start % m, : start // m + 1].tolist()) for start in starts[best].tolist()]

@@ -1,0 +1,58 @@
+"""Suffix automaton alone: what followed the longest suffix of the text that stands in it before.
+
+The retrieval half of SAM-Decoding (2411.10666), with drafts as long as the match deserves, as in SuffixDecoding
+(2411.04975): a long match is rarely chance, so that much of what followed it may be tried; a short one often is. Prompt
+and output are one text; where a match ends in a loop, the draft goes round it.
+
+Cost per step: amortised constant time for every new token, two look-ups for every drafted one, in compiled code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..drafting import Context, Draft, Drafter
+from ..suffix import SuffixAutomaton
+from ..target import Target
+from ..templates import chain, root_only
+
+
+@dataclass
+class Suffix(Drafter):
+    """Drafts what followed the longest repeated suffix of the text, the longer the match the more."""
+
+    num_tokens: int = 40
+    """Drafted tokens at most."""
+    factor: float = 2.0
+    """Drafted tokens for each token of the match."""
+    min_match: int = 1
+    """How many tokens must match at least; otherwise nothing is drafted."""
+
+    def __post_init__(self) -> None:
+        for option in ("num_tokens", "min_match"):
+            if getattr(self, option) < 1:
+                raise ValueError(f"expected {option} of 1 or more, got {getattr(self, option)}")
+        if not self.factor > 0:
+            raise ValueError(f"expected a factor above 0, got {self.factor}")
+
+    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+        self._texts = [SuffixAutomaton(prompt.cpu().numpy()) for prompt in prompts]
+
+    def draft(self, context: Context) -> Draft:
+        text = self._texts[context.row]
+        text.extend(context.tokens[len(text) :].cpu().numpy())
+        match = text.match
+        length = 0 if match.length < self.min_match else max(1, int(self.factor * match.length))
+        found = text.branch(match, min(length, self.num_tokens))
+        if not len(found):
+            return Draft(root_only(), context.root)
+        drafted = torch.from_numpy(found).to(context.tokens.device)
+        return Draft(chain(len(found)), torch.cat([context.root, drafted]))
+
+    def describe(self) -> str:
+        return (
+            f"suffix: {self.factor:g} tokens for each of a match of {self.min_match} or more, {self.num_tokens} at most"
+        )
