@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .architectures import MASKED_ATTENTION, Support, accepts, support
+from .architectures import MASKED_ATTENTION, Reach, Support, accepts, support
 from .attention import NAME, attending, biased_by_position
 from .cache import unroll, unsupported_layers
 from .drafting import Draft
@@ -130,7 +130,8 @@ class Target:
             logits = self._read(tokens[:, start : start + _PREFILL_PIECE], cache)
             for row, text in enumerate(missing):
                 own = text[start : start + _PREFILL_PIECE]
-                observe(own, logits[row, : len(own)], row)
+                if len(own):
+                    observe(own, logits[row, : len(own)], row)
 
     def cross(self, texts: Sequence[torch.Tensor], cache: Cache) -> None:
         """Reads a text again if the model does so at its length."""
@@ -220,7 +221,12 @@ class Target:
         return windowed(self._full_mask, self._mask_room - length, length + n)
 
     def _made_mask(self, tree: Tree, length: int) -> Masks:
-        shape, before = tree.on(self.device), torch.arange(length, device=self.device)
+        shape = tree.on(self.device)
+        if all(reach == Reach() for reach in self.support.layers.values()):
+            mask = torch.zeros(1, 1, len(tree), length + len(tree), dtype=self.dtype, device=self.device)
+            mask[0, 0, :, length:].masked_fill_(shape.hidden, torch.finfo(self.dtype).min)
+            return mask
+        before = torch.arange(length, device=self.device)
         visible = torch.cat([shape.ancestors.new_ones(len(tree), length), shape.ancestors], dim=1)[None, None]
         queries = (shape.depths + length)[None]
         return masks(self.support.layers, visible, queries, torch.cat([before[None], queries], dim=1), self.dtype)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,21 +21,45 @@ import torch
 RankPath = tuple[int, ...]
 
 
-class TreeTensors(NamedTuple):
-    """A tree's arrays on one device; n nodes."""
+class TreeTensors:
+    """A tree's arrays on one device; n nodes. Each is made when first asked for: a tree may serve one step only."""
 
-    parents: torch.Tensor
-    """(n,) int64; the root is its own parent."""
-    ranks: torch.Tensor
-    """(n,) int64."""
-    depths: torch.Tensor
-    """(n,) int64; the root has depth 0."""
-    ancestors: torch.Tensor
-    """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
-    hidden: torch.Tensor
-    """(n, n) bool; the nodes that a node must not see: all others."""
-    preference: torch.Tensor
-    """(n,) int64; larger for deeper nodes and, at one depth, for earlier ones; never equal."""
+    def __init__(self, tree: Tree, device: torch.device) -> None:
+        self._tree, self._device = tree, device
+
+    @cached_property
+    def parents(self) -> torch.Tensor:
+        """(n,) int64; the root is its own parent."""
+        return torch.tensor((0, *self._tree.parents[1:]), device=self._device)
+
+    @cached_property
+    def ranks(self) -> torch.Tensor:
+        """(n,) int64."""
+        return torch.tensor(self._tree.ranks, device=self._device)
+
+    @cached_property
+    def depths(self) -> torch.Tensor:
+        """(n,) int64; the root has depth 0."""
+        return torch.tensor(self._tree.depths, device=self._device)
+
+    @cached_property
+    def ancestors(self) -> torch.Tensor:
+        """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
+        seen = np.eye(len(self._tree), dtype=bool)  # numpy writes a row in a fiftieth of torch's time
+        for node, parent in enumerate(self._tree.parents[1:], start=1):
+            seen[node] |= seen[parent]
+        return torch.from_numpy(seen).to(self._device)
+
+    @cached_property
+    def hidden(self) -> torch.Tensor:
+        """(n, n) bool; the nodes that a node must not see: all others."""
+        return ~self.ancestors
+
+    @cached_property
+    def preference(self) -> torch.Tensor:
+        """(n,) int64; larger for deeper nodes and, at one depth, for earlier ones; never equal."""
+        n = len(self._tree)
+        return self.depths * n + torch.arange(n - 1, -1, -1, device=self._device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,20 +182,7 @@ class Tree:
     def on(self, device: torch.device) -> TreeTensors:
         """The tree's arrays on `device`, made once."""
         if device not in self._tensors:
-            # A drafter may make a tree every step: numpy writes a row in a fiftieth of torch's time.
-            n = len(self)
-            seen = np.eye(n, dtype=bool)
-            for node, parent in enumerate(self.parents[1:], start=1):
-                seen[node] |= seen[parent]
-            ancestors, depths = torch.from_numpy(seen), torch.tensor(self.depths)
-            self._tensors[device] = TreeTensors(
-                parents=torch.tensor((0, *self.parents[1:])).to(device),
-                ranks=torch.tensor(self.ranks).to(device),
-                depths=depths.to(device),
-                ancestors=ancestors.to(device),
-                hidden=(~ancestors).to(device),
-                preference=(depths * n + torch.arange(n - 1, -1, -1)).to(device),
-            )
+            self._tensors[device] = TreeTensors(self, device)
         return self._tensors[device]
 
     def drawn(self, labels: Sequence[str] | None = None) -> str:
