@@ -37,7 +37,7 @@ def after_each_step(model: LlamaForCausalLM, ids: torch.Tensor, cache: Cache, **
     return count
 
 
-@pytest.mark.parametrize("tree", ["paper", "auto", "chain:4", "0 1 2 00 20 200"])
+@pytest.mark.parametrize("tree", ["paper", "static:8", "chain:4", "0 1 2 00 20 200"])
 @pytest.mark.parametrize("length", [1, 2, 30])
 def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(
     model: LlamaForCausalLM, tree: str, length: int

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Conf
 
 import token_recycling as tr
 
-TREES: list[Any] = ["paper", "auto", "chain:4", 30, "0 1 2 3 00 01 10 000 0000", "2 1 0 02 00 20 001"]
+TREES: list[Any] = ["paper", "static:8", "chain:4", "static:30", "0 1 2 3 00 01 10 000 0000", "2 1 0 02 00 20 001"]
 RULES = ["last", "first", "unordered"]
 PROMPTS, NEW = 40, 16
 
@@ -88,7 +88,7 @@ def test_hot_decoding_equals_generate(name: str, tree: Any) -> None:
 @pytest.mark.parametrize("name", LLAMAS)
 def test_cold_decoding_equals_generate(name: str, rule: str) -> None:
     for ids, wanted in references(name)[::4]:
-        for tree in ("paper", "auto"):
+        for tree in ("paper", "static:8"):
             drafter = tr.make_drafter("published", tree=tree, update=rule, k=8)
             assert torch.equal(tr.generate(model_named(name), ids, drafter=drafter, max_new_tokens=NEW), wanted)
 
@@ -102,9 +102,9 @@ def test_other_numbers_of_candidates_equal_generate(k: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])
-@pytest.mark.parametrize("tree", ["paper", "auto"])
-def test_other_architectures_equal_generate(name: str, tree: str) -> None:
-    drafter = tr.make_drafter("published", tree=tree)
+@pytest.mark.parametrize("spec", ["published", "recycling"])
+def test_other_architectures_equal_generate(name: str, spec: str) -> None:
+    drafter = tr.make_drafter(spec)
     for ids, wanted in references(name)[::2]:
         assert torch.equal(tr.generate(model_named(name), ids, drafter=drafter, max_new_tokens=NEW), wanted)
 
@@ -138,10 +138,10 @@ CODE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree", ["auto", "paper"])
-def test_the_shipped_model_completes_code_as_generate_does(shipped: Any, tree: str) -> None:
+@pytest.mark.parametrize("spec", ["recycling", "recycling:tree=80", "published"])
+def test_the_shipped_model_completes_code_as_generate_does(shipped: Any, spec: str) -> None:
     model, tokenizer = shipped
-    drafter, stats = tr.make_drafter("published", tree=tree), tr.Stats()
+    drafter, stats = tr.make_drafter(spec), tr.Stats()
     for text in CODE:
         ids = tokenizer(text, return_tensors="pt").input_ids
         wanted = _completed(model, text, ids)
