@@ -57,14 +57,14 @@ def ending() -> LlamaForCausalLM:
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_a_batch_equals_generate(ending: LlamaForCausalLM, tree: Any, way: dict[str, Any]) -> None:
-    drafter = tr.make_drafter("published", tree=tree)
+    drafter = tr.make_drafter("recycling", tree=tree)
     for seed, lengths in enumerate([[5], [4, 9], [1, 1, 1], [12, 3, 7], [2, 30, 1, 8]]):
         equal(ending, drafter, **batch(lengths, seed, spare=seed % 2), max_new_tokens=20, **way)
 
 
 def test_rows_accept_different_numbers_of_tokens(ending: LlamaForCausalLM) -> None:
     ending.generation_config.eos_token_id = None
-    stats = equal(ending, tr.make_drafter("published", tree=8), **batch([3, 8, 5, 11], 1), max_new_tokens=32)
+    stats = equal(ending, tr.make_drafter("recycling", tree=8), **batch([3, 8, 5, 11], 1), max_new_tokens=32)
     assert len(stats.lengths) > 2
     assert stats.tokens == 4 * 32
 

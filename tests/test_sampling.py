@@ -26,7 +26,7 @@ WARPERS = [
 
 
 @pytest.mark.parametrize("warpers", WARPERS, ids=lambda warpers: ", ".join(warpers) or "none")
-@pytest.mark.parametrize("tree", ["paper", "auto"])
+@pytest.mark.parametrize("tree", ["paper", "static:8"])
 def test_a_seed_gives_the_tokens_of_generate(model: LlamaForCausalLM, warpers: dict[str, Any], tree: str) -> None:
     """And leaves the global generator where `generate` leaves it, so that whatever is drawn next is the same too."""
     drafter, stats = tr.make_drafter("published", tree=tree), tr.Stats()
