@@ -25,11 +25,13 @@ from ..growing import CHILDREN, Growth, count_chosen, fill, grow
 from ..priming import prime
 from ..suffix import SuffixAutomaton
 from ..target import Target
-from ..templates import template_from
+from ..templates import root_only, template_from
 from ..topk import top_candidates
 from ..tree import Tree
 
 _DEEPEST = 64
+_TIRED, _LOOKS = 16, 4
+"""After so many steps in a row without a node that would have paid, only every fourth step looks and learns."""
 _NO_COSTS = np.empty(0)
 
 
@@ -110,6 +112,8 @@ class Recycling(Drafter):
     def draft(self, context: Context) -> Draft:
         assert self.matrix is not None
         text, matrix = self._texts[context.row], self.matrix
+        if text.rests:
+            return Draft(root_only(), context.root)
         newest = text.read(context.tokens)
         known = (matrix.rows, matrix.vocab_size, text.automaton.arrays, self.suffix, matrix.calibration)
         depth = min(_DEEPEST, context.room - 1)
@@ -122,6 +126,9 @@ class Recycling(Drafter):
     def observe(self, step: Step) -> None:
         assert self.matrix is not None
         text, nodes = self._texts[step.row], len(step.draft.tree)
+        rested, text.bare = text.rests, text.bare + 1 if nodes == 1 else 0
+        if rested:
+            return
         chosen = np.full(nodes, ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
         count_chosen(text.growth, text.order[step.accepted], chosen[step.accepted], self.matrix.calibration)
@@ -148,8 +155,15 @@ class _Text:
         self.growth = Growth.empty(nodes, orders)
         self.before = np.full(orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
+        self.bare = 0
+        """Steps in a row for which nothing was drafted."""
         self.order = np.zeros(1, np.int64)
         """The nodes of the last draft, which are in order of depth, by their place in order of growth."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether this step is not worth a look: nothing has paid for long."""
+        return self.bare >= _TIRED and self.bare % _LOOKS != 0
 
     def read(self, tokens: torch.Tensor) -> np.ndarray:
         """Takes in what is new of the text; returns its last tokens, the newest first."""
