@@ -88,9 +88,9 @@ def measure(
     none, or whose trees are not exact at that length, are left out. On an accelerator the device is waited for after
     each pass.
     """
-    wanted = tuple(sizes or (CPU_SIZES if target.device.type == "cpu" else ACCELERATOR_SIZES))
+    wanted = tuple(sizes or _sizes(target))
+    length = with_room(target, length, wanted[-1])
     if target.max_length is not None:
-        length = max(1, min(length, target.max_length - wanted[-1]))
         wanted = tuple(n for n in wanted if n == 1 or length + n <= target.max_length)
     trees = {n: _star(n) for n in wanted if target.support.fits(length, n)}
     cache = _filled(target, length)
@@ -110,6 +110,17 @@ def measure(
             kept.keep(held, [held], [[]])
             best[n] = min(taken, best.get(n, taken))
     return CostCurve(length, tuple(best), tuple(best.values()))
+
+
+def with_room(target: Target, length: int, nodes: int | None = None) -> int:
+    """The length, less where the model's context has no room for it and `nodes` (default the largest measured tree)."""
+    if target.max_length is None:
+        return length
+    return max(1, min(length, target.max_length - (nodes or _sizes(target)[-1])))
+
+
+def _sizes(target: Target) -> tuple[int, ...]:
+    return CPU_SIZES if target.device.type == "cpu" else ACCELERATOR_SIZES
 
 
 def _star(nodes: int) -> Tree:
@@ -146,8 +157,8 @@ def costs(target: Target, length: int) -> CostCurve:
     key = (band(length), torch.get_num_threads())
     known = _measured.setdefault(target.model, {})
     if key not in known:
-        saved = {curve.length: curve for curve in load(target)}
-        known[key] = saved.get(band(length)) or measure(target, band(length))
+        saved, wanted = {curve.length: curve for curve in load(target)}, with_room(target, band(length))
+        known[key] = saved.get(wanted) or measure(target, wanted)
     return known[key]
 
 

@@ -1,0 +1,95 @@
+"""`token-recycling tune`: what trees cost on this machine, and which pay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import console, loading, running
+from ..options import Chat, Device, DTypeOption, Json, Model, Threads
+
+
+def tune(
+    model: Model,
+    seconds: Annotated[float, typer.Option(min=0, help="About how long each curve is measured.")] = 5.0,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Longest text to measure for; default 1024, or the model's limit.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="File with a prompt, or folder of such files, to decode with what was measured.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Of --prompts, take the first N only.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens to generate for each of --prompts; default 128.")
+    ] = None,
+    template: Annotated[
+        Path | None, typer.Option(help="File to write the fixed tree to that --prompts show to pay most.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of --template; default as many as pay.")] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            "--drafter",
+            metavar="SPEC",
+            help="With --prompts: whose candidates a fixed tree is for; its own tree should try every rank. "
+            "Default recycling:tree=paper.",
+        ),
+    ] = None,
+    prime: Annotated[
+        bool, typer.Option("--prime", help="Make the rows for recycling:primed=true too, if there are none.")
+    ] = False,
+    dtype: DTypeOption = None,
+    device: Device = None,
+    threads: Threads = None,
+    chat: Chat = None,
+    as_json: Json = False,
+) -> None:
+    """Measures what trees cost on this machine, saves it for `accelerate`, and shows which size of tree pays."""
+    _check(
+        prompts,
+        template,
+        nodes,
+        {"--limit": limit, "--max-new-tokens": max_new_tokens, "--drafter": drafter, "--chat": chat},
+    )
+    given = [] if prompts is None else loading.read_prompts([], prompts)[:limit]
+    recorder, loaded = running.drafter_and_model(
+        drafter or "recycling:tree=paper", model, dtype and dtype.value, device, threads
+    )
+    through_template = running.chat(loaded, chat) if given else False
+    encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
+
+    from ...target import Target
+    from .. import tuning
+
+    out, target = Console(quiet=as_json), Target(loaded.model)
+    longest = max([length or min(1024, target.max_length or 1024), *(ids.shape[1] for ids in encoded)])
+    result = tuning.measured(target, longest, seconds)
+    tuning.print_curves(out, result["setting"], result["curves"])
+    if given:
+        result.update(tuning.decoded(loaded, target, encoded, recorder, max_new_tokens or 128, nodes))
+        tuning.print_grown(out, result["grown"])
+        tuning.print_fixed(out, result["fixed"])
+    else:
+        result["forecast"] = tuning.forecasts(target, longest)
+        tuning.print_forecast(out, result["forecast"])
+    if template is not None:
+        result["template"] = str(tuning.write_template(template, result["fixed"]["paths"]))
+    if prime:
+        result["primed"] = str(tuning.primed(target))
+    tuning.print_files(out, result)
+    if as_json:
+        console.print_json(result)
+
+
+def _check(prompts: Path | None, template: Path | None, nodes: int | None, others: dict[str, object]) -> None:
+    """Refuses options that would do nothing, before anything slow begins."""
+    for name, value in {"--template": template, **others}.items():
+        if prompts is None and value is not None:
+            raise ValueError(f"expected --prompts with {name}, got none; give a file or a folder of prompts")
+    if nodes is not None and template is None:
+        raise ValueError("expected --template with --nodes, got none; give a file to write the tree to")
+    if template is not None and template.is_dir():
+        raise ValueError(f"expected a file for --template, got the folder {template}")
