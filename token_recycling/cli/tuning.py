@@ -286,6 +286,7 @@ def print_fixed(out: Console, found: dict[str, Any]) -> None:
         )
         wanted = f"as asked for: {found['nodes']} nodes, expected MAT {found['tokens']:.2f} {worth}"
         out.print(wanted, highlight=False, soft_wrap=True)
+    out.print("A forecast, as if each rank were right as often at every depth.", style="dim")
     if found["nodes"]:
         out.print(parse_paths(" ".join(found["paths"])).drawn(), highlight=False, markup=False)
 

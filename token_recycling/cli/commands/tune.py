@@ -14,7 +14,9 @@ from ..options import Chat, Device, DTypeOption, Json, Model, Threads
 
 def tune(
     model: Model,
-    seconds: Annotated[float, typer.Option(min=0, help="About how long each curve is measured.")] = 5.0,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Most time for each curve; three rounds at least, twenty at most.")
+    ] = 5.0,
     length: Annotated[
         int | None, typer.Option(min=1, help="Longest text to measure for; default 1024, or the model's limit.")
     ] = None,
