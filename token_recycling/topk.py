@@ -1,7 +1,7 @@
 """The candidates that a model computes anyway: the k likeliest tokens after every node, with their probabilities.
 
-On a CPU one compiled pass finds the largest logit of every group of 64; the k largest lie in the k groups of largest
-maximum. That takes half the time of `topk`. Elsewhere the device does it, and only the k candidates come back.
+On a CPU the largest logit of every group of 64 is found first: the k largest lie in the k groups of largest maximum.
+That takes a third of the time of `topk`. Elsewhere the device does it, and only the k candidates come back.
 """
 
 from __future__ import annotations
@@ -21,20 +21,14 @@ def top_candidates(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray
         ids = np.empty((len(logits), k), np.int32)
         probabilities = np.empty((len(logits), k), np.float32)
         rows = logits.detach().float().contiguous()
-        _top(rows.numpy(), rows.logsumexp(dim=-1).numpy(), ids, probabilities)
+        groups = rows.shape[1] // _GROUP
+        peaks = rows[:, : groups * _GROUP].unflatten(1, (groups, _GROUP)).amax(dim=2)
+        _top(rows.numpy(), peaks.numpy(), rows.logsumexp(dim=-1).numpy(), ids, probabilities)
         return ids, probabilities
     values, found = logits.topk(k, dim=-1)
     shares = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
     packed = torch.cat([found.to(torch.int32), shares.view(torch.int32)], dim=1).cpu().numpy()
     return packed[:, :k], packed[:, k:].view(np.float32)
-
-
-@njit(cache=True, fastmath={"nnan", "nsz", "reassoc"})  # so that several numbers are compared at once
-def _largest(row: np.ndarray, start: int, stop: int) -> float:
-    largest = row[start]
-    for place in range(start + 1, stop):
-        largest = max(largest, row[place])
-    return largest
 
 
 @njit(cache=True)
@@ -48,24 +42,29 @@ def _insert(best: np.ndarray, places: np.ndarray, value: float, place: int) -> N
 
 
 @njit(cache=True)
-def _top(logits: np.ndarray, normalisers: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None:
+def _top(
+    logits: np.ndarray, peaks: np.ndarray, normalisers: np.ndarray, ids: np.ndarray, probabilities: np.ndarray
+) -> None:
+    """`peaks` (n, groups): the largest logit of every whole group; those after the last one are looked at singly."""
     n, vocab_size = logits.shape
-    k, groups = ids.shape[1], (vocab_size + _GROUP - 1) // _GROUP
-    peaks, chosen = np.empty(min(k, groups), np.float32), np.zeros(min(k, groups), np.int64)
+    k, groups = ids.shape[1], peaks.shape[1]
+    highest, chosen = np.empty(k, np.float32), np.zeros(k, np.int64)
     best = np.empty(k, np.float32)
     for node in range(n):
-        row = logits[node]
-        peaks[:], chosen[:] = -np.inf, -1
+        highest[:], chosen[:] = -np.inf, groups
         for group in range(groups):
-            peak = _largest(row, group * _GROUP, min(vocab_size, (group + 1) * _GROUP))
-            if peak > peaks[-1]:
-                _insert(peaks, chosen, peak, group)
+            if peaks[node, group] > highest[-1]:
+                _insert(highest, chosen, peaks[node, group], group)
         best[:], ids[node] = -np.inf, 0
-        for group in np.sort(chosen):
-            if group < 0:
-                continue
-            for token in range(group * _GROUP, min(vocab_size, (group + 1) * _GROUP)):
-                if row[token] > best[-1]:
-                    _insert(best, ids[node], row[token], token)
+        chosen.sort()
+        for found in chosen:
+            if found == groups:
+                break
+            for token in range(found * _GROUP, (found + 1) * _GROUP):
+                if logits[node, token] > best[-1]:
+                    _insert(best, ids[node], logits[node, token], token)
+        for token in range(groups * _GROUP, vocab_size):
+            if logits[node, token] > best[-1]:
+                _insert(best, ids[node], logits[node, token], token)
         for place in range(k):
             probabilities[node, place] = np.exp(best[place] - normalisers[node])
