@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 CPU_SIZES = (1, 2, 4, 6, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64)
 ACCELERATOR_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _SHORTEST_BAND, _BAND_STEP = 256, 4
-_BRIEFLY = 0.5
-"""Seconds for a curve that is measured on the way."""
+_BRIEFLY, _BRIEF_SIZES = 0.1, frozenset((1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256))
+"""Seconds, and sizes, for a curve that is measured on the way."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
 """Passes over each size: the best of a few, since other work only ever adds; at least three, whatever they take."""
 _TICK = 1e-7
@@ -80,7 +80,7 @@ def band(length: int) -> int:
 
 @torch.no_grad()
 def measure(
-    target: Target, length: int = _SHORTEST_BAND, sizes: Sequence[int] | None = None, seconds: float = _BRIEFLY
+    target: Target, length: int = _SHORTEST_BAND, sizes: Sequence[int] | None = None, seconds: float = 1.0
 ) -> CostCurve:
     """Times forward passes over trees of the given sizes after `length` random tokens, for some `seconds`.
 
@@ -158,7 +158,8 @@ def costs(target: Target, length: int) -> CostCurve:
     known = _measured.setdefault(target.model, {})
     if key not in known:
         saved, wanted = {curve.length: curve for curve in load(target)}, with_room(target, band(length))
-        known[key] = saved.get(wanted) or measure(target, wanted)
+        sizes = [size for size in _sizes(target) if size in _BRIEF_SIZES]
+        known[key] = saved.get(wanted) or measure(target, wanted, sizes, _BRIEFLY)
     return known[key]
 
 
