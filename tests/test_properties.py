@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
+from typing import Any
 
 import tiny
 import torch
@@ -212,3 +213,59 @@ def test_the_longest_row_of_a_batch_reaches_the_limit_too(
     new = POSITIONS + 1 - max(length for _, length in prompts)
     rows = together(GPT2, prompts, 0, new, Garbage(shapes, seed, VOCABULARY))
     assert rows == [alone(GPT2, prompt, length, POSITIONS + 1 - length)[:new] for prompt, length in prompts]
+
+
+WIDE = tiny.llama(6, context=0.4)
+WIDE.generation_config.pad_token_id = 0
+PROCESSING = st.fixed_dictionaries(
+    {},
+    optional={
+        "repetition_penalty": st.sampled_from([0.8, 1.3]),
+        "no_repeat_ngram_size": st.sampled_from([2, 3]),
+        "bad_words_ids": st.just([[3], [5, 9], [11, 2, 4]]),
+        "sequence_bias": st.just({(7,): 1.5, (1, 2): -4.0}),
+        "suppress_tokens": st.just(list(range(0, 64, 5))),
+        "min_new_tokens": st.sampled_from([3, 9]),
+        "exponential_decay_length_penalty": st.just((4, 1.1)),
+        "renormalize_logits": st.just(True),
+    },
+)
+SAMPLING = st.fixed_dictionaries(
+    {"do_sample": st.just(True)},
+    optional={
+        "temperature": st.sampled_from([0.3, 0.8, 1.4]),
+        "top_k": st.sampled_from([2, 20]),
+        "top_p": st.sampled_from([0.5, 0.95]),
+        "min_p": st.just(0.05),
+        "typical_p": st.just(0.8),
+    },
+)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.integers(1, 10), min_size=1, max_size=3),
+    st.integers(0, 2),
+    PROCESSING,
+    st.one_of(st.just({"do_sample": False}), SAMPLING),
+    st.sampled_from(["paper", "auto", "chain:4"]),
+    st.integers(0, 99),
+)
+def test_any_combination_says_what_generate_says(
+    lengths: list[int], spare: int, processing: dict[str, Any], choosing: dict[str, Any], tree: str, seed: int
+) -> None:
+    """One text sampled with a seed, padded or not, or several greedily."""
+    if choosing["do_sample"]:
+        del lengths[1:]
+    width = max(lengths) + spare
+    texts = [tiny.prompt(seed + row, length) for row, length in enumerate(lengths)]
+    ids = torch.cat([torch.nn.functional.pad(text, (width - text.shape[1], 0)) for text in texts])
+    arguments = {"max_new_tokens": 14, "eos_token_id": [1, 9, 17], "attention_mask": (ids != 0).long()}
+    arguments |= {**processing, **choosing}
+    wanted, state = tiny.seeded(WIDE.generate, ids, seed=seed, **arguments)
+    with tr.accelerated(WIDE, tree=tree) as acceleration:
+        for _ in range(2):  # the second time the matrix has seen the text
+            ours, our_state = tiny.seeded(WIDE.generate, ids, seed=seed, **arguments)
+            assert acceleration.fallback is None
+            assert torch.equal(ours, wanted)
+            assert torch.equal(our_state, state)
