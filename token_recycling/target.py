@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .architectures import MASKED_ATTENTION, Support, accepts, support
+from .architectures import MASKED_ATTENTION, Reach, Support, accepts, support
 from .attention import NAME, attending, biased_by_position
 from .cache import unroll, unsupported_layers
 from .drafting import Draft
