@@ -160,7 +160,7 @@ def named(value: Any) -> str:
     return " ".join(value) if isinstance(value, dict) else str(value)
 
 
-CALLS_LONG, CALLS_THREE = {1: 20, 4: 12}, {1: 320, 4: 160}
+CALLS_LONG, CALLS_THREE = {1: 20, 4: 12}, {1: 240, 4: 120}
 """By the rows of a call: more rows cost little more time."""
 
 
@@ -243,8 +243,11 @@ def test_wrong_samplers_are_noticed(
 ) -> None:
     monkeypatch.setattr("token_recycling.decode.accept_walk", wrong)
     assert of_long_texts(Sampler(shape, rows, {}), CALLS_LONG[rows]) < IMPOSSIBLE
-    if rows == 4:
-        assert of_three_tokens(Sampler(shape, rows, {}), CALLS_THREE[rows]) < IMPOSSIBLE
+
+
+def test_the_least_wrong_one_is_noticed_in_three_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("token_recycling.decode.accept_walk", WRONG["tried_once"])
+    assert of_three_tokens(Sampler("chain", 4, {}), CALLS_THREE[4]) < IMPOSSIBLE
 
 
 @pytest.mark.parametrize(("shape", "rows"), [("tree", 1), ("chain", 4)])

@@ -70,7 +70,7 @@ def partings(model: PreTrainedModel, prompts: int) -> list[Parting]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_texts_part_only_at_near_ties(case: Case, dtype: torch.dtype) -> None:
     model = architectures.model_of(case).to(dtype)
-    assert all(parting.gap <= TOLERANCE[dtype] for parting in partings(model, 6))
+    assert all(parting.gap <= TOLERANCE[dtype] for parting in partings(model, 4))
 
 
 def all_before(self: Target, tree: tr.Tree, length: int) -> Any:
@@ -94,20 +94,17 @@ def parents_hidden(self: Target, tree: tr.Tree, length: int) -> Any:
 
 @pytest.mark.parametrize("wrong", [all_before, parents_hidden])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES[:2], ids=str)
-def test_a_wrong_mask_is_no_matter_of_rounding(
-    case: Case, dtype: torch.dtype, wrong: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_mask_is_no_matter_of_rounding(dtype: torch.dtype, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "_made_mask", wrong)
-    model = architectures.model_of(case).to(dtype)
-    gaps = [parting.gap for parting in partings(model, 6)]
+    model = architectures.model_of(CASES[0]).to(dtype)
+    gaps = [parting.gap for parting in partings(model, 4)]
     assert max(gaps, default=0) > 2 * TOLERANCE[dtype]
 
 
 def test_compare_reports_the_margin() -> None:
     """The number is that of a pass over the text up to there; what plain decoding computed differs by rounding."""
     model = architectures.model_of(CASES[0]).to(torch.bfloat16)
-    parted = partings(model, 16)
+    parted = partings(model, 12)
     assert parted
     for parting in parted:
         length = parting.prompt.shape[1]
