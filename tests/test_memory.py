@@ -72,7 +72,7 @@ def test_logits_of_a_prompt_are_made_in_pieces(model: LlamaForCausalLM, texts: i
 
 
 def test_logits_that_nobody_wants_are_not_made(model: LlamaForCausalLM) -> None:
-    assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "recycling:learns_prompt=false") <= 9
+    assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "recycling:tree=8,learns_prompt=false") <= 9
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "plain") == 1
 
 
