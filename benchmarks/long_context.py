@@ -27,7 +27,7 @@ import token_recycling
 from token_recycling import Stats, generate
 
 ROOT = Path(__file__).parent.parent
-DRAFTERS = ("plain", "recycling", "recycling:tree=paper")
+DRAFTERS = ("plain", "recycling", "published")
 
 
 class Clock(BaseStreamer):

@@ -25,6 +25,7 @@ from scipy.stats import chi2
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
+from token_recycling import decode
 from token_recycling.accept import accept_walk
 from token_recycling.drafting import Draft, Step
 
@@ -178,7 +179,7 @@ def test_texts_of_three_tokens_follow_the_distribution(shape: str, rows: int, sa
     assert sampler.stats.mat > 1.3
 
 
-# What follows samples wrongly. Each takes the place of `accept_walk`.
+# What follows samples wrongly.
 
 
 def walking(chosen: Callable[[Draft, list[int], torch.Tensor], int | None]) -> Callable[..., Step]:
@@ -233,6 +234,12 @@ def of_the_root(
     return step
 
 
+def put_in_place(wrong: Callable[..., Step], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of every way of accepting that the loop may choose."""
+    for name in [name for name in vars(decode) if name.startswith("accept_")]:
+        monkeypatch.setattr(decode, name, wrong)
+
+
 WRONG = {function.__name__: walking(function) for function in (any_child, tried_once, likely_enough, greedy_drafts)}
 
 
@@ -242,7 +249,7 @@ def test_wrong_samplers_are_noticed(
     wrong: Callable[..., Step], shape: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one check or the other: drafts that are believed have the right places, but the same texts again and again."""
-    monkeypatch.setattr("token_recycling.decode.accept_walk", wrong)
+    put_in_place(wrong, monkeypatch)
     assert (
         of_long_texts(Sampler(shape, rows, {}), CALLS_LONG[rows]) < IMPOSSIBLE
         or of_three_tokens(Sampler(shape, rows, {}), CALLS_THREE[rows]) < IMPOSSIBLE
@@ -250,7 +257,7 @@ def test_wrong_samplers_are_noticed(
 
 
 def test_the_least_wrong_one_is_noticed_in_three_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("token_recycling.decode.accept_walk", WRONG["tried_once"])
+    put_in_place(WRONG["tried_once"], monkeypatch)
     assert of_three_tokens(Sampler("chain", 4, {}), CALLS_THREE[4]) < IMPOSSIBLE
 
 
@@ -258,6 +265,6 @@ def test_the_least_wrong_one_is_noticed_in_three_tokens(monkeypatch: pytest.Monk
 def test_processors_that_see_the_text_of_the_root_are_noticed(
     shape: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("token_recycling.decode.accept_walk", of_the_root)
+    put_in_place(of_the_root, monkeypatch)
     counting = {"sequence_bias": {(token, (token + 1) % VOCABULARY): 3.0 for token in range(VOCABULARY)}}
     assert of_long_texts(Sampler(shape, rows, counting), CALLS_LONG[rows]) < IMPOSSIBLE
