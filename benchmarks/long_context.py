@@ -2,7 +2,9 @@
 
 The shipped target reads this package's own source, with rotary positions stretched to the length asked for. What it
 then writes is worth nothing, nor is the MAT of such a text; but what a step costs does not depend on it. Every round
-measures all ways one after another, and the table has the medians of the rounds. The last line is one JSON object.
+measures all ways one after another, after a short text that warms them up, and the table has the medians of the rounds.
+On a busy machine `--processor-time --threads 1` counts the time that this thread has run for, instead of the clock's.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
@@ -24,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 import token_recycling
-from token_recycling import Stats, generate
+from token_recycling import Stats, generate, stats
 
 ROOT = Path(__file__).parent.parent
 DRAFTERS = ("plain", "recycling", "published")
@@ -33,11 +37,11 @@ DRAFTERS = ("plain", "recycling", "published")
 class Clock(BaseStreamer):
     """When the prompt was taken and when each token was there."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now, self.times = now, list[float]()
 
     def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
+        self.times.append(self.now())
 
     def end(self) -> None:
         """Nothing is held back."""
@@ -66,8 +70,14 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="tokens generated")] = 64,
     rounds: Annotated[int, typer.Option(help="how often everything is measured")] = 3,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 for torch's choice")] = 0,
+    processor_time: Annotated[bool, typer.Option(help="time that one thread ran for, not the clock's")] = False,
 ) -> None:
     """Prints a row for every length of context and way of decoding."""
+    if processor_time and threads != 1:
+        raise typer.BadParameter(f"expected --threads 1 with --processor-time, got {threads}")
+    if processor_time:
+        stats.time = SimpleNamespace(perf_counter=time.thread_time)  # type: ignore[assignment]
+    now = time.thread_time if processor_time else time.perf_counter
     transformers.utils.logging.disable_progress_bar()
     if threads:
         torch.set_num_threads(threads)
@@ -78,10 +88,12 @@ def main(
     if ids.shape[1] < max(contexts):
         raise typer.BadParameter(f"expected at most {ids.shape[1]} tokens of context, got {max(contexts)}")
     arguments = {"max_new_tokens": max_new_tokens, "do_sample": False, "eos_token_id": None}
+    for drafter in DRAFTERS:
+        accelerated(target, ids[:, :64], arguments, drafter)
     measured: dict[tuple[int, str], list[Cost]] = {}
     for _ in track(range(rounds), "measuring", console=Console(stderr=True)):
         for length in contexts:
-            costs = [plain(target, ids[:, :length], arguments)]
+            costs = [plain(target, ids[:, :length], arguments, now)]
             costs += [accelerated(target, ids[:, :length], arguments, drafter) for drafter in DRAFTERS]
             for cost in costs:
                 measured.setdefault((length, cost.way), []).append(cost)
@@ -98,9 +110,9 @@ def stretched(model: Path, length: int) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(model, config=config, dtype=torch.float32).eval()
 
 
-def plain(target: PreTrainedModel, ids: torch.Tensor, arguments: dict[str, Any]) -> Cost:
+def plain(target: PreTrainedModel, ids: torch.Tensor, arguments: dict[str, Any], now: Callable[[], float]) -> Cost:
     """transformers' own decoding; the prompt and the first token, which comes with it, are left out."""
-    clock = Clock()
+    clock = Clock(now)
     target.generate(ids, streamer=clock, **arguments)
     seconds = statistics.median(after - before for before, after in zip(clock.times[1:], clock.times[2:], strict=False))
     return Cost(ids.shape[1], "transformers generate", 1e3 * seconds)
@@ -108,10 +120,10 @@ def plain(target: PreTrainedModel, ids: torch.Tensor, arguments: dict[str, Any])
 
 def accelerated(target: PreTrainedModel, ids: torch.Tensor, arguments: dict[str, Any], drafter: str) -> Cost:
     """This loop, by its own statistics."""
-    stats = Stats()
-    generate(target, ids, drafter=drafter, stats=stats, **arguments)
-    token, forward = 1e3 / stats.tokens_per_second, 1e3 * stats.seconds["forward"] / stats.steps
-    return Cost(ids.shape[1], drafter, token, stats.mat, forward, forward * stats.overhead)
+    run = Stats()
+    generate(target, ids, drafter=drafter, stats=run, **arguments)
+    token, forward = 1e3 / run.tokens_per_second, 1e3 * run.seconds["forward"] / run.steps
+    return Cost(ids.shape[1], drafter, token, run.mat, forward, forward * run.overhead)
 
 
 def report(costs: list[Cost]) -> None:
