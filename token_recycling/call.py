@@ -48,6 +48,7 @@ _PROCESSORS_BY_TEXT = {
     processors.TopKLogitsWarper,
     processors.TopPLogitsWarper,
     processors.TypicalLogitsWarper,
+    processors.WatermarkLogitsProcessor,
 }
 """Processors that treat every text of a batch alone."""
 _CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}

@@ -51,7 +51,8 @@ def decode(
         clock.lap("retrieve")
         target.cross([text.tokens for text in texts], cache)
         lengths, held = [text.length - 1 for text in texts], cache.get_seq_length()
-        inputs = target.inputs(drafts, lengths, held)
+        # One that has ended may have no position left: it sees nothing, as if it began anew.
+        inputs = target.inputs(drafts, [length * (row in going) for row, length in enumerate(lengths)], held)
         clock.lap("prepare")
         logits = target.forward(inputs, cache)
         clock.lap("forward")

@@ -28,6 +28,7 @@ from .tree import Tree
 logger = logging.getLogger("token_recycling")
 
 _PREFILL_PIECE = 512
+"""Tokens of all texts together whose logits are held at once."""
 _MASK_GRAIN = 256
 
 ObservePrompt = Callable[[torch.Tensor, torch.Tensor, int], None]
@@ -123,15 +124,17 @@ class Target:
         tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
         if not tokens.shape[1]:
             return
-        if observe is None:
+        if observe is None and self._last_logits_only:
             self._read(tokens, cache, **self._last_logits_only)
             return
-        for start in range(0, tokens.shape[1], _PREFILL_PIECE):
-            logits = self._read(tokens[:, start : start + _PREFILL_PIECE], cache)
-            for row, text in enumerate(missing):
-                own = text[start : start + _PREFILL_PIECE]
-                if len(own):
-                    observe(own, logits[row, : len(own)], row)
+        piece = max(1, _PREFILL_PIECE // len(texts))
+        for start in range(0, tokens.shape[1], piece):
+            logits = self._read(tokens[:, start : start + piece], cache)
+            if observe is not None:
+                for row, text in enumerate(missing):
+                    own = text[start : start + piece]
+                    if len(own):
+                        observe(own, logits[row, : len(own)], row)
 
     def cross(self, texts: Sequence[torch.Tensor], cache: Cache) -> None:
         """Reads a text again if the model does so at its length."""
