@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ class CostCurve:
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] != 1 or list(self.sizes) != sorted(set(self.sizes)):
             raise ValueError(f"expected ascending sizes from 1, got {self.sizes}")
-        if len(self.seconds) != len(self.sizes) or min(self.seconds) <= 0:
+        if len(self.seconds) != len(self.sizes) or not all(0 < taken < math.inf for taken in self.seconds):
             raise ValueError(f"expected a time above 0 for each of {len(self.sizes)} sizes, got {self.seconds}")
 
     def relative(self, texts: int = 1) -> np.ndarray:
@@ -85,14 +86,13 @@ def measure(
     """Times forward passes over trees of the given sizes after `length` random tokens, for some `seconds`.
 
     Nothing is left behind. The text is shorter where the model's context has no room for both; sizes for which there is
-    none, or whose trees are not exact at that length, are left out. On an accelerator the device is waited for after
-    each pass.
+    none are left out. Trees that are not exact at that length are timed as well: that is for `decode` to decide, at
+    each step. On an accelerator the device is waited for after each pass.
     """
-    wanted = tuple(sizes or (CPU_SIZES if target.device.type == "cpu" else ACCELERATOR_SIZES))
-    if target.max_length is not None:
-        length = max(1, min(length, target.max_length - wanted[-1]))
-        wanted = tuple(n for n in wanted if n == 1 or length + n <= target.max_length)
-    trees = {n: _star(n) for n in wanted if target.support.fits(length, n)}
+    wanted = tuple(sizes or _sizes(target))
+    length = _fitting(target, length, wanted)
+    limit = target.max_length or math.inf
+    trees = {n: _star(n) for n in wanted if n == 1 or length + n <= limit}
     cache = _filled(target, length)
     held, kept = cache.get_seq_length(), TreeCache(cache)
     best: dict[int, float] = {}
@@ -110,6 +110,15 @@ def measure(
             kept.keep(held, [held], [[]])
             best[n] = min(taken, best.get(n, taken))
     return CostCurve(length, tuple(best), tuple(best.values()))
+
+
+def _sizes(target: Target) -> tuple[int, ...]:
+    return CPU_SIZES if target.device.type == "cpu" else ACCELERATOR_SIZES
+
+
+def _fitting(target: Target, length: int, sizes: Sequence[int]) -> int:
+    """The length, or less where the model's context has no room for the largest tree besides."""
+    return length if target.max_length is None else max(1, min(length, target.max_length - sizes[-1]))
 
 
 def _star(nodes: int) -> Tree:
@@ -143,11 +152,12 @@ _measured: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], CostCurve]] 
 
 def costs(target: Target, length: int) -> CostCurve:
     """The curve for texts of so many tokens: one saved by `tune`, else measured once in this process."""
-    key = (band(length), torch.get_num_threads())
+    length = _fitting(target, band(length), _sizes(target))
+    key = (length, torch.get_num_threads())
     known = _measured.setdefault(target.model, {})
     if key not in known:
         saved = {curve.length: curve for curve in load(target)}
-        known[key] = saved.get(band(length)) or measure(target, band(length))
+        known[key] = saved.get(length) or measure(target, length)
     return known[key]
 
 
@@ -186,6 +196,7 @@ def setting(target: Target) -> dict[str, str]:
     return {
         "model": type(target.model).__name__,
         "shape": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16],
+        "attention": target.support.attention,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": f"{device.type}, {name}",
         "threads": str(torch.get_num_threads()) if device.type == "cpu" else "",
