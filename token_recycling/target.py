@@ -130,7 +130,8 @@ class Target:
             logits = self._read(tokens[:, start : start + _PREFILL_PIECE], cache)
             for row, text in enumerate(missing):
                 own = text[start : start + _PREFILL_PIECE]
-                observe(own, logits[row, : len(own)], row)
+                if len(own):
+                    observe(own, logits[row, : len(own)], row)
 
     def cross(self, texts: Sequence[torch.Tensor], cache: Cache) -> None:
         """Reads a text again if the model does so at its length."""
