@@ -24,6 +24,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, so that no test reads or writes the user's measurements."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(folder))
+    return folder
+
+
 @pytest.fixture
 def model() -> LlamaForCausalLM:
     """A random llama of 64 tokens, made for this test alone."""

@@ -43,7 +43,8 @@ class Rows(NamedTuple):
 def find_row(rows: Rows, vocab_size: int, context: np.ndarray, order: int) -> int:
     """The row of the last `order` tokens of a context (newest first), or -1 if nothing was learned for them."""
     if order == 1:
-        return context[0] if rows.shares[context[0], 0] else -1
+        known = 0 <= context[0] < vocab_size and rows.shares[context[0], 0] > 0
+        return context[0] if known else -1
     if len(rows.keys) == 0 or context[order - 1] < 0:
         return -1
     key = _mixed(context, order)
@@ -76,6 +77,8 @@ def _learn(
     n, k = candidates.shape
     merged_ids, merged = np.empty(2 * k, np.int32), np.empty(2 * k, np.float32)
     for node in range(n):
+        if contexts[node, 0] >= vocab_size:  # embedded, but never said: it has no row
+            continue
         ids, shares = candidates[node].copy(), probabilities[node].copy()
         if favours and chosen[node] >= 0:
             _favour(ids, shares, chosen[node], favours)
@@ -205,7 +208,12 @@ class ContextMatrix:
         )
 
     def look_up(self, *context: int) -> list[tuple[int, float]]:
-        """Candidates and probabilities after the last tokens of a text, the newest last; empty if never seen."""
+        """Candidates and probabilities after the last tokens of a text, the newest last; empty if never seen.
+
+        Raises ValueError for more tokens than `orders`, or none.
+        """
+        if not 1 <= len(context) <= self.orders:
+            raise ValueError(f"expected 1 to {self.orders} tokens, got {len(context)}")
         newest_first = np.array(context[::-1], np.int64)
         row = find_row(self.rows, self.vocab_size, newest_first, len(context))
         if row < 0:
@@ -227,7 +235,14 @@ class ContextMatrix:
         `contexts` is (n, orders) int64, the newest token first, -1 before the beginning of a text; `candidates` and
         `probabilities` (n, k), best first; `chosen` (n,) int64 the token that followed, -1 where it is not known. A row
         keeps a share of `remembers` of what it held, and a chosen token gains a share of `favours` of the others'.
+        Raises ValueError for another number of rows or of candidates.
         """
+        wanted = (len(contexts), self.k)
+        if candidates.shape != wanted or probabilities.shape != wanted:
+            raise ValueError(
+                f"expected candidates and probabilities of {wanted[0]} x {wanted[1]}, "
+                f"got {candidates.shape} and {probabilities.shape}"
+            )
         if chosen is None:
             chosen = np.full(len(contexts), ABSENT, np.int64)
         _learn(self.rows, self.vocab_size, contexts, candidates, probabilities, chosen, remembers, favours)
@@ -251,6 +266,11 @@ class ContextMatrix:
             raise MatrixFileError(
                 f"{path}: expected a matrix with probabilities, got one of the drafter 'published'; "
                 "load it there, or start a new one"
+            )
+        if "calibration" not in tensors:
+            raise MatrixFileError(
+                f"{path}: expected a matrix with contexts, got rows of single tokens alone; "
+                "give a file written by --matrix"
             )
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
         check_header(path, ours, header)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ class CostCurve:
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] != 1 or list(self.sizes) != sorted(set(self.sizes)):
             raise ValueError(f"expected ascending sizes from 1, got {self.sizes}")
-        if len(self.seconds) != len(self.sizes) or min(self.seconds) <= 0:
+        if len(self.seconds) != len(self.sizes) or not all(0 < taken < math.inf for taken in self.seconds):
             raise ValueError(f"expected a time above 0 for each of {len(self.sizes)} sizes, got {self.seconds}")
 
     def relative(self, texts: int = 1) -> np.ndarray:
@@ -85,14 +86,13 @@ def measure(
     """Times forward passes over trees of the given sizes after `length` random tokens, for some `seconds`.
 
     Nothing is left behind. The text is shorter where the model's context has no room for both; sizes for which there is
-    none, or whose trees are not exact at that length, are left out. On an accelerator the device is waited for after
-    each pass.
+    none are left out. Trees that are not exact at that length are timed as well: that is for `decode` to decide, at
+    each step. On an accelerator the device is waited for after each pass.
     """
     wanted = tuple(sizes or _sizes(target))
     length = with_room(target, length, wanted[-1])
-    if target.max_length is not None:
-        wanted = tuple(n for n in wanted if n == 1 or length + n <= target.max_length)
-    trees = {n: _star(n) for n in wanted if target.support.fits(length, n)}
+    limit = target.max_length or math.inf
+    trees = {n: _star(n) for n in wanted if n == 1 or length + n <= limit}
     cache = _filled(target, length)
     held, kept = cache.get_seq_length(), TreeCache(cache)
     best: dict[int, float] = {}
@@ -154,12 +154,13 @@ _measured: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], CostCurve]] 
 
 def costs(target: Target, length: int) -> CostCurve:
     """The curve for texts of so many tokens: one saved by `tune`, else measured once in this process."""
-    key = (band(length), torch.get_num_threads())
+    length = with_room(target, band(length))
+    key = (length, torch.get_num_threads())
     known = _measured.setdefault(target.model, {})
     if key not in known:
-        saved, wanted = {curve.length: curve for curve in load(target)}, with_room(target, band(length))
+        saved = {curve.length: curve for curve in load(target)}
         sizes = [size for size in _sizes(target) if size in _BRIEF_SIZES]
-        known[key] = saved.get(wanted) or measure(target, wanted, sizes, _BRIEFLY)
+        known[key] = saved.get(length) or measure(target, length, sizes, _BRIEFLY)
     return known[key]
 
 
@@ -198,6 +199,7 @@ def setting(target: Target) -> dict[str, str]:
     return {
         "model": type(target.model).__name__,
         "shape": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16],
+        "attention": target.support.attention,
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": f"{device.type}, {name}",
         "threads": str(torch.get_num_threads()) if device.type == "cpu" else "",

@@ -62,7 +62,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tens
         raise MatrixFileError(
             f"{path}: expected format version {VERSION}, got {header.get('version')}; update token_recycling"
         )
-    reason = _shapes(tensors, header) or _ids(tensors)
+    reason = _shapes(tensors, header) or _ids(tensors) or _counts(tensors)
     if reason is not None:
         raise MatrixFileError(f"{path}: {reason}; delete it to start anew")
     return tensors, {"tokenizer": "", **header}
@@ -100,6 +100,8 @@ def _shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> s
         "context_shares": (torch.uint16, (hashed, k)),
         "context_keys": (torch.int64, (hashed,)),
     }
+    if "calibration" in tensors:
+        wanted["calibration"] = (torch.float32, (len(tensors["calibration"]), 2))
     for name in wanted.keys() & tensors.keys():
         found = (tensors[name].dtype, tuple(tensors[name].shape))
         if found != wanted[name]:
@@ -115,4 +117,13 @@ def _ids(tensors: Mapping[str, torch.Tensor]) -> str | None:
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < 0 or high >= vocab_size:
                 return f"expected ids from 0 to {vocab_size - 1}, got {low} to {high}"
+    return None
+
+
+def _counts(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Whether more candidates were chosen than there were, or None."""
+    if "calibration" in tensors:
+        chosen, seen = tensors["calibration"].unbind(dim=1)
+        if not bool(((chosen >= 0) & (chosen <= seen) & seen.isfinite()).all()):
+            return "expected counts in calibration, the chosen ones no more than the seen ones, got other numbers"
     return None

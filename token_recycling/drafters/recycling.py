@@ -90,7 +90,7 @@ class Recycling(Drafter):
 
     def prepare(self, target: Target) -> ContextMatrix:
         """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
-        another vocabulary.
+        another vocabulary or has another size than the options say.
         """
         if self.matrix is None:
             self.matrix = ContextMatrix(target.vocab_size, self.k, self.orders, self.memory)
@@ -100,6 +100,11 @@ class Recycling(Drafter):
             raise ValueError(
                 f"expected a target of {self.matrix.vocab_size} tokens, as this drafter has learned, "
                 f"got one of {target.vocab_size}; make a new drafter"
+            )
+        if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
+            raise ValueError(
+                f"expected a matrix of k={self.k}, orders={self.orders}, as this drafter's options say, "
+                f"got k={self.matrix.k}, orders={self.matrix.orders}; make the drafter with the options of its matrix"
             )
         return self.matrix
 

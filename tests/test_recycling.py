@@ -1,0 +1,405 @@
+"""Token Recycling beyond the paper: the text is that of `generate` whatever the options, and every option counts."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import architectures
+import numpy as np
+import pytest
+import tiny
+import torch
+from test_batch import batch
+from test_contexts import learn
+from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
+
+import token_recycling as tr
+from token_recycling import Context
+from token_recycling.contexts import ContextMatrix
+from token_recycling.costs import CostCurve
+from token_recycling.target import Target
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "one node": {"tree": 1},
+    "40 nodes": {"tree": 40},
+    "the paper's tree": {"tree": "paper"},
+    "a chain": {"tree": "chain:4"},
+    "a static tree": {"tree": "static:12"},
+    "rank paths": {"tree": "2 1 0 02 00 20 001"},
+    "a Tree": {"tree": tr.Tree((-1, 0, 0, 1, 1), (0, 0, 1, 0, 1))},
+    **{f"orders of {orders}": {"orders": orders, "tree": 12} for orders in (1, 2, 3, 4)},
+    "no suffix": {"suffix": False, "tree": 12},
+    "the prompt not learned": {"learns_prompt": False, "tree": 12},
+    "primed": {"primed": True, "tree": 12},
+    "averaged": {"remembers": 0.5, "tree": 12},
+    "favoured": {"favours": 0.3, "tree": 12},
+    "little memory": {"memory": 0.0005, "tree": 12},
+    "16 candidates": {"k": 16, "tree": 12},
+    "one candidate": {"k": 1, "tree": 12},
+    "all at once": {"k": 16, "orders": 4, "primed": True, "remembers": 0.5, "favours": 0.1, "tree": 30},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20},
+}
+PROMPTS, NEW = 4, 20
+
+
+@cache
+def model_for_all() -> LlamaForCausalLM:
+    return tiny.llama(seed=6)
+
+
+@cache
+def references(way: str) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Prompts, some of which repeat themselves, what `generate` makes of them, and the state of the generator then."""
+    prompts = [tiny.prompt(seed, 1 + 4 * seed).repeat(1, 1 + seed % 3) for seed in range(PROMPTS)]
+    generate = model_for_all().generate
+    return [(ids, *tiny.seeded(generate, ids, max_new_tokens=NEW, **WAYS[way])) for ids in prompts]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_the_text_is_that_of_generate(options: dict[str, Any], way: str) -> None:
+    """One drafter for all prompts, twice; of sampled texts each draw is the same too."""
+    drafter, first, second = tr.make_drafter("recycling", **options), tr.Stats(), tr.Stats()
+    for stats in (first, second):
+        for ids, wanted, state in references(way):
+            ours, our_state = tiny.seeded(
+                tr.generate, model_for_all(), ids, drafter=drafter, stats=stats, max_new_tokens=NEW, **WAYS[way]
+            )
+            assert torch.equal(ours, wanted)
+            assert torch.equal(our_state, state)
+    if options.get("tree"):
+        assert second.mat > 1, "drafts are accepted"
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": 10}, {"tree": "paper"}, {"tree": 10, "orders": 1, "suffix": False}])
+def test_four_texts_at_once_are_those_of_generate(options: dict[str, Any]) -> None:
+    """Of different lengths, one of them a lone token, padded on the left and ending early."""
+    model, drafter = tiny.llama(seed=3), tr.make_drafter("recycling", **options)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = [7, 19], 0
+    for seed, lengths in enumerate([[5, 2, 9, 1], [12, 30, 3, 7], [1, 1, 1, 2]]):
+        arguments = {**batch(lengths, seed, spare=seed), "max_new_tokens": 24}
+        wanted = model.generate(**arguments)
+        assert torch.equal(tr.generate(model, drafter=drafter, **arguments), wanted)
+
+
+@pytest.mark.parametrize("case", architectures.BORDERS, ids=str)
+def test_texts_across_a_border_are_those_of_generate(case: architectures.Case) -> None:
+    """Each text by a new model: what dynamic rotary scaling computes depends on the texts before."""
+    drafter, prompts = tr.make_drafter("recycling"), (5, 29, 40)
+    for length in prompts:
+        ids = tiny.prompt(length, length, architectures.VOCABULARY)
+        wanted = architectures.model_of(case).generate(ids, max_new_tokens=16)
+        ours = tr.generate(architectures.model_of(case), ids, drafter=drafter, max_new_tokens=16)
+        assert torch.equal(ours, wanted)
+
+
+def test_ids_without_a_logit_may_stand_in_a_prompt() -> None:
+    model = tiny.llama()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:60].clone())
+    for seed in range(4):
+        ids = torch.cat([tiny.prompt(seed, 5, 60), torch.tensor([[61, 3, 63]])], dim=1)[:, : 6 + seed % 3]
+        wanted = model.generate(ids, max_new_tokens=16)
+        assert torch.equal(tr.generate(model, ids, drafter="recycling:tree=8", max_new_tokens=16), wanted)
+
+
+# What each option does
+
+
+def sure(following: list[int], vocab_size: int = 64) -> torch.Tensor:
+    """Logits (n, vocabulary) of a model that is nearly certain of these tokens."""
+    logits = torch.zeros(len(following), vocab_size)
+    logits[torch.arange(len(following)), following] = 20
+    return logits
+
+
+def drafted(text: list[int], drafter: str = "recycling", read: bool = True, **options: Any) -> list[int]:
+    """What is drafted after a text that the model foresaw, token by token; the root left out."""
+    made, ids = tr.make_drafter(drafter, **options), torch.tensor(text)
+    made.start([ids], Target(tiny.llama()))
+    if read:
+        made.observe_prompt(ids[:-1], sure(text[1:]), 0)
+    return made.draft(Context(ids, 50)).tokens[1:].tolist()
+
+
+def test_the_tree_says_how_many_nodes_and_where() -> None:
+    ring = {"suffix": False, "k": 1}
+    text = [*range(1, 9), 1]
+    assert drafted(text, tree=3, **ring) == [2, 3, 4]
+    assert drafted(text, tree=6, **ring) == [2, 3, 4, 5, 6, 7]
+    assert drafted(text, tree="chain:2", **ring) == [2, 3]
+    assert drafted(text, tree="0 00", **ring) == [2, 3]
+    assert drafted(text, tree="1 10", **ring) == [], "a row of one candidate has none of rank 1"
+
+
+def test_nothing_is_drafted_beyond_the_end() -> None:
+    drafter, ids = tr.make_drafter("recycling", tree=9, k=1), torch.tensor([*range(1, 9), 1])
+    drafter.start([ids], Target(tiny.llama()))
+    drafter.observe_prompt(ids[:-1], sure(ids[1:].tolist()), 0)
+    for room in (1, 2, 5):
+        assert drafter.draft(Context(ids, room)).tokens.tolist() == list(range(1, room + 1))
+
+
+def test_longer_contexts_add_what_one_token_does_not_know() -> None:
+    """After 1 5 stood 10, after 2 5 stood 20."""
+    text, how = [1, 5, 10, 30, 2, 5, 20, 31, 1, 5], {"tree": "0 1", "k": 1, "suffix": False}
+    assert drafted(text, orders=1, **how) == [20]
+    assert drafted(text, orders=2, **how) == [20, 10]
+    assert drafted(text, orders=2, memory=0, **how) == [20], "no memory, no longer contexts"
+
+
+def test_orders_three_and_four_tell_longer_contexts_apart() -> None:
+    """After 1 2 5 stood 10, after 3 2 5 stood 20; after 7 1 2 5 stood 10, after 8 1 2 5 stood 30."""
+    three, four = [1, 2, 5, 10, 40, 3, 2, 5, 20, 41, 1, 2, 5], [7, 1, 2, 5, 10, 8, 1, 2, 5, 30, 7, 1, 2, 5]
+    how = {"tree": "0 1", "k": 1, "suffix": False}
+    assert [drafted(three, orders=orders, **how) for orders in (2, 3)] == [[20], [20, 10]]
+    assert [drafted(four, orders=orders, **how) for orders in (3, 4)] == [[30], [30, 10]]
+
+
+def test_the_suffix_is_drafted() -> None:
+    text = [1, 2, 3, 4, 5, 6, 1, 2]
+    assert drafted(text, read=False, tree=3) == [3, 4, 5]
+    assert drafted(text, read=False, tree=3, suffix=False) == []
+
+
+def test_k_candidates_are_kept() -> None:
+    text, logits = torch.tensor([1, 2, 1]), torch.linspace(9, 0, 64).repeat(2, 1)
+    for k in (1, 2, 5):
+        drafter = tr.make_drafter("recycling", tree="0 1 2 3 4 5 6 7", k=k, suffix=False)
+        drafter.start([text], Target(tiny.llama()))
+        drafter.observe_prompt(text[:-1], logits, 0)
+        assert drafter.draft(Context(text, 9)).tokens.tolist() == [1, *range(k)]
+
+
+def test_rows_remember() -> None:
+    """After 1 stood 10, then 20."""
+    text = [1, 10, 30, 1, 20, 31, 1]
+    assert drafted(text, tree="0 1", k=2, orders=1, suffix=False, remembers=0.6) == [10, 20]
+    assert drafted(text, tree="0", k=1, orders=1, suffix=False) == [20]
+
+
+def test_what_was_emitted_is_favoured() -> None:
+    """The model thinks 10 likelier than 11 after 1, but 11 was said."""
+    text, logits = torch.tensor([1, 11, 1]), sure([11, 1])
+    logits[0, 10] = 20.5
+    for favours, wanted in ((0.0, 10), (0.4, 11)):
+        drafter = tr.make_drafter("recycling", tree=1, suffix=False, favours=favours)
+        drafter.start([text], Target(tiny.llama()))
+        drafter.observe_prompt(text[:-1], logits, 0)
+        assert drafter.draft(Context(text, 9)).tokens.tolist() == [1, wanted]
+
+
+def test_a_prompt_in_pieces_is_learned_as_one() -> None:
+    text = torch.tensor([1, 2, 3, 4, 5, 6, 7])
+    whole, pieces = (tr.make_drafter("recycling", tree=4, orders=4) for _ in range(2))
+    for drafter in (whole, pieces):
+        drafter.start([text], Target(tiny.llama()))
+    whole.observe_prompt(text[:-1], sure(text[1:].tolist()), 0)
+    for start, stop in ((0, 1), (1, 2), (2, 6)):
+        pieces.observe_prompt(text[start:stop], sure(text[start + 1 : stop + 1].tolist()), 0)
+    for ours, wanted in zip(pieces.matrix.rows, whole.matrix.rows, strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    assert whole.matrix.look_up(1, 2, 3, 4)
+
+
+def first_step(model: LlamaForCausalLM, prompt: list[int], **options: Any) -> int:
+    """Tokens of the first step of a new drafter that knows no suffix."""
+    drafter = tr.make_drafter("recycling", suffix=False, tree="chain:4", **options)
+    return len(next(iter(tr.stream(model, torch.tensor(prompt), drafter, max_new_tokens=9))).tokens)
+
+
+def test_the_prompts_own_candidates_are_learned(counting: LlamaForCausalLM) -> None:
+    assert first_step(counting, [*range(16), 0]) == 5
+    assert first_step(counting, [*range(16), 0], learns_prompt=False) == 1
+
+
+def test_a_primed_drafter_knows_every_token_at_once(counting: LlamaForCausalLM) -> None:
+    assert first_step(counting, [3]) == 1
+    assert first_step(counting, [3], primed=True) == 5
+
+
+def test_the_memory_of_a_drafter_is_bounded(model: LlamaForCausalLM) -> None:
+    for memory in (0.0, 0.001, 0.1):
+        drafter = tr.make_drafter("recycling", k=4, orders=4, memory=memory, tree=8)
+        for seed in range(3):
+            tr.generate(model, tiny.prompt(seed, 60), drafter=drafter, max_new_tokens=10)
+        assert 0 <= drafter.matrix.nbytes - 64 * 4 * 6 <= memory * 1e6
+        assert bool(drafter.matrix.contexts) == bool(memory)
+
+
+def test_texts_of_a_batch_share_what_is_learned_but_no_suffix(counting: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("recycling", tree=3)
+    first, second = torch.tensor([1, 2, 3, 1]), torch.tensor([1, 5, 6, 1])
+    drafter.start([first, second], Target(counting))
+    assert drafter.draft(Context(first, 9, row=0)).tokens.tolist() == [1, 2, 3, 1]
+    assert drafter.draft(Context(second, 9, row=1)).tokens.tolist() == [1, 5, 6, 1]
+    drafter.observe_prompt(torch.tensor([9]), sure([10], 16), 0)
+    assert drafter.draft(Context(torch.tensor([1, 5, 6, 1, 9]), 9, row=1)).tokens.tolist()[:2] == [9, 10]
+
+
+# From text to text
+
+
+def test_what_was_learned_stays_for_the_next_prompts() -> None:
+    """Each prompt comes once more; the second time all its text is known."""
+    model, hot = tiny.llama(seed=6), tr.make_drafter("recycling", tree=12)
+    cold, warm = tr.Stats(), tr.Stats()
+    for stats in (cold, warm):
+        for seed in range(4):
+            tr.generate(model, tiny.prompt(seed, 5), drafter=hot, stats=stats, max_new_tokens=30)
+    assert warm.mat > 1.3 * cold.mat
+    matrix = hot.matrix
+    tr.generate(model, tiny.prompt(9, 5), drafter=hot, max_new_tokens=3)
+    assert hot.matrix is matrix
+
+
+def test_a_matrix_may_be_given(counting: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("recycling", k=1, tree="chain:4", suffix=False)
+    drafter.matrix = ContextMatrix(16, k=1)
+    learn(drafter.matrix, *[([token], {(token + 1) % 16: 1.0}) for token in range(16)])
+    stats = tr.Stats()
+    tr.generate(counting, torch.tensor([[3]]), drafter=drafter, stats=stats, max_new_tokens=20)
+    assert stats.mat == 5
+
+
+def test_a_matrix_of_other_sizes_is_refused(model: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("recycling", tree=4)
+    tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
+    with pytest.raises(ValueError, match="a target of 64 tokens, as this drafter has learned, got one of 97"):
+        tr.generate(tiny.llama(vocab_size=97), tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
+    for matrix, message in ((ContextMatrix(64, k=5), "got k=5, orders=3"), (ContextMatrix(64, orders=2), "orders=2")):
+        drafter.matrix = matrix
+        with pytest.raises(ValueError, match=f"expected a matrix of k=8, orders=3.*{message}"):
+            tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
+
+
+def test_a_copy_learns_for_itself(model: LlamaForCausalLM) -> None:
+    drafter, ids = tr.make_drafter("recycling", tree="0 1 00"), tiny.prompt(0, 8)
+    tr.generate(model, ids, drafter=drafter, max_new_tokens=12)
+    other, rows = copy.deepcopy(drafter), [array.copy() for array in drafter.matrix.rows]
+    wanted = model.generate(tiny.prompt(1, 30), max_new_tokens=12)
+    assert torch.equal(tr.generate(model, tiny.prompt(1, 30), drafter=other, max_new_tokens=12), wanted)
+    assert other.matrix.filled.sum() > drafter.matrix.filled.sum()
+    for now, before in zip(drafter.matrix.rows, rows, strict=True):
+        np.testing.assert_array_equal(now, before)
+
+
+# As many nodes as pay
+
+
+@pytest.fixture
+def rise(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets what every further node costs, in passes over a lone root."""
+
+    def set_rise(each: float) -> None:
+        curve = CostCurve(256, (1, 64), (1.0, 1.0 + 63 * each))
+        monkeypatch.setattr("token_recycling.drafters.recycling.costs", lambda target, length: curve)
+
+    return set_rise
+
+
+def sizes(model: LlamaForCausalLM, drafter: tr.Drafter, tokens: int, **how: Any) -> list[int]:
+    """Drafted nodes, step by step."""
+    steps = tr.stream(model, torch.tensor([0]), drafter, max_new_tokens=tokens, **how)
+    return [len(step.draft.tree) - 1 for step in steps]
+
+
+def test_free_nodes_are_all_drafted_and_dear_ones_not(
+    counting: LlamaForCausalLM, rise: Callable[[float], None]
+) -> None:
+    drafter = tr.make_drafter("recycling")
+    rise(1e-6)
+    assert max(sizes(counting, drafter, 40)) == 63
+    rise(1.0)
+    assert set(sizes(counting, drafter, 40)) == {0}, "even a certain token does not pay"
+
+
+def test_drafting_comes_back_when_candidates_prove_right(
+    counting: LlamaForCausalLM, rise: Callable[[float], None]
+) -> None:
+    """A node pays from a chance of 0.9 on. The model's own probability is a third, but it is always right: after some
+    steps without a draft that is known.
+    """
+    rise(0.9)
+    drafted = sizes(counting, tr.make_drafter("recycling", suffix=False, orders=1), 80)
+    assert set(drafted[:20]) == {0}
+    assert min(drafted[-3:-1]) > 0
+
+
+def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
+    """Sampling so hot that all 16 tokens are alike; a node pays from a chance of a fifth on."""
+    rise(0.2)
+    torch.manual_seed(0)
+    drafter = tr.make_drafter("recycling", suffix=False, orders=1, primed=True)
+    warper = LogitsProcessorList([TemperatureLogitsWarper(100.0)])
+    drafted = sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
+    assert drafted[0] > 0
+    assert set(drafted[-20:]) == {0}
+
+
+def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
+    """What is measured to 64 rows is 15 drafted nodes for each of four texts."""
+    rise(1e-6)
+    stats = tr.Stats()
+    tr.generate(model, **batch([30, 30, 30, 30], 0), drafter="recycling", stats=stats, max_new_tokens=12)
+    assert max(stats.nodes) == 16
+
+
+def test_a_given_number_of_nodes_is_not_measured(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("token_recycling.drafters.recycling.costs", None)
+    for tree in (5, "paper", "chain:2"):
+        tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", tree=tree), max_new_tokens=4)
+
+
+# What is refused, and what is said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tree": 0}, "expected a tree of 1 node or more, got 0; for plain decoding use the drafter 'plain'"),
+        ({"tree": -3}, "expected a tree of 1 node or more, got -3"),
+        ({"tree": "nonsense"}, "expected a tree: auto, a number of nodes, paper, chain:N, .* got 'nonsense'"),
+        ({"tree": "16."}, "expected a template of ranks below 16, got rank 16"),
+        ({"remembers": 1.0}, "expected remembers from 0 to less than 1, got 1.0"),
+        ({"remembers": -0.1}, "expected remembers from 0 to less than 1, got -0.1"),
+        ({"remembers": math.nan}, "expected remembers from 0 to less than 1, got nan"),
+        ({"favours": 1}, "expected favours from 0 to less than 1, got 1"),
+        ({"update": "first"}, "expected an option of recycling: tree, k, orders, .* got 'update'"),
+        ({"matrix": None}, "expected an option of recycling: .* got 'matrix'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tr.make_drafter("recycling", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k from 1 to its size, got vocabulary 64 and k 0"),
+        ({"k": 65}, "k from 1 to its size, got vocabulary 64 and k 65"),
+        ({"orders": 5}, "orders from 1 to 4, got 5"),
+        ({"memory": -1.0}, "memory of 0 MB or more, got -1"),
+    ],
+)
+def test_a_matrix_that_cannot_be_made_is_refused(
+    model: LlamaForCausalLM, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", **options), max_new_tokens=4)
+
+
+def test_options_may_be_written() -> None:
+    drafter = tr.make_drafter("recycling:tree=12,k=4,orders=2,suffix=false,primed=true,remembers=0.5,memory=1")
+    assert (drafter.tree, drafter.k, drafter.orders, drafter.suffix) == (12, 4, 2, False)
+    assert drafter.describe() == "recycling: tree 12 nodes, best first; 4 candidates, contexts of 2, primed"
+    assert tr.make_drafter("recycling").describe().startswith("recycling: tree as large as pays; 8 candidates")
+    assert "80 nodes" in tr.make_drafter("recycling:tree=paper").describe()
