@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..cache import TreeCache
+from ..cache import TreeCache, unroll
 from ..drafting import Draft
 from ..target import Target
 from ..templates import chain, root_only
@@ -28,6 +28,7 @@ class Reader:
         self.held = 0
         """Number of the text's tokens in the cache."""
         self._cache = model.new_cache()
+        unroll(self._cache)
         self._kept = TreeCache(self._cache)
         self._root_seen = torch.ones(1, 1, dtype=torch.bool, device=model.device)
         self._root_depth = torch.zeros(1, dtype=torch.long, device=model.device)
