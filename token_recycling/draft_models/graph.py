@@ -19,6 +19,7 @@ from itertools import count
 import torch
 
 from ..drafting import Draft
+from ..templates import chain
 from ..tree import Tree
 
 
@@ -148,7 +149,9 @@ class Graph:
 
     def draft(self, places: Sequence[Place], device: torch.device) -> Draft:
         """What is verified, from the unrolled tree: copies and what was not drawn at random are deterministic."""
-        tree = Tree(tuple(place.parent for place in places), tuple(self.ranks[place.node] for place in places))
+        parents, ranks = tuple(place.parent for place in places), tuple(self.ranks[place.node] for place in places)
+        is_chain = parents == tuple(range(-1, len(places) - 1)) and not any(ranks)
+        tree = chain(len(places) - 1) if is_chain else Tree(parents, ranks)
         drawn_from = {
             index: self.drawn_from[self.parents[place.node]]
             for index, place in enumerate(places)
