@@ -158,6 +158,14 @@ def test_a_model_that_drafts_for_itself_is_always_right(model: LlamaForCausalLM)
     assert stats.drafter_statistics == {"draft_forwards": 16, "drafted_by_model": 16}
 
 
+def test_no_more_is_drafted_than_is_asked_for(model: LlamaForCausalLM) -> None:
+    """Of three tokens the target says the last one itself."""
+    stats = tr.Stats()
+    drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=9)
+    tr.generate(model, tiny.prompt(2, 6), drafter=drafter, stats=stats, max_new_tokens=3)
+    assert (stats.steps, stats.drafter_statistics["draft_forwards"]) == (1, 2)
+
+
 @pytest.mark.parametrize("way", ["tree", "graph"])
 def test_the_draft_models_cache_is_that_of_the_text(way: str) -> None:
     """After every step: what it holds equals an ordinary pass over the text, also where a merge was crossed."""

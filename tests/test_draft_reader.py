@@ -94,6 +94,15 @@ def test_what_was_read_and_not_kept_is_forgotten(model: LlamaForCausalLM) -> Non
 
 
 @torch.no_grad()
+def test_a_text_can_be_read_twice(model: LlamaForCausalLM) -> None:
+    text, reader = tiny.prompt(0, 9)[0], Reader(Target(model))
+    for _ in range(2):
+        torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
+        (logits,) = reader.read_layer([0], [3])
+        torch.testing.assert_close(logits, after(model, text, 3), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
 def test_unknown_tokens_are_read_as_the_last_known() -> None:
     model = tiny.llama(vocab_size=20)
     reader, text = Reader(Target(model)), torch.tensor([3, 19, 57, 4])

@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 from test_batch import batch
+from test_equality import gpt2
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
@@ -188,6 +189,18 @@ def test_a_model_in_wrapped_parts_is_refused(deep: LlamaForCausalLM) -> None:
     deep.model.forward = deep.model.forward
     with pytest.raises(tr.UnsupportedModelError, match="a model on one device"):
         next(tr.stream(deep, tiny.prompt(0, 4), "layer_skip", layers="3"))
+
+
+@pytest.mark.parametrize("length", [20, 30, 32])
+def test_the_search_stays_within_the_models_positions(length: int) -> None:
+    """A GPT-2 of 32 positions fails on the 33rd."""
+    model = gpt2()
+    model.config.n_positions = 32
+    model.transformer.wpe = torch.nn.Embedding.from_pretrained(model.transformer.wpe.weight[:32])
+    drafter, ids = tr.make_drafter("layer_skip"), tiny.prompt(0, length, 80)
+    ours = tr.generate(model.eval(), ids, drafter=drafter, max_new_tokens=33 - length)
+    assert torch.equal(ours, model.generate(ids, max_new_tokens=33 - length))
+    assert drafter._skipped == [1]
 
 
 def test_it_is_made_for_the_model_at_hand(deep: LlamaForCausalLM) -> None:

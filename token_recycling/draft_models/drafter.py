@@ -115,8 +115,8 @@ class CausalDrafter(Drafter):
         self._counts["steps_with_merge_accepted"] += any(crossed for _, crossed in path)
         numbers = {node: number for number, node in enumerate(graph.read)}
         kept = []
-        for node, crossed in path:
-            if crossed or node not in numbers:
+        for node, _ in path:
+            if node not in numbers:  # a leaf or a merged node: what follows was not read on this path
                 break
             kept.append(numbers[node])
         self._readers[step.row].keep(kept)

@@ -47,9 +47,12 @@ class Reader:
         return length if limit is None else limit - length + 1
 
     def read(self, text: torch.Tensor) -> torch.Tensor:
-        """Logits (1, vocabulary) after `text` (length,), which begins with what was read before and has more."""
+        """Logits (1, vocabulary) after `text` (length,), which is or begins with what was read before."""
         if self._nodes > 1:
             self.keep([])
+        if self.held == len(text):  # asked for the same text again
+            self.held -= 1
+            self._kept.keep(self.held, [self.held], [[]])
         if len(text) - self.held > _AT_ONCE:
             self.prefill(text)
         new = self._known(text[self.held :])

@@ -46,7 +46,7 @@ class LayerSkip(CausalDrafter):
     @classmethod
     def example(cls, model: PreTrainedModel, folder: Path) -> LayerSkip:
         """Skips the last layer."""
-        return cls(layers=[model.config.num_hidden_layers - 1])
+        return cls(layers=[len(decoder_layers(model)[1]) - 1])
 
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         if self._skipped is None:
@@ -58,10 +58,13 @@ class LayerSkip(CausalDrafter):
         from ..decode import stream
 
         _check(target)
-        steps = stream(target.model, prompt, "plain", max_new_tokens=_SAMPLE, eos_token_id=[])
-        said = [token for step in steps for token in step.tokens]
-        text = torch.cat([prompt, torch.tensor(said, device=prompt.device)])
-        self._skipped, self._expected = best_layers(target.model, text, len(said), self.depth)
+        room = _SAMPLE if target.max_length is None else min(_SAMPLE, target.max_length - len(prompt))
+        said: list[int] = []
+        if room > 0:
+            for step in stream(target.model, prompt, "plain", max_new_tokens=room, eos_token_id=[]):
+                said += step.tokens
+        text = torch.cat([prompt, torch.tensor(said, dtype=torch.long, device=prompt.device)])
+        self._skipped, self._expected = best_layers(target.model, text, len(said) or len(prompt) - 1, self.depth)
         return self._skipped
 
     def drafting_model(self, target: Target) -> Target:
