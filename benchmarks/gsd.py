@@ -1,7 +1,7 @@
 """What the paper on Graph-structured Speculative Decoding reports (2407.16207), on the shipped pair: sequence, tree and
 graph side by side, and what merging does to the draft model's distributions.
 
-The first table is measured like `compare_methods.py`: every method decodes every prompt greedily, in an order that
+In the first table every method decodes every prompt greedily, in an order that
 rotates; outputs are compared with plain decoding. Acceptance is accepted tokens by drafting steps: for a sequence, by
 drafted tokens. The second one takes merged nodes as they come up while the target's texts are drafted, and compares the
 draft model's next-token distribution after a node's own path with that after the path of the node that it is merged

@@ -12,16 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 
+from ..costs import costs
 from ..drafting import Context, Draft, Drafter, Step
 from ..target import Target
-from ..templates import auto, root_only
+from ..templates import root_only
 from .graph import Graph
-from .growth import Rules, grow
+from .growth import Rules, grow, verified
+from .paying import Budget
 from .reader import Reader
 
 Mode = Literal["sequence", "tree", "graph"]
+_DRAWN_NODES = 16
+"""Nodes of drafts that are drawn: the same on every machine, so that a seed gives the same text."""
 
 
 @dataclass(kw_only=True)
@@ -43,7 +48,9 @@ class CausalDrafter(Drafter):
     tau: int = 1
     """In a graph: as many equal tokens at the ends of two paths make their continuations one."""
     nodes: int | Literal["auto"] = "auto"
-    """Nodes verified at most, the most probable ones; auto: as many as Token Recycling's own trees have."""
+    """Nodes verified at most, the most probable ones; auto: drafting and verification end where they do not pay on this
+    machine. A sequence, and drafts that are drawn, have fixed sizes.
+    """
     sampled: bool = False
     """Where the text is sampled, draw the draft too, instead of taking the most likely tokens."""
 
@@ -64,25 +71,38 @@ class CausalDrafter(Drafter):
         """The model that drafts for this target; raises ValueError if there is none that can."""
         raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
 
+    def step_cost(self, target: Target, model: Target, length: int) -> float:
+        """A pass of the drafting model over one token after so many, as a share of the target's."""
+        return costs(model, length).seconds[0] / costs(target, length).seconds[0]
+
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         model = self.drafting_model(target)
         self._target = target
-        self._rules = self._chosen_rules(target, len(prompts))
+        self._rules = self._chosen_rules(target, model, prompts)
         self._readers = [Reader(model) for _ in prompts]
         self._graphs: dict[int, Graph] = {}
         if self._rules is not None:
             for reader, prompt in zip(self._readers, prompts, strict=True):
                 reader.prefill(prompt)
 
-    def _chosen_rules(self, target: Target, texts: int) -> Rules | None:
-        """None where so many texts are decoded at once that no draft pays."""
-        nodes = len(auto(target.device, texts)) - 1 if self.nodes == "auto" else int(self.nodes)
-        if not nodes:
-            return None
+    def _chosen_rules(self, target: Target, model: Target, prompts: Sequence[torch.Tensor]) -> Rules | None:
+        """None where a drafting step costs as much as the token that it may save."""
         if self.mode == "sequence":
-            return Rules(depth=min(self.depth, nodes), k=1, nodes=nodes)
+            return Rules(self.depth if self.nodes == "auto" else min(self.depth, int(self.nodes)), 1, self.depth)
         tau = self.tau if self.mode == "graph" else 0
-        return Rules(self.depth, self.k, nodes, self.theta_prob, self.theta_sib, tau)
+        rules = Rules(self.depth, self.k, _DRAWN_NODES, self.theta_prob, self.theta_sib, tau)
+        if self.nodes != "auto":
+            return replace(rules, nodes=int(self.nodes))
+        if self.sampled:  # what was measured must not decide how many numbers are drawn
+            return rules
+        length, texts = max(map(len, prompts)), len(prompts)
+        curve = costs(target, length)
+        verification = curve.relative(texts)
+        # The texts of a batch are verified together, but drafted for one after another.
+        alone = self.step_cost(target, model, length) * curve.seconds[0]
+        step = texts * alone / float(np.interp(texts, curve.sizes, curve.seconds))
+        nodes = len(verification) - 1
+        return replace(rules, nodes=nodes, budget=Budget(verification, step)) if nodes and step < 1 else None
 
     def draft(self, context: Context) -> Draft:
         reader, rules = self._readers[context.row], self._rules
@@ -96,7 +116,7 @@ class CausalDrafter(Drafter):
             return Draft(root_only(), context.root)
         graph = grow(reader, text, replace(rules, depth=depth), self._target.vocab_size, warp)
         self._graphs[context.row] = graph
-        places = graph.unrolled(rules.nodes)
+        places = verified(graph, rules)
         self._counts.update(
             draft_forwards=graph.steps,
             drafted_by_model=len(graph) - 1,
@@ -128,10 +148,11 @@ class CausalDrafter(Drafter):
     def describe(self) -> str:
         rules = getattr(self, "_rules", None)
         if rules is None:
-            return f"{self.name}: nothing drafted for so many texts at once"
+            return f"{self.name}: {self._what()}, nothing drafted, since a drafting step costs what it may save"
         shape = f"{self.mode} of {rules.depth} steps"
         if self.mode != "sequence":
-            shape += f" and {rules.nodes} nodes at most, k = {rules.k}"
+            shape += " and nodes at most, as far as they pay" if rules.budget else f" and {rules.nodes} nodes at most"
+            shape += f", k = {rules.k}"
             shape += f", theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
         shape += f", tau = {rules.tau}" if rules.tau else ""
         how = "drawn drafts for sampled texts" if self.sampled else "deterministic drafts"

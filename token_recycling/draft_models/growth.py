@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .graph import Graph
+from .graph import Graph, Place
+from .paying import Budget
 from .reader import Reader
 
 Warp = Callable[[torch.Tensor], torch.Tensor]
@@ -38,6 +39,8 @@ class Rules:
     theta_sib: float = 0.0
     tau: int = 0
     """Tokens that must recur for a merge; 0 for a tree."""
+    budget: Budget | None = None
+    """Where given, drafting ends where one more step does not pay, and only as many nodes are verified as do."""
 
 
 def grow(reader: Reader, text: torch.Tensor, rules: Rules, vocabulary: int, warp: Warp | None = None) -> Graph:
@@ -51,13 +54,29 @@ def grow(reader: Reader, text: torch.Tensor, rules: Rules, vocabulary: int, warp
     for step in range(rules.depth):
         added = _add_children(graph, followed, logits[:, :vocabulary], rules, vocabulary, warp)
         followed = _worth_following(graph, added, rules, warp is not None) if step + 1 < rules.depth else []
-        if not followed:
+        if not followed or not _pays(graph, followed, rules.budget):
             break
         graph.read += followed
         graph.steps += 1
         parents = [graph.read.index(graph.parents[node]) for node in followed]
         logits = reader.read_layer(parents, [graph.tokens[node] for node in followed])
     return graph
+
+
+def verified(graph: Graph, rules: Rules) -> list[Place]:
+    """The tree that is verified in the graph's place."""
+    places = graph.unrolled(rules.nodes)
+    if rules.budget is None:
+        return places
+    chosen, _ = rules.budget.best([place.probability for place in places[1:]], graph.steps)
+    return places if chosen == len(places) - 1 else graph.unrolled(chosen)
+
+
+def _pays(graph: Graph, followed: Sequence[int], budget: Budget | None) -> bool:
+    if budget is None:
+        return True
+    probabilities = graph.probabilities
+    return budget.goes_on([probabilities[node] for node in followed], probabilities[1:], graph.steps)
 
 
 def _add_children(

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..draft_models.drafter import CausalDrafter, Mode
-from ..draft_models.skipping import best_layers, decoder_layers, why_not, without_layers
+from ..draft_models.skipping import best_layers, cost_by_layers, decoder_layers, why_not, without_layers
 from ..target import Target, UnsupportedModelError
 
 _SAMPLE = 64
@@ -79,6 +79,11 @@ class LayerSkip(CausalDrafter):
             self._view = Target(without_layers(target.model, self._skipped), trusted=True)
             self._view_of = target.model
         return self._view
+
+    def step_cost(self, target: Target, model: Target, length: int) -> float:
+        """By the weights that are read."""
+        assert self._skipped is not None
+        return cost_by_layers(target.model, decoder_layers(target.model)[1])(self._skipped)
 
     def _what(self) -> str:
         listed = " ".join(map(str, self._skipped or []))
