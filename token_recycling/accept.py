@@ -8,8 +8,8 @@ A deterministic draft is verified without loss under sampling too: ONE token is 
 distribution at every node visited, and the child that carries it is followed. So a seeded run draws the same numbers as
 `model.generate`. Tokens that the drafter has drawn itself, from a distribution of its own, are accepted by speculative
 sampling (Leviathan et al., 2211.17192, Chen et al., 2302.01318), siblings one after another without replacement
-(SpecInfer, 2305.09781, section 4.3): the same distribution of texts, other draws. Cost per drawn node visited: a few
-passes over the vocabulary.
+(recursive rejection sampling, Jeon et al., 2402.14160): the same distribution of texts, other draws. Cost per drawn
+node visited: a few passes over the vocabulary.
 """
 
 from __future__ import annotations

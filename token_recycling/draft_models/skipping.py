@@ -105,18 +105,18 @@ def _device(model: PreTrainedModel) -> torch.device:
 
 
 @torch.no_grad()
-def best_layers(model: PreTrainedModel, text: torch.Tensor, last: int, depth: int) -> tuple[list[int], float]:
+def best_layers(model: PreTrainedModel, text: torch.Tensor, depth: int) -> tuple[list[int], float]:
     """Which layers to skip for the most tokens by cost, and how many times as fast as plain decoding that should be.
 
-    Layers are ranked by how seldom the model's choices for the `last` tokens of `text` (length,) change without each
-    of them. Of the sets of the 1, 2, ... first by that ranking the best is taken, at the best length of draft up to
+    Layers are ranked by how seldom the model's choices after the tokens of `text` (length,) change without each of
+    them. Of the sets of the 1, 2, ... first by that ranking the best is taken, at the best length of draft up to
     `depth`.
     """
     _, layers = decoder_layers(model)
-    wanted = _choices(model, text, last)
+    wanted = _choices(model, text)
 
     def agreement(skipped: Sequence[int]) -> float:
-        return float((_choices(without_layers(model, skipped), text, last) == wanted).float().mean())
+        return float((_choices(without_layers(model, skipped), text) == wanted).float().mean())
 
     ranked = sorted(range(1, len(layers)), key=lambda number: -agreement([number]))
     cost = cost_by_layers(model, layers)
@@ -126,8 +126,8 @@ def best_layers(model: PreTrainedModel, text: torch.Tensor, last: int, depth: in
     return sorted(sets[speeds.index(fastest)]), fastest
 
 
-def _choices(model: PreTrainedModel, text: torch.Tensor, last: int) -> torch.Tensor:
-    return model(input_ids=text[None, :-1], use_cache=False).logits[0, -last:].argmax(dim=-1)
+def _choices(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=text[None], use_cache=False).logits[0].argmax(dim=-1)
 
 
 def cost_by_layers(model: PreTrainedModel, layers: torch.nn.ModuleList) -> Callable[[Collection[int]], float]:

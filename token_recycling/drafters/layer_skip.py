@@ -2,8 +2,8 @@
 
 No second model and no copy of weights, but a key/value cache of its own. Whole layers are skipped; the paper skips
 attention and feed-forward parts one by one, found by a search of hours. Cost per step: one forward pass without these
-layers for every drafting step. Cost of the search, once: a continuation of 64 tokens and two forward passes over it for
-every layer.
+layers for every drafting step. Cost of the search, once: a continuation of 64 tokens and two forward passes over it and
+the prompt for every layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..draft_models.drafter import CausalDrafter, Mode
 from ..draft_models.skipping import best_layers, cost_by_layers, decoder_layers, why_not, without_layers
 from ..target import Target, UnsupportedModelError
 
-_SAMPLE = 64
+_SAMPLE, _LONGEST = 64, 512
+"""Tokens that the target adds to the first prompt for the search, and tokens of both together that are looked at."""
 
 
 @dataclass(kw_only=True)
@@ -31,7 +32,7 @@ class LayerSkip(CausalDrafter):
 
     layers: str | Sequence[int] = "auto"
     """The layers to skip, counted from 0, the first not among them: such as `4-9 12`. auto: chosen by a short search on
-    what the target makes of the first prompt.
+    the first prompt and what the target makes of it.
     """
     mode: Mode = "tree"
     depth: int = 6
@@ -64,7 +65,7 @@ class LayerSkip(CausalDrafter):
             for step in stream(target.model, prompt, "plain", max_new_tokens=room, eos_token_id=[]):
                 said += step.tokens
         text = torch.cat([prompt, torch.tensor(said, dtype=torch.long, device=prompt.device)])
-        self._skipped, self._expected = best_layers(target.model, text, len(said) or len(prompt) - 1, self.depth)
+        self._skipped, self._expected = best_layers(target.model, text[-_LONGEST:], self.depth)
         return self._skipped
 
     def drafting_model(self, target: Target) -> Target:
