@@ -9,7 +9,7 @@ decoding is the same loop with a lone root.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaL
 from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from .accept import accept_greedy, accept_walk
+from .accept import accept_drawn, accept_greedy, accept_walk
 from .cache import TreeCache
 from .drafting import Context, Draft, Drafter, Step, make_drafter
 from .stats import Clock, Stats
@@ -43,11 +43,13 @@ def decode(
     stats.drafter = drafter.describe()
     clock.prefilled()
     # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way round.
-    verify = accept_greedy if choosers[0].greedy and target.device.type != "cpu" else accept_walk
+    verify: Callable[..., Step] = accept_drawn if choosers[0].sample else accept_walk
+    if choosers[0].greedy and target.device.type != "cpu":
+        verify = accept_greedy
     going = list(range(len(texts)))
     while going:
         clock.restart()
-        drafts = [_draft(drafter, target, text, row, row in going) for row, text in enumerate(texts)]
+        drafts = [_draft(drafter, target, choosers[row], row, row in going) for row in range(len(texts))]
         clock.lap("retrieve")
         target.cross([text.tokens for text in texts], cache)
         lengths, held = [text.length - 1 for text in texts], cache.get_seq_length()
@@ -67,6 +69,7 @@ def decode(
         for step in steps:
             drafter.observe(step)
             stats.count(step)
+        stats.drafter_statistics.update(drafter.statistics())
         clock.lap("update matrix")
         going = [step.row for step in steps if not step.finished]
         yield steps
@@ -84,11 +87,13 @@ def _prefill(target: Target, texts: Sequence[Text], drafter: Drafter, cache: Cac
     target.prefill([text.tokens for text in texts], cache, observe)
 
 
-def _draft(drafter: Drafter, target: Target, text: Text, row: int, going: bool) -> Draft:
+def _draft(drafter: Drafter, target: Target, chooser: Chooser, row: int, going: bool) -> Draft:
     """What to verify for a text; of one that has ended, its last token, which is not looked at."""
+    text = chooser.text
     if not going:
         return Draft(root_only(), text.tokens[-1:])
-    draft = drafter.draft(Context(text.tokens, text.room, row)).cut(_depth_limit(text, target))
+    warp = chooser.warp if chooser.sample else None
+    draft = drafter.draft(Context(text.tokens, text.room, row, warp)).cut(_depth_limit(text, target))
     return draft.cut(target.depth_limit(draft.tree, text.length - 1))
 
 

@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -38,11 +38,20 @@ class Draft:
 
     tree: Tree
     tokens: torch.Tensor
+    drawn_from: Mapping[int, torch.Tensor] | None = None
+    """For each node whose token was drawn at random, the distribution (vocabulary,) that it and its siblings were drawn
+    from, without replacement and in their order. A node that is not named here, or any node if this is None, was chosen
+    otherwise. Wherever the text is sampled, drawn nodes are accepted by what is said here: it must be true, or the
+    text is not the target's. A drawn node must not be left out of a draft because of what was drawn.
+    """
 
     def cut(self, depth: int) -> Draft:
         """The draft without the nodes deeper than `depth`."""
         tree = self.tree.cut(depth)
-        return self if tree is self.tree else Draft(tree, self.tokens[: len(tree)])
+        if tree is self.tree:
+            return self
+        drawn_from = self.drawn_from and {node: q for node, q in self.drawn_from.items() if node < len(tree)}
+        return Draft(tree, self.tokens[: len(tree)], drawn_from)
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,10 @@ class Context:
     """How many more tokens may be emitted; a node deeper than `room - 1` cannot be of use."""
     row: int = 0
     """Which text of a batch this is, counted from 0."""
+    warp: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Shapes logits (n, vocabulary) as the target's are before a token is drawn from their softmax: temperature, top-k
+    and the like, but no penalties. None where the text is not sampled.
+    """
 
     @property
     def root(self) -> torch.Tensor:
@@ -129,6 +142,12 @@ class Drafter:
 
     def observe(self, step: Step) -> None:
         """Learn from a verified draft; called once a step, after the cache has kept the accepted nodes."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers of its own since it was last asked, such that they can be added up; asked once a step, and kept in
+        `Stats.drafter_statistics`.
+        """
+        return {}
 
     def describe(self) -> str:
         """One line for a person: what was chosen and why."""

@@ -48,6 +48,8 @@ class Stats:
     """Nodes that were accepted, by depth and rank; the root left out."""
     drafter: str = ""
     """What drafted, in words."""
+    drafter_statistics: Counter[str] = field(default_factory=Counter)
+    """Numbers of the drafter's own, by name; see `Drafter.statistics`."""
 
     @property
     def mat(self) -> float:
@@ -73,6 +75,12 @@ class Stats:
     def discarded(self) -> int:
         """Drafted tokens that were not accepted."""
         return self.drafted - self.accepted.total()
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafted tokens as a share of the depth of the drafts, which is as many as a step can accept."""
+        depth = sum(depth * steps for depth, steps in self.depths.items())
+        return self.accepted.total() / depth if depth else 0.0
 
     @property
     def overhead(self) -> float:
@@ -124,6 +132,7 @@ class Stats:
             tried=self.tried + other.tried,
             accepted=self.accepted + other.accepted,
             drafter=other.drafter or self.drafter,
+            drafter_statistics=self.drafter_statistics + other.drafter_statistics,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -145,6 +154,8 @@ class Stats:
             "steps_by_nodes": dict(sorted(self.nodes.items())),
             "acceptance_by_depth": self.acceptance_by_depth,
             "acceptance_by_rank": self.acceptance_by_rank,
+            "acceptance_rate": self.acceptance_rate,
+            "drafter_statistics": dict(self.drafter_statistics),
         }
 
 

@@ -182,6 +182,25 @@ class Target:
         mask = masks(self.support.layers, visible[:, None], positions, keys, self.dtype)
         return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
 
+    def layer_inputs(
+        self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int
+    ) -> dict[str, Any]:
+        """Ids, mask and positions of the newest n nodes of a tree, where the others have their slots in the cache
+        already, in order: for a tree that is grown layer by layer after `length` tokens.
+
+        `tokens` (n,); `ancestors` (n, nodes) bool, what each of the new ones sees of all nodes; `depths` (nodes,).
+        """
+        n = len(tokens)
+        inputs = {
+            "input_ids": tokens[None],
+            "attention_mask": self._tree_masks(ancestors, depths, length),
+            "position_ids": (depths[-n:] + length)[None],
+        }
+        if self.support.key_bias is not None:
+            before = torch.arange(length, device=self.device)
+            inputs["key_positions"] = torch.cat([before, depths[:-n] + length])[None]
+        return inputs
+
     def forward(self, inputs: dict[str, Any], cache: Cache) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the
         cache.
@@ -197,12 +216,17 @@ class Target:
         bias = self.support.key_bias
         if bias is None:
             return contextlib.nullcontext()
-        mask, positions = inputs.pop("attention_mask"), inputs["position_ids"]
+        mask, positions, before = (
+            inputs.pop("attention_mask"),
+            inputs["position_ids"],
+            inputs.pop("key_positions", None),
+        )
         if not self._positions_given:
             del inputs["position_ids"]
         if mask is None:
             return contextlib.nullcontext()
-        before = torch.arange(cache.get_seq_length(), device=positions.device).expand(len(positions), -1)
+        if before is None:
+            before = torch.arange(cache.get_seq_length(), device=positions.device).expand(len(positions), -1)
         return biased_by_position(self.model, bias, mask, torch.cat([before, positions], dim=1))
 
     def _mask(self, tree: Tree, length: int) -> Masks | None:
@@ -225,14 +249,21 @@ class Target:
 
     def _made_mask(self, tree: Tree, length: int) -> Masks:
         shape = tree.on(self.device)
+        return self._tree_masks(shape.ancestors, shape.depths, length)
+
+    def _tree_masks(self, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> Masks:
+        """(1, 1, n, length + nodes) each, for the last n nodes of a tree; see `layer_inputs`."""
+        n, nodes = ancestors.shape
         if all(reach == Reach() for reach in self.support.layers.values()):
-            mask = torch.zeros(1, 1, len(tree), length + len(tree), dtype=self.dtype, device=self.device)
-            mask[0, 0, :, length:].masked_fill_(shape.hidden, torch.finfo(self.dtype).min)
+            mask = torch.zeros(1, 1, n, length + nodes, dtype=self.dtype, device=self.device)
+            mask[0, 0, :, length:].masked_fill_(~ancestors, torch.finfo(self.dtype).min)
             return mask
         before = torch.arange(length, device=self.device)
-        visible = torch.cat([shape.ancestors.new_ones(len(tree), length), shape.ancestors], dim=1)[None, None]
-        queries = (shape.depths + length)[None]
-        return masks(self.support.layers, visible, queries, torch.cat([before[None], queries], dim=1), self.dtype)
+        visible = torch.cat([ancestors.new_ones(n, length), ancestors], dim=1)[None, None]
+        positions = (depths + length)[None]
+        return masks(
+            self.support.layers, visible, positions[:, -n:], torch.cat([before[None], positions], dim=1), self.dtype
+        )
 
     def _say_what_is_switched(self) -> None:
         wanted = self.config._attn_implementation

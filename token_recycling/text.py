@@ -8,7 +8,20 @@ from __future__ import annotations
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+_WARPERS = (
+    logits_process.TemperatureLogitsWarper,
+    logits_process.TopKLogitsWarper,
+    logits_process.TopPLogitsWarper,
+    logits_process.TopHLogitsWarper,
+    logits_process.MinPLogitsWarper,
+    logits_process.TypicalLogitsWarper,
+    logits_process.EpsilonLogitsWarper,
+    logits_process.EtaLogitsWarper,
+)
+"""Processors that look at the scores alone and remember nothing, so that they may be asked about any text."""
 
 
 class Text:
@@ -86,18 +99,36 @@ class Chooser:
         text.scores = [] if keep_scores else None
         self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
         """True if the choice is the argmax of the logits and nothing else is asked for."""
+        self._warpers = [processor for processor in processors if type(processor) in _WARPERS]
 
     def __call__(self, logits: torch.Tensor) -> int:
         """The next token after the text so far, from logits (vocabulary,)."""
         if self.greedy:
             fast = logits.device.type == "cpu" and logits.dtype == torch.float32
             return int(logits.numpy().argmax() if fast else logits.argmax())
+        if self.sample:
+            return int(torch.multinomial(self.distribution(logits), num_samples=1))
+        return int(self._scores(logits).argmax(dim=-1))
+
+    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        """What the next token is drawn from: (vocabulary,) probabilities, from logits (vocabulary,). Called once for
+        every emitted token, as `generate` asks its processors.
+        """
+        return torch.softmax(self._scores(logits), dim=-1)[0]
+
+    def warp(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocabulary) of any model as those that tokens are drawn from, as far as texts do not matter."""
+        scores = logits.to(copy=True, dtype=torch.float32)
+        for warper in self._warpers:
+            scores = warper(self.text.padded, scores)
+        return scores
+
+    def _scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """Processed scores (1, vocabulary), remembered where they are to be kept."""
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self.text.padded.device)
         scores = self.processors(self.text.padded, raw)
         if self.text.scores is not None:
             self.text.scores.append(scores)
         if self.logits is not None:
             self.logits.append(raw)
-        if self.sample:
-            return int(torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1))
-        return int(scores.argmax(dim=-1))
+        return scores
