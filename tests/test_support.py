@@ -27,17 +27,33 @@ def changes_nothing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tens
     return scores
 
 
+def contrasting(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """In place of contrastive search and DoLa, which transformers fetches from the hub as such functions."""
+    for _ in range(GREEDY["max_new_tokens"]):
+        chosen = model(input_ids=input_ids).logits[:, -1].topk(2).indices[:, 1:]
+        input_ids = torch.cat([input_ids, chosen], dim=1)
+    return input_ids
+
+
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "a batch with its cache": ({"inputs": BATCH, "return_dict_in_generate": True}, "return_dict_in_generate"),
-    "a batch with a time limit alone": ({"inputs": BATCH, "max_time": 60.0}, "an end-of-sequence token"),
-    "a batch with a criterion": ({"inputs": BATCH, "stopping_criteria": [never_ends]}, "never_ends"),
     "a batch with a processor": ({"inputs": BATCH, "logits_processor": [changes_nothing]}, "changes_nothing"),
+    "a batch with a criterion that could read scores": (
+        {"inputs": BATCH, "stopping_criteria": [never_ends], "return_dict_in_generate": True, "output_scores": True},
+        "criteria that could read them: never_ends",
+    ),
     "padding within": ({"attention_mask": torch.tensor([[1, 0, 0, 1, 1, 1]])}, "padding on the left only"),
-    "beams": ({"num_beams": 3}, "got beams"),
+    "beams": ({"num_beams": 3}, "got beam search"),
+    "sampled beams": ({"num_beams": 3, "do_sample": True}, "got beam search"),
+    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "got assisted generation"),
+    "a draft model": ({"assistant_model": tiny.llama(seed=1)}, "got assisted generation"),
+    "a loop of one's own": ({"custom_generate": contrasting}, "got another loop: a custom_generate"),
     "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
     "no cache": ({"use_cache": False}, "use_cache=True"),
-    "a static cache": ({"cache_implementation": "static"}, "DynamicCache"),
+    "a quantised cache": (
+        {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
+        "got a QuantizedCache: it rounds",
+    ),
     "embeddings": ({"inputs": None, "inputs_embeds": torch.zeros(1, 4, 32)}, "embeddings"),
     "other positions": ({"position_ids": torch.arange(6)[None] + 3}, "positions that count from 0"),
 }
@@ -150,22 +166,8 @@ def test_what_is_no_model_is_refused() -> None:
 
 def test_caches_that_cannot_forget_are_refused(model: LlamaForCausalLM) -> None:
     static = transformers.StaticCache(config=model.config, max_cache_len=64)
-    with pytest.raises(tr.UnsupportedModelError, match="DynamicCache that is not offloaded, got StaticCache"):
+    with pytest.raises(tr.UnsupportedModelError, match="DynamicCache, got StaticCache"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=static)
     recurrent = DynamicCache(config=mamba().config)
     with pytest.raises(tr.UnsupportedModelError, match="full-attention layers, got LinearAttentionLayer"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=recurrent)
-
-
-@torch.no_grad()
-def test_a_cache_that_has_dropped_tokens_is_left_to_transformers() -> None:
-    model, ids = mistral().eval(), tiny.prompt(0, 20)
-    caches = [DynamicCache(config=model.config) for _ in range(2)]
-    for cache in caches:
-        model(input_ids=ids[:, :12], past_key_values=cache)
-    with pytest.raises(tr.UnsupportedModelError, match="all 12 tokens, got one whose sliding layers have dropped"):
-        tr.stream(model, ids, past_key_values=caches[0])
-    wanted = model.generate(ids, past_key_values=caches[0], **GREEDY)
-    tr.accelerate(model)
-    assert torch.equal(model.generate(ids, past_key_values=caches[1], **GREEDY), wanted)
-    assert "dropped" in str(model.acceleration.fallback)
