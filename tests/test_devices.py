@@ -55,7 +55,7 @@ def test_weights_placed_by_a_device_map(tmp_path: Path, placed: dict[str, str], 
 
 def test_a_model_without_its_weights_is_refused(model: LlamaForCausalLM) -> None:
     model.to("meta")
-    with pytest.raises(tr.UnsupportedModelError, match="weights loaded, got LlamaForCausalLM with an embedding on"):
+    with pytest.raises(tr.UnsupportedModelError, match="its weights, got LlamaForCausalLM with an embedding on"):
         tr.stream(model, tiny.prompt(0, 4))
 
 

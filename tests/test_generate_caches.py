@@ -167,6 +167,46 @@ def test_an_end_within_an_accepted_path_leaves_nothing_behind_it(counting: Llama
     assert cache.get_seq_length() == 5
 
 
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_a_chat_on_one_cache() -> None:
+    """What the cache holds is a prefix of the next turn's prompt, as long as the text decodes to itself."""
+    tokenizer, model = tiny.tokenizer(), tiny.llama(4, vocab_size=300)
+    tokenizer.chat_template = TEMPLATE
+    talks, kept = [], []
+    for accelerated in (False, True):
+        if accelerated:
+            tr.accelerate(model)
+        cache, messages, text = DynamicCache(config=model.config), [], torch.zeros(1, 1)
+        for said in ("add a, b", "print it", "again"):
+            messages.append({"role": "user", "content": said})
+            inputs = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            )
+            held = _common(inputs["input_ids"], text)
+            cache.crop(-max(0, cache.get_seq_length() - held))
+            kept.append(held)
+            text = model.generate(**inputs, past_key_values=cache, suppress_tokens=range(200, 300), **GREEDY)
+            reply = tokenizer.decode(text[0, inputs["input_ids"].shape[1] :])
+            assert cache.get_seq_length() == text.shape[1] - 1
+            messages.append({"role": "assistant", "content": reply})
+        talks.append(messages)
+    assert model.acceleration.fallback is None
+    assert talks[0] == talks[1]
+    assert kept[:3] == kept[3:]
+    assert kept[2] > kept[1] > 10
+
+
+def _common(ids: torch.Tensor, earlier: torch.Tensor) -> int:
+    """How many tokens two texts begin with together, the last of both left out."""
+    n = min(ids.shape[1], earlier.shape[1]) - 1
+    return int((ids[0, :n] == earlier[0, :n]).int().cumprod(0).sum())
+
+
 @pytest.mark.parametrize("eos", [None, EOS])
 def test_a_padded_text_alone(model: LlamaForCausalLM, eos: int | None) -> None:
     """One text with padding before it may have a streamer, criteria and processors of its own, and its cache back."""

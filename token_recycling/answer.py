@@ -28,48 +28,52 @@ class Output(GenerateDecoderOnlyOutput):
 
 def answer(model: PreTrainedModel, call: Call, drafter: Drafter, stats: Stats) -> Output | torch.Tensor:
     """Decodes what `call` asks for: ids (batch, length), or an `Output` where the call wants one."""
-    target, config = Target(model), call.config
+    target = Target(model)
     if type(call.cache) is StaticCache:
         say_once(
             model,
             "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
             "the model for it; a cache that is the caller's, or returned, is filled at the end",
         )
-    texts = [Text(ids, call.criteria_by_text, pad) for ids, pad in zip(call.input_ids, call.paddings, strict=True)]
-    keeps = config.return_dict_in_generate
-    choosers = [
-        Chooser(
-            text,
-            call.processors_for(row),
-            sample=bool(config.do_sample),
-            keep_scores=bool(keeps and config.output_scores),
-            keep_logits=bool(keeps and config.output_logits),
-        )
-        for row, text in enumerate(texts)
-    ]
+    texts, choosers = _beginnings(call)
     loan = Loan(call.cache, call.paddings, target.config)
-    padding = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
-    jury = Jury(texts, call.joint_criteria, padding if call.pads else None)
-    judge = jury.judge if call.joint_criteria else lambda: None
+    jury = Jury(texts, call.joint_criteria, call.padding_token if call.pads else None)
+    judge = jury.judge if call.joint_criteria else None
     for steps in decode(target, texts, drafter, choosers, loan.cache, stats, loan.lengths, judge):
         if call.streamer is not None:
             call.streamer.put(torch.tensor(steps[0].tokens))
     if call.streamer is not None:
         call.streamer.end()
     stats.tokens -= jury.withdrawn
-    said = [text.columns - call.input_ids.shape[1] for text in texts]
-    for chooser, tokens in zip(choosers, said, strict=True):
-        chooser.forget(tokens)
+    for text, chooser in zip(texts, choosers, strict=True):
+        chooser.forget(text.columns - call.input_ids.shape[1])
     if call.cache_is_seen:
-        if len(set(said)) > 1:
-            assert padding is not None, "texts of a batch end apart only where they are padded"
-            fill_up(target, texts, choosers, loan.cache, padding)
+        if len({text.columns for text in texts}) > 1:
+            assert call.padding_token is not None, "texts of a batch end apart only where they are padded"
+            fill_up(target, texts, choosers, loan.cache, call.padding_token)
         loan.give_back(max(text.columns for text in texts))
-    sequences = _stacked(texts, padding)
-    if not config.return_dict_in_generate:
+    sequences = _stacked(texts, call.padding_token)
+    if not call.config.return_dict_in_generate:
         return sequences
     scores, logits = _by_step([text.scores for text in texts]), _by_step([chooser.logits for chooser in choosers])
     return Output(sequences=sequences, scores=scores, logits=logits, past_key_values=call.cache, stats=stats)
+
+
+def _beginnings(call: Call) -> tuple[list[Text], list[Chooser]]:
+    """The texts as they are given, and who chooses their tokens."""
+    config = call.config
+    texts = [Text(ids, call.criteria_by_text, pad) for ids, pad in zip(call.input_ids, call.paddings, strict=True)]
+    choosers = [
+        Chooser(
+            text,
+            call.processors_for(row),
+            sample=bool(config.do_sample),
+            keep_scores=bool(config.return_dict_in_generate and config.output_scores),
+            keep_logits=bool(config.return_dict_in_generate and config.output_logits),
+        )
+        for row, text in enumerate(texts)
+    ]
+    return texts, choosers
 
 
 def _stacked(texts: Sequence[Text], padding: int | None) -> torch.Tensor:

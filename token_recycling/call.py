@@ -138,6 +138,9 @@ class Call:
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
             return True
+        if positions.shape[-1] != self.input_ids.shape[1]:
+            return False
+        positions = torch.atleast_2d(positions)
         kinds = positions.reshape(-1, *positions.shape[-2:]).expand(-1, len(self.paddings), -1)
         counted = torch.arange(kinds.shape[-1], device=kinds.device)
         return all(
@@ -168,6 +171,12 @@ class Call:
     def pads(self) -> bool:
         """Whether texts that have ended are filled up with padding, as `generate` decides; else all go on together."""
         return any(hasattr(one, "eos_token_id") for one in self.criteria)
+
+    @cached_property
+    def padding_token(self) -> int | None:
+        """What a text that has ended is filled up with; None if there is no such token."""
+        token = self.config._pad_token_tensor
+        return None if token is None else int(token)
 
     @cached_property
     def joint_criteria(self) -> StoppingCriteriaList:

@@ -35,7 +35,7 @@ def decode(
     cache: Cache,
     stats: Stats,
     held: Sequence[int] | None = None,
-    judge: Callable[[], None] = lambda: None,
+    judge: Callable[[], None] | None = None,
 ) -> Iterator[list[Step]]:
     """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
 
@@ -75,7 +75,8 @@ def decode(
             drafter.observe(step)
             stats.count(step)
         clock.lap("update matrix")
-        judge()
+        if judge is not None:
+            judge()
         going = [row for row in going if not texts[row].ended]
         yield steps
 

@@ -25,6 +25,7 @@ from .drafting import Draft
 from .masks import Masks, masks, moves_with_text, windowed
 from .templates import chain, root_only
 from .tree import Tree
+from .wrappers import input_device
 
 logger = logging.getLogger("token_recycling")
 
@@ -78,7 +79,12 @@ class Target:
         if reason is not None:
             raise UnsupportedModelError(reason)
         self.model = model
-        self.device = input_device(model)
+        device = input_device(model)
+        if device is None:
+            raise UnsupportedModelError(
+                f"expected a model with its weights, got {type(model).__name__} with an embedding on the meta device"
+            )
+        self.device = device
         self.dtype = model.dtype
         self.config = model.config.get_text_config(decoder=True)
         self._mask_tree: Tree | None = None
@@ -294,18 +300,3 @@ def say_once(model: PreTrainedModel, message: str) -> None:
     if message not in said:
         said.add(message)
         logger.warning(message)
-
-
-def input_device(model: PreTrainedModel) -> torch.device:
-    """Where token ids go in: the device of the embedding, or the one it is brought to for the time it is needed."""
-    embedding = model.get_input_embeddings()
-    if embedding.weight.device.type != "meta":
-        return embedding.weight.device
-    hook = getattr(embedding, "_hf_hook", None)  # accelerate's, which several may be behind
-    devices = [getattr(one, "execution_device", None) for one in (hook, *getattr(hook, "hooks", ()))]
-    device = next((one for one in devices if one is not None), None)
-    if device is None:
-        raise UnsupportedModelError(
-            f"expected a model with its weights loaded, got {type(model).__name__} with an embedding on the meta device"
-        )
-    return torch.device(device)

@@ -1,4 +1,4 @@
-"""Objects around a model: what they hold, and what they change in it."""
+"""What others put around a model: objects that hold it, functions and hooks in it."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ def prepares_inputs_elsewhere(model: PreTrainedModel) -> bool:
     """
     own = vars(model).get("prepare_inputs_for_generation")
     return own is not None and getattr(own, "__func__", own) is not type(model).prepare_inputs_for_generation
+
+
+def input_device(model: PreTrainedModel) -> torch.device | None:
+    """Where token ids go in: the device of the embedding, or the one to which accelerate's hook brings its offloaded
+    weights; None if it has no weights.
+    """
+    embedding = model.get_input_embeddings()
+    if embedding.weight.device.type != "meta":
+        return embedding.weight.device
+    hook = getattr(embedding, "_hf_hook", None)  # may stand for several
+    devices = (getattr(one, "execution_device", None) for one in (hook, *getattr(hook, "hooks", ())))
+    return next((torch.device(device) for device in devices if device is not None), None)
