@@ -140,7 +140,7 @@ class Target:
             for pieces, logits in self.extend(missing, held, cache):
                 for row, piece in enumerate(pieces):
                     if observe is not None and len(piece):
-                        observe(piece, logits[row, : len(piece)])
+                        observe(piece, logits[row, : len(piece)], row)
             return
         tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
         if not tokens.shape[1]:
