@@ -87,9 +87,16 @@ class _Dispatch(TorchDispatchMode):
 
 
 @contextmanager
-def other_device() -> Iterator[None]:
-    """Within the block tensors can be made there."""
-    with mock.patch.object(torch.cuda, "_lazy_init"), _Construct(), _Dispatch():
+def another_device() -> Iterator[None]:
+    """Within the block tensors can be made there, and nothing is differentiated."""
+    with (
+        mock.patch.object(torch.cuda, "_lazy_init"),
+        mock.patch.object(torch.cuda, "get_device_name", return_value="a stand-in"),
+        mock.patch.object(torch.accelerator, "synchronize"),
+        torch.no_grad(),
+        _Construct(),
+        _Dispatch(),
+    ):
         yield
 
 

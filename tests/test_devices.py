@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 from architectures import model_of
-from elsewhere import THERE, Elsewhere, other_device, put_there
+from elsewhere import THERE, Elsewhere, another_device, put_there
 from test_architectures import named
 from test_batch import batch
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
@@ -61,8 +61,7 @@ def test_a_model_without_its_weights_is_refused(model: LlamaForCausalLM) -> None
 
 @pytest.fixture
 def two_devices() -> Iterator[None]:
-    named_so = mock.patch.object(torch.cuda, "get_device_name", return_value="a stand-in")
-    with named_so, mock.patch.object(torch.accelerator, "synchronize"), other_device(), torch.no_grad():
+    with another_device():
         yield
 
 
