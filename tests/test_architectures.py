@@ -139,9 +139,12 @@ def test_a_batch_is_decoded_as_each_text_alone(case: Case) -> None:
     assert model.acceleration.stats.mat > 2
 
 
-def test_a_short_cache_of_plain_generate_is_taken_over() -> None:
-    model = architectures.model_of(named("mistral", "window of 8"))
-    first = model.generate(tiny.prompt(0, 3, 96), max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+@pytest.mark.parametrize("new", [3, 5, 6, 20])
+@pytest.mark.parametrize("case", SLIDING, ids=str)
+def test_a_cache_of_plain_generate_is_taken_over(case: Case, new: int) -> None:
+    """Also one whose layers have dropped what left their windows."""
+    model = architectures.model_of(case)
+    first = model.generate(tiny.prompt(0, 3, 96), max_new_tokens=new, do_sample=False, return_dict_in_generate=True)
     wanted = model.generate(first.sequences, max_new_tokens=20, do_sample=False)
     ours = tr.generate(
         model, first.sequences, past_key_values=first.past_key_values, max_new_tokens=20, do_sample=False

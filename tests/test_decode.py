@@ -9,7 +9,15 @@ import tiny
 import torch
 from test_equality import gpt2
 from test_stats import learned
-from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
 
 import token_recycling as tr
 
@@ -141,6 +149,15 @@ def test_processors_see_the_path_of_each_token(counting: LlamaForCausalLM) -> No
         {"bad_words_ids": [[3], [5, 9], [11]]},
         {"min_new_tokens": 12, "eos_token_id": list(range(0, 64, 3)), "pad_token_id": 0},
         {"suppress_tokens": list(range(20)), "repetition_penalty": 1.1},
+        {"begin_suppress_tokens": list(range(40))},
+        {"sequence_bias": {(4,): 3.0, (5, 6): 4.0}},
+        {"encoder_repetition_penalty": 1.3},
+        {"encoder_no_repeat_ngram_size": 2},
+        {"forced_eos_token_id": 9},
+        {"exponential_decay_length_penalty": (4, 1.5), "eos_token_id": 7, "pad_token_id": 0},
+        {"guidance_scale": 1.7, "negative_prompt_ids": tiny.prompt(9, 4)},
+        {"watermarking_config": WatermarkingConfig(bias=2.0)},
+        {"watermarking_config": SynthIDTextWatermarkingConfig(ngram_len=3, keys=[1, 2, 3])},
     ],
     ids=lambda processing: next(iter(processing)),
 )

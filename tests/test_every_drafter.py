@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from elsewhere import THERE, another_device, put_there
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
@@ -55,3 +56,17 @@ def test_a_drafter_says_in_one_line_what_it_does(model: LlamaForCausalLM, name: 
     tr.generate(model, tiny.prompt(0, 5), drafter=drafter, stats=stats, max_new_tokens=4)
     assert stats.drafter.startswith(name)
     assert "\n" not in stats.drafter
+
+
+@pytest.mark.parametrize("name", tr.drafter_names())
+def test_the_model_may_be_on_another_device(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+    """Than the prompt; drafts are where the model is, on a stand-in for such a device."""
+    drafter = drafter_class(name).example(model, tmp_path)
+    prompt = tiny.prompt(0, 6).repeat(1, 3)
+    wanted = model.generate(prompt, max_new_tokens=12)
+    with another_device():
+        put_there(model)
+        for device in (torch.device("cpu"), THERE):
+            ours = tr.generate(model, prompt.to(device), drafter=drafter, max_new_tokens=12)
+            assert ours.device == device
+            assert torch.equal(ours.cpu(), wanted)

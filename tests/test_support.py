@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,17 +28,33 @@ def changes_nothing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tens
     return scores
 
 
+def contrasting(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """In place of contrastive search and DoLa, which transformers fetches from the hub as such functions."""
+    for _ in range(GREEDY["max_new_tokens"]):
+        chosen = model(input_ids=input_ids).logits[:, -1].topk(2).indices[:, 1:]
+        input_ids = torch.cat([input_ids, chosen], dim=1)
+    return input_ids
+
+
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "a batch with its cache": ({"inputs": BATCH, "return_dict_in_generate": True}, "return_dict_in_generate"),
-    "a batch with a time limit alone": ({"inputs": BATCH, "max_time": 60.0}, "an end-of-sequence token"),
-    "a batch with a criterion": ({"inputs": BATCH, "stopping_criteria": [never_ends]}, "never_ends"),
     "a batch with a processor": ({"inputs": BATCH, "logits_processor": [changes_nothing]}, "changes_nothing"),
+    "a batch with a criterion that could read scores": (
+        {"inputs": BATCH, "stopping_criteria": [never_ends], "return_dict_in_generate": True, "output_scores": True},
+        "criteria that could read them: never_ends",
+    ),
     "padding within": ({"attention_mask": torch.tensor([[1, 0, 0, 1, 1, 1]])}, "padding on the left only"),
-    "beams": ({"num_beams": 3}, "got beams"),
+    "beams": ({"num_beams": 3}, "got beam search"),
+    "sampled beams": ({"num_beams": 3, "do_sample": True}, "got beam search"),
+    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "got assisted generation"),
+    "a draft model": ({"assistant_model": tiny.llama(seed=1)}, "got assisted generation"),
+    "a loop of one's own": ({"custom_generate": contrasting}, "got another loop: a custom_generate"),
     "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
     "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
     "no cache": ({"use_cache": False}, "use_cache=True"),
-    "a static cache": ({"cache_implementation": "static"}, "DynamicCache"),
+    "a quantised cache": (
+        {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
+        "got a QuantizedCache: it rounds",
+    ),
     "embeddings": ({"inputs": None, "inputs_embeds": torch.zeros(1, 4, 32)}, "embeddings"),
     "other positions": ({"position_ids": torch.arange(6)[None] + 3}, "positions that count from 0"),
 }
@@ -150,22 +167,120 @@ def test_what_is_no_model_is_refused() -> None:
 
 def test_caches_that_cannot_forget_are_refused(model: LlamaForCausalLM) -> None:
     static = transformers.StaticCache(config=model.config, max_cache_len=64)
-    with pytest.raises(tr.UnsupportedModelError, match="DynamicCache that is not offloaded, got StaticCache"):
+    with pytest.raises(tr.UnsupportedModelError, match="DynamicCache, got StaticCache"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=static)
     recurrent = DynamicCache(config=mamba().config)
     with pytest.raises(tr.UnsupportedModelError, match="full-attention layers, got LinearAttentionLayer"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=recurrent)
 
 
-@torch.no_grad()
-def test_a_cache_that_has_dropped_tokens_is_left_to_transformers() -> None:
-    model, ids = mistral().eval(), tiny.prompt(0, 20)
-    caches = [DynamicCache(config=model.config) for _ in range(2)]
-    for cache in caches:
-        model(input_ids=ids[:, :12], past_key_values=cache)
-    with pytest.raises(tr.UnsupportedModelError, match="all 12 tokens, got one whose sliding layers have dropped"):
-        tr.stream(model, ids, past_key_values=caches[0])
-    wanted = model.generate(ids, past_key_values=caches[0], **GREEDY)
+LOOP = """
+def generate(model, input_ids=None, **kwargs):
+    return model.generate(input_ids, max_new_tokens=kwargs["max_new_tokens"], custom_generate=loop)
+
+
+def loop(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+    import torch
+
+    for _ in range(generation_config.max_new_tokens):
+        input_ids = torch.cat([input_ids, model(input_ids=input_ids).logits[:, -1:].argmax(-1) ^ 1], dim=1)
+    return input_ids
+"""
+
+
+def test_a_loop_from_a_repository_is_left_alone(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Contrastive search, DoLa and group beams come to transformers as such repositories."""
+    (tmp_path / "custom_generate").mkdir()
+    (tmp_path / "custom_generate" / "generate.py").write_text(LOOP)
+    arguments = {"custom_generate": str(tmp_path), "trust_remote_code": True, "max_new_tokens": 5}
+    wanted = model.generate(input_ids=tiny.prompt(0, 6), **arguments)
+    assert not torch.equal(wanted, model.generate(tiny.prompt(0, 6), max_new_tokens=5))
     tr.accelerate(model)
-    assert torch.equal(model.generate(ids, past_key_values=caches[1], **GREEDY), wanted)
-    assert "dropped" in str(model.acceleration.fallback)
+    assert torch.equal(model.generate(input_ids=tiny.prompt(0, 6), **arguments), wanted)
+    assert "got another loop: a custom_generate" in str(model.acceleration.fallback)
+
+
+@pytest.mark.parametrize("way", [{"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": "high"}, {"num_beam_groups": 2}])
+def test_what_transformers_refuses_it_refuses_still(model: LlamaForCausalLM, way: dict[str, Any]) -> None:
+    arguments = {"num_beams": 2, **way} if "num_beam_groups" in way else way
+    messages = []
+    for accelerated in (False, True):
+        if accelerated:
+            tr.accelerate(model)
+        with pytest.raises(ValueError, match="trust_remote_code=True") as error:
+            model.generate(tiny.prompt(0, 6), **GREEDY, **arguments)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+def test_early_exit_drafts_with_the_accelerated_model_itself(model: LlamaForCausalLM) -> None:
+    wanted = model.generate(tiny.prompt(0, 6), assistant_early_exit=1, **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(tiny.prompt(0, 6), assistant_early_exit=1, **GREEDY), wanted)
+    assert "got assisted generation" in str(model.acceleration.fallback)
+    assert model.acceleration.total.steps == 0
+
+
+def test_a_draft_model_that_is_accelerated_drafts_as_before(model: LlamaForCausalLM) -> None:
+    assistant = tiny.llama(seed=1)
+    wanted = model.generate(tiny.prompt(0, 6), assistant_model=assistant, **GREEDY)
+    tr.accelerate(assistant)
+    assert torch.equal(model.generate(tiny.prompt(0, 6), assistant_model=assistant, **GREEDY), wanted)
+    assert "drafts for another model" in str(assistant.acceleration.fallback)
+
+
+class Wrapper(torch.nn.Module):
+    """Around a model, as peft's: it hands calls on."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.base_model = torch.nn.ModuleDict({"model": model})
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model["model"].generate(*args, **kwargs)
+
+
+def test_a_wrapper_is_refused_with_what_to_pass(model: LlamaForCausalLM) -> None:
+    wrapper, wanted = Wrapper(model), model.generate(tiny.prompt(0, 6), **GREEDY)
+    expected = r"got Wrapper; pass the LlamaForCausalLM in its \.base_model\.model, with which calls of the wrapper"
+    with pytest.raises(tr.UnsupportedModelError, match=expected):
+        tr.accelerate(wrapper)
+    tr.accelerate(wrapper.base_model.model)
+    assert torch.equal(wrapper.generate(tiny.prompt(0, 6), **GREEDY), wanted)
+    assert model.acceleration.stats.steps
+
+
+def test_a_pipeline_is_refused_with_what_to_pass() -> None:
+    model = tiny.llama(4, vocab_size=300)
+    pipe = transformers.pipeline("text-generation", model=model, tokenizer=tiny.tokenizer())
+    with pytest.raises(
+        tr.UnsupportedModelError, match=r"TextGenerationPipeline; pass the LlamaForCausalLM in its \.model"
+    ):
+        tr.accelerate(pipe)
+
+
+@pytest.mark.parametrize("nothing", [None, "meta-llama", LlamaForCausalLM])
+def test_what_holds_no_model_is_refused(nothing: Any) -> None:
+    with pytest.raises(tr.UnsupportedModelError, match="load it with AutoModelForCausalLM"):
+        tr.accelerate(nothing)
+
+
+def test_inputs_prepared_by_another_object_are_left_to_it(model: LlamaForCausalLM) -> None:
+    """peft's prompt learning puts embeddings before the prompt this way, and takes its function away again."""
+
+    def prepare(input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
+        inputs = LlamaForCausalLM.prepare_inputs_for_generation(model, input_ids, **kwargs)
+        if kwargs.get("is_first_iteration"):
+            inputs["input_ids"] = inputs["input_ids"].flip(1)
+        return inputs
+
+    plain = model.generate(tiny.prompt(0, 6), **GREEDY)
+    model.prepare_inputs_for_generation = prepare
+    wanted = model.generate(tiny.prompt(0, 6), **GREEDY)
+    assert not torch.equal(wanted, plain)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(tiny.prompt(0, 6), **GREEDY), wanted)
+    assert "prepare its own inputs" in str(model.acceleration.fallback)
+    model.prepare_inputs_for_generation = super(LlamaForCausalLM, model).prepare_inputs_for_generation
+    assert torch.equal(model.generate(tiny.prompt(0, 6), **GREEDY), plain)
+    assert model.acceleration.fallback is None

@@ -18,6 +18,8 @@ import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
+from .wrappers import held_by
+
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
 
@@ -201,7 +203,7 @@ def support(model: PreTrainedModel) -> Support:
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         wanted = "expected a transformers model that generates text"
-        return Support(name, "", f"{wanted}, got {name}; load it with AutoModelForCausalLM")
+        return Support(name, "", f"{wanted}, got {name}; {held_by(model)}")
     config = model.config.get_text_config(decoder=True)
     family = config.model_type
     if model.config.is_encoder_decoder:

@@ -22,9 +22,13 @@ from transformers.generation.stopping_criteria import (
 from transformers.generation.streamers import BaseStreamer
 
 from .architectures import support
-from .target import unsupported, unsupported_cache
+from .handover import unsupported_loan
+from .target import unsupported
+from .wrappers import prepares_inputs_elsewhere
 
 _KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "tokenizer"}
+_MARKS = {"mm_token_type_ids", "token_type_ids"}
+"""What processors of models that also take pictures give with every prompt: 0 for a token of text."""
 _PROCESSORS_BY_TEXT = {
     processors.EpsilonLogitsWarper,
     processors.EtaLogitsWarper,
@@ -92,51 +96,104 @@ class Call:
             return "expected use_cache=True, got a call without a cache"
         if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
             return "expected output_attentions and output_hidden_states to be off"
-        others = sorted(name for name, value in kwargs.items() if name not in _KNOWN_INPUTS and value is not None)
+        others = self._other_inputs(model)
         if others:
             return f"expected token ids only, got {', '.join(others)}"
-        held = self.cache.get_seq_length()
+        if config.is_assistant:
+            return "expected a call of its own, got one that drafts for another model (assisted generation)"
+        if prepares_inputs_elsewhere(model):
+            return (
+                f"expected {type(model).__name__} to prepare its own inputs, got another object's "
+                "prepare_inputs_for_generation set on it (prompt learning?)"
+            )
+        held = int(self.cache.get_seq_length())
         if held >= self.input_ids.shape[1]:
             return f"expected the whole text, got {self.input_ids.shape[1]} tokens with a cache of {held}"
         if min(self.paddings) < 0:
             return "expected padding on the left only, got zeros elsewhere in the attention mask"
         if not self._counts_from_zero:
             return "expected positions that count from 0, got others in position_ids"
-        alone = len(self.input_ids) == 1 and not any(self.paddings)
+        alone = len(self.input_ids) == 1
         return (
             unsupported(model)
-            or (None if alone else support(model).batch_reason or self._why_no_batch())
-            or unsupported_cache(self.cache)
+            or (None if alone and not any(self.paddings) else support(model).batch_reason)
+            or (None if alone else self._why_no_batch())
+            or unsupported_loan(self.cache, (config.max_length or 0) - 1)
         )
+
+    def _other_inputs(self, model: PreTrainedModel) -> list[str]:
+        """Inputs beside the text. A model that takes pictures too is given empty ones with a text alone."""
+        others = {name for name, value in self.model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None}
+        if model.config.get_text_config(decoder=True) is not model.config:
+            others -= {name for name in others & _MARKS if not self.model_kwargs[name].any()}
+            if "mm_encoder_outputs" in others:
+                others.remove("mm_encoder_outputs")
+                encoded = self.model_kwargs["mm_encoder_outputs"]
+                others |= {f"an encoded {kind}" for kind, value in encoded.items() if value is not None}
+        return sorted(others)
 
     @property
     def _counts_from_zero(self) -> bool:
+        """Whether positions, (batch, length) or several such tensors for one text, are those of the text's tokens."""
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
             return True
-        rows = [
-            row[padding:] for row, padding in zip(positions.expand(len(self.paddings), -1), self.paddings, strict=True)
-        ]
-        return all(torch.equal(row, torch.arange(len(row), device=row.device)) for row in rows)
+        if positions.shape[-1] != self.input_ids.shape[1]:
+            return False
+        positions = torch.atleast_2d(positions)
+        kinds = positions.reshape(-1, *positions.shape[-2:]).expand(-1, len(self.paddings), -1)
+        counted = torch.arange(kinds.shape[-1], device=kinds.device)
+        return all(
+            bool((kinds[:, row, padding:] == counted[: len(counted) - padding]).all())
+            for row, padding in enumerate(self.paddings)
+        )
 
     def _why_no_batch(self) -> str | None:
-        """Why several texts, or a padded one, cannot be accelerated where one without padding could, or None."""
-        cache = self.cache
-        if self.config.return_dict_in_generate or cache.get_seq_length() or getattr(cache, "_is_user_defined", False):
-            return "expected one text without padding, or neither return_dict_in_generate nor a cache of the caller's"
+        """Why several texts cannot be accelerated where one could, or None."""
         if self.streamer is not None:
-            return f"expected one text without padding for a streamer, got {len(self.input_ids)}"
-        own = sorted({_name(one) for one in self.criteria if type(one) not in _CRITERIA_BY_TEXT})
-        if own:
-            return f"expected one text, or transformers' own criteria, got a batch with {', '.join(own)}"
-        if len(self.criteria) > 1 and not any(type(one) is EosTokenCriteria for one in self.criteria):
-            return "expected one text, or an end-of-sequence token, got a batch with other criteria only"
+            return f"expected one text for a streamer, got {len(self.input_ids)}"
         unknown = sorted({_name(one) for one in self.processors if type(one) not in _PROCESSORS_BY_TEXT})
         if unknown:
             return (
                 f"expected one text, or processors that look at each text alone, got a batch with {', '.join(unknown)}"
             )
+        if self.joint_criteria and self.config.return_dict_in_generate and self.config.output_scores:
+            names = ", ".join(sorted({_name(one) for one in self.joint_criteria}))
+            return f"expected one text, or no output_scores, got a batch with criteria that could read them: {names}"
         return None
+
+    @property
+    def cache_is_seen(self) -> bool:
+        """Whether the caller has the cache, or will get it."""
+        return bool(self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
+
+    @property
+    def pads(self) -> bool:
+        """Whether texts that have ended are filled up with padding, as `generate` decides; else all go on together."""
+        return any(hasattr(one, "eos_token_id") for one in self.criteria)
+
+    @cached_property
+    def padding_token(self) -> int | None:
+        """What a text that has ended is filled up with; None if there is no such token."""
+        token = self.config._pad_token_tensor
+        return None if token is None else int(token)
+
+    @cached_property
+    def joint_criteria(self) -> StoppingCriteriaList:
+        """The criteria that must see all texts at once: those of the caller's own and, where texts that have ended go
+        on with the others, all.
+        """
+        others = [one for one in self.criteria if type(one) not in (EosTokenCriteria, MaxLengthCriteria)]
+        if len(self.input_ids) == 1 or (self.pads and all(type(one) in _CRITERIA_BY_TEXT for one in others)):
+            return StoppingCriteriaList()
+        return StoppingCriteriaList(others)
+
+    @property
+    def criteria_by_text(self) -> StoppingCriteriaList:
+        """The criteria that each text is asked about alone."""
+        return StoppingCriteriaList(
+            one for one in self.criteria if all(one is not other for other in self.joint_criteria)
+        )
 
     def processors_for(self, row: int) -> LogitsProcessorList:
         """The processors as one text of a batch sees them, alone."""

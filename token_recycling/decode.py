@@ -28,16 +28,24 @@ from .text import Chooser, Text
 
 @torch.no_grad()
 def decode(
-    target: Target, texts: Sequence[Text], drafter: Drafter, choosers: Sequence[Chooser], cache: Cache, stats: Stats
+    target: Target,
+    texts: Sequence[Text],
+    drafter: Drafter,
+    choosers: Sequence[Chooser],
+    cache: Cache,
+    stats: Stats,
+    held: Sequence[int] | None = None,
+    judge: Callable[[], None] | None = None,
 ) -> Iterator[list[Step]]:
     """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
 
-    `cache` holds nothing or, for a single text, a prefix of it. Afterwards it holds of each text all but the last
-    token, from slot 0 on; where texts differ in length, the slots after the shorter ones are of no text.
+    `cache` holds nothing or a prefix of each text, from slot 0 on: `held[row]` tokens of it, if they are not equally
+    many. Afterwards it holds of each text all but the last token; where texts differ in length, the slots after the
+    shorter ones are of no text. `judge` is called after every pass and may end texts.
     """
     clock = Clock(stats, target.device)
-    drafter.start([text.tokens for text in texts], target)
-    _prefill(target, texts, drafter, cache)
+    drafter.start([text.tokens.to(target.device) for text in texts], target)
+    _prefill(target, texts, drafter, cache, held or [cache.get_seq_length()] * len(texts))
     kept = TreeCache(cache)
     stats.prompt_tokens += sum(text.length for text in texts)
     stats.drafter = drafter.describe()
@@ -52,9 +60,9 @@ def decode(
         drafts = [_draft(drafter, target, choosers[row], row, row in going) for row in range(len(texts))]
         clock.lap("retrieve")
         target.cross([text.tokens for text in texts], cache)
-        lengths, held = [text.length - 1 for text in texts], cache.get_seq_length()
+        lengths, slots = [text.length - 1 for text in texts], cache.get_seq_length()
         # One that has ended may have no position left: it sees nothing, as if it began anew.
-        inputs = target.inputs(drafts, [length * (row in going) for row, length in enumerate(lengths)], held)
+        inputs = target.inputs(drafts, [length * (row in going) for row, length in enumerate(lengths)], slots)
         clock.lap("prepare")
         logits = target.forward(inputs, cache)
         clock.lap("forward")
@@ -64,27 +72,29 @@ def decode(
         ]
         clock.lap("verify")
         accepted = {step.row: step.accepted for step in steps}
-        kept.keep(held, lengths, [accepted.get(row, []) for row in range(len(texts))])
+        kept.keep(slots, lengths, [accepted.get(row, []) for row in range(len(texts))])
         clock.lap("update cache")
         for step in steps:
             drafter.observe(step)
             stats.count(step)
         stats.drafter_statistics.update(drafter.statistics())
         clock.lap("update matrix")
-        going = [step.row for step in steps if not step.finished]
+        if judge is not None:
+            judge()
+        going = [row for row in going if not texts[row].ended]
         yield steps
 
 
-def _prefill(target: Target, texts: Sequence[Text], drafter: Drafter, cache: Cache) -> None:
+def _prefill(target: Target, texts: Sequence[Text], drafter: Drafter, cache: Cache, held: Sequence[int]) -> None:
     """Puts all of each text but its last token into the cache, as far as it is not there."""
-    held = cache.get_seq_length()
-    if held >= min(text.length for text in texts):
-        raise ValueError(
-            f"expected a cache of fewer than the {texts[0].length} tokens given, got one of {held}; "
-            "pass the whole text so far"
-        )
+    for text, own in zip(texts, held, strict=True):
+        if own >= text.length:
+            raise ValueError(
+                f"expected a cache of fewer than the {text.length} tokens given, got one of {own}; "
+                "pass the whole text so far"
+            )
     observe = drafter.observe_prompt if drafter.learns_prompt else None
-    target.prefill([text.tokens for text in texts], cache, observe)
+    target.prefill([text.tokens for text in texts], cache, observe, held)
 
 
 def _draft(drafter: Drafter, target: Target, chooser: Chooser, row: int, going: bool) -> Draft:
@@ -93,7 +103,8 @@ def _draft(drafter: Drafter, target: Target, chooser: Chooser, row: int, going: 
     if not going:
         return Draft(root_only(), text.tokens[-1:])
     warp = chooser.warp if chooser.sample else None
-    draft = drafter.draft(Context(text.tokens, text.room, row, warp)).cut(_depth_limit(text, target))
+    context = Context(text.tokens.to(target.device), text.room, row, warp)
+    draft = drafter.draft(context).cut(_depth_limit(text, target))
     return draft.cut(target.depth_limit(draft.tree, text.length - 1))
 
 

@@ -10,34 +10,31 @@ says why.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
+from .answer import answer
 from .call import Call
-from .decode import decode
 from .drafting import Drafter, make_drafter
 from .stats import Stats
-from .target import Target, UnsupportedModelError, unsupported
-from .text import Chooser, Text
+from .target import UnsupportedModelError, unsupported
 
 logger = logging.getLogger("token_recycling")
 
 
-_NOT_REACHED = "expected greedy or sampled decoding, got beams, an assistant, prompt lookup or a custom loop"
-
-
-@dataclass
-class Output(GenerateDecoderOnlyOutput):
-    """What `generate(return_dict_in_generate=True)` returns, with the statistics of the run."""
-
-    stats: Stats | None = None
+_WANTED = "expected greedy or sampled decoding"
+_NOT_REACHED = (
+    f"{_WANTED}, got another loop: a custom_generate, of which contrastive search, DoLa and group beams are some, or "
+    "continuous batching"
+)
 
 
 @dataclass
@@ -77,6 +74,19 @@ class _Accelerated(PreTrainedModel):
             acceleration.fall_back(_NOT_REACHED)
         return result
 
+    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
+        self.acceleration.fall_back(f"{_WANTED}, got beam search")
+        return super()._beam_search(*args, **kwargs)
+
+    @functools.wraps(GenerationMixin._assisted_decoding)  # `generate` looks at its parameters
+    def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
+        reason = f"{_WANTED}, got assisted generation (a draft model, prompt lookup or early exit)"
+        self.acceleration.fall_back(reason)
+        try:
+            return super()._assisted_decoding(*args, **kwargs)
+        finally:
+            self.acceleration.fall_back(reason)  # early exit has called this model's own generate() for its drafts
+
     def _sample(
         self,
         input_ids: torch.LongTensor,
@@ -96,7 +106,7 @@ class _Accelerated(PreTrainedModel):
             )
         self.acceleration.fallback = None
         try:
-            return _run(self, call, self.acceleration.drafter, self.acceleration.stats)
+            return answer(self, call, self.acceleration.drafter, self.acceleration.stats)
         finally:
             self.acceleration.total += self.acceleration.stats
 
@@ -192,40 +202,6 @@ def custom_generate(drafter: str | Drafter = "recycling", **options: Any) -> Cal
         reason = call.why_not(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        return _run(model, call, made, Stats())
+        return answer(model, call, made, Stats())
 
     return recycle
-
-
-def _run(
-    model: PreTrainedModel, call: Call, drafter: Drafter, stats: Stats
-) -> GenerateDecoderOnlyOutput | torch.Tensor:
-    """The loop on what `generate` has prepared, returning what `_sample` returns."""
-    config, criteria = call.config, call.criteria
-    texts = [Text(ids, criteria, padding) for ids, padding in zip(call.input_ids, call.paddings, strict=True)]
-    choosers = [
-        Chooser(
-            text,
-            call.processors_for(row),
-            sample=bool(config.do_sample),
-            keep_scores=bool(config.return_dict_in_generate and config.output_scores),
-            keep_logits=bool(config.return_dict_in_generate and config.output_logits),
-        )
-        for row, text in enumerate(texts)
-    ]
-    for steps in decode(Target(model), texts, drafter, choosers, call.cache, stats):
-        if call.streamer is not None:
-            call.streamer.put(torch.tensor(steps[0].tokens))
-    if call.streamer is not None:
-        call.streamer.end()
-    ids = [text.padded[0] for text in texts]
-    if len(ids) > 1 and config._pad_token_tensor is not None:
-        padding = int(config._pad_token_tensor)
-        ids = list(torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=padding))
-    sequences = torch.stack(ids).to(call.input_ids.device)
-    if not config.return_dict_in_generate:
-        return sequences
-    (text,), (chooser,) = texts, choosers
-    scores = None if text.scores is None else tuple(text.scores)
-    logits = None if chooser.logits is None else tuple(chooser.logits)
-    return Output(sequences=sequences, scores=scores, logits=logits, past_key_values=call.cache, stats=stats)

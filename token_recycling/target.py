@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,22 +20,26 @@ from transformers.cache_utils import Cache
 
 from .architectures import MASKED_ATTENTION, Reach, Support, accepts, support
 from .attention import NAME, attending, biased_by_position
-from .cache import unroll, unsupported_layers
+from .cache import TreeCache, unroll, unsupported_layers
 from .drafting import Draft
 from .masks import Masks, masks, moves_with_text, windowed
+from .templates import chain, root_only
 from .tree import Tree
+from .wrappers import input_device
 
 logger = logging.getLogger("token_recycling")
 
 _PREFILL_PIECE = 512
 """Tokens of all texts together whose logits are held at once."""
+_EXTENDED_PIECE = 64
+"""Tokens of each text that are read at once behind what a cache holds already."""
 _MASK_GRAIN = 256
 
 ObservePrompt = Callable[[torch.Tensor, torch.Tensor, int], None]
 """Told of a piece of a prompt: tokens (length,), the logits (length, vocabulary) after each, and which text it is."""
 
 _found: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
-_switched: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+_said: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()
 
 
 class UnsupportedModelError(ValueError):
@@ -62,8 +66,8 @@ def _judged(model: PreTrainedModel, known: Support) -> str | None:
 
 def unsupported_cache(cache: Cache) -> str | None:
     """Why accepted slots cannot be kept in this cache, or None if they can."""
-    if type(cache) is not DynamicCache or cache.offloading:
-        return f"expected a DynamicCache that is not offloaded, got {type(cache).__name__}"
+    if type(cache) is not DynamicCache:
+        return f"expected a DynamicCache, got {type(cache).__name__}"
     return unsupported_layers(cache)
 
 
@@ -77,7 +81,12 @@ class Target:
         if reason is not None:
             raise UnsupportedModelError(reason)
         self.model = model
-        self.device = model.get_input_embeddings().weight.device
+        device = input_device(model)
+        if device is None:
+            raise UnsupportedModelError(
+                f"expected a model with its weights, got {type(model).__name__} with an embedding on the meta device"
+            )
+        self.device = device
         self.dtype = model.dtype
         self.config = model.config.get_text_config(decoder=True)
         self._mask_tree: Tree | None = None
@@ -109,18 +118,32 @@ class Target:
         """How deep a node may stand after `length` tokens in the cache: not at all where trees are not exact."""
         return tree.depth if self.support.fits(length, len(tree)) else 0
 
-    def prefill(self, texts: Sequence[torch.Tensor], cache: Cache, observe: ObservePrompt | None = None) -> None:
+    def prefill(
+        self,
+        texts: Sequence[torch.Tensor],
+        cache: Cache,
+        observe: ObservePrompt | None = None,
+        held: Sequence[int] | None = None,
+    ) -> None:
         """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
-        Shorter texts are filled up on the right, where nothing of the text sees it. `observe` is shown the logits after
-        every token put there, in pieces, so that they are never held whole.
+        `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled
+        up on the right, where nothing of the text sees it. `observe` is shown the logits after every token put there,
+        in pieces, so that they are never held whole.
         """
         unroll(cache)
-        held, border = cache.get_seq_length(), self.support.border
+        slots, border = cache.get_seq_length(), self.support.border
         if border is not None and border.at_once and len(texts[0]) > border.at:
             self._read_at_once(texts[0], cache)
             return
-        missing = [text[held:-1] for text in texts]
+        held = held or [slots] * len(texts)
+        missing = [text[own:-1].to(self.device) for text, own in zip(texts, held, strict=True)]
+        if set(held) != {slots}:
+            for pieces, logits in self.extend(missing, held, cache):
+                for row, piece in enumerate(pieces):
+                    if observe is not None and len(piece):
+                        observe(piece, logits[row, : len(piece)], row)
+            return
         tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
         if not tokens.shape[1]:
             return
@@ -135,6 +158,24 @@ class Target:
                     own = text[start : start + piece]
                     if len(own):
                         observe(own, logits[row, : len(own)], row)
+
+    def extend(
+        self, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
+    ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+        """Puts `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there.
+
+        Yields piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; a text with
+        fewer tokens than others has shorter pieces, or empty ones.
+        """
+        kept, lengths = TreeCache(cache), list(lengths)
+        for start in range(0, max(map(len, tokens)), _EXTENDED_PIECE):
+            pieces = [own[start : start + _EXTENDED_PIECE].to(self.device) for own in tokens]
+            drafts = [_line(piece) for piece in pieces]
+            slots = cache.get_seq_length()
+            logits = self.forward(self.inputs(drafts, lengths, slots), cache)
+            kept.keep(slots, lengths, [range(len(piece)) for piece in pieces])
+            lengths = [length + len(piece) for length, piece in zip(lengths, pieces, strict=True)]
+            yield pieces, logits
 
     def cross(self, texts: Sequence[torch.Tensor], cache: Cache) -> None:
         """Reads a text again if the model does so at its length."""
@@ -151,8 +192,13 @@ class Target:
         cache.crop(-1)
 
     def _read(self, tokens: torch.Tensor, cache: Cache, **more: Any) -> torch.Tensor:
+        tokens = tokens.to(self.device)
+        if self._positions_given:  # some models, made for pictures too, would count on from an earlier call's
+            positions = torch.arange(tokens.shape[1], device=self.device) + cache.get_seq_length()
+            more["position_ids"] = positions.expand(len(tokens), -1)
         with attending(self.config, self.support.attention):
-            return self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **more).logits
+            output = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **more)
+        return output.logits.to(self.device)
 
     def inputs(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
         """Ids, mask and positions of one draft for each text, filled up to the largest.
@@ -163,7 +209,7 @@ class Target:
             return self._batch_inputs(drafts, lengths, held)
         (draft,) = drafts
         return {
-            "input_ids": draft.tokens[None],
+            "input_ids": draft.tokens[None].to(self.device),
             "attention_mask": self._mask(draft.tree, held),
             "position_ids": (draft.tree.on(self.device).depths + held)[None],
         }
@@ -202,14 +248,15 @@ class Target:
         return inputs
 
     def forward(self, inputs: dict[str, Any], cache: Cache) -> torch.Tensor:
-        """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the
-        cache.
+        """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache.
+
+        They are on the target's device, even if the model's last layer is on another.
         """
         implementation = self.support.attention
         if implementation == "sdpa" and self.support.named_attention:
             implementation = NAME
         with attending(self.config, implementation), self._bias(inputs, cache):
-            return self.model(**inputs, past_key_values=cache, use_cache=True).logits
+            return self.model(**inputs, past_key_values=cache, use_cache=True).logits.to(self.device)
 
     def _bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with ALiBi: takes what such a model cannot be given as an argument out of `inputs`."""
@@ -266,12 +313,25 @@ class Target:
         )
 
     def _say_what_is_switched(self) -> None:
-        wanted = self.config._attn_implementation
-        if wanted not in MASKED_ATTENTION and _switched.get(self.model) != wanted:
-            _switched[self.model] = wanted
-            logger.warning(
-                "%s takes no tree mask: accelerated calls use %s; all others, and the model after them, keep %s",
-                wanted,
-                self.support.attention,
-                wanted,
+        wanted, used = self.config._attn_implementation, self.support.attention
+        if wanted not in MASKED_ATTENTION:
+            say_once(
+                self.model,
+                f"{wanted} takes no tree mask: accelerated calls use {used}; all others, and the model after them, "
+                f"keep {wanted}",
             )
+
+
+def _line(tokens: torch.Tensor) -> Draft:
+    """Tokens in a row; where there are none, one that nobody looks at."""
+    if len(tokens) < 2:
+        return Draft(root_only(), tokens if len(tokens) else tokens.new_zeros(1))
+    return Draft(chain(len(tokens) - 1), tokens)
+
+
+def say_once(model: PreTrainedModel, message: str) -> None:
+    """A warning about a model, the first time only."""
+    said = _said.setdefault(model, set())
+    if message not in said:
+        said.add(message)
+        logger.warning(message)

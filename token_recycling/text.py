@@ -47,6 +47,8 @@ class Text:
         self._cells = self._buffer.numpy() if prompt.device.type == "cpu" else self._buffer
         self.padding = padding
         self._end = len(prompt)
+        self.ended = False
+        """Whether nothing more may be said."""
         self.scores: list[torch.Tensor] | None = None
         """Processed scores (1, vocabulary) per emitted token, if they are kept; some criteria read them."""
 
@@ -66,19 +68,33 @@ class Text:
         return self._end - self.padding
 
     @property
+    def columns(self) -> int:
+        """Tokens of the text and the padding before it."""
+        return self._end
+
+    @property
     def room(self) -> int:
         """How many more tokens fit; at least one, as in `generate`."""
         return max(1, self.max_length - self._end)
 
     def append(self, token: int) -> bool:
         """Puts a token at the end; True if the text ends with it."""
-        self._cells[self._end] = token
-        self._end += 1
+        self.push(token)
         ended = token in self._eos or self._end >= self.max_length
         scores = None if self.scores is None else tuple(self.scores)
         for criterion in self._others:
             ended |= bool(torch.as_tensor(criterion(self.padded, scores)).all())
+        self.ended = ended
         return ended
+
+    def push(self, token: int) -> None:
+        """Puts a token at the end and asks nobody."""
+        self._cells[self._end] = token
+        self._end += 1
+
+    def end_at(self, columns: int) -> None:
+        """The text has ended there; what follows is withdrawn."""
+        self._end, self.ended = columns, True
 
 
 class Chooser:
@@ -108,13 +124,13 @@ class Chooser:
             return int(logits.numpy().argmax() if fast else logits.argmax())
         if self.sample:
             return int(torch.multinomial(self.distribution(logits), num_samples=1))
-        return int(self._scores(logits).argmax(dim=-1))
+        return int(self.scored(logits).argmax(dim=-1))
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         """What the next token is drawn from: (vocabulary,) probabilities, from logits (vocabulary,). Called once for
         every emitted token, as `generate` asks its processors.
         """
-        return torch.softmax(self._scores(logits), dim=-1)[0]
+        return torch.softmax(self.scored(logits), dim=-1)[0]
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocabulary) of any model as those that tokens are drawn from, as far as texts do not matter."""
@@ -123,8 +139,8 @@ class Chooser:
             scores = warper(self.text.padded, scores)
         return scores
 
-    def _scores(self, logits: torch.Tensor) -> torch.Tensor:
-        """Processed scores (1, vocabulary), remembered where they are to be kept."""
+    def scored(self, logits: torch.Tensor) -> torch.Tensor:
+        """The processed scores (1, vocabulary) after the text so far, which are kept where they are asked for."""
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self.text.padded.device)
         scores = self.processors(self.text.padded, raw)
         if self.text.scores is not None:

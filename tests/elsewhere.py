@@ -1,0 +1,141 @@
+"""A second device for machines that have none: it computes on the CPU, but refuses to mix with it, as a real one does.
+
+Tensors carry the name of the device around the CPU tensor that holds their numbers. An operation on tensors of several
+devices is an error, except for what torch itself allows: copies, lone numbers, and indices on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+THERE = torch.device("cuda:0")
+aten = torch.ops.aten
+_INDEXING = {aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default}
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor on the other device. torch itself takes it for one of the CPU; what asks in Python is told otherwise."""
+
+    held: torch.Tensor
+    device = property(lambda self: THERE)
+    is_cuda = property(lambda self: True)
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Elsewhere:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype
+        )
+        made.held = held
+        return made
+
+    def __repr__(self) -> str:
+        return f"Elsewhere({self.held})"
+
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    def cpu(self) -> torch.Tensor:
+        return self.held.clone()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.to and isinstance(args[0], Elsewhere):
+            return moved(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+def moved(tensor: Elsewhere, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`Tensor.to` for a tensor that is there."""
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
+    if args and isinstance(args[0], torch.Tensor):
+        device = args[0].device
+    held = tensor.held.to(dtype or tensor.dtype)
+    if device is not None and device.type == "cpu":
+        return held.clone() if held is tensor.held else held
+    return Elsewhere(held.clone()) if kwargs.get("copy") else tensor if held is tensor.held else Elsewhere(held)
+
+
+class _Construct(TorchFunctionMode):
+    """The functions that make a tensor without asking the mode below."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor and kwargs.get("device") is not None and torch.device(kwargs["device"]) == THERE:
+            return Elsewhere(func(*args, **{**kwargs, "device": "cpu"}))
+        if func is torch._C._nn.pad_sequence and isinstance(args[0][0], Elsewhere):
+            return Elsewhere(func([one.held for one in args[0]], *args[1:], **kwargs))
+        return func(*args, **kwargs)
+
+
+class _Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+@contextmanager
+def another_device() -> Iterator[None]:
+    """Within the block tensors can be made there, and nothing is differentiated."""
+    with (
+        mock.patch.object(torch.cuda, "_lazy_init"),
+        mock.patch.object(torch.cuda, "get_device_name", return_value="a stand-in"),
+        mock.patch.object(torch.accelerator, "synchronize"),
+        torch.no_grad(),
+        _Construct(),
+        _Dispatch(),
+    ):
+        yield
+
+
+def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The operation on the numbers themselves, and its result on the device where it belongs."""
+    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+    there = [one for one in tensors if isinstance(one, Elsewhere)]
+    here = [one for one in tensors if not isinstance(one, Elsewhere) and one.ndim]
+    if func in _INDEXING:
+        here = [one for one in here if one is args[0]]
+    if there and here and func not in (aten.copy_.default, aten._to_copy.default):
+        raise RuntimeError(f"Expected all tensors to be on the same device, but {func} got cpu and {THERE}")
+    wanted = kwargs.get("device")
+    if wanted is not None:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    made = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+    if func is aten.copy_.default:
+        return args[0]
+    stays = torch.device(wanted) == THERE if wanted is not None else bool(there)
+    known = {id(one.held): one for one in there}
+    return tree_map(lambda one: _placed(one, stays, known), made)
+
+
+def _held(one: Any) -> Any:
+    return one.held if isinstance(one, Elsewhere) else one
+
+
+def _placed(one: Any, there: bool, known: dict[int, Elsewhere]) -> Any:
+    if not there or not isinstance(one, torch.Tensor):
+        return one
+    return known.get(id(one)) if id(one) in known else Elsewhere(one)
+
+
+def put_there(module: torch.nn.Module) -> None:
+    """Moves the weights and buffers of a module."""
+    for one in module.modules():
+        for name, weight in one._parameters.items():
+            if weight is not None:
+                one._parameters[name] = torch.nn.Parameter(Elsewhere(weight.data), requires_grad=False)
+        for name, buffer in one._buffers.items():
+            if buffer is not None:
+                one._buffers[name] = Elsewhere(buffer)
