@@ -32,7 +32,7 @@ logger = logging.getLogger("token_recycling")
 _PREFILL_PIECE = 512
 """Tokens of all texts together whose logits are held at once."""
 _EXTENDED_PIECE = 64
-"""Tokens of each text that are read at once behind what a cache holds already."""
+"""Tokens of each text, at most, that are read at once behind what a cache holds already."""
 _MASK_GRAIN = 256
 
 ObservePrompt = Callable[[torch.Tensor, torch.Tensor, int], None]
@@ -137,12 +137,12 @@ class Target:
             self._read_at_once(texts[0], cache)
             return
         held = held or [slots] * len(texts)
-        missing = [text[own:-1].to(self.device) for text, own in zip(texts, held, strict=True)]
+        missing = [text[there:-1].to(self.device) for text, there in zip(texts, held, strict=True)]
         if set(held) != {slots}:
             for pieces, logits in self.extend(missing, held, cache):
-                for row, piece in enumerate(pieces):
-                    if observe is not None and len(piece):
-                        observe(piece, logits[row, : len(piece)], row)
+                for row, own in enumerate(pieces):
+                    if observe is not None and len(own):
+                        observe(own, logits[row, : len(own)], row)
             return
         tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
         if not tokens.shape[1]:
@@ -168,8 +168,9 @@ class Target:
         fewer tokens than others has shorter pieces, or empty ones.
         """
         kept, lengths = TreeCache(cache), list(lengths)
-        for start in range(0, max(map(len, tokens)), _EXTENDED_PIECE):
-            pieces = [own[start : start + _EXTENDED_PIECE].to(self.device) for own in tokens]
+        size = max(1, min(_EXTENDED_PIECE, _PREFILL_PIECE // len(tokens)))
+        for start in range(0, max(map(len, tokens)), size):
+            pieces = [own[start : start + size].to(self.device) for own in tokens]
             drafts = [_line(piece) for piece in pieces]
             slots = cache.get_seq_length()
             logits = self.forward(self.inputs(drafts, lengths, slots), cache)

@@ -148,3 +148,9 @@ class Chooser:
         if self.logits is not None:
             self.logits.append(raw)
         return scores
+
+    def forget(self, tokens: int) -> None:
+        """Scores and logits of all tokens but the first ones: a text has ended before."""
+        for kept in (self.text.scores, self.logits):
+            if kept is not None:
+                del kept[tokens:]
