@@ -40,14 +40,14 @@ def test_the_counting_llama_counts(counting: LlamaForCausalLM) -> None:
 def test_plain_decoding_has_a_mat_of_one(counting: LlamaForCausalLM) -> None:
     stats = run(counting, "plain", 10)
     assert (stats.tokens, stats.steps, stats.mat) == (10, 10, 1.0)
-    assert (stats.drafted, stats.discarded) == (0, 0)
+    assert (stats.drafted, stats.discarded, stats.plain_steps) == (0, 0, 1.0)
     assert stats.acceptance_by_depth == stats.acceptance_by_rank == {}
 
 
 def test_a_matrix_that_knows_everything_fills_the_chain(counting: LlamaForCausalLM) -> None:
     stats = run(counting, learned(counting, "chain:4"), 20)
     assert (stats.tokens, stats.steps, stats.mat) == (20, 4, 5.0)
-    assert (stats.drafted, stats.discarded) == (16, 0)
+    assert (stats.drafted, stats.discarded, stats.plain_steps) == (16, 0, 0.0)
     assert dict(stats.lengths) == {5: 4}
     assert stats.acceptance_by_depth == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
     assert stats.acceptance_by_rank == {0: 1.0}

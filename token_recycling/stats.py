@@ -83,6 +83,11 @@ class Stats:
         return self.accepted.total() / depth if depth else 0.0
 
     @property
+    def plain_steps(self) -> float:
+        """Share of the steps for which nothing was drafted; near 1 where speculation does not pay."""
+        return self.nodes[1] / self.steps if self.steps else 0.0
+
+    @property
     def overhead(self) -> float:
         """Time of a step outside the model's forward, as a share of the forward."""
         forward = self.seconds["forward"]
@@ -149,6 +154,7 @@ class Stats:
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,
             "seconds": dict(self.seconds),
+            "plain_steps": self.plain_steps,
             "overhead_share_of_forward": self.overhead,
             "steps_by_length": dict(sorted(self.lengths.items())),
             "steps_by_nodes": dict(sorted(self.nodes.items())),

@@ -120,6 +120,7 @@ def print_stats(console: Console, stats: Stats) -> None:
     table.add_row("tokens per second", f"{stats.tokens_per_second:.1f}", "")
     table.add_row("tokens", f"{stats.tokens:,}", "")
     table.add_row("steps", f"{stats.steps:,}", "")
+    table.add_row("steps without a draft", f"{stats.nodes[1]:,}", percent(stats.plain_steps))
     table.add_row("drafted tokens", f"{stats.drafted:,}", "")
     table.add_row(
         "discarded tokens", f"{stats.discarded:,}", percent(stats.discarded / stats.drafted) if stats.drafted else ""
