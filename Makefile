@@ -30,7 +30,11 @@ lint: setup      ## format, lint and types
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 
-bench: setup     ## methods side by side on the shipped model, generating and replaying: writes docs/results
-	$(RUN)/token-recycling bench models/target --data models/prompts --repeats 2 --output docs/results --fresh
+METHODS := generate prompt_lookup_hf:n=10 assisted:model=models/draft plain published recycling recycling:primed=true \
+	recycling:tree=16 recycling:tree=80 suffix prompt_lookup lookahead draft_model:model=models/draft layer_skip
+
+bench: setup     ## all methods side by side on the shipped models, generating and replaying: writes docs/results
+	$(RUN)/token-recycling bench models/target --data models/prompts --repeats 1 --output docs/results --fresh \
+		$(addprefix --method ,$(METHODS))
 
 .PHONY: help setup demo test test-lowest lint bench

@@ -283,3 +283,10 @@ def test_the_cache_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert costs.cache_folder() == tmp_path / ".cache" / "token_recycling"
+
+
+def test_the_convex_curve_passes_below_what_seems_dear() -> None:
+    measured = CostCurve(256, (1, 2, 4, 8, 16), (1.0, 1.6, 1.3, 2.2, 3.0))
+    assert measured.convex() == CostCurve(256, (1, 4, 16), (1.0, 1.3, 3.0))
+    flat = CostCurve(256, (1, 2, 4, 8), (1.0, 1.0, 1.0, 2.0))
+    assert flat.convex().relative().tolist() == flat.relative().tolist()

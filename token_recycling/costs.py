@@ -71,6 +71,23 @@ class CostCurve:
         return times / times[0]
 
 
+    def convex(self) -> CostCurve:
+        """The largest convex curve below this one. Of a brief measurement it is the better estimate: other work on the
+        machine only ever adds, to one size or another, and a size that seems dear hides all larger ones.
+        """
+        kept: list[int] = []
+        for place in range(len(self.sizes)):
+            while len(kept) > 1 and self._slope(kept[-2], kept[-1]) >= self._slope(kept[-1], place):
+                kept.pop()
+            kept.append(place)
+        return CostCurve(
+            self.length, tuple(self.sizes[place] for place in kept), tuple(self.seconds[place] for place in kept)
+        )
+
+    def _slope(self, before: int, after: int) -> float:
+        return (self.seconds[after] - self.seconds[before]) / (self.sizes[after] - self.sizes[before])
+
+
 def band(length: int) -> int:
     """The length that stands for texts of so many tokens: 256, 1,024, 4,096, ..."""
     found = _SHORTEST_BAND
@@ -160,7 +177,7 @@ def costs(target: Target, length: int) -> CostCurve:
     if key not in known:
         saved = {curve.length: curve for curve in load(target)}
         sizes = [size for size in _sizes(target) if size in _BRIEF_SIZES]
-        known[key] = saved.get(length) or measure(target, length, sizes, _BRIEFLY)
+        known[key] = saved.get(length) or measure(target, length, sizes, _BRIEFLY).convex()
     return known[key]
 
 
