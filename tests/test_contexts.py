@@ -257,4 +257,4 @@ def test_rows_of_another_width_are_refused() -> None:
 def test_a_matrix_says_how_full_it_is() -> None:
     matrix = ContextMatrix(1000, k=2, orders=2, memory=0.02)
     learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}))
-    assert repr(matrix) == "ContextMatrix(1,000 tokens x 2, 1 filled, 1 of 1,000 longer contexts)"
+    assert repr(matrix) == "ContextMatrix(1,000 tokens x 2, 1 rows filled, 1 of 1,000 longer contexts)"

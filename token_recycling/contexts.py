@@ -152,7 +152,7 @@ def _merge(
 class ContextMatrix:
     """What was learned from verified drafts: candidates and probabilities after the last one to `orders` tokens."""
 
-    def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 2.0) -> None:
+    def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 0.4) -> None:
         """`memory`: megabytes for the contexts of two tokens and more. Raises ValueError."""
         if vocab_size < 1 or not 1 <= k <= vocab_size:
             raise ValueError(
@@ -203,7 +203,7 @@ class ContextMatrix:
 
     def __repr__(self) -> str:
         return (
-            f"ContextMatrix({self.vocab_size:,} tokens x {self.k}, {int(self.filled.sum()):,} filled, "
+            f"ContextMatrix({self.vocab_size:,} tokens x {self.k}, {int(self.filled.sum()):,} rows filled, "
             f"{self.contexts:,} of {len(self.rows.keys):,} longer contexts)"
         )
 

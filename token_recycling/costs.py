@@ -70,7 +70,6 @@ class CostCurve:
         times = np.interp(rows, self.sizes, np.minimum.accumulate(self.seconds[::-1])[::-1])
         return times / times[0]
 
-
     def convex(self) -> CostCurve:
         """The largest convex curve below this one. Of a brief measurement it is the better estimate: other work on the
         machine only ever adds, to one size or another, and a size that seems dear hides all larger ones.

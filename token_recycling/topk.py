@@ -28,7 +28,7 @@ def top_candidates(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray
     values, found = logits.topk(k, dim=-1)
     shares = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
     packed = torch.cat([found.to(torch.int32), shares.view(torch.int32)], dim=1).cpu().numpy()
-    return packed[:, :k], packed[:, k:].view(np.float32)
+    return np.ascontiguousarray(packed[:, :k]), np.ascontiguousarray(packed[:, k:]).view(np.float32)
 
 
 @njit(cache=True)
