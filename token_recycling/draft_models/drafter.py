@@ -81,6 +81,7 @@ class CausalDrafter(Drafter):
         self._rules = self._chosen_rules(target, model, prompts)
         self._readers = [Reader(model) for _ in prompts]
         self._graphs: dict[int, Graph] = {}
+        self._counts.clear()
         if self._rules is not None:
             for reader, prompt in zip(self._readers, prompts, strict=True):
                 reader.prefill(prompt)
@@ -133,12 +134,11 @@ class CausalDrafter(Drafter):
         # The last token is the next root, which is read anew for what follows it.
         path = graph.follow(step.tokens[:-1])
         self._counts["steps_with_merge_accepted"] += any(crossed for _, crossed in path)
-        numbers = {node: number for number, node in enumerate(graph.read)}
         kept = []
         for node, _ in path:
-            if node not in numbers:  # a leaf or a merged node: what follows was not read on this path
+            if node not in graph.read:  # a leaf or a merged node: what follows was not read on this path
                 break
-            kept.append(numbers[node])
+            kept.append(graph.read[node])
         self._readers[step.row].keep(kept)
 
     def statistics(self) -> Mapping[str, float]:

@@ -56,8 +56,8 @@ class Graph:
         """For each merged node the one whose successors it has."""
         self.steps = 1
         """Forward passes of the draft model."""
-        self.read: list[int] = [0]
-        """The nodes that the draft model has read, in their order."""
+        self.read: dict[int, int] = {0: 0}
+        """The nodes that the draft model has read, each with its number in their order."""
         self.drawn_from: dict[int, torch.Tensor] = {}
         """For each node whose children were drawn at random, the distribution (vocabulary,)."""
         self._grams: list[tuple[int, ...]] = [tuple(text[-tau:]) if tau else ()]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -56,9 +57,9 @@ def grow(reader: Reader, text: torch.Tensor, rules: Rules, vocabulary: int, warp
         followed = _worth_following(graph, added, rules, warp is not None) if step + 1 < rules.depth else []
         if not followed or not _pays(graph, followed, rules.budget):
             break
-        graph.read += followed
+        graph.read.update(zip(followed, count(len(graph.read)), strict=False))
         graph.steps += 1
-        parents = [graph.read.index(graph.parents[node]) for node in followed]
+        parents = [graph.read[graph.parents[node]] for node in followed]
         logits = reader.read_layer(parents, [graph.tokens[node] for node in followed])
     return graph
 
