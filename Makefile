@@ -36,5 +36,7 @@ METHODS := generate prompt_lookup_hf:n=10 assisted:model=models/draft plain publ
 bench: setup     ## all methods side by side on the shipped models, generating and replaying: writes docs/results
 	$(RUN)/token-recycling bench models/target --data models/prompts --repeats 1 --output docs/results --fresh \
 		$(addprefix --method ,$(METHODS))
+	$(RUN)/token-recycling bench models/target --data models/prompts --limit 16 --repeats 1 --max-new-tokens 96 \
+		--output docs/results/batches --fresh --method generate --method recycling $(addprefix --batch ,1 2 4 8)
 
 .PHONY: help setup demo test test-lowest lint bench
