@@ -345,6 +345,8 @@ def test_without_tokenizers_the_sizes_must_be_equal(model: LlamaForCausalLM) -> 
 def test_what_is_no_model_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"expected a causal language model at {tmp_path} to draft with, got: "):
         use(model, tr.make_drafter("draft_model", model=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"expected the folder of a model or a hub name to draft with, got .*none'"):
+        use(model, tr.make_drafter("draft_model", model=str(tmp_path / "none")))
 
 
 def test_a_recurrent_draft_model_is_refused(model: LlamaForCausalLM) -> None:

@@ -32,8 +32,14 @@ def paired(model: str | PreTrainedModel, target: Target) -> Target:
 
 def _loaded(name: str, target: Target) -> PreTrainedModel:
     """From a folder or the hub, in the target's type and on its device."""
+    path = Path(name).expanduser()
+    # What is in form a hub name is meant as a path if its first part is a folder here.
+    if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
+        raise ValueError(
+            f"expected the folder of a model or a hub name to draft with, got {name!r}: there is no such folder"
+        )
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(Path(name).expanduser()), dtype=target.dtype)
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=target.dtype)
     except Exception as error:  # a folder of somebody else can be wrong in any way
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(f"expected a causal language model at {name} to draft with, got: {first}") from error
