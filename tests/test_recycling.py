@@ -112,8 +112,8 @@ def test_ids_without_a_logit_may_stand_in_a_prompt() -> None:
 
 
 def test_what_was_learned_stays_for_the_next_prompts() -> None:
-    """Each prompt comes once more; the second time all its text is known."""
-    model, hot = tiny.llama(seed=6), tr.make_drafter("recycling", tree=12)
+    """Each prompt comes once more; the second time all its text is known, as there is room for all contexts."""
+    model, hot = tiny.llama(seed=6), tr.make_drafter("recycling", tree=12, memory=2.0)
     cold, warm = tr.Stats(), tr.Stats()
     for stats in (cold, warm):
         for seed in range(4):
