@@ -24,7 +24,7 @@ from .matrixfile import MatrixFileError, check_header, read_matrix_file, write_m
 MAX_ORDER = 4
 ABSENT = -1
 """In a context: no token, before the beginning of the text. In `chosen`: not known what followed."""
-_FULL = 65_535
+FULL = 65_535
 """The probability 1 in 16 bits."""
 
 
@@ -109,7 +109,7 @@ def _learn(
 
 @njit(cache=True)
 def _sixteen_bits(share: float) -> int:
-    return np.uint16(min(share, np.float32(1.0)) * _FULL + np.float32(0.5))
+    return np.uint16(min(share, np.float32(1.0)) * FULL + np.float32(0.5))
 
 
 @njit(cache=True)
@@ -138,7 +138,7 @@ def _merge(
         into[place], sums[place] = ids[place], (1 - remembers) * shares[place]
     count = k
     for place in range(k):
-        token, share = rows.candidates[row, place], remembers * rows.shares[row, place] / _FULL
+        token, share = rows.candidates[row, place], remembers * rows.shares[row, place] / FULL
         for other in range(k):
             if into[other] == token:
                 sums[other] += share
@@ -185,7 +185,7 @@ class ContextMatrix:
     @property
     def probabilities(self) -> np.ndarray:
         """(vocab_size, k) float32: of the candidates, when they were last seen."""
-        return self.shares.astype(np.float32) / _FULL
+        return self.shares.astype(np.float32) / FULL
 
     @property
     def filled(self) -> np.ndarray:
@@ -218,7 +218,7 @@ class ContextMatrix:
         row = find_row(self.rows, self.vocab_size, newest_first, len(context))
         if row < 0:
             return []
-        shares = self.rows.shares[row] / _FULL
+        shares = self.rows.shares[row] / FULL
         return [(int(token), float(p)) for token, p in zip(self.rows.candidates[row], shares, strict=True)]
 
     def learn(

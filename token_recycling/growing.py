@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit
 
 from .calibration import cell_of, chance, count, match_kind
-from .contexts import Rows, find_row
+from .contexts import FULL, Rows, find_row
 from .suffix import Automaton, advance, following
 
 CHILDREN = 16
@@ -105,7 +105,7 @@ def _consider(
         for place in range(k):
             if not rows.shares[row, place]:
                 break
-            share = weight * rows.shares[row, place] / 65_535
+            share = weight * rows.shares[row, place] / FULL
             found = _mix(tokens, shares, found, rows.candidates[row, place], share)
     followed, step = -1, 0
     if suffix and growth.matches[node, 1]:
