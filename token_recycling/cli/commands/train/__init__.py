@@ -1,0 +1,14 @@
+"""`token-recycling train`: the small parts that some drafters need beside a model; a file here for each."""
+
+from __future__ import annotations
+
+import typer
+
+train = typer.Typer()
+
+
+@train.callback(invoke_without_command=True)
+def main(context: typer.Context) -> None:
+    """Trains what some drafters need beside a model."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
