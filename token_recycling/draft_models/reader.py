@@ -14,9 +14,9 @@ import torch
 
 from ..cache import TreeCache, unroll
 from ..drafting import Draft
+from ..hidden import hidden_states
 from ..target import Target
 from ..templates import chain, root_only
-from .states import last_states
 
 _AT_ONCE = 32
 """More new tokens than this are read as a prompt is, in pieces and without their logits."""
@@ -90,7 +90,7 @@ class Reader:
         """Logits (n, vocabulary)."""
         if not self._wants_states:
             return self.model.forward(inputs, self._cache)[0]
-        with last_states(self.model.model) as seen:
+        with hidden_states(self.model.model) as seen:
             logits = self.model.forward(inputs, self._cache)[0]
         self.states = seen[0][0]
         return logits

@@ -1,0 +1,36 @@
+"""The last hidden states: what a model's output layer is given, whatever the architecture does before and after it.
+
+A hook on the output layer sees them, exactly as they are turned into logits: after the last norm, scaled where a family
+scales them. Where a family scales or caps the logits afterwards, the order of candidates stays. Cost: none where nobody
+asks; else registering the hook, some microseconds a pass. A compiled model is traced once more, with the hook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from transformers import PreTrainedModel
+
+
+@contextlib.contextmanager
+def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """Within it every forward pass adds its (batch, n, hidden) to the list: of the positions whose logits are made."""
+    seen: list[torch.Tensor] = []
+    hook = output_layer(model).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def output_layer(model: PreTrainedModel) -> torch.nn.Module:
+    """What makes logits of hidden states; raises ValueError where a model has none of its own."""
+    layer = model.get_output_embeddings()
+    if layer is None:
+        raise ValueError(
+            f"expected a model whose output layer is known, got {type(model).__name__} without; "
+            "choose a drafter that needs no hidden states"
+        )
+    return layer
