@@ -2,21 +2,28 @@
 
 A hook on the output layer sees them, exactly as they are turned into logits: after the last norm, scaled where a family
 scales them. Where a family scales or caps the logits afterwards, the order of candidates stays. Cost: none where nobody
-asks; else registering the hook, some microseconds a pass. A compiled model is traced once more, with the hook.
+asks; else setting the hook, some microseconds a pass.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
 
+class NoHiddenStatesError(ValueError):
+    """A model whose last hidden states cannot be seen."""
+
+
 @contextlib.contextmanager
 def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Within it every forward pass adds its (batch, n, hidden) to the list: of the positions whose logits are made."""
+    """Within it every forward pass adds its (batch, n, hidden) to the list: of the positions whose logits are made.
+
+    Raises NoHiddenStatesError where a model has no output layer of its own.
+    """
     seen: list[torch.Tensor] = []
     hook = output_layer(model).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
     try:
@@ -25,11 +32,22 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
         hook.remove()
 
 
+def last_seen(seen: Sequence[torch.Tensor], model: PreTrainedModel) -> torch.Tensor:
+    """The hidden states of the last pass; raises NoHiddenStatesError if it was one that runs no hooks."""
+    if not seen:
+        raise NoHiddenStatesError(
+            f"expected the hidden states of {type(model).__name__}, got none: compiled as a whole it runs no hooks; "
+            "compile what is before its output layer (`model.model = torch.compile(model.model)`), or choose a drafter "
+            "that needs no hidden states"
+        )
+    return seen[-1]
+
+
 def output_layer(model: PreTrainedModel) -> torch.nn.Module:
-    """What makes logits of hidden states; raises ValueError where a model has none of its own."""
+    """What makes logits of hidden states; raises NoHiddenStatesError where a model has none of its own."""
     layer = model.get_output_embeddings()
     if layer is None:
-        raise ValueError(
+        raise NoHiddenStatesError(
             f"expected a model whose output layer is known, got {type(model).__name__} without; "
             "choose a drafter that needs no hidden states"
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from ..training.continuations import Continuations
     from .loading import Loaded
 
-TEXTS = "texts.safetensors"
-CHECKPOINT = "checkpoint.pt"
-"""Names of the files, in the folder of a trained part, from which an interrupted run goes on."""
+WORK, TEXTS, CHECKPOINT = "training", "texts.safetensors", "checkpoint.pt"
+"""In the folder of a trained part: the folder, and the files in it, from which an interrupted run goes on."""
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them.")]
 Output = Annotated[Path, typer.Option(help="Folder to write to; an interrupted run goes on from what is there.")]
@@ -59,3 +58,14 @@ def texts_of(loaded: Loaded, files: Sequence[Path], folder: Path, how: Texting) 
             seed=how.seed,
             progress=progress,
         )
+
+
+def facts(learned_from: Continuations, measured_on: Continuations, texting: Texting, *how: Any) -> dict[str, Any]:
+    """How a part was trained, for its file: `how` are dataclasses."""
+    return {
+        "trained_texts": len(learned_from),
+        "held_out_texts": len(measured_on),
+        "trained_tokens": sum(map(len, learned_from.texts)) - sum(learned_from.prompt_lengths),
+        **asdict(texting),
+        **{name: value for one in how for name, value in asdict(one).items()},
+    }

@@ -59,10 +59,16 @@ class Continuations:
             raise ValueError(
                 f"expected texts to train on besides {held_out} held out, got {len(self)} in all; give more text"
             )
-        return self._part(slice(None, -held_out)), self._part(slice(-held_out, None))
+        return self.chosen(range(len(self) - held_out)), self.chosen(range(len(self) - held_out, len(self)))
 
-    def _part(self, places: slice) -> Continuations:
-        return Continuations(self.texts[places], self.prompt_lengths[places])
+    def chosen(self, places: Sequence[int]) -> Continuations:
+        """Some of the texts."""
+        return Continuations([self.texts[place] for place in places], [self.prompt_lengths[place] for place in places])
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal texts, whose prompts are as long."""
+        return _digest([torch.tensor(self.prompt_lengths), *self.texts])
 
 
 def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int = 0) -> list[torch.Tensor]:
@@ -93,7 +99,7 @@ def continuations(
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     seed: int = 0,
-    batch: int = 16,
+    batch: int = 32,
     progress: Callable[[int, int], None] | None = None,
 ) -> Continuations:
     """What `model` says after each of `prompts` (length,): greedily, or drawn at a temperature. Written to `path`.
@@ -167,10 +173,10 @@ def _continued(
     return texts
 
 
-def _digest(prompts: Sequence[torch.Tensor]) -> str:
+def _digest(texts: Sequence[torch.Tensor]) -> str:
     digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(prompt.cpu().numpy().astype("<i8").tobytes() + b"\0")
+    for text in texts:
+        digest.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())
     return digest.hexdigest()[:16]
 
 

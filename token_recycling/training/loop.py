@@ -7,13 +7,15 @@ falls as a cosine to zero. Cost beyond forward and backward: a file of three tim
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,6 +59,41 @@ class Plan:
         if step < warm:
             return self.rate * (step + 1) / (warm + 1)
         return self.rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / (self.steps - warm)))
+
+
+class Shuffled:
+    """Which of so many examples each batch has: all of them in a random order, a new one in every epoch."""
+
+    def __init__(self, examples: int, batch: int, seed: int = 0) -> None:
+        if batch < 1:
+            raise ValueError(f"expected a batch of 1 or more, got {batch}")
+        self._examples, self._batch, self._seed = examples, batch, seed
+        self._order = lru_cache(maxsize=2)(self._order_of)
+
+    def __getitem__(self, number: int) -> list[int]:
+        found = []
+        for place in range(number * self._batch, (number + 1) * self._batch):
+            epoch, within = divmod(place, self._examples)
+            found.append(self._order(epoch)[within])
+        return found
+
+    def _order_of(self, epoch: int) -> list[int]:
+        draws = torch.Generator().manual_seed(self._seed + epoch)
+        order: list[int] = torch.randperm(self._examples, generator=draws).tolist()
+        return order
+
+
+@contextlib.contextmanager
+def frozen(model: torch.nn.Module) -> Iterator[None]:
+    """Within it the model's own parameters want no gradient: none is computed for what a part shares with it."""
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in wanted:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)
 
 
 def fit(

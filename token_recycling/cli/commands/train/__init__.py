@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from .medusa import medusa
+
 train = typer.Typer()
 
 
@@ -12,3 +14,6 @@ def main(context: typer.Context) -> None:
     """Trains what some drafters need beside a model."""
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+train.command("medusa")(medusa)
