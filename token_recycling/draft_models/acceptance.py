@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..hidden import output_layer
+from ..heads import output_width
 from ..training.saved import TrainedPartError, check_model, load_part, save_part
 
 KIND = "specdec_pp"
@@ -76,13 +76,6 @@ class AcceptanceHead(torch.nn.Module):
         return copied.eval().requires_grad_(False)
 
 
-def width_for(draft: PreTrainedModel) -> int:
-    """The width of a head for a draft model: the size of its last hidden states."""
-    weight = output_layer(draft).weight
-    assert isinstance(weight, torch.Tensor)
-    return weight.shape[1]
-
-
 def save_head(
     folder: str | os.PathLike[str], head: AcceptanceHead, draft: PreTrainedModel, facts: Mapping[str, Any]
 ) -> None:
@@ -97,10 +90,10 @@ def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> Accepta
     tensors, facts = load_part(folder, KIND)
     check_model(folder, facts, draft)
     width, depth = facts.get("width"), facts.get("depth")
-    if width != width_for(draft) or not isinstance(depth, int) or depth < 0:
+    if width != output_width(draft) or not isinstance(depth, int) or depth < 0:
         raise TrainedPartError(
-            f"{folder}: expected a head of width {width_for(draft)}, the draft model's hidden size, and of depth 0 or "
-            f"more, got {width!r} and {depth!r}; give the head of this draft model, or train one"
+            f"{folder}: expected a head of width {output_width(draft)}, the draft model's hidden size, and of depth 0 "
+            f"or more, got {width!r} and {depth!r}; give the head of this draft model, or train one"
         )
     head = AcceptanceHead(width, depth)
     wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}

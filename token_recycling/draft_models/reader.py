@@ -14,7 +14,6 @@ import torch
 
 from ..cache import TreeCache, unroll
 from ..drafting import Draft
-from ..hidden import hidden_states
 from ..target import Target
 from ..templates import chain, root_only
 
@@ -90,10 +89,9 @@ class Reader:
         """Logits (n, vocabulary)."""
         if not self._wants_states:
             return self.model.forward(inputs, self._cache)[0]
-        with hidden_states(self.model.model) as seen:
-            logits = self.model.forward(inputs, self._cache)[0]
-        self.states = seen[0][0]
-        return logits
+        logits, states = self.model.forward_with_hidden(inputs, self._cache)
+        self.states = states[0]
+        return logits[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Of the nodes, by the number in which they were read, those of a path from the root (without it) that became

@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from ..draft_models.acceptance import KIND, AcceptanceHead, load_head, width_for
+from ..draft_models.acceptance import KIND, AcceptanceHead, load_head
 from ..draft_models.drafter import ModelDrafter
 from ..draft_models.graph import Graph
 from ..draft_models.growth import Rules, Stop
 from ..draft_models.pairing import SecondModel
 from ..draft_models.reader import Reader
+from ..heads import output_width
 from ..target import Target
 
 
@@ -54,7 +55,7 @@ class SpecDecPP(SecondModel, ModelDrafter):
     @classmethod
     def example(cls, model: PreTrainedModel, folder: Path) -> SpecDecPP:
         """A model drafts for itself, with a head that believes in two tokens of three."""
-        head = AcceptanceHead(width_for(model), depth=1)
+        head = AcceptanceHead(output_width(model), depth=1)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             head.output.weight.copy_(torch.randn(1, head.width, generator=generator))
@@ -70,9 +71,9 @@ class SpecDecPP(SecondModel, ModelDrafter):
 
     def _found_head(self, model: PreTrainedModel) -> AcceptanceHead:
         if isinstance(self.head, AcceptanceHead):
-            if self.head.width != width_for(model):
+            if self.head.width != output_width(model):
                 raise ValueError(
-                    f"expected a head for hidden states of {width_for(model)}, as the draft model has, got one for "
+                    f"expected a head for hidden states of {output_width(model)}, as the draft model has, got one for "
                     f"{self.head.width}"
                 )
             return self.head

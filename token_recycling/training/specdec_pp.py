@@ -15,28 +15,29 @@ Cost: one forward pass of both models over every text for the labels, and one of
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from ..draft_models.acceptance import AcceptanceHead, width_for
-from ..hidden import hidden_states
+from ..draft_models.acceptance import AcceptanceHead
+from ..heads import output_width
+from ..hidden import hidden_states, last_seen
 from ..priming import weights_fingerprint
 from ..target import Target
 from .continuations import Continuations
-from .loop import Plan, fit
+from .loop import Plan, Shuffled, fit
 
 BINS = 10
 """Of a calibration, by predicted probability."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What a head is, and what it is told; the defaults are those of the paper."""
+class SpecDecTraining:
+    """What is trained, and how; depth, weight and share are those that the paper found good."""
 
     depth: int = 3
     """Residual blocks."""
@@ -44,15 +45,22 @@ class Recipe:
     """How much a rejection counts against an acceptance."""
     target_share: float = 0.15
     """Share of the target's own tokens in what the head reads."""
-    temperature: float = 1.0
+    draft_temperature: float = 1.0
     """At which the draft model draws and both models are compared; 0 for greedy decoding of both."""
+    batch: int = 32
+    """Texts in a batch."""
     seed: int = 0
+    """Of all that is drawn."""
 
     def __post_init__(self) -> None:
-        if self.depth < 0 or not self.rejection_weight > 0 or not 0 <= self.target_share < 1 or self.temperature < 0:
+        if self.depth < 0 or self.draft_temperature < 0:
             raise ValueError(
-                "expected a depth and a temperature of 0 or more, a rejection_weight above 0 and a target_share from 0 "
-                f"to less than 1, got {self}"
+                f"expected a depth and a temperature of 0 or more, got {self.depth} and {self.draft_temperature}"
+            )
+        if not self.rejection_weight > 0 or not 0 <= self.target_share < 1:
+            raise ValueError(
+                "expected a rejection_weight above 0 and a target_share from 0 to less than 1, "
+                f"got {self.rejection_weight} and {self.target_share}"
             )
 
 
@@ -81,13 +89,13 @@ class Labelled:
 
 
 @torch.no_grad()
-def labelled(target: Target, draft: Target, texts: Continuations, recipe: Recipe) -> list[Labelled]:
+def labelled(target: Target, draft: Target, texts: Continuations, how: SpecDecTraining) -> list[Labelled]:
     """Every text with drafted tokens and their labels; what is drawn depends on the seed and the text's place alone."""
     found = []
     for place, (text, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
-        p = _probabilities(target, text, start, recipe.temperature, target.vocab_size)
-        q = _probabilities(draft, text, start, recipe.temperature, target.vocab_size)
-        generator = torch.Generator().manual_seed(recipe.seed + place)
+        p = _probabilities(target, text, start, how.draft_temperature, target.vocab_size)
+        q = _probabilities(draft, text, start, how.draft_temperature, target.vocab_size)
+        generator = torch.Generator().manual_seed(how.seed + place)
         drafted = torch.multinomial(q, 1, generator=generator)
         labels = (p.gather(1, drafted) / q.gather(1, drafted)).clamp(max=1.0)
         found.append(Labelled(text, start, drafted[:, 0], labels[:, 0]))
@@ -121,9 +129,10 @@ def states_and_labels(
     ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
     with hidden_states(draft.model) as seen:
         draft.model(input_ids=ids, use_cache=False)
+    hidden = last_seen(seen, draft.model)
     states, labels = [], []
     for row, (text, (tokens, replaced)) in enumerate(zip(texts, mixtures, strict=True)):
-        own = seen[0][row, text.start : len(tokens)]
+        own = hidden[row, text.start : len(tokens)]
         states.append(own[replaced.to(own.device)].float())
         labels.append(text.labels[replaced].to(own.device))
     return torch.cat(states), torch.cat(labels)
@@ -140,33 +149,52 @@ def weighted(acceptance: float, rejection_weight: float) -> float:
     return acceptance / (acceptance + rejection_weight * (1 - acceptance))
 
 
-class Batches:
-    """Texts in batches, in a new order in every epoch; batch number i depends on i alone."""
+def train_head(
+    draft: Target,
+    texts: Sequence[Labelled],
+    how: SpecDecTraining,
+    plan: Plan,
+    checkpoint: Path | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> AcceptanceHead:
+    """A head for `draft`; arguments and errors as for `training.loop.fit`."""
+    head = AcceptanceHead(output_width(draft.model), how.depth)
+    head.reset(how.seed)
+    head.to(draft.device)
+    shuffled = Shuffled(len(texts), how.batch, how.seed)
 
-    def __init__(self, draft: Target, texts: Sequence[Labelled], batch: int, recipe: Recipe) -> None:
-        self._draft, self._texts, self._batch, self._recipe = draft, texts, batch, recipe
-        self.in_epoch = -(-len(texts) // batch)
-        """Batches of one epoch."""
+    def batch_at(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        seed = how.seed + (number + 1) * how.batch  # other mixtures in every epoch
+        return states_and_labels(draft, [texts[place] for place in shuffled[number]], how.target_share, seed)
 
-    def __call__(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        epoch, place = divmod(step, self.in_epoch)
-        seed = 1_000_003 * (epoch + 1) + self._recipe.seed
-        order = torch.randperm(len(self._texts), generator=torch.Generator().manual_seed(seed)).tolist()
-        chosen = [self._texts[index] for index in order[place * self._batch :][: self._batch]]
-        return states_and_labels(self._draft, chosen, self._recipe.target_share, seed + place * self._batch)
+    def loss_of(part: AcceptanceHead, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return loss(part, *batch, how.rejection_weight)
+
+    decided = {"draft": weights_fingerprint(draft.model), "texts": digest(texts), "training": asdict(how)}
+    fit(head, batch_at, loss_of, plan, checkpoint, decided, progress)
+    return head.eval()
+
+
+def digest(texts: Sequence[Labelled]) -> str:
+    """Equal for equal texts with the same drafted tokens."""
+    found = hashlib.sha256()
+    for text in texts:
+        for part in (text.text, text.drafted):
+            found.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 @torch.no_grad()
 def judged(
-    head: AcceptanceHead, draft: Target, texts: Sequence[Labelled], recipe: Recipe, batch: int
+    head: AcceptanceHead, draft: Target, texts: Sequence[Labelled], how: SpecDecTraining, batch: int
 ) -> dict[str, Any]:
     """How well a head foresees these texts: the mean binary KL in nats from its prediction to the label (appendix C.3,
     not weighted), that of the best constant, and the calibration, a line for every tenth of predicted probability:
     number of tokens, mean prediction, mean label.
     """
     parts = [
-        states_and_labels(draft, texts[start : start + batch], recipe.target_share, recipe.seed + start)
-        for start in range(0, len(texts), batch)
+        states_and_labels(draft, texts[start : start + how.batch], how.target_share, how.seed + start)
+        for start in range(0, len(texts), how.batch)
     ]
     labels = torch.cat([labels for _, labels in parts]).double().cpu()
     odds = torch.cat([head(states) for states, _ in parts]).double().cpu()
@@ -190,80 +218,3 @@ def kl(labels: torch.Tensor, odds: torch.Tensor) -> torch.Tensor:
     crossed = labels * functional.softplus(-odds) + (1 - labels) * functional.softplus(odds)
     entropy = -torch.xlogy(labels, labels) - torch.xlogy(1 - labels, 1 - labels)
     return (crossed - entropy).mean()
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A head and how it was made."""
-
-    head: AcceptanceHead
-    figures: dict[str, Any]
-    """As JSON holds them: what `judged` says of the texts trained on and of those held out, numbers of texts, steps."""
-
-
-def train(
-    target: Target,
-    draft: Target,
-    texts: Continuations,
-    recipe: Recipe,
-    *,
-    epochs: int = 3,
-    batch: int = 32,
-    rate: float = 1e-3,
-    held_out: float = 0.1,
-    checkpoint: str | os.PathLike[str] | None = None,
-    progress: Callable[[int, float], None] | None = None,
-) -> Trained:
-    """A head for `draft` that foresees `target`, trained on all of `texts` but the last share `held_out`.
-
-    With a `checkpoint` an interrupted run goes on from there, to the same weights; labels are made anew. `progress` is
-    told how many steps are done and the last loss. Raises ValueError for too few texts, and CheckpointError.
-    """
-    if epochs < 1 or batch < 1 or not 0 < held_out < 1:
-        raise ValueError(
-            "expected epochs and batch of 1 or more and a held_out share between 0 and 1, "
-            f"got {epochs}, {batch} and {held_out}"
-        )
-    known = labelled(target, draft, texts, recipe)
-    kept = len(texts.split(held_out)[0])
-    batches = Batches(draft, known[:kept], batch, recipe)
-    plan = Plan(epochs * batches.in_epoch, rate)
-    head = AcceptanceHead(width_for(draft.model), recipe.depth)
-    options = {
-        "recipe": asdict(recipe),
-        "batch": batch,
-        "texts": kept,
-        "labels": _digest(known),
-        "draft": weights_fingerprint(draft.model),
-    }
-    head.reset(recipe.seed)
-    head.to(draft.device)
-    fit(
-        head,
-        batches,
-        lambda part, made: loss(part, *made, recipe.rejection_weight),
-        plan,
-        checkpoint,
-        options,
-        progress,
-    )
-    figures = {
-        "texts": kept,
-        "held_out_texts": len(known) - kept,
-        "tokens": sum(len(text.drafted) for text in known[:kept]),
-        "recipe": asdict(recipe),
-        "epochs": epochs,
-        "batch": batch,
-        "rate": rate,
-        "steps": plan.steps,
-        "trained_on": judged(head, draft, known[:kept], recipe, batch),
-        "held_out": judged(head, draft, known[kept:], recipe, batch),
-    }
-    return Trained(head, figures)
-
-
-def _digest(texts: Sequence[Labelled]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.text.numpy().tobytes() + text.drafted.numpy().tobytes() + bytes([text.start % 256]))
-    return digest.hexdigest()[:16]

@@ -75,5 +75,7 @@ def _show(output: Any, measured: list[list[float]], facts: dict[str, Any]) -> No
     for number, ranks in enumerate(measured, start=1):
         shares = [console.percent(sum(ranks[:most])) for most in (1, 5, 10)]
         table.add_row(str(number), f"+{number}", *shares)
-    out.print(f"{output}: heads trained on {facts['trained_texts']:,} texts; right in {facts['held_out_texts']:,} held out:")
+    out.print(
+        f"{output}: heads trained on {facts['trained_texts']:,} texts; right in {facts['held_out_texts']:,} held out:"
+    )
     out.print(table)
