@@ -89,8 +89,16 @@ class Labelled:
 
 
 @torch.no_grad()
-def labelled(target: Target, draft: Target, texts: Continuations, how: SpecDecTraining) -> list[Labelled]:
-    """Every text with drafted tokens and their labels; what is drawn depends on the seed and the text's place alone."""
+def labelled(
+    target: Target,
+    draft: Target,
+    texts: Continuations,
+    how: SpecDecTraining,
+    progress: Callable[[int], None] | None = None,
+) -> list[Labelled]:
+    """Every text with drafted tokens and their labels; what is drawn depends on the seed and the text's place alone.
+    `progress` is told how many texts are done.
+    """
     found = []
     for place, (text, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         p = _probabilities(target, text, start, how.draft_temperature, target.vocab_size)
@@ -99,6 +107,8 @@ def labelled(target: Target, draft: Target, texts: Continuations, how: SpecDecTr
         drafted = torch.multinomial(q, 1, generator=generator)
         labels = (p.gather(1, drafted) / q.gather(1, drafted)).clamp(max=1.0)
         found.append(Labelled(text, start, drafted[:, 0], labels[:, 0]))
+        if progress is not None:
+            progress(len(found))
     return found
 
 
@@ -185,9 +195,7 @@ def digest(texts: Sequence[Labelled]) -> str:
 
 
 @torch.no_grad()
-def judged(
-    head: AcceptanceHead, draft: Target, texts: Sequence[Labelled], how: SpecDecTraining, batch: int
-) -> dict[str, Any]:
+def judged(head: AcceptanceHead, draft: Target, texts: Sequence[Labelled], how: SpecDecTraining) -> dict[str, Any]:
     """How well a head foresees these texts: the mean binary KL in nats from its prediction to the label (appendix C.3,
     not weighted), that of the best constant, and the calibration, a line for every tenth of predicted probability:
     number of tokens, mean prediction, mean label.
@@ -204,7 +212,7 @@ def judged(
         "tokens": len(labels),
         "acceptance": float(labels.mean()),
         "kl": float(kl(labels, odds)),
-        "kl_of_a_constant": float(kl(labels, torch.logit(labels.mean()).expand(len(labels)))),
+        "kl_of_a_constant": max(0.0, float(_entropy(labels.mean()) - _entropy(labels).mean())),
         "calibration": [
             [int(chosen.sum()), float(predicted[chosen].mean()), float(labels[chosen].mean())]
             for chosen in (bins == number for number in range(BINS))
@@ -216,5 +224,8 @@ def judged(
 def kl(labels: torch.Tensor, odds: torch.Tensor) -> torch.Tensor:
     """Mean binary KL divergence in nats of probabilities `labels` (n,) from predictions of log odds `odds` (n,)."""
     crossed = labels * functional.softplus(-odds) + (1 - labels) * functional.softplus(odds)
-    entropy = -torch.xlogy(labels, labels) - torch.xlogy(1 - labels, 1 - labels)
-    return (crossed - entropy).mean()
+    return (crossed - _entropy(labels)).mean()
+
+
+def _entropy(chance: torch.Tensor) -> torch.Tensor:
+    return -torch.xlogy(chance, chance) - torch.xlogy(1 - chance, 1 - chance)
