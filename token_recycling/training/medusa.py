@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from ..heads import MedusaHeads, output_width
-from ..hidden import hidden_states, last_seen, output_layer
+from ..hidden import hidden_states, output_layer
 from ..priming import weights_fingerprint
 from ..target import Target
 from .continuations import Continuations
@@ -44,7 +44,7 @@ class MedusaTraining:
     """An output layer for each head, instead of the target's."""
     decay: float = 0.8
     """Weight of a head's loss, to the power of its number."""
-    batch: int = 4
+    batch: int = 2
     """Texts in a batch."""
     seed: int = 0
     """Of the order of texts."""
@@ -90,7 +90,7 @@ def examples(target: Target, texts: Continuations, heads: int) -> tuple[torch.Te
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
     with hidden_states(target.model) as seen:
         target.model(input_ids=ids, use_cache=False)
-    hidden = last_seen(seen, target.model).to(target.device)
+    hidden = seen[-1].to(target.device)
     states, wanted = [], []
     for row, (text, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         states.append(hidden[row, prompt - 1 : len(text) - 1])

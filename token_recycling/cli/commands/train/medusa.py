@@ -26,7 +26,7 @@ def medusa(
     text_tokens: training.TextTokens = 128,
     temperature: training.Temperature = 0.0,
     steps: training.Steps = 1000,
-    batch: training.Batch = 4,
+    batch: training.Batch = 2,
     rate: training.Rate = 3e-3,
     held_out: Annotated[float, typer.Option(help="Share of the texts that the accuracy is measured on.")] = 0.0625,
     seed: training.Seed = 0,
@@ -75,5 +75,7 @@ def _show(output: Any, measured: list[list[float]], facts: dict[str, Any]) -> No
     for number, ranks in enumerate(measured, start=1):
         shares = [console.percent(sum(ranks[:most])) for most in (1, 5, 10)]
         table.add_row(str(number), f"+{number}", *shares)
-    out.print(f"{output}: heads trained on {facts['trained_texts']:,} texts; right in {facts['held_out_texts']:,} held out:")
+    out.print(
+        f"{output}: heads trained on {facts['trained_texts']:,} texts; right in {facts['held_out_texts']:,} held out:"
+    )
     out.print(table)
