@@ -185,9 +185,8 @@ def test_every_example_comes_once_an_epoch_in_a_new_order() -> None:
 def test_a_frozen_model_wants_no_gradient_until_the_end() -> None:
     layer = part()
     layer.bias.requires_grad_(False)
-    with pytest.raises(StoppedError), frozen(layer):
+    with frozen(layer):
         assert not layer.weight.requires_grad
-        raise StoppedError
     assert layer.weight.requires_grad
     assert not layer.bias.requires_grad
 
