@@ -214,9 +214,11 @@ def test_heads_begin_as_the_output_layer(model: LlamaForCausalLM, own: bool) -> 
 
 def test_the_shipped_heads_save_steps(shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
     model, tokenizer = shipped
-    ids, stats = tokenizer("class Stack:\n    def __init__(self):\n", return_tensors="pt").input_ids, tr.Stats()
+    models, stats = Path(__file__).parents[1] / "models", tr.Stats()
+    text = (models / "prompts" / "05_graph_shortest_path.py").read_text(encoding="utf-8")
+    ids = tokenizer(text, return_tensors="pt").input_ids[:, :64]
     wanted = model.generate(ids, max_new_tokens=48, do_sample=False)
-    drafter = Medusa(Path(__file__).parents[1] / "models" / "medusa", tree=16)
+    drafter = Medusa(models / "medusa", tree=16)
     ours = tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=48, do_sample=False)
     assert torch.equal(ours, wanted)
     assert stats.mat > 1.5
@@ -285,6 +287,23 @@ def test_an_interrupted_training_ends_with_the_same_heads(
     assert steps == list(range(8, 13))
     for name, weight in wanted.state_dict().items():
         assert torch.equal(made.state_dict()[name], weight)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_target_in_16_bits_has_heads_trained_in_32(counting: LlamaForCausalLM, tmp_path: Path, own: bool) -> None:
+    texts, model = counted(counting, tmp_path), counting.to(torch.bfloat16)
+    losses: list[float] = []
+    heads = train_medusa(
+        model,
+        texts,
+        MedusaTraining(heads=1, own_output=own),
+        Plan(60, rate=0.02),
+        progress=lambda step, loss: losses.append(loss),
+    )
+    assert heads.weight.dtype == torch.float32
+    assert losses[-1] < 0.5 * losses[0]
+    save_heads(tmp_path, heads.bfloat16(), model, [[1.0]])
+    assert drafted(Medusa(tmp_path, tree="0"), model, [1, 2]) == ("0", [2, 3])
 
 
 def test_accuracy_counts_by_head_and_rank(counting: LlamaForCausalLM) -> None:

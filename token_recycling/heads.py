@@ -63,12 +63,14 @@ class MedusaHeads(torch.nn.Module):
         return other
 
     def forward(self, hidden: torch.Tensor, shared: torch.nn.Module) -> torch.Tensor:
-        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer."""
-        states = hidden.expand(self.heads, *hidden.shape)
+        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer, which is
+        given what it is given by the target, in that type.
+        """
+        states = hidden.to(self.weight.dtype).expand(self.heads, *hidden.shape)
         for weight, bias in zip(self.weight, self.bias, strict=True):
             states = states + silu(torch.baddbmm(bias, states, weight))
         states = torch.bmm(states, self.output.transpose(1, 2))
-        return shared(states) if self.shares_output else states
+        return shared(states.to(hidden.dtype)) if self.shares_output else states
 
 
 @dataclass

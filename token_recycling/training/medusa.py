@@ -84,8 +84,8 @@ def train_medusa(
 
 @torch.no_grad()
 def examples(target: Target, texts: Continuations, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What heads learn from: the target's hidden states (n, width) wherever it chose a token, in float32, and what it
-    said (heads, n) that many tokens later, `NOTHING` after the end of a text.
+    """What heads learn from: the target's hidden states (n, width) wherever it chose a token, and what it said (heads,
+    n) that many tokens later, `NOTHING` after the end of a text.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
     with hidden_states(target.model) as seen:
@@ -97,7 +97,7 @@ def examples(target: Target, texts: Continuations, heads: int) -> tuple[torch.Te
         # The state at place p gave the token at p + 1, so that head k foresees the one at p + 1 + k.
         beyond = torch.cat([text[prompt + 1 :], text.new_full((heads,), NOTHING)])
         wanted.append(beyond.unfold(0, heads, 1).T)
-    return torch.cat(states).float(), torch.cat(wanted, dim=1).to(target.device)
+    return torch.cat(states), torch.cat(wanted, dim=1).to(target.device)
 
 
 @torch.no_grad()
