@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from token_recycling.training.continuations import Continuations, ContinuationsError, continuations, pieces
-from token_recycling.training.loop import CheckpointError, Plan, fit
+from token_recycling.training.loop import CheckpointError, Plan, Shuffled, fit, frozen
 from token_recycling.training.saved import TrainedPartError, check_model, load_part, save_part
 
 
@@ -169,6 +169,26 @@ def test_the_rate_rises_and_falls() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[10] == 2.0
     assert 0 < rates[-1] < 0.01
+
+
+def test_every_example_comes_once_an_epoch_in_a_new_order() -> None:
+    shuffled = Shuffled(10, batch=4, seed=1)
+    seen = [place for number in range(5) for place in shuffled[number]]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+    assert [Shuffled(10, batch=4, seed=1)[number] for number in (3, 2)] == [shuffled[3], shuffled[2]]
+    assert Shuffled(10, batch=4, seed=2)[0] != shuffled[0]
+    with pytest.raises(ValueError, match="batch of 1 or more"):
+        Shuffled(10, batch=0)
+
+
+def test_a_frozen_model_wants_no_gradient_until_the_end() -> None:
+    layer = part()
+    layer.bias.requires_grad_(False)
+    with frozen(layer):
+        assert not layer.weight.requires_grad
+    assert layer.weight.requires_grad
+    assert not layer.bias.requires_grad
 
 
 def test_frozen_parameters_stay() -> None:

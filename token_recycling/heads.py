@@ -39,6 +39,8 @@ class MedusaHeads(torch.nn.Module):
             raise ValueError(f"expected 1 head and 1 block or more, got {heads} and {blocks}")
         self.weight = torch.nn.Parameter(torch.zeros(blocks, heads, width, width))
         self.bias = torch.nn.Parameter(torch.zeros(blocks, heads, 1, width))
+        self.shares_output = output is None
+        """Whether the target's output layer follows."""
         output = torch.eye(width) if output is None else output.detach().float()
         self.output = torch.nn.Parameter(output.repeat(heads, 1, 1))
 
@@ -51,26 +53,24 @@ class MedusaHeads(torch.nn.Module):
         """Of the hidden states."""
         return self.weight.shape[2]
 
-    @property
-    def shares_output(self) -> bool:
-        """Whether the target's output layer follows."""
-        return self.output.shape[1] == self.width
-
     def placed(self, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
         """The same heads on a device and in a type, to draft with."""
         other = MedusaHeads.__new__(MedusaHeads)
         torch.nn.Module.__init__(other)
+        other.shares_output = self.shares_output
         for name, weight in self.named_parameters():
             other.register_parameter(name, torch.nn.Parameter(weight.detach().to(device, dtype), requires_grad=False))
         return other
 
     def forward(self, hidden: torch.Tensor, shared: torch.nn.Module) -> torch.Tensor:
-        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer."""
-        states = hidden.expand(self.heads, *hidden.shape)
+        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer, which is
+        given what it is given by the target, in that type.
+        """
+        states = hidden.to(self.weight.dtype).expand(self.heads, *hidden.shape)
         for weight, bias in zip(self.weight, self.bias, strict=True):
             states = states + silu(torch.baddbmm(bias, states, weight))
         states = torch.bmm(states, self.output.transpose(1, 2))
-        return shared(states) if self.shares_output else states
+        return shared(states.to(hidden.dtype)) if self.shares_output else states
 
 
 @dataclass
@@ -91,7 +91,7 @@ def save_heads(
     **facts: Any,
 ) -> None:
     """Writes `medusa.safetensors` and `medusa.json`, in the type of `heads`."""
-    described = {"heads": heads.heads, "accuracy": accuracy, **facts}
+    described = {"heads": heads.heads, "own_output": not heads.shares_output, "accuracy": accuracy, **facts}
     save_part(folder, KIND, heads.state_dict(), model, described)
 
 
@@ -108,7 +108,9 @@ def load_heads(folder: str | os.PathLike[str]) -> SavedHeads:
         or not all(isinstance(ranks, list) and ranks for ranks in accuracy)
     ):
         raise TrainedPartError(f"{folder}: expected heads and their accuracy, got something else; train anew")
-    heads = MedusaHeads(weight.shape[1], weight.shape[2], weight.shape[0], output[0])
+    heads = MedusaHeads(
+        weight.shape[1], weight.shape[2], weight.shape[0], output[0] if facts.get("own_output") else None
+    )
     try:
         heads.load_state_dict(tensors)
     except RuntimeError as error:

@@ -8,7 +8,7 @@ asks; else setting the hook, some microseconds a pass.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from transformers import PreTrainedModel
@@ -22,25 +22,21 @@ class NoHiddenStatesError(ValueError):
 def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
     """Within it every forward pass adds its (batch, n, hidden) to the list: of the positions whose logits are made.
 
-    Raises NoHiddenStatesError where a model has no output layer of its own.
+    Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it: a graph that was
+    made without the hook would be used again.
     """
+    if getattr(model, "_compiled_call_impl", None) or hasattr(model.forward, "_torchdynamo_orig_callable"):
+        raise NoHiddenStatesError(
+            f"expected a model whose hidden states can be seen, got {type(model).__name__} compiled as a whole; "
+            "compile what is before its output layer (`model.model = torch.compile(model.model)`), or choose a drafter "
+            "that needs no hidden states"
+        )
     seen: list[torch.Tensor] = []
     hook = output_layer(model).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
     try:
         yield seen
     finally:
         hook.remove()
-
-
-def last_seen(seen: Sequence[torch.Tensor], model: PreTrainedModel) -> torch.Tensor:
-    """The hidden states of the last pass; raises NoHiddenStatesError if it was one that runs no hooks."""
-    if not seen:
-        raise NoHiddenStatesError(
-            f"expected the hidden states of {type(model).__name__}, got none: compiled as a whole it runs no hooks; "
-            "compile what is before its output layer (`model.model = torch.compile(model.model)`), or choose a drafter "
-            "that needs no hidden states"
-        )
-    return seen[-1]
 
 
 def output_layer(model: PreTrainedModel) -> torch.nn.Module:

@@ -123,7 +123,7 @@ class Medusa(Drafter):
         self._hidden[step.row] = step.hidden[step.accepted[-1]]
 
     def describe(self) -> str:
-        grown = {"auto": "as large as pays"}.get(str(self.tree), f"{self.tree} nodes, best first")
+        grown = "as large as pays" if self.tree in ("auto", _STATIC) else f"{self.tree} nodes, best first"
         return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self._template or grown}"
 
 

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from ..heads import MedusaHeads, output_width
-from ..hidden import hidden_states, last_seen, output_layer
+from ..hidden import hidden_states, output_layer
 from ..priming import weights_fingerprint
 from ..target import Target
 from .continuations import Continuations
@@ -44,7 +44,7 @@ class MedusaTraining:
     """An output layer for each head, instead of the target's."""
     decay: float = 0.8
     """Weight of a head's loss, to the power of its number."""
-    batch: int = 4
+    batch: int = 2
     """Texts in a batch."""
     seed: int = 0
     """Of the order of texts."""
@@ -84,20 +84,20 @@ def train_medusa(
 
 @torch.no_grad()
 def examples(target: Target, texts: Continuations, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What heads learn from: the target's hidden states (n, width) wherever it chose a token, in float32, and what it
-    said (heads, n) that many tokens later, `NOTHING` after the end of a text.
+    """What heads learn from: the target's hidden states (n, width) wherever it chose a token, and what it said (heads,
+    n) that many tokens later, `NOTHING` after the end of a text.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
     with hidden_states(target.model) as seen:
         target.model(input_ids=ids, use_cache=False)
-    hidden = last_seen(seen, target.model).to(target.device)
+    hidden = seen[-1].to(target.device)
     states, wanted = [], []
     for row, (text, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         states.append(hidden[row, prompt - 1 : len(text) - 1])
         # The state at place p gave the token at p + 1, so that head k foresees the one at p + 1 + k.
         beyond = torch.cat([text[prompt + 1 :], text.new_full((heads,), NOTHING)])
         wanted.append(beyond.unfold(0, heads, 1).T)
-    return torch.cat(states).float(), torch.cat(wanted, dim=1).to(target.device)
+    return torch.cat(states), torch.cat(wanted, dim=1).to(target.device)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ def medusa(
     text_tokens: training.TextTokens = 128,
     temperature: training.Temperature = 0.0,
     steps: training.Steps = 1000,
-    batch: training.Batch = 4,
+    batch: training.Batch = 2,
     rate: training.Rate = 3e-3,
     held_out: Annotated[float, typer.Option(help="Share of the texts that the accuracy is measured on.")] = 0.0625,
     seed: training.Seed = 0,
