@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from ..draft_models.acceptance import AcceptanceHead
 from ..heads import output_width
-from ..hidden import hidden_states, last_seen
+from ..hidden import hidden_states
 from ..priming import weights_fingerprint
 from ..target import Target
 from .continuations import Continuations
@@ -139,7 +139,7 @@ def states_and_labels(
     ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
     with hidden_states(draft.model) as seen:
         draft.model(input_ids=ids, use_cache=False)
-    hidden = last_seen(seen, draft.model)
+    hidden = seen[-1]
     states, labels = [], []
     for row, (text, (tokens, replaced)) in enumerate(zip(texts, mixtures, strict=True)):
         own = hidden[row, text.start : len(tokens)]
