@@ -21,6 +21,8 @@ from token_recycling.heads import output_width
 from token_recycling.hidden import hidden_states
 from token_recycling.training.saved import TrainedPartError
 
+DRAFT = Path(__file__).parents[1] / "models" / "draft"
+
 
 def believing(model: LlamaForCausalLM, chances: dict[int, float], otherwise: float = 0.999) -> AcceptanceHead:
     """For a model that counts, whose state after a token is 4 in that place and 0 elsewhere: these chances by token."""
@@ -216,3 +218,17 @@ def test_a_new_head_has_even_odds_and_blocks_of_their_own(model: LlamaForCausalL
     with torch.no_grad():
         head.output.weight.fill_(0.1)
         torch.testing.assert_close(head(state), 0.1 * wanted.sum())
+
+
+def test_the_shipped_head_drafts_for_the_shipped_target(shipped: tuple[LlamaForCausalLM, Any]) -> None:
+    model, tokenizer = shipped
+    drafter, stats = tr.make_drafter(f"specdec_pp:model={DRAFT},min_length=1,threshold=0.5"), tr.Stats()
+    text = (DRAFT.parent / "prompts" / "08_lru_cache.py").read_text()
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    wanted = model.generate(ids, max_new_tokens=32, do_sample=False)
+    assert torch.equal(
+        tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=32, do_sample=False), wanted
+    )
+    assert stats.mat > 1.2
+    assert len(stats.nodes) > 2  # drafts of several lengths
+    assert stats.drafter_statistics["stopped_by_head"] > 3
