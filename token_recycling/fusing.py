@@ -51,6 +51,17 @@ class Merged(NamedTuple):
     needed: Sequence[Sequence[int]]
     """(p): see `Draft.needed`."""
 
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that carry these tokens, one after another below the root, as far as there are any."""
+        path, at = [], 0
+        for token in tokens:
+            (found,) = ((self.parents == at) & (self.tokens == token)).nonzero()
+            if not len(found):
+                break
+            at = int(found[0])
+            path.append(at)
+        return path
+
     def draft(self, kept: np.ndarray, drawn: frozenset[int], context: Context) -> Draft:
         """The draft of the nodes `kept` (m,), ascending, with all their ancestors; of those, `drawn` count as drawn."""
         places = np.full(len(self.parents), -1, np.int64)

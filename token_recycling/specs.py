@@ -34,6 +34,11 @@ def options(name: str, text: str, unnamed: str = "") -> dict[str, str]:
     written = {}
     for piece in filter(None, split(text, ",")):
         option, *values = split(piece, "=")
+        if values and not option.isidentifier():
+            raise ValueError(
+                f"expected NAME=VALUE among the options of {name!r}, got {piece!r}; "
+                "options of a part of it stand in parentheses"
+            )
         if not values and unnamed and unnamed not in written:
             option, values = unnamed, [piece]
         if not values:

@@ -38,8 +38,8 @@ class Fuse(Drafter):
     unnamed: ClassVar[str] = "parts"
 
     parts: str | Sequence[str | Drafter]
-    """The drafters, such as recycling+draft_model(model=FOLDER,nodes=16), options in parentheses; in Python also made
-    ones.
+    """The drafters, such as recycling+draft_model(model=FOLDER,nodes=16), with options in parentheses; in Python also a
+    list of drafters.
     """
     nodes: int | Literal["auto"] = "auto"
     """Drafted nodes at most, the best of all parts; auto: as many of them as pay on this machine."""
@@ -49,8 +49,7 @@ class Fuse(Drafter):
     def __post_init__(self) -> None:
         if self.nodes != "auto" and (isinstance(self.nodes, str) or self.nodes < 1):
             raise ValueError(f"expected auto or 1 node or more, got nodes={self.nodes!r}")
-        written = specs.split(self.parts, "+") if isinstance(self.parts, str) else self.parts
-        self.drafters = [_made(part) for part in written]
+        self.drafters = [make_drafter(part) for part in _written(self.parts)]
         if not 2 <= len(self.drafters) <= _MOST_PARTS:
             raise ValueError(
                 f"expected 2 to {_MOST_PARTS} drafters to fuse, such as fuse:recycling+suffix, "
@@ -109,10 +108,10 @@ class Fuse(Drafter):
         merged, weighed, kept = self._asked.pop(step.row)
         self._weights.learn(merged, weighed, step.tokens)
         proposed = merged.ranks >= 0
-        accepted = proposed[kept[step.accepted[1:]]]
+        accepted = proposed[merged.follow(step.tokens[: len(step.accepted) - 1])]
         for part, label in enumerate(self._labels):
-            self._counts[f"{label}.proposed"] += int(proposed[:, part].sum())
-            self._counts[f"{label}.verified"] += int(proposed[kept, part].sum())
+            self._counts[f"{label}.proposed"] += int(proposed[1:, part].sum())
+            self._counts[f"{label}.kept"] += int(proposed[kept[1:], part].sum())
             self._counts[f"{label}.accepted"] += int(accepted[:, part].sum())
             self._counts[f"{label}.accepted_alone"] += int((accepted[:, part] & (accepted.sum(1) == 1)).sum())
         for drafter in self.drafters:
@@ -138,11 +137,11 @@ class _Asked(NamedTuple):
     """The nodes that are verified."""
 
 
-def _made(part: str | Drafter) -> Drafter:
-    if isinstance(part, str):
-        name, options = specs.call(part)
-        return make_drafter(f"{name}:{options}")
-    return make_drafter(part)
+def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:
+    """The parts as `make_drafter` takes them."""
+    if not isinstance(parts, str):
+        return parts
+    return [f"{name}:{options}" for name, options in map(specs.call, specs.split(parts, "+"))]
 
 
 def _labels(drafters: Sequence[Drafter]) -> list[str]:
