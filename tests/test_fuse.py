@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -17,7 +18,8 @@ from test_draft_model import related
 from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
-from token_recycling import Context, Draft, Drafter, Step
+from token_recycling import Context, Draft, Drafter, Step, asking
+from token_recycling.asking import PassClock, Worth, Yield
 from token_recycling.bench.methods import parse
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafting import drafter_class
@@ -260,6 +262,8 @@ def test_it_is_a_method_of_the_bench() -> None:
         ("fuse:recycling+draft_model", {}, "required option of draft_model, got none for model"),
         ("fuse:recycling+suffix,nodes=0", {}, "expected auto or 1 node or more, got nodes=0"),
         ("fuse:recycling+suffix,nodes=some", {}, "expected auto or 1 node or more, got nodes='some'"),
+        ("fuse:recycling+suffix,asks=none", {}, "expected asks=all, or asks=paying with nodes=auto, got asks=none"),
+        ("fuse:recycling+suffix,asks=paying,nodes=3", {}, "got asks=paying, nodes=3"),
         ("fuse:recycling+suffix,32", {}, "expected options as NAME=VALUE after 'fuse', got '32'"),
     ],
 )
@@ -272,3 +276,58 @@ def test_one_drafter_cannot_be_two_parts() -> None:
     drafter = tr.make_drafter("suffix")
     with pytest.raises(ValueError, match="expected every part to be a drafter of its own, got one twice"):
         Fuse([drafter, drafter])
+
+
+# Whom to ask
+
+
+def test_asked_is_who_adds_more_than_decoding_gives() -> None:
+    """Decoding gives a token a pass. Part 1 adds half a token for a tenth of a pass where little is expected, and a
+    tenth of a token for half a pass where much is.
+    """
+    worth = Worth(2)
+    little, much = Yield(1.3, 1.0), Yield(5.0, 5.0)
+    for _ in range(4):
+        assert worth.asks(1, little)
+        assert worth.asks(1, much)
+        worth.count(1, little, Yield(1.8, 1.1))
+        worth.count(1, much, Yield(5.1, 5.5))
+        worth.count_step(Yield(1.0, 1.0))
+    assert all(worth.asks(1, little) for _ in range(40))
+    # It is tried again now and then.
+    assert [worth.asks(1, much) for _ in range(32)] == ([False] * 15 + [True]) * 2
+    # What is learned of another number of expected tokens says nothing here.
+    assert worth.asks(1, Yield(20.0, 5.0))
+    # Where it has become better, it is asked.
+    for _ in range(8):
+        worth.count(1, much, Yield(7.0, 5.1))
+    assert worth.asks(1, much)
+
+
+def test_passes_are_timed_as_they_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curve says 1 second for one node and 2 for two; now everything takes twice as long."""
+    now = iter([10.0, 14.0] * 400)
+    monkeypatch.setattr(asking.time, "perf_counter", lambda: next(now))
+    clock = PassClock(np.array([1.0, 2.0, 3.0]), 1.0, texts=2)
+    assert clock.unit == 0.5
+    for _ in range(400):
+        clock.drafted(2)
+        clock.verified()
+        clock.verified()  # the second text of a batch
+    assert clock.unit == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("asks", ["all", "paying"])
+def test_parts_that_are_not_asked_lose_nothing(model: LlamaForCausalLM, asks: str, monkeypatch: Any) -> None:
+    """Every other time the later parts are left out; the text stays the same, and whoever is asked learns."""
+    turns = itertools.cycle([True, False])
+    monkeypatch.setattr(Worth, "asks", lambda *_: next(turns))
+    parts = ["suffix", "recycling:tree=8", tr.make_drafter("draft_model", model=related(model), nodes=8), "lookahead"]
+    drafter, stats = Fuse(parts, asks=asks), tr.Stats()
+    for seed in range(4):
+        prompt = tiny.prompt(seed, 6).repeat(1, 2)
+        ours = tr.generate(model, prompt, drafter=drafter, stats=stats, max_new_tokens=30)
+        assert torch.equal(ours, model.generate(prompt, max_new_tokens=30))
+    drafts = stats.drafter_statistics["draft_model.draft_forwards"]
+    assert drafts
+    assert (stats.drafter_statistics["recycling.proposed"] < 7 * stats.steps) == (asks == "paying")

@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .. import specs
+from ..asking import PassClock, Worth, Yield
 from ..costs import costs
 from ..drafting import Context, Draft, Drafter, Step, make_drafter
 from ..fusing import Merged, Weighed, Weights, best, kept_first, merge
@@ -43,12 +44,20 @@ class Fuse(Drafter):
     """
     nodes: int | Literal["auto"] = "auto"
     """Drafted nodes at most, the best of all parts; auto: as many of them as pay on this machine."""
+    asks: Literal["all", "paying"] = "all"
+    """all: every part drafts at every step; paying: a part after the first only where what it adds is worth the time
+    that it takes on this machine.
+    """
     drafters: list[Drafter] = field(default_factory=list, init=False)
     """The parts, as they were made."""
 
     def __post_init__(self) -> None:
         if self.nodes != "auto" and (isinstance(self.nodes, str) or self.nodes < 1):
             raise ValueError(f"expected auto or 1 node or more, got nodes={self.nodes!r}")
+        if self.asks not in ("all", "paying") or (self.asks == "paying" and self.nodes != "auto"):
+            raise ValueError(
+                f"expected asks=all, or asks=paying with nodes=auto, got asks={self.asks}, nodes={self.nodes}"
+            )
         self.drafters = [make_drafter(part) for part in _written(self.parts)]
         if not 2 <= len(self.drafters) <= _MOST_PARTS:
             raise ValueError(
@@ -59,7 +68,7 @@ class Fuse(Drafter):
             raise ValueError("expected every part to be a drafter of its own, got one twice; make it twice")
         self.learns_prompt = any(drafter.learns_prompt for drafter in self.drafters)
         self._labels = _labels(self.drafters)
-        self._weights = Weights(len(self.drafters))
+        self._weights, self._worth = Weights(len(self.drafters)), Worth(len(self.drafters))
         self._counts: Counter[str] = Counter()
 
     @classmethod
@@ -71,7 +80,7 @@ class Fuse(Drafter):
         for drafter in self.drafters:
             drafter.start(prompts, target)
         self._target = target
-        self._asked: dict[int, _Asked] = {}
+        self._plans: dict[int, _Plan] = {}
         self._counts.clear()
         if self.nodes != "auto":
             self._most, self._costs = int(self.nodes), np.empty(0)
@@ -79,8 +88,7 @@ class Fuse(Drafter):
         curve, texts = costs(target, max(map(len, prompts))), len(prompts)
         self._costs = curve.relative(texts)
         self._most = len(self._costs) - 1
-        # Texts of a batch are verified together, but drafted for one after another.
-        self._pass_seconds = float(np.interp(texts, curve.sizes, curve.seconds)) / texts
+        self._clock = PassClock(self._costs, float(np.interp(texts, curve.sizes, curve.seconds)), texts)
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
         for drafter in self.drafters:
@@ -88,9 +96,42 @@ class Fuse(Drafter):
                 drafter.observe_prompt(tokens, logits, row)
 
     def draft(self, context: Context) -> Draft:
+        drafts = [Draft(root_only(), context.root)] * len(self.drafters)
+        ask = self._ask_paying if self.asks == "paying" else self._ask_all
+        plan = self._plans[context.row] = ask(drafts, context)
+        draft = plan.merged.draft(plan.kept, plan.drawn, context) if len(plan.kept) > 1 else drafts[0]
+        if len(self._costs):
+            self._clock.drafted(len(draft.tree))
+        return draft
+
+    def _ask_all(self, drafts: list[Draft], context: Context) -> _Plan:
         began = time.perf_counter()
-        drafts = [drafter.draft(context).cut(context.room - 1) for drafter in self.drafters]
-        spent = time.perf_counter() - began
+        for part, drafter in enumerate(self.drafters):
+            drafts[part] = drafter.draft(context).cut(context.room - 1)
+        spent = (time.perf_counter() - began) / self._clock.unit if len(self._costs) else 0.0
+        return self._plan(drafts, range(len(drafts)), context, spent)
+
+    def _ask_paying(self, drafts: list[Draft], context: Context) -> _Plan:
+        """Asks the first part, and every further one where it is worth the time."""
+        plan: _Plan | None = None
+        asked: list[int] = []
+        spent = 0.0
+        for part, drafter in enumerate(self.drafters):
+            if plan is not None and not self._worth.asks(part, plan.expected):
+                continue
+            began = time.perf_counter()
+            drafts[part] = drafter.draft(context).cut(context.room - 1)
+            spent += time.perf_counter() - began
+            asked.append(part)
+            before = plan
+            plan = self._plan(drafts, asked, context, spent / self._clock.unit)
+            if before is not None:
+                self._worth.count(part, before.expected, plan.expected)
+        assert plan is not None
+        self._worth.count_step(plan.expected)
+        return plan
+
+    def _plan(self, drafts: Sequence[Draft], asked: Sequence[int], context: Context, spent: float = 0.0) -> _Plan:
         merged = merge(drafts)
         weighed = self._weights.weigh(merged)
         first, drawn = kept_first(merged, self._most)
@@ -98,14 +139,14 @@ class Fuse(Drafter):
         if drawn and not self._target.support.fits(len(context.tokens) - 1, self._most + 1):
             kept, drawn = np.zeros(1, np.int64), frozenset()
         else:
-            kept = best(
-                weighed.values, first, self._most, self._costs, spent / self._pass_seconds if len(self._costs) else 0.0
-            )
-        self._asked[context.row] = _Asked(merged, weighed, kept)
-        return merged.draft(kept, drawn, context) if len(kept) > 1 else Draft(root_only(), context.root)
+            kept = best(weighed.values, first, self._most, self._costs, spent)
+        taken = spent + self._costs[len(kept) - 1] if len(self._costs) else 0.0
+        return _Plan(merged, weighed, kept, drawn, tuple(asked), Yield(weighed.values[kept].sum(), taken))
 
     def observe(self, step: Step) -> None:
-        merged, weighed, kept = self._asked.pop(step.row)
+        if len(self._costs):
+            self._clock.verified()
+        merged, weighed, kept, _, asked, _ = self._plans.pop(step.row)
         self._weights.learn(merged, weighed, step.tokens)
         proposed = merged.ranks >= 0
         accepted = proposed[merged.follow(step.tokens[: len(step.accepted) - 1])]
@@ -114,8 +155,8 @@ class Fuse(Drafter):
             self._counts[f"{label}.kept"] += int(proposed[kept[1:], part].sum())
             self._counts[f"{label}.accepted"] += int(accepted[:, part].sum())
             self._counts[f"{label}.accepted_alone"] += int((accepted[:, part] & (accepted.sum(1) == 1)).sum())
-        for drafter in self.drafters:
-            drafter.observe(step)
+        for part in asked:
+            self.drafters[part].observe(step)
 
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()
@@ -128,13 +169,18 @@ class Fuse(Drafter):
         return f"fuse: {size}, best first, of {' + '.join(f'({drafter.describe()})' for drafter in self.drafters)}"
 
 
-class _Asked(NamedTuple):
-    """What was thought of the last draft of a text."""
+class _Plan(NamedTuple):
+    """What is to be verified of a text, and why."""
 
     merged: Merged
     weighed: Weighed
     kept: np.ndarray
     """The nodes that are verified."""
+    drawn: frozenset[int]
+    """Those of them that count as drawn."""
+    asked: tuple[int, ...]
+    """The parts that have drafted."""
+    expected: Yield
 
 
 def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:
