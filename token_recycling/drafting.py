@@ -178,7 +178,8 @@ class Drafter:
         """Learn from a verified draft; called once a step, after the cache has kept the accepted nodes.
 
         Where this drafter is a part of another one, `step.draft` holds nodes of others too and may lack some of its
-        own: find them by their tokens, as `Draft.places_in` does, not by number.
+        own: find them by their tokens, as `Draft.places_in` does, not by number. There may be steps for which this
+        drafter was not asked to draft.
         """
 
     def statistics(self) -> Mapping[str, float]:

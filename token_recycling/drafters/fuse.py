@@ -67,6 +67,7 @@ class Fuse(Drafter):
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
             raise ValueError("expected every part to be a drafter of its own, got one twice; make it twice")
         self.learns_prompt = any(drafter.learns_prompt for drafter in self.drafters)
+        self.needs_hidden = any(drafter.needs_hidden for drafter in self.drafters)
         self._labels = _labels(self.drafters)
         self._weights, self._worth = Weights(len(self.drafters)), Worth(len(self.drafters))
         self._counts: Counter[str] = Counter()
@@ -109,12 +110,11 @@ class Fuse(Drafter):
         for part, drafter in enumerate(self.drafters):
             drafts[part] = drafter.draft(context).cut(context.room - 1)
         spent = (time.perf_counter() - began) / self._clock.unit if len(self._costs) else 0.0
-        return self._plan(drafts, range(len(drafts)), context, spent)
+        return self._plan(drafts, context, spent)
 
     def _ask_paying(self, drafts: list[Draft], context: Context) -> _Plan:
         """Asks the first part, and every further one where it is worth the time."""
         plan: _Plan | None = None
-        asked: list[int] = []
         spent = 0.0
         for part, drafter in enumerate(self.drafters):
             if plan is not None and not self._worth.asks(part, plan.expected):
@@ -122,16 +122,15 @@ class Fuse(Drafter):
             began = time.perf_counter()
             drafts[part] = drafter.draft(context).cut(context.room - 1)
             spent += time.perf_counter() - began
-            asked.append(part)
             before = plan
-            plan = self._plan(drafts, asked, context, spent / self._clock.unit)
+            plan = self._plan(drafts, context, spent / self._clock.unit)
             if before is not None:
                 self._worth.count(part, before.expected, plan.expected)
         assert plan is not None
         self._worth.count_step(plan.expected)
         return plan
 
-    def _plan(self, drafts: Sequence[Draft], asked: Sequence[int], context: Context, spent: float = 0.0) -> _Plan:
+    def _plan(self, drafts: Sequence[Draft], context: Context, spent: float) -> _Plan:
         merged = merge(drafts)
         weighed = self._weights.weigh(merged)
         first, drawn = kept_first(merged, self._most)
@@ -141,12 +140,12 @@ class Fuse(Drafter):
         else:
             kept = best(weighed.values, first, self._most, self._costs, spent)
         taken = spent + self._costs[len(kept) - 1] if len(self._costs) else 0.0
-        return _Plan(merged, weighed, kept, drawn, tuple(asked), Yield(weighed.values[kept].sum(), taken))
+        return _Plan(merged, weighed, kept, drawn, Yield(weighed.values[kept].sum(), taken))
 
     def observe(self, step: Step) -> None:
         if len(self._costs):
             self._clock.verified()
-        merged, weighed, kept, _, asked, _ = self._plans.pop(step.row)
+        merged, weighed, kept, *_ = self._plans.pop(step.row)
         self._weights.learn(merged, weighed, step.tokens)
         proposed = merged.ranks >= 0
         accepted = proposed[merged.follow(step.tokens[: len(step.accepted) - 1])]
@@ -155,8 +154,8 @@ class Fuse(Drafter):
             self._counts[f"{label}.kept"] += int(proposed[kept[1:], part].sum())
             self._counts[f"{label}.accepted"] += int(accepted[:, part].sum())
             self._counts[f"{label}.accepted_alone"] += int((accepted[:, part] & (accepted.sum(1) == 1)).sum())
-        for part in asked:
-            self.drafters[part].observe(step)
+        for drafter in self.drafters:
+            drafter.observe(step)
 
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()
@@ -178,8 +177,6 @@ class _Plan(NamedTuple):
     """The nodes that are verified."""
     drawn: frozenset[int]
     """Those of them that count as drawn."""
-    asked: tuple[int, ...]
-    """The parts that have drafted."""
     expected: Yield
 
 

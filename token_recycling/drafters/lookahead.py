@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,15 +66,18 @@ class Lookahead(Drafter):
             text.learned = max(text.learned, len(context.tokens) - self.ngram_size + 1)
         root, trie = int(context.root), Trie()
         text.window.plant(trie, root, text.pool.guesses(root))
-        text.draft = replace(trie.draft(context), needed=frozenset(text.window.newest))
-        return text.draft
+        made = text.draft = replace(trie.draft(context), needed=frozenset(text.window.newest))
+        return made
 
     def observe(self, step: Step) -> None:
         text = self._texts[step.row]
-        places = text.draft.places_in(step.draft)
+        own, text.draft = text.draft, None
+        if own is None or step.finished:
+            return
+        places = own.places_in(step.draft)
         found = [place for place in (places[node] for node in text.window.newest) if place is not None]
         # Cut off at a limit of the text, or left out where this drafter is a part of another.
-        if step.finished or len(found) < len(text.window.newest):
+        if len(found) < len(text.window.newest):
             return
         grams = text.window.advance(_choices(step.logits, found))
         for gram in grams:
@@ -101,8 +104,8 @@ class _Text:
     window: Window
     learned: int = 0
     """Where the first n-gram of the text begins that is not in the pool."""
-    draft: Draft = field(init=False)
-    """The last one."""
+    draft: Draft | None = None
+    """Of this step, where one was asked for."""
 
 
 class Pool:

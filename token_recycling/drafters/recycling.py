@@ -132,10 +132,13 @@ class Recycling(Drafter):
     def observe(self, step: Step) -> None:
         assert self.matrix is not None
         text, tree = self._texts[step.row], step.draft.tree
-        rested, text.bare = text.rests, text.bare + 1 if text.nodes == 1 else 0
+        nodes, text.nodes = text.nodes, 0
+        if not nodes:
+            return
+        rested, text.bare = text.rests, text.bare + 1 if nodes == 1 else 0
         if rested:
             return
-        count_chosen(text.growth, text.nodes, np.array(step.tokens), self.matrix.calibration)
+        count_chosen(text.growth, nodes, np.array(step.tokens), self.matrix.calibration)
         # Nodes that others proposed are as good to learn from.
         tokens = step.draft.tokens.cpu().numpy()
         contexts = contexts_below(text.growth.contexts[0], np.array(tree.parents), tokens)
@@ -166,8 +169,8 @@ class _Text:
         """The last tokens of the prompt that were learned from."""
         self.bare = 0
         """Steps in a row for which nothing was drafted."""
-        self.nodes = 1
-        """Nodes of the last draft, the first that grew."""
+        self.nodes = 0
+        """Nodes of this step's draft, the first that grew; 0 where none was asked for."""
 
     @property
     def rests(self) -> bool:
