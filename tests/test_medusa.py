@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from commandline import assert_refused, run, run_json
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import token_recycling as tr
 from token_recycling.costs import CostCurve
@@ -210,6 +210,16 @@ def test_heads_begin_as_the_output_layer(model: LlamaForCausalLM, own: bool) -> 
     hidden = torch.randn(5, 32)
     for logits in heads(hidden, model.lm_head):
         assert torch.allclose(logits, model.lm_head(hidden), atol=1e-5)
+
+
+def test_the_shipped_heads_save_steps(shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
+    model, tokenizer = shipped
+    ids, stats = tokenizer("class Stack:\n    def __init__(self):\n", return_tensors="pt").input_ids, tr.Stats()
+    wanted = model.generate(ids, max_new_tokens=48, do_sample=False)
+    drafter = Medusa(Path(__file__).parents[1] / "models" / "medusa", tree=16)
+    ours = tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=48, do_sample=False)
+    assert torch.equal(ours, wanted)
+    assert stats.mat > 1.5
 
 
 # training
