@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from conftest import SHIPPED
 from scipy.stats import chisquare
 from test_batch import batch
 from test_draft_model import related
-from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
+from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedTokenizerFast, TemperatureLogitsWarper
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, asking
@@ -99,6 +100,20 @@ def test_two_together_accept_more_than_either(model: LlamaForCausalLM) -> None:
 
     alone = max(mat(tr.make_drafter("recycling:tree=6")), mat(drafting()))
     assert mat(Fuse(["recycling:tree=6", drafting()], nodes=6)) > 1.05 * alone
+
+
+@pytest.mark.slow
+def test_the_shipped_pair_accepts_more_together(shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
+    model, tokenizer = shipped
+    folder, mats = SHIPPED.parent, []
+    part = f"draft_model(model={folder / 'draft'},nodes=16)"
+    for drafter in ("recycling:tree=16", f"draft_model:{part[12:-1]}", f"fuse:recycling(tree=16)+{part},nodes=16"):
+        stats, made = tr.Stats(), tr.make_drafter(drafter)
+        for prompt in sorted((folder / "prompts").glob("*.py"))[:4]:
+            ids = tokenizer(prompt.read_text(), return_tensors="pt")["input_ids"]
+            list(tr.stream(model, ids, made, max_new_tokens=64, stats=stats))
+        mats.append(stats.mat)
+    assert mats[2] > 1.05 * max(mats[:2])
 
 
 @pytest.mark.slow
