@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from .. import specs
 from ..drafting import drafter_names, make_drafter
 from .lanes import DraftedLane, Lane, TransformersLane
 from .oracle import Hindsight, OracleLane
@@ -139,7 +140,7 @@ def parse(spec: str) -> Method:
     """A method as the user writes it; raises ValueError or TypeError with what is wrong."""
     name, _, text = spec.partition(":")
     if name in _NAMED:
-        return _NAMED[name](spec, _options(spec, text))
+        return _NAMED[name](spec, specs.options(name, text))
     if name not in drafter_names():
         raise ValueError(
             f"expected a method of {', '.join(_NAMED)}, or a drafter of {', '.join(drafter_names())}, got {name!r}"
@@ -183,16 +184,6 @@ _NAMED: dict[str, Callable[[str, dict[str, str]], Method]] = {
     "oracle": _oracle,
 }
 """What is no drafter."""
-
-
-def _options(spec: str, text: str) -> dict[str, str]:
-    options = {}
-    for part in filter(None, text.split(",")):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"expected options as NAME=VALUE in {spec!r}, got {part!r}")
-        options[option] = value
-    return options
 
 
 def _folder(spec: str, options: dict[str, str]) -> str:

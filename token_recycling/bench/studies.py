@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import specs
 from ..drafting import drafter_class, options_of
 from ..templates import RANK_ACCEPTANCE, grow
 from ..tree import Tree
@@ -103,7 +104,7 @@ def _options(points: Callable[[], dict[str, Options]]) -> Callable[..., Plan]:
 def _without(spec: str, options: Options) -> str:
     """A drafter's spec without what is varied, so that no row claims a value that it does not have."""
     name, _, written = spec.partition(":")
-    kept = [part for part in written.split(",") if part and part.partition("=")[0] not in options]
+    kept = [part for part in specs.split(written, ",") if part and specs.split(part, "=")[0] not in options]
     return f"{name}:{','.join(kept)}" if kept else name
 
 
@@ -156,7 +157,7 @@ def _stopping(name: str, methods: list[Drafted], questions: Sequence[Question], 
                 f"expected --method specdec_pp:model=FOLDER for the study {name}, with a draft model that has a "
                 f"trained head, got {drafter}"
             )
-        options = dict(part.split("=", 1) for part in written.split(",") if part)
+        options = specs.options(drafter, written)
         kept = [f"{option}={options[option]}" for option in ("model", "sampled") if option in options]
         fixed = "draft_model:" + ",".join(["mode=sequence", *kept])
         contenders += [Contender(Drafted(fixed, depth=length), f"length {length}") for length in FIXED_LENGTHS]
