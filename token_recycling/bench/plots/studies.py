@@ -184,13 +184,13 @@ def pareto(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | No
                 ha="center",
                 fontsize=7.5,
             )
-    axes.set_xlabel("discard rate: drafted for nothing, an emitted token")
-    axes.set_ylabel("verification rate: passes of the target, an emitted token")
+    axes.set_xlabel("discard rate")
+    axes.set_ylabel("verification rate")
     axes.grid(True)
     axes.margins(0.06, 0.1)
     style.legend(figure, [style.key(curve, colours[curve], line=True) for curve in drawn])
     name, said = points[0].study or "", study_words(points[0].study or "")
-    what = f"{said.what} Left: less is drafted for nothing. Down: fewer passes of the target."
+    what = f"{said.what} Left: less is drafted in vain. Down: fewer passes of the target. Both for each emitted token."
     return Plot(f"study_{_file_name(name)}_{points[0].mode}", said.title, what, figure)
 
 
