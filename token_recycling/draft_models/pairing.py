@@ -6,11 +6,30 @@ other. Where a tokenizer is not known, because a model was made in memory, the n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ..target import Target, UnsupportedModelError
+
+
+@dataclass
+class SecondModel:
+    """The option `model` of a drafter that drafts with a second model: put before the drafter's base class."""
+
+    model: str | PreTrainedModel
+    """A local folder or a hub name; in Python also a model."""
+
+    def drafting_model(self, target: Target) -> Target:
+        """The model, loaded and compared once for each target."""
+        if getattr(self, "_paired_with", None) is not target.model:
+            self._paired = paired(self.model, target)
+            self._paired_with = target.model
+        return self._paired
+
+    def _what(self) -> str:
+        return str(self.model) if isinstance(self.model, str) else type(self.model).__name__
 
 
 def paired(model: str | PreTrainedModel, target: Target) -> Target:

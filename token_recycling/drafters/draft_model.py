@@ -13,27 +13,14 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ..draft_models.drafter import CausalDrafter
-from ..draft_models.pairing import paired
-from ..target import Target
+from ..draft_models.pairing import SecondModel
 
 
 @dataclass
-class DraftModel(CausalDrafter):
+class DraftModel(SecondModel, CausalDrafter):
     """Drafts with a second model that has the target's tokenizer."""
-
-    model: str | PreTrainedModel
-    """A local folder or a hub name; in Python also a model."""
 
     @classmethod
     def example(cls, model: PreTrainedModel, folder: Path) -> DraftModel:
         """A model drafts for itself."""
         return cls(model)
-
-    def drafting_model(self, target: Target) -> Target:
-        if getattr(self, "_paired_with", None) is not target.model:
-            self._paired = paired(self.model, target)
-            self._paired_with = target.model
-        return self._paired
-
-    def _what(self) -> str:
-        return str(self.model) if isinstance(self.model, str) else type(self.model).__name__
