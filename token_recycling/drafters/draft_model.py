@@ -7,8 +7,9 @@ prefill for every text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
@@ -29,11 +30,20 @@ class DraftModel(CausalDrafter):
         """A model drafts for itself."""
         return cls(model)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._pairs: WeakKeyDictionary[PreTrainedModel, Target] = WeakKeyDictionary()
+
+    def fork(self) -> DraftModel:
+        """Shares the draft model, which is loaded once for all."""
+        other = replace(self)
+        other._pairs = self._pairs
+        return other
+
     def drafting_model(self, target: Target) -> Target:
-        if getattr(self, "_paired_with", None) is not target.model:
-            self._paired = paired(self.model, target)
-            self._paired_with = target.model
-        return self._paired
+        if target.model not in self._pairs:
+            self._pairs[target.model] = paired(self.model, target)
+        return self._pairs[target.model]
 
     def _what(self) -> str:
         return str(self.model) if isinstance(self.model, str) else type(self.model).__name__

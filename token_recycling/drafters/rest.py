@@ -12,7 +12,7 @@ Cost per step: some 0.4 ms in 50 million tokens, 1 ms more where all 5,000 conti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +63,10 @@ class Rest(Drafter):
         texts = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=32, do_sample=False)
         build(texts.tolist(), folder / "datastore")
         return cls(folder / "datastore")
+
+    def fork(self) -> Rest:
+        """Opens the datastore once more: it is read only, and not to be copied into memory."""
+        return replace(self)
 
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         store = self._store
