@@ -19,6 +19,7 @@ from .commands.drafters import drafters
 from .commands.generate import generate
 from .commands.matrix import matrix
 from .commands.report import report
+from .commands.serve import serve
 from .commands.tune import tune
 from .console import OneLineErrors
 
@@ -43,6 +44,6 @@ def main(
         print(context.get_help())
 
 
-for command in (generate, compare, bench, report, tune, check, matrix, drafters):
+for command in (generate, compare, serve, bench, report, tune, check, matrix, drafters):
     app.command()(command)
 app.add_typer(datastore, name="datastore")

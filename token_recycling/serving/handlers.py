@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
@@ -14,7 +16,6 @@ from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.utils import GenerateManager, GenerationState
 
 from .errors import ApiError
-from .job import Job
 
 if TYPE_CHECKING:
     from .service import Service
@@ -45,11 +46,20 @@ class OneModel(ModelManager):
 
 
 class Worker(GenerateManager):
-    """One thread in which everything is generated, one request after another; it is given jobs for the model."""
+    """One thread in which everything is generated, one request after another; it is given jobs for the model.
+
+    The thread is one of an executor: transformers' own ends with the first answer that finds the event loop closed.
+    """
 
     def __init__(self, service: Service) -> None:
-        super().__init__()
         self._service = service
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
+
+    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._pool.submit(fn, *args, **kwargs)
+
+    def async_submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        return asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
     def generate_streaming(
         self,
@@ -68,14 +78,6 @@ class Worker(GenerateManager):
     ) -> Any:
         job = self._service.prepared(request_id, inputs, gen_config)
         return await super().generate_non_streaming(job, processor, inputs, gen_config, request_id)
-
-    async def run(self, job: Job, **arguments: Any) -> Any:
-        """`job.generate(**arguments)` in the thread."""
-        return await self.async_submit(job.generate, **arguments)
-
-    async def call(self, function: Any, *arguments: Any) -> Any:
-        """Any function in the thread, between two requests."""
-        return await asyncio.wrap_future(self.submit(function, *arguments))
 
 
 class State(GenerationState):

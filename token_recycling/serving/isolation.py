@@ -15,23 +15,15 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from ..cli.loading import Loaded, load_matrix
 from ..drafting import Drafter, make_drafter
 from ..matrix import fingerprint
+from .modes import Isolation
 
 logger = logging.getLogger("token_recycling.serving")
-
-
-class Isolation(str, Enum):
-    """Whose texts a drafter may learn from."""
-
-    shared = "shared"
-    per_key = "per-key"
-    per_request = "per-request"
 
 
 class Drafters:

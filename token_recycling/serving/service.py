@@ -21,10 +21,11 @@ from ..drafting import Drafter, make_drafter
 from ..target import Target
 from .errors import ApiError
 from .handlers import ChatHandler, OneModel, ResponsesHandler, State, TextHandler, Worker
-from .isolation import Drafters, Isolation
+from .isolation import Drafters
 from .job import Job
 from .keys import METRICS, Key, find_key
 from .metrics import Metrics
+from .modes import Isolation
 
 _LONGEST_MEASURED = 16_384
 """Tokens of a prompt up to which the cost of trees is measured at start: beyond, the cache for it may be large."""
@@ -179,7 +180,7 @@ class Service:
 
     async def open(self) -> None:
         """Measures and compiles what the first requests would wait for, and tries the way that they go."""
-        await self.worker.call(self._measure)
+        await self.worker.async_submit(self._measure)
         job = Job(self.loaded.model, lambda: contextlib.nullcontext(self.drafters.fork()))
         self._jobs[job.id] = job
         try:
@@ -203,7 +204,7 @@ class Service:
 
     async def save(self) -> None:
         """Saves what was learned, between two requests."""
-        await self.worker.call(self.drafters.save)
+        await self.worker.async_submit(self.drafters.save)
 
     async def save_at_intervals(self) -> None:
         """Saves until it is cancelled."""

@@ -75,7 +75,7 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
     text, steps, tokens = IncrementalText(tokenizer), 0, 0
     try:
         yield "start", {"id": job.id, "model": service.settings.name, "prompt_tokens": job.prompt_tokens}
-        generation = asyncio.ensure_future(service.worker.run(job, **arguments))
+        generation = service.worker.async_submit(job.generate, **arguments)
         generation.add_done_callback(lambda done: queue.put_nowait(None))
         while (step := await queue.get()) is not None:
             step["texts"] = [text.push([token]) for token in step["tokens"]]
