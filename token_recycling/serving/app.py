@@ -95,17 +95,17 @@ def _openai(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(request: Request, body: TextBody, key: User) -> Response:
-        return await _answer(service, service.text, request, body, service.admit(key, "cmpl", **_chosen(body)))
+        return await _answer(service, service.text, request, body, service.admit(key, "cmpl-", **_chosen(body)))
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request, body: ChatBody, key: User) -> Response:
         service.check_chat()
-        return await _answer(service, service.chat, request, body, service.admit(key, "chatcmpl", **_chosen(body)))
+        return await _answer(service, service.chat, request, body, service.admit(key, "chatcmpl-", **_chosen(body)))
 
     @router.post("/v1/responses")
     async def responses(request: Request, body: ResponsesBody, key: User) -> Response:
         service.check_chat()
-        job = service.admit(key, "resp", **_chosen(body))
+        job = service.admit(key, "", **_chosen(body))
         return await _answer(service, service.responses, request, body, job)
 
     return router
@@ -118,7 +118,7 @@ def _own(service: Service) -> APIRouter:
     @router.post("/v1/token_recycling/steps")
     async def steps(request: Request, body: StepsBody, key: User) -> Response:
         service.check_model(body.model)
-        job = service.admit(key, "steps", drafter=body.drafter, **_chosen(body))
+        job = service.admit(key, "steps-", drafter=body.drafter, **_chosen(body))
         with _ended_if_refused(job):
             arguments = prepare(service, body, job)
         job_events = server_sent(step_events(service, job, arguments))

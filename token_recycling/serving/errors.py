@@ -11,6 +11,8 @@ from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
+from ..cli.console import one_line
+
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -27,6 +29,9 @@ class ApiError(HTTPException):
     ) -> None:
         super().__init__(status, message, headers)
         self.code, self.param = code, param
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 class CancelledError(Exception):
@@ -45,8 +50,7 @@ def refused(error: Exception) -> Exception:
         return error
     kinds = (ValueError, TypeError, KeyError, TemplateError)
     if isinstance(error, kinds):
-        text = " ".join(str(error).split()) or type(error).__name__
-        return ApiError(400, text, "invalid_request")
+        return ApiError(400, one_line(error) or type(error).__name__, "invalid_request")
     return error
 
 
@@ -62,9 +66,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
-        return JSONResponse(error_body(400, f"{param or 'body'}: {first['msg']}", "invalid_value", param), 400)
+        # Of all that a value could have been, the error that is found deepest is of what it was meant to be.
+        found = max(error.errors(), key=lambda one: len(one["loc"]))
+        param = ".".join(str(part) for part in found["loc"] if part != "body") or None
+        message = found["msg"].removeprefix("Value error, ")
+        return JSONResponse(error_body(400, f"{param}: {message}" if param else message, "invalid_value", param), 400)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:

@@ -7,6 +7,7 @@ one thread that generates: it seeds torch, borrows the drafter that the isolatio
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ..cli.console import one_line
 from ..drafting import Context, Draft, Drafter, Step
 from ..hf import accelerated
 from ..stats import Stats
@@ -26,6 +28,9 @@ from .errors import ApiError, CancelledError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+logger = logging.getLogger("token_recycling.serving")
 
 
 class _Streamer(Protocol):
@@ -50,7 +55,10 @@ class Job:
     """Called in the thread that generates, with every step and the seconds since the prompt was read."""
     on_end: Callable[[Job], None] = lambda job: None
     """Called once, when nothing more will be generated."""
-    prefix: str = "job"
+    free: bool = False
+    """Whether its prompt may be longer than clients' may."""
+    prefix: str = ""
+    """What its id begins with."""
 
     stats: Stats = field(default_factory=Stats, init=False)
     fallback: str | None = field(default=None, init=False)
@@ -61,10 +69,10 @@ class Job:
     prompt_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.id = f"{self.prefix}{uuid.uuid4().hex}"
         self._since = time.monotonic()
         self._cancelled = threading.Event()
-        self._ended, self._ending = False, threading.Lock()
+        self._ended, self._failed, self._ending = False, False, threading.Lock()
 
     def cancel(self) -> None:
         """The client has gone: a running generation ends with its step, one that waits will not begin."""
@@ -84,6 +92,15 @@ class Job:
     def cancelled(self) -> bool:
         return self._cancelled.is_set()
 
+    @property
+    def outcome(self) -> str | None:
+        """How it ended: complete, cancelled, failed; None if it was refused before its text began."""
+        if self.cancelled:
+            return "cancelled"
+        if not self.started:
+            return None
+        return "failed" if self._failed else "complete"
+
     def check(self) -> None:
         """Raises CancelledError, or ApiError where the time is over."""
         if self.cancelled:
@@ -99,21 +116,34 @@ class Job:
     def generate(self, streamer: _Streamer | None = None, **arguments: Any) -> Any:
         """The model's own `generate`, in the thread of all generation."""
         try:
-            self.check()
-            self.started, self.waited = True, time.monotonic() - self._since
-            # The generator of random numbers is one for all requests: nobody may know another's draws.
-            torch.manual_seed(secrets.randbits(63) if self.seed is None else self.seed)
-            with self.lend() as drafter, accelerated(self.model, self._watched(drafter)) as acceleration:
-                try:
-                    result = self.model.generate(**arguments, streamer=_Watch(self, streamer))
-                finally:
-                    self.stats, self.fallback = acceleration.stats, acceleration.fallback
+            result = self._generated(streamer, arguments)
+        except (ApiError, CancelledError):
+            self._failed = True
+            raise
+        except Exception as error:
+            self._failed = True
+            if streamer is None:
+                raise
+            # Of an answer that has begun only the text of the error is left, which is put between quotation marks.
+            logger.exception("the generation %s failed", self.id)
+            raise RuntimeError(one_line(error).replace("\\", "/").replace('"', "'")) from error
         finally:
             self.end()
         # Only now, so that whoever reads the end of the stream finds the statistics.
         if streamer is not None:
             streamer.end()
         return result
+
+    def _generated(self, streamer: _Streamer | None, arguments: dict[str, Any]) -> Any:
+        self.check()
+        self.started, self.waited = True, time.monotonic() - self._since
+        # The generator of random numbers is one for all requests: nobody may know another's draws.
+        torch.manual_seed(secrets.randbits(63) if self.seed is None else self.seed)
+        with self.lend() as drafter, accelerated(self.model, self._watched(drafter)) as acceleration:
+            try:
+                return self.model.generate(**arguments, streamer=_Watch(self, streamer))
+            finally:
+                self.stats, self.fallback = acceleration.stats, acceleration.fallback
 
     def _watched(self, drafter: Drafter) -> Drafter:
         return drafter if self.on_step is None else Watched(drafter, self.on_step)

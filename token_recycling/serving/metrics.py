@@ -18,7 +18,8 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests by path and status.", "path", "status")
-        self._jobs = self._counter("generations", "Generations by how they ended.", "end")
+        self._jobs = self._counter("generations", "Generations by how they ended.", "outcome")
+        self._fallbacks = self._counter("not_accelerated", "Generations left to transformers' own decoding.")
         self._tokens = self._counter("generated_tokens", "Emitted tokens.")
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._steps = self._counter("steps", "Forward passes after the prompts'.")
@@ -28,6 +29,7 @@ class Metrics:
         self._saves = self._counter("matrix_saves", "Savings of a matrix, by whether they succeeded.", "outcome")
         self._mat = self._gauge("mean_accepted_tokens", "Tokens a step since the start (MAT).")
         self.running = self._gauge("requests_in_progress", "Requests that run or wait.")
+        self.matrices = self._gauge("drafters", "Drafters, each with its matrix, that are kept.")
         self._sums = [0, 0]
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -41,9 +43,12 @@ class Metrics:
         self._requests.labels(path, str(status)).inc()
 
     def count_job(self, job: Job) -> None:
-        """What a request has cost and given."""
+        """What a request has cost and given; one after another."""
+        if job.outcome is None:
+            return
         stats = job.stats
-        self._jobs.labels("cancelled" if job.cancelled else "not accelerated" if job.fallback else "complete").inc()
+        self._jobs.labels(job.outcome).inc()
+        self._fallbacks.inc(job.fallback is not None)
         self._tokens.inc(stats.tokens)
         self._prompt_tokens.inc(stats.prompt_tokens)
         self._steps.inc(stats.steps)

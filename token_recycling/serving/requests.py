@@ -6,10 +6,12 @@ refused, unless its value asks for what happens anyway.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from transformers import PreTrainedTokenizerBase
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
 
@@ -66,15 +68,41 @@ class TextBody(_Completing):
     prompt: str
 
 
+class Part(BaseModel):
+    """A part of a message: text, since nothing else is served."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
 class Message(BaseModel):
     """One of a chat."""
 
     model_config = ConfigDict(extra="allow")
 
     role: str
+    content: str | list[Part] | None = None
 
 
-class ChatBody(_Completing):
+class _Templated(_Body):
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _variables_only(self) -> _Templated:
+        """What the template is given, not how it is applied, and above all not another template."""
+        taken = sorted(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() & self._given)
+        if taken:
+            raise ValueError(f"chat_template_kwargs: expected variables of the template, got {', '.join(taken)}")
+        return self
+
+    @property
+    def _given(self) -> set[str]:
+        return set(self.chat_template_kwargs or ())
+
+
+class ChatBody(_Completing, _Templated):
     """Of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -82,7 +110,7 @@ class ChatBody(_Completing):
     logit_bias: dict[Annotated[str, StringConstraints(pattern=r"^\d+$")], float] | None = None
 
 
-class ResponsesBody(_Body):
+class ResponsesBody(_Templated):
     """Of /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -95,6 +123,17 @@ class ResponsesBody(_Body):
         "tool_choice": ("auto",), "text": ({"format": {"type": "text"}},), "max_tool_calls": (), "prompt": (),
         "include": ([],),
     }  # fmt: skip
+
+    @field_validator("input")
+    @classmethod
+    def _text_alone(cls, value: Any) -> Any:
+        """Messages, and parts of one; items of other kinds, such as calls of tools, are left to the handler."""
+        for item in value if isinstance(value, list) else ():
+            if "role" in item:
+                Message.model_validate(item)
+            elif str(item.get("type")).startswith("input_"):
+                Part.model_validate(item)
+        return value
 
 
 class StepsBody(_Completing):

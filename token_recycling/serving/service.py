@@ -8,6 +8,7 @@ import functools
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -79,13 +80,14 @@ class Service:
         self.drafters = Drafters(
             loaded, settings.drafter, settings.isolation, settings.matrix, settings.max_keys, self.metrics.count_save
         )
+        self.metrics.matrices.set_function(lambda: len(self.drafters))
         self.worker = Worker(self)
         parts = (OneModel(self), State(self.worker))
         self.chat, self.text, self.responses = ChatHandler(*parts), TextHandler(*parts), ResponsesHandler(*parts)
         self._jobs: dict[str, Job] = {}
         self._by_key: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.closing = False
+        self.closing = self._opened = False
         self.created = int(time.time())
 
     @property
@@ -141,19 +143,16 @@ class Service:
             if len(self._jobs) >= settings.max_requests:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=again)
-            lend = functools.partial(self.drafters.lent, name)
-            job = Job(
-                self.loaded.model,
-                lend if drafter == "accelerated" else _plain,
-                key=name,
-                prefix=prefix,
-                timeout=settings.timeout,
-                on_end=self._ended,
-                **options,
-            )
-            self._jobs[job.id] = job
+            lend = functools.partial(self.drafters.lent, name) if drafter == "accelerated" else _plain
+            own = {"key": name, "prefix": prefix, "timeout": settings.timeout, "on_end": self._ended}
+            job = self._job(lend, **own, **options)
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
+        return job
+
+    def _job(self, lend: Callable[[], contextlib.AbstractContextManager[Drafter]], **options: Any) -> Job:
+        job = Job(self.loaded.model, lend, **options)
+        self._jobs[job.id] = job
         return job
 
     def prepared(self, job_id: str, inputs: Any, config: GenerationConfig) -> Job:
@@ -163,7 +162,7 @@ class Service:
         limit, context = self.settings.max_prompt_tokens, self.loaded.context
         if not length:
             raise ApiError(400, "expected a prompt of one token or more, got none", "empty_prompt")
-        if limit is not None and length > limit:
+        if limit is not None and length > limit and not job.free:
             raise _too_long(f"a prompt of at most {limit} tokens", length)
         if context is not None and length >= context:
             raise _too_long(f"a prompt of fewer tokens than the model's context of {context}", length)
@@ -179,15 +178,23 @@ class Service:
             self.metrics.count_job(job)
 
     async def open(self) -> None:
-        """Measures and compiles what the first requests would wait for, and tries the way that they go."""
+        """Measures and compiles what the first requests would wait for, and tries the way that they go. May be called
+        again. Raises RuntimeError where that way is barred.
+        """
+        if self._opened:
+            return
         await self.worker.async_submit(self._measure)
-        job = Job(self.loaded.model, lambda: contextlib.nullcontext(self.drafters.fork()))
-        self._jobs[job.id] = job
+        job = self._job(lambda: contextlib.nullcontext(self.drafters.fork()), free=True)
         try:
             body = {"prompt": "The first of the", "model": self.settings.name, "max_tokens": 8}
             await self.text.handle_request(body, job.id)
+        except Exception as error:
+            raise RuntimeError(
+                f"expected transformers' own server to complete a first text, got {type(error).__name__}: {error}"
+            ) from error
         finally:
             del self._jobs[job.id]
+        self._opened = True
 
     @torch.no_grad()
     def _measure(self) -> None:

@@ -93,7 +93,7 @@ async def events(source: AsyncIterator[str], job: Job, done: bool) -> AsyncItera
 def _event(event: str, job: Job, text: Trimmed) -> str:
     data = json.loads(event.removeprefix("data: "))
     if isinstance(data.get("error"), str):
-        data = error_body(500, data["error"])
+        data = error_body(500, data["error"], "generation_failed")
     for choice in data.get("choices", ()):
         _trim(choice, text)
     for holder in (data, data.get("response") or {}):

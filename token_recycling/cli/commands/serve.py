@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from pathlib import Path
@@ -123,6 +124,8 @@ def serve(
         service = Service(loaded, settings)
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         console.note(f"isolation {chosen.value}, {why}")
+        with console.working("measuring what trees cost on this machine"):
+            asyncio.run(service.open())
         _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1")
 
 
