@@ -19,4 +19,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    from .internals import check_installed
+
+    check_installed()
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from ..cli.loading import Loaded
 from . import errors, wire
 from .errors import ApiError, CancelledError
 from .gate import Gate
-from .internals import check_transformers
 from .job import Job
 from .keys import Key
 from .requests import ChatBody, ResponsesBody, StepsBody, TextBody, _Body
@@ -43,12 +43,9 @@ User = Annotated[Key | None, Depends(_key_of)]
 def create_app(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> FastAPI:
     """An app that serves a model; run it with one worker. `settings` are the fields of `Settings`.
 
-    Raises ImportError where the extra `serving` or the right version of transformers is not installed, and ValueError
-    for settings that do not fit.
+    Raises ValueError for settings that do not fit; importing it from `token_recycling.serving` raises ValueError where
+    the extra `serving` or the right version of transformers is not installed.
     """
-    from ..cli.loading import Loaded
-
-    check_transformers()
     return app_of(Service(Loaded(model, tokenizer), Settings(**settings)))
 
 

@@ -7,10 +7,9 @@ expect the model. Nothing else of that server is used, and nothing of it is chan
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from typing import Any
-
-import transformers
 
 
 def _found() -> dict[str, Any]:
@@ -55,8 +54,21 @@ _EXPECTED: dict[str, dict[str, tuple[str, ...]]] = {
 """The parameters of every method that is called or replaced."""
 
 
-def check_transformers() -> None:
-    """Raises ImportError, with what is different, if this version's server is not the one that is known."""
+_PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client", "jinja2")
+
+
+def check_installed() -> None:
+    """Raises ValueError if a package of the extra `serving` is missing, or if the server of this transformers is not
+    the one that is known, with what is different.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"expected the extra 'serving', got no {', '.join(missing)}; pip install {' '.join(missing)}, or install "
+            "token-recycling[serving]"
+        )
+    import transformers
+
     why = None
     try:
         found = _found()
@@ -68,7 +80,7 @@ def check_transformers() -> None:
     except (ImportError, AttributeError) as error:
         why = str(error)
     if why is not None:
-        raise ImportError(
+        raise ValueError(
             f"expected the server of transformers 5.23, got that of {transformers.__version__}, with {why}; "
             "install transformers 5.23, or a newer version of token-recycling"
         )

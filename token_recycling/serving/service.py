@@ -44,6 +44,7 @@ class Settings:
     save_every: float = 60.0
     """Seconds between two savings of what changed."""
     isolation: Isolation = Isolation.shared
+    """Or its name."""
     keys: tuple[Key, ...] = ()
     max_keys: int = 64
     """Matrices of keys in memory at most; the one used longest ago makes room."""
@@ -58,6 +59,7 @@ class Settings:
     """Seconds from the arrival of a request to its last token at most."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "isolation", Isolation(self.isolation))
         for name in ("max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "max_requests_per_key"):
             value = getattr(self, name)
             if value is not None and value < 1:
