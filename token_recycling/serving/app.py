@@ -121,6 +121,13 @@ def _own(service: Service) -> APIRouter:
         job_events = server_sent(step_events(service, job, arguments))
         return _streaming(_watched(request, job, job_events), job)
 
+    @router.post("/load_model")
+    async def load_model(body: dict[str, Any]) -> Response:
+        """What `transformers chat` asks before anything else; the model is loaded."""
+        service.check_model(body.get("model"))
+        ready = {"status": "ready", "model": service.settings.name, "cached": True}
+        return Response(f"data: {json.dumps(ready)}\n\n", media_type="text/event-stream")
+
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
         service.check_metrics(request.headers.get("authorization"))
