@@ -95,6 +95,10 @@ class Step:
     """
     row: int = 0
     """Which text of a batch it is, counted from 0."""
+    hidden: torch.Tensor | None = None
+    """(n, hidden): the target's last hidden states at every node, from which its output layer made `logits`. None
+    unless the drafter says `needs_hidden`.
+    """
 
     @property
     def learnable(self) -> list[int] | slice:
@@ -117,6 +121,8 @@ class Drafter:
     """Filled in by discovery: the file's name."""
     learns_prompt: bool = False
     """Whether the logits after every token of the prompt are wanted; they cost the target's output layer on each."""
+    needs_hidden: bool = False
+    """Whether the target's last hidden states are wanted in every step; see `Step.hidden`."""
 
     @classmethod
     def example(cls, model: PreTrainedModel, folder: Path) -> Drafter:
