@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from .. import specs
 from ..drafting import drafter_names, make_drafter
 from .lanes import DraftedLane, Lane, TransformersLane
 
@@ -121,7 +122,7 @@ def parse(spec: str) -> Method:
     """A method as the user writes it; raises ValueError or TypeError with what is wrong."""
     name, _, text = spec.partition(":")
     if name in _OF_TRANSFORMERS:
-        return _OF_TRANSFORMERS[name](spec, _options(spec, text))
+        return _OF_TRANSFORMERS[name](spec, specs.options(name, text))
     if name not in drafter_names():
         raise ValueError(
             f"expected a method of {', '.join(_OF_TRANSFORMERS)}, or a drafter of {', '.join(drafter_names())}, "
@@ -161,16 +162,6 @@ _OF_TRANSFORMERS: dict[str, Callable[[str, dict[str, str]], Method]] = {
     "prompt_lookup_hf": _prompt_lookup,
     "assisted": _assisted,
 }
-
-
-def _options(spec: str, text: str) -> dict[str, str]:
-    options = {}
-    for part in filter(None, text.split(",")):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"expected options as NAME=VALUE in {spec!r}, got {part!r}")
-        options[option] = value
-    return options
 
 
 def _number(spec: str, options: dict[str, str], option: str, default: Any) -> Any:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import specs
 from ..drafting import drafter_class, options_of
 from ..templates import RANK_ACCEPTANCE, grow
 from ..tree import Tree
@@ -97,7 +98,7 @@ def _options(points: Callable[[], dict[str, Options]]) -> Callable[..., Plan]:
 def _without(spec: str, options: Options) -> str:
     """A drafter's spec without what is varied, so that no row claims a value that it does not have."""
     name, _, written = spec.partition(":")
-    kept = [part for part in written.split(",") if part and part.partition("=")[0] not in options]
+    kept = [part for part in specs.split(written, ",") if part and specs.split(part, "=")[0] not in options]
     return f"{name}:{','.join(kept)}" if kept else name
 
 

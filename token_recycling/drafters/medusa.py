@@ -117,7 +117,9 @@ class Medusa(Drafter):
         tree = self._template or self._grown(chances)
         layers = [candidates[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
         following = torch.tensor(layers, dtype=torch.long, device=context.root.device)
-        return Draft(tree, torch.cat([context.root, following]))
+        confidence = np.ones(len(tree), np.float32)
+        confidence[1:] = [chances[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
+        return Draft(tree, torch.cat([context.root, following]), confidence=confidence)
 
     def _grown(self, chances: np.ndarray) -> Tree:
         """The best tree by probabilities (heads, k) of this step."""
