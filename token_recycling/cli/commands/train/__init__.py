@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from .medusa import medusa
+from .specdec_pp import specdec_pp
 
 train = typer.Typer()
 
@@ -17,3 +18,4 @@ def main(context: typer.Context) -> None:
 
 
 train.command("medusa")(medusa)
+train.command("specdec-pp")(specdec_pp)
