@@ -70,3 +70,22 @@ def test_the_model_may_be_on_another_device(model: LlamaForCausalLM, name: str, 
             ours = tr.generate(model, prompt.to(device), drafter=drafter, max_new_tokens=12)
             assert ours.device == device
             assert torch.equal(ours.cpu(), wanted)
+
+
+@pytest.mark.parametrize("name", tr.drafter_names())
+def test_a_fork_knows_what_was_learned_before_and_nothing_later(
+    model: LlamaForCausalLM, name: str, tmp_path: Path
+) -> None:
+    def drafts(drafter: tr.Drafter) -> list[tuple[tuple[int, ...], list[int]]]:
+        steps = tr.stream(model, tiny.prompt(0, 6).repeat(1, 3), drafter, max_new_tokens=24)
+        return [(step.draft.tree.parents, step.draft.tokens.tolist()) for step in steps]
+
+    drafter = drafter_class(name).example(model, tmp_path)
+    drafts(drafter)
+    wanted = drafts(drafter.fork())
+    for learning in (drafter.fork(), drafter.fork()):
+        for seed in range(4):
+            prompt = tiny.prompt(0, 6).repeat(1, 3) if seed == 3 else tiny.prompt(seed, 9)
+            tr.generate(model, prompt, drafter=learning, max_new_tokens=24)
+    assert drafts(drafter.fork()) == wanted
+    assert drafts(drafter) == wanted

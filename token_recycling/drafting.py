@@ -7,6 +7,7 @@ packages add theirs through the entry point group `token_recycling.drafters`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import pkgutil
@@ -187,6 +188,12 @@ class Drafter:
         `Stats.drafter_statistics`.
         """
         return {}
+
+    def fork(self) -> Drafter:
+        """Another one with the same options that has learned the same: what either learns later, the other does not
+        know. What is only read, such as a draft model, may be shared. Not called while a text is going on.
+        """
+        return copy.deepcopy(self)
 
     def describe(self) -> str:
         """One line for a person: what was chosen and why."""

@@ -20,6 +20,7 @@ from .commands.drafters import drafters
 from .commands.generate import generate
 from .commands.matrix import matrix
 from .commands.report import report
+from .commands.serve import serve
 from .commands.train import train
 from .commands.tune import tune
 from .console import OneLineErrors
@@ -45,7 +46,7 @@ def main(
         print(context.get_help())
 
 
-for command in (generate, compare, bench, report, tune, check, matrix, drafters):
+for command in (generate, compare, serve, bench, report, tune, check, matrix, drafters):
     app.command()(command)
 app.add_typer(datastore, name="datastore")
 app.add_typer(train, name="train")

@@ -6,8 +6,10 @@ other. Where a tokenizer is not known, because a model was made in memory, the n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -21,12 +23,21 @@ class SecondModel:
     model: str | PreTrainedModel
     """A local folder or a hub name; in Python also a model."""
 
+    _pairs: WeakKeyDictionary[PreTrainedModel, Target] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
+
     def drafting_model(self, target: Target) -> Target:
         """The model, loaded and compared once for each target."""
-        if getattr(self, "_paired_with", None) is not target.model:
-            self._paired = paired(self.model, target)
-            self._paired_with = target.model
-        return self._paired
+        if target.model not in self._pairs:
+            self._pairs[target.model] = paired(self.model, target)
+        return self._pairs[target.model]
+
+    def fork(self) -> Any:
+        """A drafter that shares the second model, which is loaded once for all."""
+        other = replace(self)
+        other._pairs = self._pairs
+        return other
 
     def _what(self) -> str:
         return str(self.model) if isinstance(self.model, str) else type(self.model).__name__

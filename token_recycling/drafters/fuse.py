@@ -9,10 +9,11 @@ Cost per step: that of all parts, spent before anything is chosen; a few microse
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -76,6 +77,12 @@ class Fuse(Drafter):
     def example(cls, model: PreTrainedModel, folder: Path) -> Fuse:
         """Two that need nothing."""
         return cls("recycling(tree=16)+suffix", nodes=16)
+
+    def fork(self) -> Fuse:
+        """Forks every part: what they share with their own forks stays shared."""
+        other = replace(self, parts=[drafter.fork() for drafter in self.drafters])
+        other._weights, other._worth = copy.deepcopy((self._weights, self._worth))
+        return other
 
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         for drafter in self.drafters:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +48,12 @@ class LayerSkip(CausalDrafter):
     def example(cls, model: PreTrainedModel, folder: Path) -> LayerSkip:
         """Skips the last layer."""
         return cls(layers=[len(decoder_layers(model)[1]) - 1])
+
+    def fork(self) -> LayerSkip:
+        """Skips the same layers of the same weights."""
+        other = replace(self)
+        other._skipped, other._expected = self._skipped, self._expected
+        return other
 
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         if self._skipped is None:

@@ -12,6 +12,7 @@ the first step of a text nothing is drafted: no hidden state is kept of a prompt
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -77,6 +78,12 @@ class Medusa(Drafter):
         heads = MedusaHeads(2, output_width(model))
         save_heads(folder, heads, model, [[0.5, 0.2], [0.3, 0.1]])
         return cls(folder, tree=6, k=4)
+
+    def fork(self) -> Medusa:
+        """Shares the heads, which are only read."""
+        other = copy.copy(self)
+        other._hidden = {}
+        return other
 
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         if self._target is None or self._target.model is not target.model:

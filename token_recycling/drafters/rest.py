@@ -64,6 +64,10 @@ class Rest(Drafter):
         build(texts.tolist(), folder / "datastore")
         return cls(folder / "datastore")
 
+    def fork(self) -> Rest:
+        """Opens the datastore once more: it is read only, and not to be copied into memory."""
+        return replace(self)
+
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         store = self._store
         if store.vocab_size > target.embedded:

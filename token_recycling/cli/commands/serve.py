@@ -1,0 +1,164 @@
+"""`token-recycling serve`: an OpenAI-compatible server with an accelerated model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...serving.modes import Isolation, default_isolation
+from .. import console, loading
+from ..options import Device, Drafting, DTypeOption, Model, Threads
+
+if TYPE_CHECKING:
+    from ...serving.keys import Key
+    from ...serving.service import Service
+
+_KEYS = "TOKEN_RECYCLING_API_KEYS"
+_LIMITS, _LEARNING, _ACCESS = "Limits", "Learning", "Access"
+
+
+def serve(
+    model: Model,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="What clients call the model; default MODEL.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="File with a chat template instead of the model's.")
+    ] = None,
+    drafter: Drafting = "recycling",
+    matrix: Annotated[
+        Path | None,
+        typer.Option(
+            help="Matrix file: loaded if there; saved where it is shared, else the base of all, beside which keys' "
+            "own are saved.",
+            rich_help_panel=_LEARNING,
+        ),
+    ] = None,
+    save_every: Annotated[
+        float, typer.Option(min=1, help="Seconds between two savings.", rich_help_panel=_LEARNING)
+    ] = 60,
+    isolation: Annotated[
+        Isolation | None,
+        typer.Option(
+            help="Who learns together; default per-key with API keys, else shared on this machine alone, else "
+            "per-request.",
+            rich_help_panel=_LEARNING,
+        ),
+    ] = None,
+    max_keys: Annotated[
+        int, typer.Option(min=1, help="Matrices of keys in memory at most.", rich_help_panel=_LEARNING)
+    ] = 64,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:KEY",
+            envvar=_KEYS,
+            show_envvar=True,
+            help="A key that opens the server; may be given repeatedly.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File of keys, one NAME:KEY to a line.", rich_help_panel=_ACCESS)
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest prompt; default the context.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an answer; default the context.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Requests that run or wait; more are refused.", rich_help_panel=_LIMITS)
+    ] = 32,
+    max_requests_per_key: Annotated[
+        int | None, typer.Option(min=1, help="The same of one key.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_body: Annotated[float, typer.Option(min=0.001, help="Megabytes of a request.", rich_help_panel=_LIMITS)] = 2,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds for a request, waiting included.", rich_help_panel=_LIMITS),
+    ] = None,
+    grace: Annotated[
+        int, typer.Option(min=0, help="Seconds that running requests have at shutdown.", rich_help_panel=_LIMITS)
+    ] = 10,
+    dtype: DTypeOption = None,
+    device: Device = None,
+    threads: Threads = None,
+) -> None:
+    """Serves the model as OpenAI's API does: completions, chat completions and responses, until Ctrl-C."""
+    loading.check_source(model)
+    keys = _keys(api_key or [], api_key_file)
+    chosen, why = (isolation, "as asked") if isolation else default_isolation(host, bool(keys))
+    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    with contextlib.closing(_listening(host, port)) as listener:
+        from ...serving.internals import check_installed
+
+        check_installed()
+        from ...serving.app import app_of
+        from ...serving.service import Service, Settings
+
+        settings = Settings(
+            name=name or model,
+            drafter=drafter,
+            matrix=matrix,
+            save_every=save_every,
+            isolation=chosen,
+            keys=keys,
+            max_keys=max_keys,
+            max_prompt_tokens=max_prompt_tokens,
+            max_new_tokens=max_new_tokens,
+            max_requests=max_requests,
+            max_requests_per_key=max_requests_per_key,
+            max_body=max_body,
+            timeout=timeout,
+        )
+        with console.working(f"loading {model}"):
+            loaded = loading.load(model, dtype and dtype.value, device, threads)
+        if template is not None:
+            loaded.tokenizer.chat_template = template
+        service = Service(loaded, settings)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        console.note(f"isolation {chosen.value}, {why}")
+        with console.working("measuring what trees cost on this machine"):
+            asyncio.run(service.open())
+        _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1")
+
+
+def _keys(texts: list[str], file: Path | None) -> tuple[Key, ...]:
+    from ...serving.keys import parse_keys
+
+    return parse_keys(texts, file)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens, before anything slow begins; raises ValueError."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ValueError(f"expected a free address, got {host} port {port}: {error.strerror or error}") from None
+
+
+def _run(app: object, service: Service, listener: socket.socket, grace: int, what: str) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                console.note(f"serving {what}; Ctrl-C ends")
+
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace)  # type: ignore[arg-type]
+    server = Server(config)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        service.close()
+    if not server.started:
+        raise typer.Exit(1)

@@ -1,0 +1,25 @@
+"""An OpenAI-compatible server: transformers' own, with an accelerated model. The extra `serving` has what it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .app import create_app
+    from .keys import parse_keys
+    from .modes import Isolation
+
+__all__ = ["Isolation", "create_app", "parse_keys"]
+
+_HOMES = {"create_app": "app", "Isolation": "modes", "parse_keys": "keys"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    from .internals import check_installed
+
+    check_installed()
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

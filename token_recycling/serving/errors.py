@@ -1,0 +1,78 @@
+"""Errors as OpenAI's API gives them: a status, and a body that its clients turn into an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from jinja2 import TemplateError
+from starlette.exceptions import HTTPException
+
+from ..cli.console import one_line
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(HTTPException):
+    """What a client is told: a status, a sentence, and a code that programs can read."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.code, self.param = code, param
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+class CancelledError(Exception):
+    """Raised in a generation whose client has gone."""
+
+
+def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """The body of an answer that is an error."""
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def told(error: Exception) -> Exception:
+    """What a client is told of an exception that came from its request: of a wrong one 400, else the error itself."""
+    if isinstance(error, HTTPException):
+        return error
+    kinds = (ValueError, TypeError, KeyError, TemplateError)
+    if isinstance(error, kinds):
+        return ApiError(400, one_line(error) or type(error).__name__, "invalid_request")
+    return error
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error that leaves the app one of OpenAI's form."""
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        # What transformers' handlers refuse as 422 is 400 in OpenAI's API.
+        status = 400 if error.status_code == 422 else error.status_code
+        body = error_body(status, str(error.detail), getattr(error, "code", None), getattr(error, "param", None))
+        return JSONResponse(body, status, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        # Of all that a value could have been, the error that is found deepest is of what it was meant to be.
+        found = max(error.errors(), key=lambda one: len(one["loc"]))
+        param = ".".join(str(part) for part in found["loc"] if part != "body") or None
+        message = found["msg"].removeprefix("Value error, ")
+        return JSONResponse(error_body(400, f"{param}: {message}" if param else message, "invalid_value", param), 400)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        message = "the server failed; its log says how"
+        return JSONResponse(error_body(500, message, "internal_error"), 500)

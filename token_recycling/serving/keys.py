@@ -1,0 +1,64 @@
+"""API keys: each has a name, by which what was learned is kept apart and which is all that is ever shown of it.
+
+A key is written NAME:KEY, in an option, in the environment, or one to a line of a file. Only digests are kept, and a
+key that comes is compared with all of them in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
+METRICS = "metrics"
+"""The name of the key that opens /metrics and nothing else."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """The name of an API key and the SHA-256 digest of the key."""
+
+    name: str
+    digest: bytes
+
+
+def parse_key(text: str) -> Key:
+    """A key from NAME:KEY; raises ValueError, which never repeats the key."""
+    name, colon, secret = text.strip().partition(":")
+    if not colon or not secret or not _NAME.fullmatch(name):
+        raise ValueError(
+            "expected an API key as NAME:KEY, the name of letters, digits, '.', '_' and '-', got something else"
+        )
+    return Key(name, _digest(secret))
+
+
+def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...]:
+    """All keys, those of a file too, where lines that are empty or begin with # are left out; raises ValueError."""
+    lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
+    written = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
+    if file is not None and not written:
+        raise ValueError(f"expected API keys in {file}, one NAME:KEY to a line, got none")
+    keys = tuple(map(parse_key, [*texts, *written]))
+    for what, values in (("names", [key.name for key in keys]), ("keys", [key.digest for key in keys])):
+        if len(set(values)) < len(values):
+            raise ValueError(f"expected different {what} of API keys, got one twice")
+    return keys
+
+
+def find_key(keys: Iterable[Key], authorization: str | None) -> Key | None:
+    """The key of an Authorization header, `Bearer KEY`, or None. Takes as long whichever it is."""
+    scheme, _, secret = (authorization or "").partition(" ")
+    digest = _digest(secret.strip())
+    found = None
+    for key in keys:
+        if hmac.compare_digest(key.digest, digest):
+            found = key
+    return found if scheme.lower() == "bearer" else None
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

@@ -1,0 +1,150 @@
+"""What a request may say, checked before anything is done: fields of the wrong kind, and fields that would be ignored.
+
+The fields themselves are OpenAI's; transformers' handlers read them. A field that they do not know how to obey is
+refused, unless its value asks for what happens anyway.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from transformers import PreTrainedTokenizerBase
+
+_Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class _Body(BaseModel):
+    """What all requests have in common. Other fields are left to transformers' handlers."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=100)] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+    stream: bool | None = None
+    generation_config: str | None = None
+
+    ignored: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Fields that have no effect, with the values that ask for none."""
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> _Body:
+        for name, harmless in self.ignored.items():
+            value = (self.model_extra or {}).get(name)
+            if value is not None and value not in harmless:
+                raise ValueError(f"{name}: this server does not support it; leave it out")
+        return self
+
+    @property
+    def stops(self) -> Sequence[str]:
+        """The stop strings."""
+        return getattr(self, "stop", None) or ()
+
+
+class _Completing(_Body):
+    stop: Annotated[list[_Text] | None, BeforeValidator(_listed), Field(max_length=16)] = None
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
+    frequency_penalty: Annotated[float | None, Field(gt=-1, le=2)] = None
+
+    ignored = {
+        "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,),
+        "presence_penalty": (0, 0.0), "response_format": ({"type": "text"},), "modalities": (["text"],),
+        "tool_choice": ("auto",), "audio": (), "prediction": (), "functions": (), "function_call": (),
+        "web_search_options": (),
+    }  # fmt: skip
+
+
+class TextBody(_Completing):
+    """Of /v1/completions."""
+
+    prompt: str
+
+
+class Part(BaseModel):
+    """A part of a message: text, since nothing else is served."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One of a chat."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[Part] | None = None
+
+
+class _Templated(_Body):
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _variables_only(self) -> _Templated:
+        """What the template is given, not how it is applied, and above all not another template."""
+        taken = sorted(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() & self._given)
+        if taken:
+            raise ValueError(f"chat_template_kwargs: expected variables of the template, got {', '.join(taken)}")
+        return self
+
+    @property
+    def _given(self) -> set[str]:
+        return set(self.chat_template_kwargs or ())
+
+
+class ChatBody(_Completing, _Templated):
+    """Of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
+    logit_bias: dict[Annotated[str, StringConstraints(pattern=r"^\d+$")], float] | None = None
+
+
+class ResponsesBody(_Templated):
+    """Of /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    max_output_tokens: Annotated[int | None, Field(ge=1)] = None
+    stream: bool | None = False
+    """As in OpenAI's API; transformers' server streams unless it is told not to."""
+
+    ignored = {
+        "previous_response_id": (), "background": (False,), "top_logprobs": (0,), "truncation": ("disabled",),
+        "tool_choice": ("auto",), "text": ({"format": {"type": "text"}},), "max_tool_calls": (), "prompt": (),
+        "include": ([],),
+    }  # fmt: skip
+
+    @field_validator("input")
+    @classmethod
+    def _text_alone(cls, value: Any) -> Any:
+        """Messages, and parts of one; items of other kinds, such as calls of tools, are left to the handler."""
+        for item in value if isinstance(value, list) else ():
+            if "role" in item:
+                Message.model_validate(item)
+            elif str(item.get("type")).startswith("input_"):
+                Part.model_validate(item)
+        return value
+
+
+class StepsBody(_Completing):
+    """Of /v1/token_recycling/steps: the prompt as a text, or as messages of a chat."""
+
+    prompt: str | None = None
+    messages: Annotated[list[Message] | None, Field(min_length=1)] = None
+    drafter: Literal["accelerated", "plain"] = "accelerated"
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> StepsBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("expected a prompt or messages, one of both")
+        return self

@@ -1,0 +1,123 @@
+"""`POST /v1/token_recycling/steps`: a text as it is made, step by step, with the draft tree of each.
+
+The same API key, limits, isolation and cancellation as every other request. The body is JSON:
+
+| field | meaning |
+|---|---|
+| `prompt` or `messages` | a text to continue, or a chat, put into the chat template |
+| `drafter` | `accelerated` (default): the server's; `plain`: the same loop without drafts |
+| `max_tokens`, `temperature`, `top_p`, `seed`, `stop` | as in /v1/completions |
+
+The answer is a stream of server-sent events, each with a name and JSON:
+
+    event: start   {"id", "model", "prompt_tokens"}
+    event: step    {"index", "seconds", "tokens", "texts", "accepted", "path", "draft": {"parents", "tokens", "texts"}}
+    event: end     {"text", "finish_reason", "usage"}
+    event: error   {"error": {"message", "type", "param", "code"}}
+
+`start` comes at once, while the request may still wait for its turn. `seconds` counts from the moment at which the
+prompt has been read, so that it is comparable between drafters. `tokens` are the ids that the step emitted and `texts`
+what each adds to the text: put together, with the `text` of `end`, they are the whole text; that of a token may be
+empty while a character is not complete. The first `accepted` of them were drafted; the others, one as a rule, are the
+model's own. `draft` is the tree: of every node the parent (-1 for the root, which is the newest token of the text
+before), the token and its text; `path` names the accepted nodes, the root first. `usage` is that of /v1/completions.
+The last event is `end` or `error`. A client that goes away ends the generation.
+
+What is refused before the stream begins (401, 400, 413, 429, 503) is answered with that status and the JSON of `error`.
+
+In Python, `step_events` is the same as an async iterator of (name, data).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from ..cli.streaming import IncrementalText
+from ..drafting import Step
+from .errors import ApiError, CancelledError, error_body
+from .job import Job
+from .requests import StepsBody
+from .wire import speculation
+
+if TYPE_CHECKING:
+    from .service import Service
+
+
+def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
+    """The arguments of `generate` for a request; raises ApiError."""
+    tokenizer = service.loaded.tokenizer
+    if body.messages is not None:
+        service.check_chat()
+        messages = [message.model_dump() for message in body.messages]
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+    else:
+        inputs = tokenizer(body.prompt, return_tensors="pt")
+    given = body.model_dump(exclude_unset=True)
+    config = service.text._build_generation_config(given, service.loaded.model.generation_config)
+    service.prepared(job.id, inputs, config)
+    return {**inputs.to(service.target.device), "generation_config": config, "tokenizer": tokenizer}
+
+
+async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
+    """The events of a request; closing the iterator ends the generation."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
+
+    def on_step(step: Step, seconds: float) -> None:
+        loop.call_soon_threadsafe(queue.put_nowait, _plain_numbers(step, seconds))
+
+    job.on_step = on_step
+    tokenizer = service.loaded.tokenizer
+    text, steps, tokens = IncrementalText(tokenizer), 0, 0
+    try:
+        yield "start", {"id": job.id, "model": service.settings.name, "prompt_tokens": job.prompt_tokens}
+        generation = service.worker.async_submit(job.generate, **arguments)
+        generation.add_done_callback(lambda done: queue.put_nowait(None))
+        while (step := await queue.get()) is not None:
+            step["texts"] = [text.push([token]) for token in step["tokens"]]
+            draft = step["draft"]
+            draft["texts"] = [tokenizer.decode([token]) for token in draft["tokens"]]
+            steps, tokens = steps + 1, tokens + len(step["tokens"])
+            yield "step", {"index": steps - 1, **step}
+        try:
+            await generation
+        except CancelledError:
+            return
+        except ApiError as error:
+            yield "error", error_body(error.status_code, str(error.detail), error.code)
+            return
+        full = tokens >= arguments["generation_config"].max_new_tokens
+        usage = {
+            "prompt_tokens": job.prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": job.prompt_tokens + tokens,
+            "speculation": speculation(job),
+        }
+        yield "end", {"text": text.flush(), "finish_reason": "length" if full else "stop", "usage": usage}
+    finally:
+        job.cancel()
+
+
+async def server_sent(events: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[str]:
+    """Events as they go over the wire."""
+    try:
+        async for name, data in events:
+            yield f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    finally:
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:
+    """What an event says of a step; the logits must not be kept."""
+    tree = step.draft.tree
+    return {
+        "seconds": round(seconds, 6),
+        "tokens": step.tokens,
+        "accepted": len(step.accepted) - 1,
+        "path": step.accepted,
+        "draft": {"parents": list(tree.parents), "tokens": step.draft.tokens.tolist()},
+    }
