@@ -16,14 +16,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import torch
 
-from ..contexts import ContextMatrix, contexts_of
+from ..contexts import ContextMatrix, Rows, contexts_of
 from ..growing import CHILDREN, Growth, count_chosen, fill, grow
-from ..suffix import SuffixAutomaton
+from ..suffix import Automaton, SuffixAutomaton
 from ..templates import chain
 from ..topk import top_candidates
 
@@ -151,7 +151,7 @@ class Recycler:
         """
         return grow(text.growth, *self._known(text, tokens), _NO_COSTS, self.nodes, depth)
 
-    def _known(self, text: Text, tokens: np.ndarray) -> tuple[Any, ...]:
+    def _known(self, text: Text, tokens: np.ndarray) -> tuple[np.ndarray, Rows, int, Automaton, bool, np.ndarray]:
         text.read(tokens, self.options.suffix)
         text.drafted_at = text.length
         newest = contexts_of(tokens[-self.options.orders :].astype(np.int64), self.options.orders)[-1]

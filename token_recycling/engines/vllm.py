@@ -137,7 +137,7 @@ def check_version() -> None:
 
     if not LOWEST <= Version(vllm.__version__).release[:2] < BEYOND:
         raise RuntimeError(
-            f"expected vLLM from {_dotted(LOWEST)} to before {_dotted(BEYOND)}, whose interface for proposers is known, "
+            f"expected vLLM from {_dotted(LOWEST)} to before {_dotted(BEYOND)}, whose interface is known, "
             f"got {vllm.__version__}; install one of these, or a newer token-recycling"
         )
 
