@@ -80,15 +80,25 @@ def test_a_tree_has_the_nodes_of_most_probability() -> None:
     assert all(growth.values[1:7] <= growth.values[:6]), "the likeliest first"
 
 
-def test_what_followed_accepted_nodes_is_counted_once_and_for_the_draft_it_belongs_to() -> None:
+def test_what_followed_is_counted_along_the_nodes_that_came_true() -> None:
+    """After each token four candidates are counted, the next four numbers."""
+    recycler = taught(suffix=False)
+    text, tokens, seen = recycler.text(), [3, 4], []
+    for emitted in ([5, 6, 9], [10], [2, 3], [4]):
+        recycler.chain(text, np.array(tokens), 6)
+        before = recycler.matrix.calibration.sum(axis=0)
+        tokens += emitted
+        recycler.chain(text, np.array(tokens), 6)
+        seen.append((recycler.matrix.calibration.sum(axis=0) - before).tolist())
+    assert seen == [[3, 12], [1, 4], [0, 4], [1, 4]]
+
+
+def test_nothing_is_counted_for_a_text_that_is_not_a_continuation() -> None:
     recycler = taught()
     text = recycler.text()
     recycler.chain(text, np.array([3, 4]), 6)
-    recycler.settle(text, np.arange(2), [5, 6], 4)
-    assert recycler.matrix.calibration[:, 0].sum() == 2
-    before = recycler.matrix.calibration.copy()
-    recycler.settle(text, np.arange(2), [5, 6], 9)
-    assert np.array_equal(recycler.matrix.calibration, before), "a draft of another length of the text"
+    recycler.chain(text, np.array([3, 7, 8]), 6)
+    assert not recycler.matrix.calibration.any()
 
 
 def test_a_matrix_that_does_not_learn_stays_as_it_is() -> None:
@@ -96,7 +106,7 @@ def test_a_matrix_that_does_not_learn_stays_as_it_is() -> None:
     frozen.learn(np.array([[1, -1, -1]]), counting([1]))
     text = frozen.text()
     frozen.chain(text, np.array([1, 2, 1]), 6)
-    frozen.settle(text, np.arange(1), [2], 4)
+    frozen.chain(text, np.array([1, 2, 1, 2]), 6)
     assert not frozen.matrix.filled.any()
     assert not frozen.matrix.calibration.any()
 

@@ -20,6 +20,7 @@ from typing import get_type_hints
 
 import numpy as np
 import torch
+from numba import njit
 
 from ..contexts import ContextMatrix, Rows, contexts_of
 from ..growing import CHILDREN, Growth, count_chosen, fill, grow
@@ -52,7 +53,7 @@ class Options:
     """Learn from all requests. If not, the matrix stays as it was loaded and no request leaves a trace in it."""
     matrix: str = ""
     """File of the matrix: loaded at the start if it is there, saved at intervals and at the end."""
-    save_seconds: float = 60.0
+    save_seconds: float = 30.0
     """Time between two saves."""
 
     def __post_init__(self) -> None:
@@ -77,6 +78,21 @@ class Options:
         return cls(**given)
 
 
+@njit(cache=True)
+def _path(growth: Growth, nodes: int, emitted: np.ndarray) -> np.ndarray:
+    """The nodes of a draft that what followed passes through, in order, the root first: no more than were emitted."""
+    found, node = np.empty(len(emitted), np.int64), 0
+    for place in range(len(emitted)):
+        found[place] = node
+        for child in range(node + 1, nodes):
+            if growth.parents[child] == node and growth.tokens[child] == emitted[place]:
+                node = child
+                break
+        else:
+            return found[: place + 1]
+    return found
+
+
 class Text:
     """What belongs to one request: where its tokens stood before, and the draft that grows."""
 
@@ -85,13 +101,26 @@ class Text:
         self.growth = Growth.empty(nodes + 1, orders)
         self.length = 0
         """Tokens of the text that were read."""
-        self.drafted_at = -1
-        """Tokens of the text when the draft was grown; -1 if none was."""
+        self.nodes = 0
+        """Nodes of the draft, the root included, whether or not the engine verified all of them."""
         self._last = -1
+
+    def continues(self, tokens: np.ndarray) -> bool:
+        """Whether a text (length,) continues what was read."""
+        return 0 < self.length <= len(tokens) and tokens[self.length - 1] == self._last
+
+    def settle(self, tokens: np.ndarray, calibration: np.ndarray) -> None:
+        """Counts which kinds of candidates were right, by what followed in the text since the draft was grown: along
+        its nodes as far as they have come true.
+        """
+        if self.nodes and self.continues(tokens):
+            emitted = tokens[self.length :].astype(np.int64)
+            path = _path(self.growth, self.nodes, emitted)
+            count_chosen(self.growth, path, emitted[: len(path)], calibration)
 
     def read(self, tokens: np.ndarray, suffix: bool) -> None:
         """Takes in what is new of the text (length,); one that is not a continuation is read anew."""
-        if self.length > len(tokens) or (self.length and tokens[self.length - 1] != self._last):
+        if not self.continues(tokens):
             self.automaton, self.length = SuffixAutomaton(), 0
         if suffix:
             self.automaton.extend(tokens[self.length :])
@@ -128,32 +157,25 @@ class Recycler:
             self.matrix.learn(contexts, *top_candidates(logits, self.options.k))
             self._changed = True
 
-    def settle(self, text: Text, path: np.ndarray, emitted: Sequence[int], length: int) -> None:
-        """Counts which kinds of candidates were right, before the text is read.
-
-        `path` (m,) are the accepted nodes of the last draft in order of growth, the root first, `emitted` the m tokens
-        that followed them, and `length` the tokens of the text with these.
-        """
-        if self.options.learns and text.drafted_at == length - len(emitted):
-            chosen = np.array(emitted, np.int64)
-            count_chosen(text.growth, path, chosen, self.matrix.calibration)
-
     def chain(self, text: Text, tokens: np.ndarray, depth: int) -> int:
         """Reads a text (length,) and grows its likeliest continuation; returns the drafted tokens, `depth` at most.
 
         They are `text.growth.tokens` from 1, their probabilities of being accepted `text.growth.values` from 1.
         """
-        return fill(text.growth, *self._known(text, tokens), *self._chain, min(depth, self.nodes)) - 1
+        text.nodes = fill(text.growth, *self._known(text, tokens), *self._chain, min(depth, self.nodes))
+        return text.nodes - 1
 
     def tree(self, text: Text, tokens: np.ndarray, depth: int) -> int:
         """Reads a text (length,) and grows its likeliest continuations into a tree in `text.growth`; returns its nodes,
         the root included.
         """
-        return grow(text.growth, *self._known(text, tokens), _NO_COSTS, self.nodes, depth)
+        text.nodes = grow(text.growth, *self._known(text, tokens), _NO_COSTS, self.nodes, depth)
+        return text.nodes
 
     def _known(self, text: Text, tokens: np.ndarray) -> tuple[np.ndarray, Rows, int, Automaton, bool, np.ndarray]:
+        if self.options.learns:
+            text.settle(tokens, self.matrix.calibration)
         text.read(tokens, self.options.suffix)
-        text.drafted_at = text.length
         newest = contexts_of(tokens[-self.options.orders :].astype(np.int64), self.options.orders)[-1]
         matrix, automaton = self.matrix, text.automaton.arrays
         return newest, matrix.rows, matrix.vocab_size, automaton, self.options.suffix, matrix.calibration
@@ -183,10 +205,12 @@ class Recycler:
         options = dataclasses.replace(self.options, matrix="", learns=True, memory=0.01)
         small = Recycler(max(self.options.k, CHILDREN), self.nodes, options)
         text, tokens = small.text(), np.array([0, 1, 0], np.int32)
-        for grown in (small.tree, small.chain):
+        for grown in (small.tree, small.chain, small.chain):
             grown(text, tokens, 1)
-            small.settle(text, np.zeros(1, np.int64), [1], len(tokens) + 1)
-        small.learn(contexts_of(tokens.astype(np.int64), options.orders), torch.rand(3, small.matrix.vocab_size))
+            tokens = np.append(tokens, np.int32(1))
+        small.learn(
+            contexts_of(tokens.astype(np.int64), options.orders), torch.rand(len(tokens), small.matrix.vocab_size)
+        )
 
 
 def contexts_at(tokens: np.ndarray, rows: np.ndarray, places: np.ndarray, orders: int) -> np.ndarray:

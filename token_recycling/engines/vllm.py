@@ -103,7 +103,6 @@ class TokenRecycling:
             request = requests[self._runner.input_batch.req_ids[row]]
             tokens = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
             text = self._text(request)
-            self.recycler.settle(text, np.arange(len(sampled)), sampled, len(tokens))
             room = self._room(request, len(tokens))
             if room > 0:
                 count = self.recycler.chain(text, tokens, room)
