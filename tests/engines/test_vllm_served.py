@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_engine import SHIPPED, VOCABULARY, engine, greedy, llama, prompts, say, speculation, wanted
 
 PROMPTS = Path(__file__).parents[2] / "models" / "prompts"
-PATIENCE = 180
+PATIENCE = 420
 """Seconds to wait for a server that loads."""
 
 
