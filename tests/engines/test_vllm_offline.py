@@ -67,6 +67,14 @@ def test_greedy_requests_stay_greedy_in_one_batch_with_sampled_ones(llm: LLM, mo
         assert said[place] == wanted(model, asked[place], 40)
 
 
+def test_the_sampler_of_the_cpu_is_mended(llm: LLM) -> None:
+    from vllm.v1.sample import rejection_sampler
+
+    from token_recycling.engines.vllm_cpu import expands
+
+    assert expands(rejection_sampler.expand_batch_to_tokens)
+
+
 def test_a_text_at_the_end_of_the_context(llm: LLM, model) -> None:
     (prompt,) = prompts(1, 240, 240)
     assert say(llm, [prompt], greedy(100)) == [wanted(model, prompt, 16)]
