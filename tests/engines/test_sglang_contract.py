@@ -83,7 +83,7 @@ def test_greedy_texts_are_those_of_transformers_in_fewer_steps(worker, overlap: 
 
 
 def test_every_node_teaches_what_follows_it(worker) -> None:
-    """After each token a random model says something, a counting one the next number: rows of logits fit their nodes."""
+    """The counting model says the next number after every node; a row that came to another would show."""
     scheduler = Scheduler(tiny.counting_llama(16), [[3, 4]], NODES, overlap=False)
     made = worker(scheduler, 16, 1)
     for _ in range(24):
