@@ -34,11 +34,13 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS)
     parser.add_argument("--tokens", type=int, default=8, help="drafted tokens at most")
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--limit", type=int, help="so many prompts")
     arguments = parser.parse_args()
     if arguments.method:
-        print(json.dumps(measure(arguments.method, arguments.tokens, arguments.max_new_tokens)))
+        print(json.dumps(measure(arguments.method, arguments.tokens, arguments.max_new_tokens, arguments.limit)))
         return
     sizes = ["--tokens", str(arguments.tokens), "--max-new-tokens", str(arguments.max_new_tokens)]
+    sizes += ["--limit", str(arguments.limit)] if arguments.limit else []
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     for method in METHODS:
         command = [sys.executable, __file__, "--method", method, *sizes]
@@ -48,7 +50,7 @@ def main() -> None:
         print(ran.stdout.splitlines()[-1], flush=True)
 
 
-def measure(method: str, tokens: int, max_new_tokens: int) -> dict[str, Any]:
+def measure(method: str, tokens: int, max_new_tokens: int, limit: int | None) -> dict[str, Any]:
     """MAT and tokens a second, one request at a time, cold, and then all at once."""
     from vllm import LLM, SamplingParams
 
@@ -62,7 +64,7 @@ def measure(method: str, tokens: int, max_new_tokens: int) -> dict[str, Any]:
         speculative_config=speculation and {**speculation, "num_speculative_tokens": tokens},
         additional_config={"token_recycling": options} if speculation is OURS else {},
     )
-    prompts = [path.read_text() for path in sorted((ROOT / "models" / "prompts").glob("*.py"))]
+    prompts = [path.read_text() for path in sorted((ROOT / "models" / "prompts").glob("*.py"))][:limit]
     parameters = SamplingParams(temperature=0, max_tokens=max_new_tokens, ignore_eos=True)
     found: dict[str, Any] = {"method": method}
     for name, batches in (("one", [[prompt] for prompt in prompts]), ("all", [prompts])):
