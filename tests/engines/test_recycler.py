@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -228,3 +229,10 @@ def test_values_are_repeated_for_the_tokens_of_their_request() -> None:
     top_k = expand_batch_to_tokens(torch.tensor([3, 5], dtype=torch.int32), torch.tensor([0, 2]), 2)
     assert top_k.tolist() == [5, 5]
     assert top_k.dtype == torch.int32
+
+
+def test_the_documentation_lists_every_option_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    for option in dataclasses.fields(Options):
+        default = {"": "none", "True": "`true`"}.get(str(option.default)) or f"{option.default:g}"
+        assert f"\n| `{option.name}` | {default} |" in page
