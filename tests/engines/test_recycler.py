@@ -123,6 +123,11 @@ def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path: Path) -> 
     assert again.matrix.look_up(3) == first.matrix.look_up(3)
 
 
+def test_a_file_that_is_not_there_is_refused_where_none_will_be_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected a matrix file at .*, since learns is false, got none"):
+        Recycler(VOCABULARY, 6, Options(k=4, learns=False, matrix=str(tmp_path / "missing")))
+
+
 def test_only_one_process_writes_and_only_what_is_new(tmp_path: Path) -> None:
     path = tmp_path / "engine.matrix"
     options = Options(k=4, matrix=str(path))

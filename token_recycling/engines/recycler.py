@@ -143,9 +143,15 @@ class Recycler:
         self._changed, self._saved = False, time.monotonic()
         tree = chain(nodes)
         self._chain = np.array(tree.parents), np.array(tree.ranks)
-        if self._path is not None and self._path.exists():
+        if self._path is None:
+            return
+        if self._path.exists():
             self.matrix.load(self._path, tokenizer)
             logger.info("loaded %s from %s", self.matrix, self._path)
+        elif not options.learns:
+            raise ValueError(
+                f"expected a matrix file at {self._path}, since learns is false, got none; let one be learned"
+            )
 
     def text(self) -> Text:
         """State for a new request."""
