@@ -20,6 +20,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4}
 OURS = {"method": "custom_class", "model": "token_recycling.engines.vllm.TokenRecycling"}
+SURROUNDINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "NUMBA_NUM_THREADS": "1",  # with more vLLM's ngram waits for threads on a small machine, 30 times as long
+}
 METHODS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "no speculation": (None, {}),
     "vLLM's ngram": (NGRAM, {}),
@@ -41,7 +46,7 @@ def main() -> None:
         return
     sizes = ["--tokens", str(arguments.tokens), "--max-new-tokens", str(arguments.max_new_tokens)]
     sizes += ["--limit", str(arguments.limit)] if arguments.limit else []
-    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = {**os.environ, **SURROUNDINGS}
     for method in METHODS:
         command = [sys.executable, __file__, "--method", method, *sizes]
         ran = subprocess.run(command, capture_output=True, text=True, env=environment)
