@@ -20,7 +20,6 @@ from typing import get_type_hints
 
 import numpy as np
 import torch
-from numba import njit
 
 from ..contexts import ContextMatrix, Rows, contexts_of
 from ..growing import CHILDREN, Growth, count_chosen, fill, grow
@@ -78,21 +77,6 @@ class Options:
         return cls(**given)
 
 
-@njit(cache=True)
-def _path(growth: Growth, nodes: int, emitted: np.ndarray) -> np.ndarray:
-    """The nodes of a draft that what followed passes through, in order, the root first: no more than were emitted."""
-    found, node = np.empty(len(emitted), np.int64), 0
-    for place in range(len(emitted)):
-        found[place] = node
-        for child in range(node + 1, nodes):
-            if growth.parents[child] == node and growth.tokens[child] == emitted[place]:
-                node = child
-                break
-        else:
-            return found[: place + 1]
-    return found
-
-
 class Text:
     """What belongs to one request: where its tokens stood before, and the draft that grows."""
 
@@ -114,9 +98,7 @@ class Text:
         its nodes as far as they have come true.
         """
         if self.nodes and self.continues(tokens):
-            emitted = tokens[self.length :].astype(np.int64)
-            path = _path(self.growth, self.nodes, emitted)
-            count_chosen(self.growth, path, emitted[: len(path)], calibration)
+            count_chosen(self.growth, self.nodes, tokens[self.length :].astype(np.int64), calibration)
 
     def read(self, tokens: np.ndarray, suffix: bool) -> None:
         """Takes in what is new of the text (length,); one that is not a continuation is read anew."""
