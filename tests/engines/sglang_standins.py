@@ -1,0 +1,176 @@
+"""STAND-INS for what SGLang computes on a GPU, so that its own NGRAM worker runs here around a model of transformers.
+
+SGLang's kernels need CUDA. Real here: the worker, `NgramVerifyInput`, `ForwardMode`, the registry of algorithms. Stood
+in for, each by a few lines that follow its documentation: the forward pass over a tree, the walk that accepts greedily,
+positions and links from a mask, the memory of keys and values, and the scheduler around all of it. So the contract is
+tested, tree layout, masks, rows of logits and texts; no kernel is.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from array import array
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+
+ABSENT = {"sgl_kernel", "IPython", "torchvision", "gguf", "orjson", "pybase64"}
+"""Kernels and libraries that SGLang imports and nothing here calls."""
+
+
+class _Anything(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name, (), {})
+
+
+class _Module(types.ModuleType):
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name, (), {})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.partition(".")[0] in ABSENT:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+sys.meta_path.insert(0, _Finder())
+
+
+def reconstruct(mask, seq_lens, positions, index, next_token, next_sibling, requests: int, nodes: int) -> None:
+    """Positions and links of trees from their masks."""
+    from sglang.srt.speculative.ngram_worker import _derive_tree_links
+
+    tree = mask.view(requests, nodes, nodes)
+    positions.copy_((tree.sum(-1) - 1 + seq_lens[:, None]).view(-1))
+    index.copy_(torch.arange(requests * nodes).view(requests, nodes))
+    first, sibling = _derive_tree_links(mask.numpy(), requests, nodes)
+    next_token.copy_(first)
+    next_sibling.copy_(sibling)
+
+
+def accept_greedily(verify_input: Any, batch: Any, logits_output: Any, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
+    """`eagle_sample` for greedy requests: from the root along the links, as far as the target says the same."""
+    nodes = verify_input.draft_token_num
+    predict = logits_output.next_token_logits.argmax(-1).int()
+    tokens = verify_input.draft_token.view(-1, nodes)
+    accepted = torch.full((len(tokens), nodes), -1, dtype=torch.int32)
+    lengths = []
+    for row in range(len(tokens)):
+        path = [0]
+        child = int(verify_input.retrieve_next_token[row, 0])
+        while child >= 0:
+            if tokens[row, child] == predict[row * nodes + path[-1]]:
+                path.append(child)
+                child = int(verify_input.retrieve_next_token[row, child])
+            else:
+                child = int(verify_input.retrieve_next_sibling[row, child])
+        accepted[row, : len(path)] = torch.tensor(path) + row * nodes
+        lengths.append(len(path))
+    return predict, torch.tensor(lengths, dtype=torch.int32), accepted
+
+
+class Scheduler:
+    """One batch of requests from prefill to the end, with results at once or, as with overlap, one step later."""
+
+    def __init__(self, model: Any, prompts: list[list[int]], nodes: int, overlap: bool) -> None:
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+        from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+        self.model, self.overlap, self.steps = model, overlap, 0
+        self.requests = [
+            SimpleNamespace(rid=str(place), origin_input_ids_unpadded=array("q", prompt), output_ids=array("q"))
+            for place, prompt in enumerate(prompts)
+        ]
+        self.kept = [list(prompt) for prompt in prompts]
+        """Tokens whose keys and values are in memory."""
+        first = [self._logits(tokens)[-1].argmax() for tokens in self.kept]
+        self.waiting = [[int(token)] for token in first]
+        accepted = torch.zeros(len(prompts), nodes, dtype=torch.int32)
+        accepted[:, 0] = torch.stack(first)
+        ones = torch.ones(len(prompts), dtype=torch.int32)
+        self.batch = SimpleNamespace(
+            reqs=self.requests,
+            forward_mode=ForwardMode.DECODE,
+            seq_lens=torch.tensor([len(prompt) for prompt in prompts]),
+            has_grammar=False,
+            grammar_needs_sync=lambda: False,
+            return_logprob=False,
+            req_pool_indices=None,
+            req_to_token_pool=SimpleNamespace(req_to_token=None),
+            spec_info=NgramVerifyInput(
+                draft_token_num=nodes, new_seq_lens=ones, accept_tokens=accepted.flatten(), accept_lens=ones
+            ),
+        )
+        if not overlap:
+            self._say()
+
+    def step(self, worker: Any) -> None:
+        """One step: the worker drafts, has it verified and says what was accepted."""
+        batch = self.batch
+        batch.seq_lens_cpu = batch.seq_lens
+        result = worker.forward_batch_generation(batch)
+        if self.overlap:
+            self._say()
+        self.steps += 1
+        rows = result.next_token_ids.view(len(self.requests), -1).tolist()
+        lengths = result.accept_lens.tolist()
+        roots = batch.input_ids.view(len(self.requests), -1)[:, 0].tolist()
+        for place, (row, count) in enumerate(zip(rows, lengths, strict=True)):
+            self.kept[place] += [roots[place], *row[: count - 1]]
+            self.waiting[place] = row[:count]
+        batch.spec_info, batch.seq_lens = result.next_draft_input, result.new_seq_lens
+        if not self.overlap:
+            self._say()
+
+    def _say(self) -> None:
+        for request, tokens in zip(self.requests, self.waiting, strict=True):
+            request.output_ids.extend(tokens)
+        self.waiting = [[] for _ in self.requests]
+
+    def forward_batch_generation(self, batch: Any, pp_proxy_tensors: Any = None, is_verify: bool = False) -> Any:
+        """The target's forward pass over the trees of a batch, each node with its text and the nodes above it."""
+        assert is_verify
+        nodes = batch.spec_info.draft_token_num
+        masks, flat = [], batch.spec_info.custom_mask
+        for kept in self.kept:  # as for a GPU: each node's row over the text and the tree
+            mask, flat = flat.split([nodes * (len(kept) + nodes), flat.numel() - nodes * (len(kept) + nodes)])
+            mask = mask.view(nodes, -1)
+            assert mask[:, : len(kept)].all()
+            masks.append(mask[:, len(kept) :])
+        assert not flat.numel()
+        tokens = batch.input_ids.view(-1, nodes).tolist()
+        places = batch.spec_info.positions.view(-1, nodes)
+        logits = [
+            self._logits(kept, tokens[row], masks[row], places[row])[-nodes:] for row, kept in enumerate(self.kept)
+        ]
+        return SimpleNamespace(
+            logits_output=SimpleNamespace(next_token_logits=torch.cat(logits)), can_run_cuda_graph=False
+        )
+
+    @torch.no_grad()
+    def _logits(self, kept: list[int], tree: Any = (), mask: Any = None, places: Any = None) -> torch.Tensor:
+        ids = torch.tensor([[*kept, *tree]])
+        positions, sees = torch.arange(ids.shape[1])[None], torch.ones(ids.shape[1], ids.shape[1]).tril().bool()
+        if mask is not None:
+            sees[len(kept) :, len(kept) :] = mask
+            positions[0, len(kept) :] = places
+        barred = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)
+        return self.model(ids, attention_mask=barred[None, None], position_ids=positions, use_cache=False).logits[0]

@@ -1,0 +1,139 @@
+"""SGLang's own NGRAM worker with trees from a matrix, around STAND-INS for its CUDA operations: `make test-sglang`.
+
+What is shown: the algorithm is registered and taken for NGRAM; the trees, masks and rows of logits are what SGLang's
+worker wants; greedy texts are those of transformers, with results at once and one step later. What is not shown:
+anything that runs on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("SGLang has an environment of its own: make test-sglang", allow_module_level=True)
+
+from sglang_standins import Scheduler, accept_greedily, reconstruct  # isort: skip (it lets SGLang be imported)
+
+from sglang.srt.speculative import ngram_worker
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from token_recycling.engines import sglang as adapter
+from token_recycling.engines.recycler import Options, Recycler
+
+NODES = 8
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch):
+    """A function that makes the worker, its CUDA operations stood in for."""
+    for name, instead in {
+        "reconstruct_indices_from_tree_mask_func": reconstruct,
+        "eagle_sample": accept_greedily,
+        "assign_extend_cache_locs_func": lambda **_: None,
+        "move_accept_tokens_to_target_kvcache": lambda *_: None,
+        "commit_mamba_states_after_verify": lambda *_: None,
+        "prepare_mamba_track_for_verify": lambda *_: None,
+        "record_stream_for_v2_verify": lambda *_: None,
+        "set_time_batch": lambda *_, **__: None,
+    }.items():
+        assert hasattr(ngram_worker, name), f"SGLang's worker no longer uses {name}"
+        monkeypatch.setattr(ngram_worker, name, instead)
+
+    def make(target: Scheduler, vocab_size: int, requests: int) -> Any:
+        made = object.__new__(adapter.worker_class())
+        vars(made).update(
+            _target_worker=target,
+            model_runner=SimpleNamespace(watermark_state=None),
+            enable_overlap=target.overlap,
+            draft_token_num=NODES,
+            speculative_num_draft_tokens=NODES,
+            max_batch_size=requests,
+            device="cpu",
+            token_to_kv_pool_allocator=None,
+            ngram_corpus=adapter.NoCorpus(),
+            _prev_decode_rids=set(),
+            trees=adapter.Trees(Recycler(vocab_size, NODES - 1, Options()), NODES),
+        )
+        made._init_preallocated_tensors()
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_greedy_texts_are_those_of_transformers_in_fewer_steps(worker, overlap: bool) -> None:
+    model = tiny.llama(seed=2)
+    prompts = [tiny.prompt(seed, 3 + 5 * seed)[0].tolist() for seed in range(3)]
+    scheduler = Scheduler(model, prompts, NODES, overlap)
+    made = worker(scheduler, 64, 3)
+    for _ in range(30):
+        scheduler.step(made)
+    said = [list(request.output_ids) for request in scheduler.requests]
+    for prompt, text in zip(prompts, said, strict=True):
+        ids = torch.tensor([prompt])
+        wanted = model.generate(ids, max_new_tokens=len(text), do_sample=False)[0, len(prompt) :].tolist()
+        assert text == wanted
+    assert sum(map(len, said)) > 1.3 * 30 * 3, "more than a token a step"
+
+
+def test_every_node_teaches_what_follows_it(worker) -> None:
+    """The counting model says the next number after every node; a row that came to another would show."""
+    scheduler = Scheduler(tiny.counting_llama(16), [[3, 4]], NODES, overlap=False)
+    made = worker(scheduler, 16, 1)
+    for _ in range(24):
+        scheduler.step(made)
+    matrix = made.trees.recycler.matrix
+    assert [matrix.look_up(token)[0][0] for token in range(16)] == [(token + 1) % 16 for token in range(16)]
+
+
+def test_rejected_nodes_teach_too(worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=False)
+    made, learned = worker(scheduler, 64, 1), []
+    learn = made.trees.recycler.learn
+    monkeypatch.setattr(made.trees.recycler, "learn", lambda *given: (learned.extend(given[0].tolist()), learn(*given)))
+    for _ in range(20):
+        scheduler.step(made)
+    text = [5, 6, 7, *scheduler.requests[0].output_ids]
+    stand_there = {tuple(text[place : place + 3]) for place in range(len(text) - 2)}
+    assert any(tuple(context[::-1]) not in stand_there for context in learned)
+
+
+def test_what_belongs_to_a_request_is_kept_on_it_and_read_on(worker) -> None:
+    scheduler = Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=True)
+    made = worker(scheduler, 64, 1)
+    for _ in range(5):
+        scheduler.step(made)
+    (request,) = scheduler.requests
+    assert len(request.token_recycling.automaton) == request.token_recycling.length >= 3 + 5
+
+
+def test_the_algorithm_is_registered_and_taken_for_ngram() -> None:
+    adapter.register()
+    algorithm = SpeculativeAlgorithm.from_string("token_recycling")
+    assert algorithm.is_ngram()
+    assert algorithm.is_speculative()
+    assert not algorithm.has_draft_kv()
+    assert not algorithm.carries_draft_hidden_states(), "as NGRAM, where the base class does not say"
+    assert issubclass(algorithm.factory(None), ngram_worker.NGRAMWorker)
+    with pytest.raises(ValueError, match="expected a GPU"):
+        algorithm.handle_server_args(SimpleNamespace(device="cpu"))
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sglang
+
+    monkeypatch.setattr(sglang, "__version__", "0.6.0")
+    with pytest.raises(RuntimeError, match=r"expected SGLang from 0\.5\.23.*got 0\.6\.0"):
+        adapter.register()
+
+
+def test_a_worker_of_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_worker.NGRAMWorker, "_prepare_draft_tokens", lambda self, batches: None)
+    with pytest.raises(RuntimeError, match=r"expected NGRAMWorker\._prepare_draft_tokens\(self, batch, \.\.\.\)"):
+        adapter.worker_class()

@@ -1,0 +1,117 @@
+"""The trees that SGLang is given, without SGLang: layout, masks, equal siblings, arguments."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from token_recycling.engines.recycler import Options, Recycler
+from token_recycling.engines.sglang import Trees, settle_arguments
+
+VOCABULARY, NODES = 12, 8
+
+
+def request(prompt: list[int], said: list[int] = ()) -> SimpleNamespace:
+    """As much of SGLang's record of a request as is asked for."""
+    return SimpleNamespace(origin_input_ids_unpadded=array("q", prompt), output_ids=array("q", said))
+
+
+def trees_after(seed: int, rows: int) -> Trees:
+    """Trees from a matrix that knows the candidates after some tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    recycler = Recycler(VOCABULARY, NODES - 1, Options(k=3))
+    known = torch.randperm(VOCABULARY, generator=generator)[:rows].numpy()
+    contexts = np.full((rows, 3), -1)
+    contexts[:, 0] = known
+    recycler.learn(contexts, torch.randn(rows, VOCABULARY, generator=generator) * 3)
+    return Trees(recycler, NODES)
+
+
+texts = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12), min_size=1, max_size=4)
+
+
+@given(texts, st.integers(0, VOCABULARY), st.integers(0, 9))
+def test_masks_are_trees_in_order_whose_siblings_differ(prompts: list[list[int]], rows: int, seed: int) -> None:
+    drafted, masks = trees_after(seed, rows).grow([request(prompt) for prompt in prompts], [[] for _ in prompts])
+    assert drafted.shape == (len(prompts) * NODES,)
+    assert masks.dtype == bool
+    for prompt, tokens, mask in zip(prompts, drafted.reshape(-1, NODES), masks.reshape(-1, NODES, NODES), strict=True):
+        assert tokens[0] == prompt[-1], "the newest token is the root"
+        assert not np.triu(mask, 1).any(), "parents stand before children"
+        assert mask.diagonal().all()
+        above = [np.flatnonzero(mask[node, :node]) for node in range(NODES)]
+        parents = [int(nodes[-1]) if len(nodes) else -1 for nodes in above]
+        assert parents[1:] == [parent for parent in parents[1:] if parent >= 0], "one root"
+        for node in range(1, NODES):
+            assert np.array_equal(mask[node, :node], mask[parents[node], :node]), "a node sees what its parent sees"
+        assert len({(parents[node], tokens[node]) for node in range(1, NODES)}) == NODES - 1, "equal siblings"
+
+
+def test_the_rows_of_logits_teach_what_follows_their_nodes() -> None:
+    trees = trees_after(0, 0)
+    (_, masks), said = trees.grow([request([3, 4]), request([7])], [[], [5]]), torch.full((2 * NODES, VOCABULARY), -9.0)
+    assert masks[:NODES].tolist() == [True] + [False] * (NODES - 1)
+    said[0, 6] = said[NODES, 8] = 9.0
+    trees.observe(said)
+    matrix = trees.recycler.matrix
+    assert matrix.look_up(4)[0][0] == 6
+    assert matrix.look_up(3, 4)[0][0] == 6
+    assert matrix.look_up(7, 5)[0][0] == 8, "tokens that SGLang has not yet put to the text count"
+    assert matrix.filled.sum() == 2, "nodes that fill the tree up teach nothing"
+
+
+def test_a_tree_that_is_known_is_drafted() -> None:
+    trees = trees_after(1, VOCABULARY)
+    tokens, masks = trees.grow([request([3], [5])], [[]])
+    best = [token for token, _ in trees.recycler.matrix.look_up(5)]
+    assert tokens[1] == best[0]
+    assert masks.reshape(NODES, NODES)[:, 1:].sum() > NODES - 1, "more than a star"
+
+
+def arguments(**given_arguments: object) -> SimpleNamespace:
+    known = {
+        "device": "cuda",
+        "enable_dp_attention": False,
+        "page_size": 1,
+        "attention_backend": "triton",
+        "max_running_requests": None,
+        "speculative_num_draft_tokens": None,
+    }
+    return SimpleNamespace(**{**known, **given_arguments})
+
+
+def test_arguments_are_settled_as_ngram_wants_them() -> None:
+    settled = arguments(speculative_num_draft_tokens=24, page_size=64, attention_backend="flashinfer")
+    settle_arguments(settled)
+    assert (settled.speculative_num_draft_tokens, settled.speculative_eagle_topk) == (24, 23)
+    assert settled.enable_mixed_chunk is False
+    plain = arguments()
+    settle_arguments(plain)
+    assert (plain.speculative_num_draft_tokens, plain.max_running_requests) == (16, 48)
+
+
+@pytest.mark.parametrize(
+    ("given_arguments", "message"),
+    [
+        ({"device": "cpu"}, "expected a GPU"),
+        ({"enable_dp_attention": True}, "data parallel"),
+        ({"page_size": 64}, "expected page_size 1"),
+        ({"speculative_num_draft_tokens": 1}, "of 2 or more"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(given_arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settle_arguments(arguments(**given_arguments))
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "expected JSON"), ('{"n": 1}', "expected options of k")])
+def test_wrong_options_are_refused_at_the_start(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_RECYCLING", text)
+    with pytest.raises(ValueError, match=message):
+        settle_arguments(arguments())

