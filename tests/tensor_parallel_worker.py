@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -12,6 +13,9 @@ from transformers.distributed import DistributedConfig
 
 from token_recycling import accelerate
 
+DRAFTERS = ("recycling", "fuse:recycling(tree=8)+suffix", "recycling:tree=paper")
+"""The first two go by measured times."""
+
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
@@ -19,8 +23,13 @@ def main(folder: Path) -> None:
     plan = DistributedConfig(tp_plan="auto")
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, distributed_config=plan).eval()
     wanted = torch.load(folder / "wanted.pt")
-    accelerate(model, tree="paper")
-    texts = [model.generate(ids, max_new_tokens=24, do_sample=False) for ids in wanted["prompts"]]
+    if torch.distributed.get_rank():  # a process whose clock says something else
+        quick = time.perf_counter
+        time.perf_counter = lambda: 50 * quick()
+    texts = {}
+    for drafter in DRAFTERS:
+        accelerate(model, drafter)
+        texts[drafter] = [model.generate(ids, max_new_tokens=24, do_sample=False) for ids in wanted["prompts"]]
     weight = model.model.layers[0].mlp.up_proj.weight
     held = weight.to_local() if hasattr(weight, "to_local") else weight
     found = {

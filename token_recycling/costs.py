@@ -27,6 +27,7 @@ from transformers.cache_utils import DynamicLayer
 from .cache import TreeCache, unroll
 from .drafting import Draft
 from .files import replacing
+from .ranks import agreed
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def measure(
 
     Nothing is left behind. The text is shorter where the model's context has no room for both; sizes for which there is
     none are left out. Trees that are not exact at that length are timed as well: that is for `decode` to decide, at
-    each step. On an accelerator the device is waited for after each pass.
+    each step. On an accelerator the device is waited for after each pass. Processes that share a model
+    all have the curve of the first one.
     """
     wanted = tuple(sizes or _sizes(target))
     length = with_room(target, length, wanted[-1])
@@ -114,7 +116,7 @@ def measure(
     best: dict[int, float] = {}
     began = time.perf_counter()
     for done in range(_MOST_ROUNDS):
-        if done >= _LEAST_ROUNDS and time.perf_counter() - began > seconds:
+        if done >= _LEAST_ROUNDS and agreed(target.model, time.perf_counter() - began) > seconds:
             break
         for n, tree in trees.items():
             draft = Draft(tree, torch.zeros(n, dtype=torch.long, device=target.device))
@@ -125,7 +127,7 @@ def measure(
             taken = max(time.perf_counter() - start, _TICK)
             kept.keep(held, [held], [[]])
             best[n] = min(taken, best.get(n, taken))
-    return CostCurve(length, tuple(best), tuple(best.values()))
+    return agreed(target.model, CostCurve(length, tuple(best), tuple(best.values())))
 
 
 def with_room(target: Target, length: int, nodes: int | None = None) -> int:
@@ -174,7 +176,7 @@ def costs(target: Target, length: int) -> CostCurve:
     key = (length, torch.get_num_threads())
     known = _measured.setdefault(target.model, {})
     if key not in known:
-        saved = {curve.length: curve for curve in load(target)}
+        saved = agreed(target.model, {curve.length: curve for curve in load(target)})
         sizes = [size for size in _sizes(target) if size in _BRIEF_SIZES]
         known[key] = saved.get(length) or measure(target, length, sizes, _BRIEFLY).convex()
     return known[key]

@@ -26,6 +26,7 @@ from ..asking import PassClock, Worth, Yield
 from ..costs import costs
 from ..drafting import Context, Draft, Drafter, Step, make_drafter
 from ..fusing import Merged, Weighed, Weights, best, kept_first, merge
+from ..ranks import agreed
 from ..target import Target
 from ..templates import root_only
 
@@ -116,7 +117,7 @@ class Fuse(Drafter):
         began = time.perf_counter()
         for part, drafter in enumerate(self.drafters):
             drafts[part] = drafter.draft(context).cut(context.room - 1)
-        spent = (time.perf_counter() - began) / self._clock.unit if len(self._costs) else 0.0
+        spent = self._passes(time.perf_counter() - began) if len(self._costs) else 0.0
         return self._plan(drafts, context, spent)
 
     def _ask_paying(self, drafts: list[Draft], context: Context) -> _Plan:
@@ -130,12 +131,16 @@ class Fuse(Drafter):
             drafts[part] = drafter.draft(context).cut(context.room - 1)
             spent += time.perf_counter() - began
             before = plan
-            plan = self._plan(drafts, context, spent / self._clock.unit)
+            plan = self._plan(drafts, context, self._passes(spent))
             if before is not None:
                 self._worth.count(part, before.expected, plan.expected)
         assert plan is not None
         self._worth.count_step(plan.expected)
         return plan
+
+    def _passes(self, seconds: float) -> float:
+        """So much time of drafting, in passes over one token."""
+        return agreed(self._target.model, seconds / self._clock.unit)
 
     def _plan(self, drafts: Sequence[Draft], context: Context, spent: float) -> _Plan:
         merged = merge(drafts)
