@@ -5,7 +5,7 @@ The same API key, limits, isolation and cancellation as every other request. The
 | field | meaning |
 |---|---|
 | `prompt` or `messages` | a text to continue, or a chat, put into the chat template |
-| `drafter` | `accelerated` (default): the server's; `plain`: the same loop without drafts |
+| `drafter` | `accelerated` (default): the server's; `plain`: the same loop without drafts; or one of `offers` |
 | `max_tokens`, `temperature`, `top_p`, `seed`, `stop` | as in /v1/completions |
 
 The answer is a stream of server-sent events, each with a name and JSON:
@@ -32,18 +32,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from ..cli.streaming import IncrementalText
 from ..drafting import Step
-from .errors import ApiError, CancelledError, error_body
+from .errors import ApiError, CancelledError, error_body, refused
 from .job import Job
 from .requests import StepsBody
 from .wire import speculation
 
 if TYPE_CHECKING:
     from .service import Service
+
+logger = logging.getLogger("token_recycling.serving")
 
 
 def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
@@ -87,8 +90,8 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
             await generation
         except CancelledError:
             return
-        except ApiError as error:
-            yield "error", error_body(error.status_code, str(error.detail), error.code)
+        except Exception as error:
+            yield "error", _told(error)
             return
         full = tokens >= arguments["generation_config"].max_new_tokens
         usage = {
@@ -100,6 +103,15 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
         yield "end", {"text": text.flush(), "finish_reason": "length" if full else "stop", "usage": usage}
     finally:
         job.cancel()
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """What a client is told when its text ends with an exception."""
+    told = refused(error)
+    if not isinstance(told, ApiError):
+        logger.error("a generation failed", exc_info=error)
+        told = ApiError(500, "the server failed; its log says how", "internal_error")
+    return error_body(told.status_code, str(told.detail), told.code)
 
 
 async def server_sent(events: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[str]:
