@@ -25,6 +25,15 @@ test-lowest:     ## all tests with the lowest versions that pyproject.toml allow
 		--editable '.[dev]'
 	.venv-lowest/bin/python -m pytest
 
+BROWSER := $(shell command -v chromium || command -v chromium-headless-shell || command -v chromium-browser || \
+	command -v google-chrome)
+
+test-browser: setup ## the playground in a real browser: needs chromium (apt install chromium-headless-shell)
+	@test -n "$(BROWSER)" || { echo "expected a browser: chromium, chromium-headless-shell, chromium-browser or" \
+		"google-chrome; install one, as with: apt install chromium-headless-shell" >&2; exit 1; }
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(RUN)/python -m pytest tests/browser
+
 lint: setup      ## format, lint and types
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
@@ -39,4 +48,4 @@ bench: setup     ## all methods side by side on the shipped models, generating a
 	$(RUN)/token-recycling bench models/target --data models/prompts --limit 16 --repeats 1 --max-new-tokens 96 \
 		--output docs/results/batches --fresh --method generate --method recycling $(addprefix --batch ,1 2 4 8)
 
-.PHONY: help setup demo test test-lowest lint bench
+.PHONY: help setup demo test test-lowest test-browser lint bench

@@ -108,7 +108,7 @@ def _is_number(value: str, kind: str) -> bool:
 
 def _open(spec: str) -> str:
     """What a text with further options begins with."""
-    return f"{spec},"if ":" in spec else f"{spec}:"
+    return f"{spec}," if ":" in spec else f"{spec}:"
 
 
 def _refused(message: str) -> ApiError:

@@ -137,9 +137,7 @@ class Service:
             )
             raise ApiError(400, message, "no_chat_template", "messages")
 
-    def admit(
-        self, key: Key | None, prefix: str, drafter: str = "accelerated", **options: Any
-    ) -> Job:
+    def admit(self, key: Key | None, prefix: str, drafter: str = "accelerated", **options: Any) -> Job:
         """A job for a request with that key, with the server's own drafter (accelerated), none (plain) or one that is
         offered; raises ApiError if it is not, or if there are too many jobs. It must be ended or cancelled.
         """
@@ -163,7 +161,7 @@ class Service:
     def _anew(self, drafter: str) -> Callable[[], contextlib.AbstractContextManager[Drafter]]:
         """Lends a drafter that is made for one request."""
         made = make_drafter("plain") if drafter == "plain" else self.offers.make(drafter)
-        return functools.partial(contextlib.nullcontext, made)
+        return lambda: contextlib.nullcontext(made)
 
     def _job(self, lend: Callable[[], contextlib.AbstractContextManager[Drafter]], **options: Any) -> Job:
         job = Job(self.loaded.model, lend, **options)

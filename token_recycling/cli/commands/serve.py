@@ -140,11 +140,11 @@ def serve(
 
 
 def _offers(drafter: str, asked: list[str] | None) -> tuple[str, ...]:
-    """What requests may choose from: what was asked for, else the server's own drafter, anew, and the usual ones."""
+    """What requests may choose from: what was asked for, else the usual ones, the server's own with its options."""
     from ...serving.offers import DEFAULT
 
     if asked is None:
-        return tuple(dict.fromkeys((drafter, *DEFAULT)))
+        return tuple(dict.fromkeys((drafter, *DEFAULT) if drafter.partition(":")[0] in DEFAULT else DEFAULT))
     return tuple(spec for spec in asked if spec != "none")
 
 

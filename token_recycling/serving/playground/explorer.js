@@ -40,7 +40,7 @@ export class Explorer {
     this.strip.setAttribute("aria-valuetext", described);
     byId("previous").ariaDisabled = String(index === 0);
     byId("next").ariaDisabled = String(index === run.steps.length - 1);
-    byId("tree").replaceChildren(treeOf(run.steps[index], index, described));
+    byId("tree").replaceChildren(treeOf(run, index, described));
   }
 
   #drawStrip(run) {

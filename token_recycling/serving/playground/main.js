@@ -115,7 +115,6 @@ async function generate(body, signal) {
   const draw = inFrames(lane);
   try {
     const end = await made(run, body, signal, draw);
-    lane.complete();
     say(`Complete, by ${end.finish_reason === "length" ? "the limit of tokens" : "the text’s own end"}. ${summary(run)}`);
   } finally {
     lane.complete();

@@ -6,10 +6,11 @@ const [ROW, HEIGHT, GAP, PADDING, MARGIN] = [28, 22, 30, 8, 6];
 const measure = document.createElement("canvas").getContext("2d");
 
 /**
- * The nodes of a step with their places: the draft's, and the model's own token, which follows the accepted path. Each
- * has `text`, `token`, `depth`, `parent`, `role` (root, accepted, own, rejected), `row` and `children`.
+ * The nodes of a step with their places: the draft's, and the model's own token, which follows the accepted path and
+ * reads `ownText`. Each has `text`, `token`, `depth`, `parent`, `role` (root, accepted, own, rejected), `row` and
+ * `children`.
  */
-export function layout(step) {
+export function layout(step, ownText) {
   const { parents, tokens, texts } = step.draft;
   const path = new Set(step.path);
   const nodes = tokens.map((token, at) => ({
@@ -20,7 +21,7 @@ export function layout(step) {
     role: at === 0 ? "root" : path.has(at) ? "accepted" : "rejected",
     children: [],
   }));
-  addOwn(nodes, step);
+  addOwn(nodes, step, ownText);
   nodes.forEach((node, at) => {
     if (node.parent < 0) return;
     node.depth = nodes[node.parent].depth + 1;
@@ -33,11 +34,11 @@ export function layout(step) {
 }
 
 /** The last token of a step; at the limit of a text it may be one that was drafted. */
-function addOwn(nodes, step) {
+function addOwn(nodes, step, text) {
   const [last, token] = [step.path.at(-1), step.tokens.at(-1)];
   const drafted = nodes.find((node) => node.parent === last && node.token === token);
   if (drafted) drafted.role = "own";
-  else nodes.push({ token, text: step.texts.at(-1), parent: last, depth: null, role: "own", children: [] });
+  else nodes.push({ token, text, parent: last, depth: null, role: "own", children: [] });
 }
 
 function placeRows(nodes) {
@@ -51,9 +52,11 @@ function placeRows(nodes) {
   }
 }
 
-/** The drawing; `index` is the step's, and chooses its colour. */
-export function treeOf(step, index, description) {
-  const nodes = layout(step);
+/** The drawing of a step of a run. */
+export function treeOf(run, index, description) {
+  const step = run.steps[index];
+  // By itself, as the root that it is next; what it added to the text is empty while a character is not complete.
+  const nodes = layout(step, run.steps[index + 1]?.draft.texts[0] ?? step.texts.at(-1));
   measure.font = `13px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
   const labels = nodes.map((node) => visible(node.text));
   const widths = labels.map((label) => Math.max(HEIGHT, measure.measureText(label).width + 2 * PADDING));
