@@ -49,7 +49,7 @@ def main(
     files = sorted(prompts.iterdir())[:limit]
     ids = [loaded.tokenizer(file.read_text(), return_tensors="pt").input_ids for file in files]
     texts = [(f"user{place % users}", one) for place, one in enumerate(ids)]
-    folds = (texts[::2], texts[1::2]) if users % 2 else (texts[: len(texts) // 2], texts[len(texts) // 2 :])
+    folds = texts[: len(texts) // 2], texts[len(texts) // 2 :]
     ways = {"generated": generated(loaded, max_new_tokens), "replayed": replayed(loaded, max_new_tokens)}
     table = Table(title=f"MAT, {len(texts)} prompts of {users} users, {drafter}")
     for column in ("isolation", "base", *ways):

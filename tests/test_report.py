@@ -219,6 +219,12 @@ def test_environment_and_settings_in_words():
     }
 
 
+def test_the_prompts_of_batches_are_counted_one_by_one():
+    names = {"set/1": 1, "set/1+set/2+other/1+other/2": 4, "a+b/1": 1}
+    rows = [row(prompt=name, mode="batch", batch=size) for name, size in names.items()]
+    assert dict(words.settings(summary_of(*rows)))["prompts"] == "2 of set, 2 of other, 1 of a+b"
+
+
 def test_what_the_report_does_not_know_is_shown_under_its_own_name():
     assert words.heading("short_stories") == "short stories"
     assert words.study_words("length_of_text").title == "Length of text"

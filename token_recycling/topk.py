@@ -1,7 +1,8 @@
 """The candidates that a model computes anyway: the k likeliest tokens after every node, with their probabilities.
 
-On a CPU the largest logit of every group of 64 is found first: the k largest lie in the k groups of largest maximum.
-That takes a third of the time of `topk`. Elsewhere the device does it, and only the k candidates come back.
+On a CPU one compiled loop finds the largest logit of every group of 64, and the normaliser; the k largest lie in the k
+groups of largest maximum. That takes less than half of the time of `topk` and `logsumexp`, which read all logits once
+more for each of their parts. Elsewhere the device does it, and only the k candidates come back.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import torch
 from numba import njit
 
 _GROUP = 64
+_LOG2E = np.float32(1.4426950408889634)
+_HALF, _ONE, _LOWEST = np.float32(0.5), np.float32(1), np.float32(-126)
+_SERIES = tuple(np.float32(c) for c in (0.693147, 0.2402265, 0.0555041, 0.0096181))
+"""2 to the power of x from -1/2 to 1/2 is 1 + c x + c x^2 + ..., to one part in 10,000."""
 
 
 def top_candidates(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The k likeliest tokens of each row of logits (n, vocabulary), best first, and their probabilities: (n, k) int32
-    and (n, k) float32. Of equal logits the lower id comes first.
+    and (n, k) float32, on a CPU to one part in 1,000. Of equal logits the lower id comes first.
     """
     if logits.device.type == "cpu":
         ids = np.empty((len(logits), k), np.int32)
         probabilities = np.empty((len(logits), k), np.float32)
-        rows = logits.detach().float().contiguous()
-        groups = rows.shape[1] // _GROUP
-        peaks = rows[:, : groups * _GROUP].unflatten(1, (groups, _GROUP)).amax(dim=2)
-        _top(rows.numpy(), peaks.numpy(), rows.logsumexp(dim=-1).numpy(), ids, probabilities)
+        _top(logits.detach().float().contiguous().numpy(), ids, probabilities)
         return ids, probabilities
     values, found = logits.topk(k, dim=-1)
     shares = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
@@ -41,20 +43,52 @@ def _insert(best: np.ndarray, places: np.ndarray, value: float, place: int) -> N
     best[at], places[at] = value, place
 
 
+@njit(cache=True, fastmath={"reassoc", "contract", "nsz", "nnan"})
+def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
+    """Fills in the largest logit of every whole group of one row; returns the logarithm of the sum of exponentials.
+
+    The exponential is written out, since a loop that calls for it is not vectorised.
+    """
+    part, powers = np.empty(_GROUP, np.float32), np.empty(_GROUP, np.int32)
+    scales = powers.view(np.float32)
+    highest = np.float32(-np.inf)
+    for group in range(len(peaks)):
+        peak = logits[group * _GROUP]
+        for place in range(1, _GROUP):
+            peak = max(peak, logits[group * _GROUP + place])
+        peaks[group] = peak
+        highest = max(highest, peak)
+    rest = logits[len(peaks) * _GROUP :]
+    for logit in rest:
+        highest = max(highest, logit)
+    total = np.float32(0)
+    for group in range(len(peaks)):
+        for place in range(_GROUP):
+            exponent = max((logits[group * _GROUP + place] - highest) * _LOG2E, _LOWEST)
+            whole = np.int32(exponent - _HALF)  # to the nearest, for numbers below nought
+            x = exponent - np.float32(whole)
+            part[place] = _ONE + x * (_SERIES[0] + x * (_SERIES[1] + x * (_SERIES[2] + x * _SERIES[3])))
+            powers[place] = (whole + np.int32(127)) << np.int32(23)
+        for place in range(_GROUP):
+            total += part[place] * scales[place]
+    for logit in rest:
+        total += np.exp(logit - highest)
+    return highest + np.log(total)
+
+
 @njit(cache=True)
-def _top(
-    logits: np.ndarray, peaks: np.ndarray, normalisers: np.ndarray, ids: np.ndarray, probabilities: np.ndarray
-) -> None:
-    """`peaks` (n, groups): the largest logit of every whole group; those after the last one are looked at singly."""
+def _top(logits: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None:
     n, vocab_size = logits.shape
-    k, groups = ids.shape[1], peaks.shape[1]
+    k, groups = ids.shape[1], vocab_size // _GROUP
+    peaks = np.empty(groups, np.float32)
     highest, chosen = np.empty(k, np.float32), np.zeros(k, np.int64)
     best = np.empty(k, np.float32)
     for node in range(n):
+        normaliser = _survey(logits[node], peaks)
         highest[:], chosen[:] = -np.inf, groups
         for group in range(groups):
-            if peaks[node, group] > highest[-1]:
-                _insert(highest, chosen, peaks[node, group], group)
+            if peaks[group] > highest[-1]:
+                _insert(highest, chosen, peaks[group], group)
         best[:], ids[node] = -np.inf, 0
         chosen.sort()
         for found in chosen:
@@ -67,4 +101,4 @@ def _top(
             if logits[node, token] > best[-1]:
                 _insert(best, ids[node], logits[node, token], token)
         for place in range(k):
-            probabilities[node, place] = np.exp(best[place] - normalisers[node])
+            probabilities[node, place] = np.exp(best[place] - normaliser)

@@ -243,7 +243,7 @@ def test_a_race_that_is_stopped_shows_nothing(page, server):
 
 def test_a_race_shows_both_texts_and_who_was_faster(page, server):
     race(page)
-    assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling:tree=8"]
+    assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling:tree=8 (anew)"]
     texts = page.locator(".lane .text").all_text_contents()
     assert texts[0] == texts[1] != ""
     assert "The same 40 tokens, one for one." in page.text_content("#same")
@@ -262,7 +262,7 @@ def test_who_is_measured_first_alternates_and_is_said(page):
             race(page)
         orders.append(first.value.post_data_json["drafter"])
         said = re.search(r"one after the other, (.+) first", page.text_content("#fairness"))
-        assert said[1] == ("plain decoding" if orders[-1] == "plain" else orders[-1])
+        assert said[1] == ("plain decoding" if orders[-1] == "plain" else f"{orders[-1]} (anew)")
     assert orders == ["plain", "recycling:tree=8"]
 
 

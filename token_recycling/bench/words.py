@@ -105,7 +105,8 @@ def where(summary: Summary) -> str:
 def settings(summary: Summary) -> list[tuple[str, str]]:
     """What was asked for, as names and texts."""
     main = [row for each in summary.main for result in each.results for row in result.rows] or summary.rows
-    sets = Counter(prompt.rpartition("/")[0] for prompt in dict.fromkeys(row["prompt"] for row in main))
+    prompts = dict.fromkeys(name for row in main for name in _names(row))
+    sets = Counter(name.rpartition("/")[0] for name in prompts)
     repeats = sorted({len(row["total_seconds"]) for row in arithmetic.finished(summary.rows)})
     temperatures = sorted({row.get("temperature") or 0.0 for row in main})
     dates = sorted({str(row["environment"].get("date", ""))[:10] for row in summary.rows} - {""})
@@ -120,6 +121,11 @@ def settings(summary: Summary) -> list[tuple[str, str]]:
         ("repeats", " or ".join(map(str, repeats)) + _repeat_spread(summary)),
     ]
     return [line for line in lines if line[1]]
+
+
+def _names(row: arithmetic.Row) -> list[str]:
+    """The prompts of a row: several in that of a batch."""
+    return row["prompt"].split("+") if row["batch"] > 1 else [row["prompt"]]
 
 
 def _repeat_spread(summary: Summary) -> str:

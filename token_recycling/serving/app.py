@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ..cli.loading import Loaded
 from . import errors, wire
-from .errors import ApiError, CancelledError
+from .errors import CancelledError
 from .gate import Gate
 from .job import Job
 from .keys import Key
@@ -119,10 +119,17 @@ def _own(service: Service) -> APIRouter:
     async def steps(request: Request, body: StepsBody, key: User) -> Response:
         service.check_model(body.model)
         job = service.admit(key, "steps-", drafter=body.drafter, **_chosen(body))
-        with _ended_if_refused(job):
+        watch = asyncio.create_task(_gone(request, job))
+        with _ended_if_refused(job, watch):
             arguments = prepare(service, body, job)
-        job_events = server_sent(step_events(service, job, arguments))
-        return _streaming(_watched(request, job, job_events), job)
+        return _streaming(server_sent(step_events(service, job, arguments)), job, watch)
+
+    @router.post("/load_model")
+    async def load_model(body: dict[str, Any]) -> Response:
+        """What `transformers chat` asks before anything else; the model is loaded."""
+        service.check_model(body.get("model"))
+        ready = {"status": "ready", "model": service.settings.name, "cached": True}
+        return Response(f"data: {json.dumps(ready)}\n\n", media_type="text/event-stream")
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -142,54 +149,54 @@ def _chosen(body: _Body) -> dict[str, Any]:
 
 async def _answer(service: Service, handler: Any, request: Request, body: _Body, job: Job) -> Response:
     """What transformers' handler answers, completed."""
-    with _ended_if_refused(job):
+    watch = asyncio.create_task(_gone(request, job))
+    with _ended_if_refused(job, watch):
         service.check_model(body.model)
-        given = body.model_dump(exclude_unset=True)
-        given["stream"] = bool(body.stream)
-        watch = asyncio.create_task(_gone(request, job))
+        given = {**body.model_dump(exclude_unset=True), "stream": bool(body.stream)}
         try:
             response = await handler.handle_request(given, job.id)
         except CancelledError:
             return Response(status_code=499)
-        finally:
-            watch.cancel()
     if isinstance(response, StreamingResponse):
         source = wire.events(response.body_iterator, job, done=handler is not service.responses)  # type: ignore[arg-type]
-        return _streaming(_watched(request, job, source), job)
+        return _streaming(source, job, watch)
+    watch.cancel()
     return JSONResponse(wire.complete(json.loads(response.body), job), headers={"x-request-id": job.id})
 
 
-def _streaming(source: AsyncIterator[str], job: Job) -> StreamingResponse:
+def _streaming(source: AsyncIterator[str], job: Job, watch: asyncio.Task[None]) -> StreamingResponse:
+    async def watched() -> AsyncIterator[str]:
+        try:
+            async for some in source:
+                yield some
+        finally:
+            watch.cancel()
+            await source.aclose()  # type: ignore[attr-defined]
+
     headers = {"x-request-id": job.id, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(source, media_type="text/event-stream", headers=headers)
-
-
-async def _watched(request: Request, job: Job, source: AsyncIterator[str]) -> AsyncIterator[str]:
-    """A stream whose job is cancelled when the client has gone, even while there is nothing to send."""
-    watch = asyncio.create_task(_gone(request, job))
-    try:
-        async for some in source:
-            yield some
-    finally:
-        watch.cancel()
-        await source.aclose()  # type: ignore[attr-defined]
+    return StreamingResponse(watched(), media_type="text/event-stream", headers=headers)
 
 
 async def _gone(request: Request, job: Job) -> None:
-    """Waits until the client has gone, and cancels."""
+    """Waits until the client has gone, and cancels: even while there is nothing to send to it."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     job.cancel()
 
 
 @contextlib.contextmanager
-def _ended_if_refused(job: Job) -> Any:
+def _ended_if_refused(job: Job, watch: asyncio.Task[None]) -> Iterator[None]:
     """Ends a job whose request turns out to be wrong, and says so in OpenAI's form."""
     try:
         yield
-    except (ApiError, CancelledError):
-        job.end()
-        raise
     except Exception as error:
+        watch.cancel()
         job.end()
-        raise errors.refused(error) from error
+        told = errors.told(error)
+        if told is error:
+            raise
+        raise told from error
+    except BaseException:  # the server ends while the client waits
+        watch.cancel()
+        job.cancel()
+        raise

@@ -44,7 +44,7 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def refused(error: Exception) -> Exception:
+def told(error: Exception) -> Exception:
     """What a client is told of an exception that came from its request: of a wrong one 400, else the error itself."""
     if isinstance(error, HTTPException):
         return error
@@ -58,7 +58,7 @@ def install(app: FastAPI) -> None:
     """Makes every error that leaves the app one of OpenAI's form."""
 
     @app.exception_handler(HTTPException)
-    async def refused_here(request: Request, error: HTTPException) -> JSONResponse:
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
         # What transformers' handlers refuse as 422 is 400 in OpenAI's API.
         status = 400 if error.status_code == 422 else error.status_code
         body = error_body(status, str(error.detail), getattr(error, "code", None), getattr(error, "param", None))

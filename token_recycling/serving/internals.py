@@ -69,18 +69,30 @@ def check_installed() -> None:
         )
     import transformers
 
-    why = None
     try:
         found = _found()
-        for name, methods in _EXPECTED.items():
-            for method, expected in methods.items():
-                parameters = tuple(inspect.signature(getattr(found[name], method)).parameters)
-                if why is None and parameters != expected:
-                    why = f"{name}.{method}({', '.join(parameters)}) instead of ({', '.join(expected)})"
-    except (ImportError, AttributeError) as error:
-        why = str(error)
-    if why is not None:
+    except ImportError as error:
         raise ValueError(
-            f"expected the server of transformers 5.23, got that of {transformers.__version__}, with {why}; "
-            "install transformers 5.23, or a newer version of token-recycling"
-        )
+            f"expected the server of transformers 5.23 and what it needs, got that of {transformers.__version__} and: "
+            f"{error}; install transformers 5.23 and newer versions of fastapi and openai"
+        ) from error
+    except AttributeError as error:
+        raise _unknown(str(error)) from error
+    for name, methods in _EXPECTED.items():
+        for method, expected in methods.items():
+            parameters = tuple(inspect.signature(getattr(found[name], method, _absent)).parameters)
+            if parameters != expected:
+                raise _unknown(f"{name}.{method}({', '.join(parameters)}) instead of ({', '.join(expected)})")
+
+
+def _absent() -> None:
+    """Stands for a method that is not there."""
+
+
+def _unknown(what: str) -> ValueError:
+    import transformers
+
+    return ValueError(
+        f"expected the server of transformers 5.23, got that of {transformers.__version__}, with {what}; "
+        "install transformers 5.23, or a newer version of token-recycling"
+    )

@@ -86,7 +86,8 @@ function bar(tokens, accepted, at, tallest) {
   const part = (name, from, size) =>
     drawn("rect", { class: name, x: at + 0.1, width: 0.8, y: tallest - from - size, height: size });
   const whole = drawn("rect", { class: "whole", x: at, width: 1, y: 0, height: tallest });
-  return drawn("g", { class: parity(at) }, whole, part("accepted", tokens - accepted, accepted), part("own", 0, tokens - accepted));
+  const own = tokens - accepted;
+  return drawn("g", { class: parity(at) }, whole, part("accepted", own, accepted), part("own", 0, own));
 }
 
 /** A step in words. */

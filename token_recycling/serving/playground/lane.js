@@ -71,7 +71,9 @@ export class Lane {
   /** Figures after the first `count` steps; all, if it is left out. */
   figures(count) {
     const figures = this.run.figures(count);
-    for (const [name, , written] of FIGURES) this.values[name].textContent = figures.steps ? written(figures[name]) : "–";
+    for (const [name, , written] of FIGURES) {
+      this.values[name].textContent = figures.steps ? written(figures[name]) : "–";
+    }
   }
 
   /** Draws the steps along a time axis of `span` seconds. */
@@ -111,7 +113,8 @@ export class Lane {
       this.text.scrollTop = 0;
       return;
     }
-    const [top, bottom] = [span.offsetTop - this.text.offsetTop, span.offsetTop - this.text.offsetTop + span.offsetHeight];
+    const top = span.offsetTop - this.text.offsetTop;
+    const bottom = top + span.offsetHeight;
     const { scrollTop, clientHeight } = this.text;
     if (top < scrollTop) this.text.scrollTop = top;
     else if (bottom > scrollTop + clientHeight) this.text.scrollTop = Math.min(top, bottom - clientHeight);

@@ -105,7 +105,7 @@ async function made(run, body, signal, onStep) {
 }
 
 const promptOf = (body) => JSON.stringify(body.prompt ?? body.messages);
-const titleOf = (body) => (body.drafter === "accelerated" ? served.drafter_name : body.drafter);
+const titleOf = (body) => (body.drafter === "accelerated" ? served.drafter_name : `${body.drafter} (anew)`);
 
 async function generate(body, signal) {
   const run = new Run(titleOf(body), false);
@@ -115,7 +115,8 @@ async function generate(body, signal) {
   const draw = inFrames(lane);
   try {
     const end = await made(run, body, signal, draw);
-    say(`Complete, by ${end.finish_reason === "length" ? "the limit of tokens" : "the text’s own end"}. ${summary(run)}`);
+    const why = end.finish_reason === "length" ? "The limit of tokens is reached" : "The text is complete";
+    say(`${why}. ${summary(run)}`);
   } finally {
     lane.complete();
     if (run.steps.length) choose(run, explorer.run === run ? explorer.index : run.telling);
@@ -140,7 +141,8 @@ function inFrames(lane) {
 
 function summary(run) {
   const { tokens, steps: taken, mat, rate } = run.figures();
-  return `${counted(tokens, "token")} in ${counted(taken, "step")}: ${mat.toFixed(2)} a step, ${rate.toFixed(0)} a second.`;
+  const made = `${counted(tokens, "token")} in ${counted(taken, "step")}`;
+  return `${made}: ${mat.toFixed(2)} a step, ${rate.toFixed(0)} a second.`;
 }
 
 /** Both ways one after the other, the first one in turn, then shown together. */
@@ -181,7 +183,7 @@ async function connect() {
   form.offer(served);
 }
 
-const startGenerating = () => busy(generate, () => `Stopped. ${lanes[0]?.run.steps.length ? summary(lanes[0].run) : ""}`);
+const startGenerating = () => busy(generate, () => (lanes.length ? `Stopped. ${summary(lanes[0].run)}` : "Stopped."));
 
 byId("form").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -57,7 +57,7 @@ export class Run {
     return low;
   }
 
-  /** Index of the step to look at first: of those with rejected branches the one that emitted most, else the longest. */
+  /** Index of the step to look at first: the one that emitted most, if it can be one with rejected branches. */
   get telling() {
     const worth = ({ tokens, path, draft }) => tokens.length + (draft.tokens.length > path.length ? 1000 : 0);
     return this.steps.reduce((best, step, at, all) => (worth(step) > worth(all[best]) ? at : best), 0);

@@ -2,7 +2,7 @@
 
 import { drawn, parity, visible } from "./dom.js";
 
-const [ROW, HEIGHT, GAP, PADDING, MARGIN] = [28, 22, 30, 8, 6];
+const [ROW, HEIGHT, GAP, BEND, PADDING, MARGIN] = [28, 22, 30, 6, 8, 6];
 const measure = document.createElement("canvas").getContext("2d");
 
 /**
@@ -93,11 +93,9 @@ function columnStarts(nodes, widths) {
 /** From a node's right side to its child's left: straight along a row, else down a common stem near the child. */
 function edge(node, from, to) {
   const stem = to.left - GAP / 2;
-  const bend = Math.min(6, ROW / 2);
-  const line =
-    from.y === to.y
-      ? `M${from.right} ${from.y}H${to.left}`
-      : `M${from.right} ${from.y}H${stem - bend}q${bend} 0 ${bend} ${bend}V${to.y - bend}q0 ${bend} ${bend} ${bend}H${to.left}`;
+  const begin = `M${from.right} ${from.y}`;
+  const down = `H${stem - BEND}q${BEND} 0 ${BEND} ${BEND}V${to.y - BEND}q0 ${BEND} ${BEND} ${BEND}`;
+  const line = from.y === to.y ? `${begin}H${to.left}` : `${begin}${down}H${to.left}`;
   return drawn("path", { class: `edge ${node.role}`, d: line });
 }
 
