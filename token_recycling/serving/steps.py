@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cli.streaming import IncrementalText
 from ..drafting import Step
-from .errors import ApiError, CancelledError, error_body, refused
+from .errors import ApiError, CancelledError, error_body, told
 from .job import Job
 from .requests import StepsBody
 from .wire import speculation
@@ -73,13 +73,18 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
     def on_step(step: Step, seconds: float) -> None:
         loop.call_soon_threadsafe(queue.put_nowait, _plain_numbers(step, seconds))
 
+    def on_end(generation: asyncio.Future[Any]) -> None:
+        if not generation.cancelled():
+            generation.exception()  # taken note of here, since nobody waits for it when the client has gone
+        queue.put_nowait(None)
+
     job.on_step = on_step
     tokenizer = service.loaded.tokenizer
     text, steps, tokens = IncrementalText(tokenizer), 0, 0
     try:
         yield "start", {"id": job.id, "model": service.settings.name, "prompt_tokens": job.prompt_tokens}
         generation = service.worker.async_submit(job.generate, **arguments)
-        generation.add_done_callback(lambda done: queue.put_nowait(None))
+        generation.add_done_callback(on_end)
         while (step := await queue.get()) is not None:
             step["texts"] = [text.push([token]) for token in step["tokens"]]
             draft = step["draft"]
@@ -91,7 +96,7 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
         except CancelledError:
             return
         except Exception as error:
-            yield "error", _told(error)
+            yield "error", _error(error)
             return
         full = tokens >= arguments["generation_config"].max_new_tokens
         usage = {
@@ -105,13 +110,13 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
         job.cancel()
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _error(error: Exception) -> dict[str, Any]:
     """What a client is told when its text ends with an exception."""
-    told = refused(error)
-    if not isinstance(told, ApiError):
+    said = told(error)
+    if not isinstance(said, ApiError):
         logger.error("a generation failed", exc_info=error)
-        told = ApiError(500, "the server failed; its log says how", "internal_error")
-    return error_body(told.status_code, str(told.detail), told.code)
+        said = ApiError(500, "the server failed; its log says how", "internal_error")
+    return error_body(said.status_code, str(said.detail), said.code)
 
 
 async def server_sent(events: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[str]:

@@ -100,6 +100,8 @@ async function made(run, body, signal, onStep) {
     run.add(data);
     onStep(run);
   });
+  const reason = end.usage.speculation?.not_accelerated_because;
+  if (reason) throw new ServerError(`The server left this to transformers, which has no steps: ${reason}`);
   run.finish(end);
   return end;
 }
