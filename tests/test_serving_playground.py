@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import tiny
+from commandline import run
 from serving import keys, serving, speaking_llama
 
 from token_recycling.serving import playground
@@ -142,6 +143,32 @@ def test_options_are_not_changed_where_the_server_is_not_for_one_user(model):
     assert offers.make("recycling:tree=4").tree == 4
     with pytest.raises(ApiError, match="leaves no options to requests"):
         offers.make("recycling:tree=4,k=3")
+
+
+OFFERED = {
+    "those that need no option": ([], list(DEFAULT), True),
+    "the own one with its options": (["--drafter", "suffix:min_match=2"], ["suffix:min_match=2", *DEFAULT], True),
+    "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT), True),
+    "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"], True),
+    "none": (["--offer", "none"], [], True),
+    "no options with keys": (["--api-key", "ann:one"], list(DEFAULT), False),
+    "no options from elsewhere": (["--host", "0.0.0.0"], list(DEFAULT), False),
+}
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_the_command_says_what_is_offered(model, tmp_path, monkeypatch, name):
+    options, specs, free = OFFERED[name]
+    model.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    served = []
+    monkeypatch.setattr("token_recycling.cli.commands.serve._run", lambda app, service, *rest: served.append(service))
+    options = [option.replace("MODEL", str(tmp_path)) for option in options]
+    result = run("serve", tmp_path, "--port", 0, "--max-prompt-tokens", 8, *options)
+    assert result.exit_code == 0, result.stderr
+    (service,) = served
+    assert [one["spec"] for one in service.offers.described()] == specs
+    assert any(one["options"] for one in service.offers.described()) == (free and bool(specs))
 
 
 def test_an_error_in_a_generation_that_has_begun_is_told(server, monkeypatch):

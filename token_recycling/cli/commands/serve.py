@@ -136,7 +136,7 @@ def serve(
         console.note(f"isolation {chosen.value}, {why}")
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
-        _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1")
+        _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1; playground at {address}")
 
 
 def _offers(drafter: str, asked: list[str] | None) -> tuple[str, ...]:
