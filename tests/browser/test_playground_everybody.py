@@ -35,6 +35,19 @@ def test_the_focus_goes_to_stop_and_back(page):
     assert page.evaluate("document.activeElement.id") in ("generate", "race")
 
 
+def test_on_a_phone_the_results_come_into_view_with_stop_at_hand(opened, server):
+    page = opened(server, width=360, height=740, is_mobile=True, has_touch=True, reduced_motion="reduce")
+    page.wait_for_selector("#drafter option", state="attached")
+    fill(page, tokens=3000)
+    page.tap("#generate")
+    page.locator(".lane .step").nth(3).wait_for(state="attached")
+    assert page.locator("#status").bounding_box()["y"] < 100
+    stop = page.locator("#stop").bounding_box()
+    assert 0 < stop["y"] < 740 - stop["height"]
+    page.tap("#stop")
+    page.wait_for_selector("#generate:visible")
+
+
 def test_nothing_is_wider_than_a_phone(opened, server):
     page = opened(server, width=360, height=740, is_mobile=True, has_touch=True, reduced_motion="reduce")
     page.wait_for_selector("#drafter option", state="attached")

@@ -136,6 +136,7 @@ def test_a_server_that_is_gone_is_said(page):
     page.click("#generate")
     page.wait_for_selector("#error:not([hidden])")
     assert page.text_content("#error") == "The server cannot be reached."
+    assert page.locator(".lane").count() == 0
 
 
 def test_what_is_missing_is_said_by_the_browser(page):

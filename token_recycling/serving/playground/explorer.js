@@ -96,6 +96,6 @@ export function describe(run, index) {
   const drafted = step.draft.tokens.length - 1;
   const milliseconds = (1000 * (step.seconds - (run.steps[index - 1]?.seconds ?? 0))).toFixed(0);
   const draft = drafted ? `${counted(drafted, "token")} drafted, ${step.accepted} accepted` : "nothing drafted";
-  const emitted = `${counted(step.tokens.length, "token")} in ${milliseconds} ms`;
-  return `Step ${index + 1} of ${run.steps.length}: ${draft}; with the model’s own, ${emitted}.`;
+  const emitted = step.accepted ? `with the model’s own, ${counted(step.tokens.length, "token")}` : "the model’s own token";
+  return `Step ${index + 1} of ${run.steps.length}: ${draft}; ${emitted} in ${milliseconds} ms.`;
 }

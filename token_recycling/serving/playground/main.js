@@ -41,7 +41,7 @@ async function busy(work, stopped) {
   complain("");
   clear();
   showButtons(true);
-  bringIntoView(byId("status"));
+  bringIntoView();
   try {
     if (!served) await connect();
     await work(form.request(), going.signal);
@@ -63,10 +63,11 @@ function failed(error) {
   say("");
 }
 
-/** Scrolls to what begins below the window, as on a phone. */
-function bringIntoView(shown) {
-  if (shown.getBoundingClientRect().top < 0.75 * innerHeight) return;
-  shown.scrollIntoView({ block: "start", behavior: calm.matches ? "instant" : "smooth" });
+/** Scrolls to the results where they begin in the lower half of the window, as on a phone. */
+function bringIntoView() {
+  const status = byId("status");
+  if (status.getBoundingClientRect().top < 0.5 * innerHeight) return;
+  status.scrollIntoView({ block: "start", behavior: calm.matches ? "instant" : "smooth" });
 }
 
 function clear() {
@@ -80,6 +81,7 @@ function show(shown) {
   lanes = shown;
   byId("lanes").replaceChildren(...lanes.map((lane) => lane.element));
   byId("empty").hidden = true;
+  if (lanes.length) bringIntoView();
   document.body.classList.toggle("raced", lanes.length > 1);
 }
 
@@ -89,7 +91,7 @@ function showButtons(running) {
   const focused = [...started, byId("stop")].includes(document.activeElement);
   for (const button of started) button.hidden = running;
   byId("stop").hidden = !running;
-  if (focused) (running ? byId("stop") : started[0]).focus();
+  if (focused) (running ? byId("stop") : started[0]).focus({ preventScroll: true });
 }
 
 /** One text; `onStep(run)` is called after every step. */
@@ -121,7 +123,8 @@ async function generate(body, signal) {
     say(`${why}. ${summary(run)}`);
   } finally {
     lane.complete();
-    if (run.steps.length) choose(run, explorer.run === run ? explorer.index : run.telling);
+    if (!run.steps.length) show([]);
+    else choose(run, explorer.run === run ? explorer.index : run.telling);
   }
 }
 
