@@ -1,6 +1,7 @@
 """Trains the models that ship with the project: a target and a smaller draft model of one tokenizer.
 
     python models/train.py prepare                   # corpus -> tokenizer and token files
+    python models/train.py texts                     # a sample of the files trained on, as a folder
     python models/train.py fit target                # resumes from its last checkpoint; Ctrl-C is safe
     python models/train.py fit draft
     python models/train.py export target             # bf16 safetensors and the model card, with held-out bits per byte
@@ -75,6 +76,17 @@ def prepare() -> None:
         density = facts[side + "_bytes"] / len(tokens)
         console.print(f"{side}: {len(chosen)} files, {len(tokens):,} tokens, {density:.2f} bytes a token")
     (WORK / "corpus.json").write_text(json.dumps(facts, indent=1))
+
+
+@app.command()
+def texts(share: Annotated[int, typer.Option(help="one file in so many")] = 12) -> None:
+    """Writes a sample of the files of the training side to `build/models/texts`: what heads are trained after."""
+    sample = [source for source in read_sources(default_roots()) if not source.held_out][::share]
+    for number, source in enumerate(sample):
+        path = WORK / "texts" / f"{number:05}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.text, encoding="utf-8")
+    console.print(f"{len(sample):,} files in {WORK / 'texts'}")
 
 
 def new_model(shape: dict[str, Any]) -> LlamaForCausalLM:

@@ -127,12 +127,28 @@ def graph(text: Text) -> Draft:
     return made.draft(places, torch.device("cpu"))
 
 
+def stopped(text: Text) -> Draft:
+    """At most three tokens; none after a 0, so that what is drawn decides how long the draft is."""
+    tokens = torch.tensor(text or [0])
+    made = grow(
+        Reading(text), tokens, Rules(3, 1, 3), TOKENS, lambda logits: logits, lambda graph: graph.tokens[-1] == 0
+    )
+    return made.draft(made.unrolled(3), torch.device("cpu"))
+
+
+def without_the_last(text: Text) -> Draft:
+    """The same without the token after which drafting stopped: left out because of what was drawn."""
+    draft = stopped(text)
+    return draft.cut(len(draft.tree) - 2) if draft.tokens[-1] == 0 else draft
+
+
 COPIES: list[int] = []
 DRAFTS: dict[str, Callable[[Text], Draft]] = {
     "a drawn sequence": lambda text: drafted(LINE, text),
     "a drawn tree": lambda text: drafted(TWO_LEVELS, text),
     "all tokens drawn": lambda text: drafted(parse_paths("0 1 2 00 01 02"), text),
     "a drawn graph": graph,
+    "a drawn sequence that stops by what was drawn": stopped,
     "drawn and chosen siblings": lambda text: drafted(TWO_LEVELS, text, last_is_chosen=True),
 }
 
@@ -142,6 +158,10 @@ def test_texts_have_the_targets_distribution(name: str) -> None:
     COPIES.clear()
     assert fits(texts(DRAFTS[name], accept_drawn)) > 0.001
     assert bool(sum(COPIES)) == (name == "a drawn graph")
+
+
+def test_leaving_out_a_token_because_of_what_was_drawn_is_not_exact() -> None:
+    assert fits(texts(without_the_last, accept_drawn)) < 1e-6
 
 
 def test_a_draft_said_to_be_chosen_is_verified_as_exactly() -> None:

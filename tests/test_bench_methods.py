@@ -183,7 +183,10 @@ def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("nothing", "expected a method of generate, prompt_lookup_hf, assisted, or a drafter of .*plain.*'nothing'"),
+        (
+            "nothing",
+            "expected a method of generate, prompt_lookup_hf, assisted, oracle, or a drafter of .*plain.*'nothing'",
+        ),
         ("recycling:size=3", "expected an option of recycling"),
         ("published:update=never", "expected an update rule"),
         ("generate:n=3", "expected no option 'n' in 'generate:n=3'"),

@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM, LogitsProcessorList, MambaConfig, Mam
 from transformers.generation import logits_process
 
 import token_recycling as tr
+from token_recycling.target import Target
 from token_recycling.text import Chooser, Text
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -374,3 +375,13 @@ def test_near_a_border_drawn_drafts_are_left_out_before_they_are_drawn() -> None
     assert all(size == (5 if length - 1 + 5 <= 32 else 1) for length, size in sizes.items() if length < 28)
     assert sizes[20] == 5
     assert {size for length, size in sizes.items() if length > 28} <= {1}
+
+
+def test_forks_share_the_draft_model_which_is_loaded_once(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    tiny.llama(seed=1).save_pretrained(tmp_path / "draft")
+    alone = tr.make_drafter("draft_model", model=str(tmp_path / "draft"))
+    fused = tr.make_drafter("fuse", parts=[tr.make_drafter("draft_model", model=str(tmp_path / "draft")), "suffix"])
+    for first, of in ((alone, lambda drafter: drafter), (fused, lambda drafter: drafter.drafters[0])):
+        drafters = [first, first.fork(), first.fork().fork()]
+        loaded = {id(of(drafter).drafting_model(Target(model)).model) for drafter in drafters}
+        assert len(loaded) == 1

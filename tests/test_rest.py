@@ -42,7 +42,8 @@ def test_the_most_frequent_prefixes_are_taken(rows: list[list[int]], most: int) 
                 break
             counts[tuple(row[:end])] += 1
     found = frequent_prefixes(np.array(sorted(rows)), most)
-    assert len(set(found)) == len(found) == min(most, len(counts))
+    assert found == {prefix: counts[prefix] for prefix in found}
+    assert len(found) == min(most, len(counts))
     assert sorted(counts[prefix] for prefix in found) == sorted(count for _, count in counts.most_common(most))
     assert [len(prefix) for prefix in found] == sorted(len(prefix) for prefix in found)
     assert all(prefix[:-1] in found for prefix in found if len(prefix) > 1)

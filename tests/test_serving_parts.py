@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.cli.serving.utils import GenerateManager
 
+from token_recycling.drafting import Drafter
 from token_recycling.serving.internals import check_installed
+from token_recycling.serving.job import NEEDS, Watched
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.service import Settings
 from token_recycling.serving.wire import Trimmed
@@ -96,6 +98,18 @@ def test_settings_that_do_not_fit(settings):
 def test_a_metrics_key_is_no_user():
     with pytest.raises(ValueError, match="expected an API key"):
         Settings(isolation="per-key", keys=parse_keys(["metrics:one"]))
+
+
+def test_a_watched_drafter_hands_everything_on():
+    assert {"learns_prompt", "needs_hidden"} <= set(NEEDS)
+    methods = {name for name, value in vars(Drafter).items() if callable(value) and not name.startswith("_")}
+    assert methods - {"fork"} <= vars(Watched).keys()
+
+    class Needy(Drafter):
+        needs_hidden = True
+
+    watched = Watched(Needy(), lambda step, seconds: None)
+    assert (watched.needs_hidden, watched.learns_prompt) == (True, False)
 
 
 def test_names_of_openai_fields_that_are_ignored_are_known():

@@ -15,15 +15,18 @@ _PROBABILITIES = np.array([0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 
 _RANKS = 3
 MATCHES = 8
 """Kinds of matches: none, of 1, 2, 3 and 4 tokens, of 5 to 7, of 8 to 15, of more."""
-CELLS = (len(_PROBABILITIES) + 1) * _RANKS * MATCHES
+_UNSUPPORTED = (len(_PROBABILITIES) + 1) * _RANKS
+CELLS = _UNSUPPORTED * MATCHES
 """Number of kinds of candidates."""
 _PRIOR, _MEMORY = 4.0, 2_000.0
 """Observations that a candidate's own probability counts for; after so many of a kind older ones fade."""
 
 
-def new_calibration() -> np.ndarray:
-    """(CELLS, 2) float32: how often candidates of each kind were chosen, and how often there were any."""
-    return np.zeros((CELLS, 2), np.float32)
+def new_calibration(kinds: int = MATCHES) -> np.ndarray:
+    """(CELLS, 2) float32: how often candidates of each kind were chosen, and how often there were any. With other
+    `kinds` than those of matches there are more or fewer cells.
+    """
+    return np.zeros((_UNSUPPORTED * kinds, 2), np.float32)
 
 
 @njit(cache=True)
@@ -35,10 +38,10 @@ def match_kind(length: int) -> int:
 
 
 @njit(cache=True)
-def cell_of(probability: float, rank: int, match: int) -> int:
-    """The kind of a candidate; `match` is 0 where none supports it."""
+def cell_of(probability: float, rank: int, kind: int, kinds: int = MATCHES) -> int:
+    """The kind of a candidate; `kind`, below `kinds`, is that of the match that supports it, 0 where none does."""
     cell = np.searchsorted(_PROBABILITIES, probability) * _RANKS + min(rank, _RANKS - 1)
-    return cell * MATCHES + match
+    return cell * kinds + kind
 
 
 @njit(cache=True)

@@ -10,6 +10,7 @@ decoding is the same loop with a lone root.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,13 +65,15 @@ def decode(
         # One that has ended may have no position left: it sees nothing, as if it began anew.
         inputs = target.inputs(drafts, [length * (row in going) for row, length in enumerate(lengths)], slots)
         clock.lap("prepare")
-        logits = target.forward(inputs, cache)
+        logits, hidden = _forward(target, inputs, cache, drafter.needs_hidden)
         clock.lap("forward")
         steps = [
             verify(drafts[row], logits[row, : len(drafts[row].tree)], texts[row].append, choosers[row], row)
             for row in going
         ]
         clock.lap("verify")
+        if hidden is not None:
+            steps = [replace(step, hidden=hidden[step.row, : len(step.draft.tree)]) for step in steps]
         accepted = {step.row: step.accepted for step in steps}
         kept.keep(slots, lengths, [accepted.get(row, []) for row in range(len(texts))])
         clock.lap("update cache")
@@ -95,6 +98,15 @@ def _prefill(target: Target, texts: Sequence[Text], drafter: Drafter, cache: Cac
             )
     observe = drafter.observe_prompt if drafter.learns_prompt else None
     target.prefill([text.tokens for text in texts], cache, observe, held)
+
+
+def _forward(
+    target: Target, inputs: dict[str, Any], cache: Cache, needs_hidden: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Logits (batch, n, vocabulary) and, where a drafter needs them, the hidden states (batch, n, hidden)."""
+    if needs_hidden:
+        return target.forward_with_hidden(inputs, cache)
+    return target.forward(inputs, cache), None
 
 
 def _draft(drafter: Drafter, target: Target, chooser: Chooser, row: int, going: bool) -> Draft:

@@ -19,8 +19,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from . import specs
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -45,6 +47,14 @@ class Draft:
     otherwise. Wherever the text is sampled, drawn nodes are accepted by what is said here: it must be true, or the
     text is not the target's. A drawn node must not be left out of a draft because of what was drawn.
     """
+    confidence: np.ndarray | None = None
+    """(n,) float32: how likely the drafter thinks that each node is accepted if its parent is; 1 for the root. It is
+    read where drafts are fused, and calibrated there, so that it need only be in the right order.
+    """
+    needed: frozenset[int] = frozenset()
+    """Nodes that the drafter learns from whether they are accepted or not; where drafts are fused, they are kept if
+    there is room for all of them.
+    """
 
     def cut(self, depth: int) -> Draft:
         """The draft without the nodes deeper than `depth`."""
@@ -52,7 +62,20 @@ class Draft:
         if tree is self.tree:
             return self
         drawn_from = self.drawn_from and {node: q for node, q in self.drawn_from.items() if node < len(tree)}
-        return Draft(tree, self.tokens[: len(tree)], drawn_from)
+        confidence = None if self.confidence is None else self.confidence[: len(tree)]
+        needed = frozenset(node for node in self.needed if node < len(tree))
+        return Draft(tree, self.tokens[: len(tree)], drawn_from, confidence, needed)
+
+    def places_in(self, other: Draft) -> list[int | None]:
+        """For each node the one of `other` after the same tokens, None where there is none; both have one root."""
+        there: dict[tuple[int, int], int] = {}
+        for node, token in enumerate(other.tokens.tolist()):
+            there.setdefault((other.tree.parents[node], token), node)
+        places: list[int | None] = [0]
+        for token, parent in zip(self.tokens.tolist()[1:], self.tree.parents[1:], strict=True):
+            above = places[parent]
+            places.append(None if above is None else there.get((above, token)))
+        return places
 
 
 @dataclass(frozen=True)
@@ -81,6 +104,9 @@ class Step:
     """What one verification revealed, trimmed at the end of the text."""
 
     draft: Draft
+    """What was verified: the drafter's own draft, as far as the loop could use it, or one that other drafters have a
+    part in.
+    """
     logits: torch.Tensor
     """(n, vocabulary): the target's logits after every node, the rejected ones too."""
     accepted: list[int]
@@ -95,6 +121,10 @@ class Step:
     """
     row: int = 0
     """Which text of a batch it is, counted from 0."""
+    hidden: torch.Tensor | None = None
+    """(n, hidden): the target's last hidden states at every node, from which its output layer made `logits`. None
+    unless the drafter says `needs_hidden`.
+    """
 
     @property
     def learnable(self) -> list[int] | slice:
@@ -115,8 +145,12 @@ class Drafter:
 
     name: typing.ClassVar[str] = ""
     """Filled in by discovery: the file's name."""
+    unnamed: typing.ClassVar[str] = ""
+    """The option that may be written without `NAME=`, if there is one."""
     learns_prompt: bool = False
     """Whether the logits after every token of the prompt are wanted; they cost the target's output layer on each."""
+    needs_hidden: bool = False
+    """Whether the target's last hidden states are wanted in every step; see `Step.hidden`."""
 
     @classmethod
     def example(cls, model: PreTrainedModel, folder: Path) -> Drafter:
@@ -142,7 +176,12 @@ class Drafter:
         raise NotImplementedError(f"{type(self).__name__} must define draft()")
 
     def observe(self, step: Step) -> None:
-        """Learn from a verified draft; called once a step, after the cache has kept the accepted nodes."""
+        """Learn from a verified draft; called once a step, after the cache has kept the accepted nodes.
+
+        Where this drafter is a part of another one, `step.draft` holds nodes of others too and may lack some of its
+        own: find them by their tokens, as `Draft.places_in` does, not by number. There may be steps for which this
+        drafter was not asked to draft.
+        """
 
     def statistics(self) -> Mapping[str, float]:
         """Numbers of its own since it was last asked, such that they can be added up; asked once a step, and kept in
@@ -220,12 +259,7 @@ def make_drafter(spec: str | Drafter = "recycling", **options: Any) -> Drafter:
     name, _, text = spec.partition(":")
     found = drafter_class(name)
     known = options_of(found)
-    written = {}
-    for part in filter(None, text.split(",")):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"expected options as NAME=VALUE after {name!r}, got {part!r}")
-        written[option] = value
+    written = specs.options(name, text, found.unnamed)
     for option in {**written, **options}:
         if option not in known:
             raise ValueError(f"expected an option of {name}: {', '.join(known) or 'it has none'}; got {option!r}")

@@ -242,9 +242,29 @@ def fill(
 
 
 @njit(cache=True)
-def count_chosen(growth: Growth, nodes: np.ndarray, chosen: np.ndarray, calibration: np.ndarray) -> None:
-    """Counts what followed the accepted `nodes` (in order of growth): `chosen` tokens, one for each."""
-    for place in range(len(nodes)):
-        node = nodes[place]
+def count_chosen(growth: Growth, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
+    """Counts what followed the root and, as far as they are among the first `nodes` nodes, those that became text:
+    `chosen` are the tokens of the text after the root.
+    """
+    node = 0
+    for token in chosen:
         for rank in range(growth.known[node]):
-            count(calibration, growth.cells[node, rank], growth.candidates[node, rank] == chosen[place])
+            count(calibration, growth.cells[node, rank], growth.candidates[node, rank] == token)
+        parent, node = node, -1
+        for child in range(parent + 1, nodes):
+            if growth.parents[child] == parent and growth.tokens[child] == token:
+                node = child
+                break
+        if node < 0:
+            return
+
+
+@njit(cache=True)
+def contexts_below(context: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """(n, orders) int64: the last tokens at each node of a tree, newest first; `context` (orders,) are the root's."""
+    contexts = np.empty((len(parents), len(context)), np.int64)
+    contexts[0] = context
+    for node in range(1, len(parents)):
+        contexts[node, 0] = tokens[node]
+        contexts[node, 1:] = contexts[parents[node], :-1]
+    return contexts

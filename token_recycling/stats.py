@@ -77,6 +77,18 @@ class Stats:
         return self.drafted - self.accepted.total()
 
     @property
+    def discard_rate(self) -> float:
+        """Drafted tokens that were not accepted, an emitted token (SpecDec++, 2405.19715, equation 2.3): drafted for
+        nothing.
+        """
+        return self.discarded / self.tokens if self.tokens else 0.0
+
+    @property
+    def verification_rate(self) -> float:
+        """Forward passes of the target an emitted token (as above): 1.0 for plain decoding, the inverse of MAT."""
+        return self.steps / self.tokens if self.tokens else 0.0
+
+    @property
     def acceptance_rate(self) -> float:
         """Accepted drafted tokens as a share of the depth of the drafts, which is as many as a step can accept."""
         depth = sum(depth * steps for depth, steps in self.depths.items())
@@ -151,6 +163,8 @@ class Stats:
             "tokens_per_second": self.tokens_per_second,
             "drafted_tokens": self.drafted,
             "discarded_tokens": self.discarded,
+            "discard_rate": self.discard_rate,
+            "verification_rate": self.verification_rate,
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,
             "seconds": dict(self.seconds),

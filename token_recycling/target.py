@@ -22,6 +22,7 @@ from .architectures import MASKED_ATTENTION, Reach, Support, accepts, support
 from .attention import NAME, attending, biased_by_position
 from .cache import TreeCache, unroll, unsupported_layers
 from .drafting import Draft
+from .hidden import hidden_states
 from .masks import Masks, masks, moves_with_text, windowed
 from .templates import chain, root_only
 from .tree import Tree
@@ -258,6 +259,12 @@ class Target:
             implementation = NAME
         with attending(self.config, implementation), self._bias(inputs, cache):
             return self.model(**inputs, past_key_values=cache, use_cache=True).logits.to(self.device)
+
+    def forward_with_hidden(self, inputs: dict[str, Any], cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and the last hidden states (batch, n, hidden) that the logits were made of."""
+        with hidden_states(self.model) as seen:
+            logits = self.forward(inputs, cache)
+        return logits, seen[-1].to(self.device)
 
     def _bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with ALiBi: takes what such a model cannot be given as an argument out of `inputs`."""

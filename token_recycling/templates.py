@@ -6,8 +6,9 @@ Every function makes its tree once and hands out the same one again.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from .tree import RankPath, Tree
@@ -88,16 +89,37 @@ def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> T
         raise ValueError(f"expected a tree of 1 node or more, got {nodes}; for plain decoding use the drafter 'plain'")
     if not rank_acceptance or not all(0 <= p <= 1 for p in rank_acceptance):
         raise ValueError(f"expected probabilities between 0 and 1, one a rank, got {list(rank_acceptance)}")
-    best: list[tuple[float, int, RankPath]] = [(-p, 1, (rank,)) for rank, p in enumerate(rank_acceptance)]
-    heapq.heapify(best)
-    chosen: list[RankPath] = []
-    while best and len(chosen) < nodes:
-        negative, depth, path = heapq.heappop(best)
-        chosen.append(path)
-        if depth < max_depth:
-            for rank, p in enumerate(rank_acceptance):
-                heapq.heappush(best, (negative * p, depth + 1, (*path, rank)))
-    return Tree.from_paths(sorted(chosen, key=lambda path: (len(path), path)))
+    return tree_of(islice(best_paths([rank_acceptance] * max_depth), nodes))
+
+
+def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, RankPath]]:
+    """Rank paths in the order of their products, the likeliest first, each after those that it goes on from: with the
+    product, if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`.
+
+    The first n are the tree of n nodes with the most expected accepted tokens; these are the sum of their products.
+    """
+    ranked = [sorted(range(len(chances)), key=lambda rank: -chances[rank]) for chances in acceptance]
+    # What waits: the product before the last node, and which of the ranks of its depth that is, by chance.
+    waiting: list[tuple[float, int, RankPath, float, int]] = []
+
+    def wait(before: float, path: RankPath, place: int) -> None:
+        depth = len(path)
+        if depth < len(ranked) and place < len(ranked[depth]):
+            rank = ranked[depth][place]
+            product = before * acceptance[depth][rank]
+            heapq.heappush(waiting, (-product, depth + 1, (*path, rank), before, place))
+
+    wait(1.0, (), 0)
+    while waiting:
+        negative, _, path, before, place = heapq.heappop(waiting)
+        yield -negative, path
+        wait(before, path[:-1], place + 1)
+        wait(-negative, path, 0)
+
+
+def tree_of(paths: Iterable[tuple[float, RankPath]]) -> Tree:
+    """The tree of paths from `best_paths`."""
+    return Tree.from_paths(sorted((path for _, path in paths), key=lambda path: (len(path), path)))
 
 
 RANK_ACCEPTANCE = (0.709, 0.069, 0.035, 0.017, 0.013, 0.012, 0.010, 0.004)

@@ -16,13 +16,15 @@ class Trie:
     """A tree of tokens that grows in order of depth below a root, node 0."""
 
     def __init__(self) -> None:
-        self._parents, self._ranks, self._tokens = [-1], [0], [0]
+        self.parents, self.tokens = [-1], [0]
+        """Of every node; the root's token is not known here."""
+        self._ranks = [0]
         self._children: dict[tuple[int, int], int] = {}
         self._degrees = [0]
 
     def __len__(self) -> int:
         """Number of nodes, the root included."""
-        return len(self._parents)
+        return len(self.parents)
 
     def add(self, parent: int, token: int) -> int:
         """The child of `parent` that carries `token`: the one that is there, or a new one of the next rank.
@@ -32,16 +34,16 @@ class Trie:
         known = self._children.get((parent, token))
         if known is not None:
             return known
-        node = self._children[parent, token] = len(self._parents)
-        self._parents.append(parent)
+        node = self._children[parent, token] = len(self.parents)
+        self.parents.append(parent)
         self._ranks.append(self._degrees[parent])
-        self._tokens.append(token)
+        self.tokens.append(token)
         self._degrees[parent] += 1
         self._degrees.append(0)
         return node
 
     def draft(self, context: Context) -> Draft:
         """The tree and its tokens, the root that of `context`."""
-        found = torch.tensor(self._tokens, device=context.tokens.device)
+        found = torch.tensor(self.tokens, device=context.tokens.device)
         found[:1] = context.root
-        return Draft(Tree(tuple(self._parents), tuple(self._ranks)), found)
+        return Draft(Tree(tuple(self.parents), tuple(self._ranks)), found)

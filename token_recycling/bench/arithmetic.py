@@ -57,6 +57,18 @@ def mat(rows: Sequence[Row]) -> float | None:
     return _ratio(_total(known, "tokens"), _total(known, "steps"))
 
 
+def discard_rate(rows: Sequence[Row]) -> float | None:
+    """Drafted tokens that were not accepted, an emitted token."""
+    known = _with(rows, "discarded")
+    return _ratio(_total(known, "discarded"), _total(known, "tokens"))
+
+
+def verification_rate(rows: Sequence[Row]) -> float | None:
+    """Steps, which are forward passes of the target, an emitted token."""
+    known = _with(rows, "steps")
+    return _ratio(_total(known, "steps"), _total(known, "tokens"))
+
+
 def mat_without_loops(rows: Sequence[Row]) -> float | None:
     """The same over what lies outside looping stretches of the output."""
     known = _with(rows, "steps", "loop_tokens", "loop_steps")

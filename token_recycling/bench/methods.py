@@ -1,8 +1,9 @@
 """What is measured: any drafter in our loop, and transformers' own decoding.
 
 A method is written as a drafter is (`recycling:tree=16`), so that new drafters are methods without a line here. The
-names of transformers' own are `generate`, `prompt_lookup_hf:n=10` and `assisted:model=FOLDER`. Started on a model, a
-method is a *lane*: it decodes one prompt after another and keeps what it learns on the way.
+names of transformers' own are `generate`, `prompt_lookup_hf:n=10` and `assisted:model=FOLDER`; `oracle:model=FOLDER` is
+a draft model that knows in hindsight how long to draft. Started on a model, a method is a *lane*: it decodes one prompt
+after another and keeps what it learns on the way.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any, Protocol
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from .. import specs
 from ..drafting import drafter_names, make_drafter
 from .lanes import DraftedLane, Lane, TransformersLane
+from .oracle import Hindsight, OracleLane
 
 DEFAULT = (
     "generate",
@@ -117,15 +120,30 @@ class Assisted(Transformers):
         return super().start(model)
 
 
+class Oracle:
+    """A draft model that knows in hindsight how long to draft."""
+
+    batches = False
+    remembers = False
+
+    def __init__(self, spec: str, folder: str) -> None:
+        self.spec, self.label, self.folder = spec, f"oracle with {Path(folder).name}", folder
+
+    def start(self, model: PreTrainedModel) -> Lane:
+        return OracleLane(model, Hindsight(self.folder))
+
+    def in_replay(self) -> Method:
+        return self
+
+
 def parse(spec: str) -> Method:
     """A method as the user writes it; raises ValueError or TypeError with what is wrong."""
     name, _, text = spec.partition(":")
-    if name in _OF_TRANSFORMERS:
-        return _OF_TRANSFORMERS[name](spec, _options(spec, text))
+    if name in _NAMED:
+        return _NAMED[name](spec, specs.options(name, text))
     if name not in drafter_names():
         raise ValueError(
-            f"expected a method of {', '.join(_OF_TRANSFORMERS)}, or a drafter of {', '.join(drafter_names())}, "
-            f"got {name!r}"
+            f"expected a method of {', '.join(_NAMED)}, or a drafter of {', '.join(drafter_names())}, got {name!r}"
         )
     return Drafted(spec)
 
@@ -148,29 +166,32 @@ def _prompt_lookup(spec: str, options: dict[str, str]) -> Method:
 
 
 def _assisted(spec: str, options: dict[str, str]) -> Method:
-    folder = options.pop("model", "")
-    if not folder:
-        raise ValueError(f"expected assisted:model=FOLDER with the model that drafts, got {spec!r}")
-    tokens = _number(spec, options, "n", None)
+    folder, tokens = _folder(spec, options), _number(spec, options, "n", None)
     _refuse(spec, options)
     return Assisted(spec, folder, tokens)
 
 
-_OF_TRANSFORMERS: dict[str, Callable[[str, dict[str, str]], Method]] = {
+def _oracle(spec: str, options: dict[str, str]) -> Method:
+    folder = _folder(spec, options)
+    _refuse(spec, options)
+    return Oracle(spec, folder)
+
+
+_NAMED: dict[str, Callable[[str, dict[str, str]], Method]] = {
     BASELINE: _generate,
     "prompt_lookup_hf": _prompt_lookup,
     "assisted": _assisted,
+    "oracle": _oracle,
 }
+"""What is no drafter."""
 
 
-def _options(spec: str, text: str) -> dict[str, str]:
-    options = {}
-    for part in filter(None, text.split(",")):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"expected options as NAME=VALUE in {spec!r}, got {part!r}")
-        options[option] = value
-    return options
+def _folder(spec: str, options: dict[str, str]) -> str:
+    folder = options.pop("model", "")
+    if not folder:
+        name = spec.partition(":")[0]
+        raise ValueError(f"expected {name}:model=FOLDER with the model that drafts, got {spec!r}")
+    return folder
 
 
 def _number(spec: str, options: dict[str, str], option: str, default: Any) -> Any:

@@ -163,7 +163,8 @@ def _of_studies(summary: Summary, mode: str, drawn: dict[tuple[str, str], list[P
         if of_mode != mode:
             continue
         said = words.study_words(name)
-        section.tables.append(tables.points_table(points, said.title, said.axis))
+        table = tables.rates_table if name == words.STOPPING else tables.points_table
+        section.tables.append(table(points, said.title, said.axis))
         section.plots += drawn.get((mode, name), [])
         pairs = [(each.point, result) for each in points for result in each.results]
         labels = [f"{result.label}, {point}" if point else result.label for point, result in pairs]

@@ -4,6 +4,9 @@ A study varies one thing of one or several drafters, by default of Token Recycli
 number of nodes, depth and number of candidates are made as the paper's is: the best candidates go deepest, and every
 candidate of the root is tried. Beyond that the nodes are those of highest expected acceptance
 (`templates.RANK_ACCEPTANCE`), since the paper gives one template only.
+
+The study `specdec-pp` is that of SpecDec++ (2405.19715, figure 4): a draft model that stops by each of several
+thresholds, the same model at fixed lengths, and the oracle.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import specs
 from ..drafting import drafter_class, options_of
 from ..templates import RANK_ACCEPTANCE, grow
 from ..tree import Tree
 from .courses import Contender, Conversation, Course, Plan, replays, with_baseline
 from .data import Question
-from .methods import BASELINE, Drafted, Method, parse
+from .methods import BASELINE, Drafted, Method, Oracle, parse
 
 DEFAULT = "published"
 NODES, DEPTH, K = 80, 6, 8
@@ -27,6 +31,9 @@ DEPTHS = (3, 4, 5, 6, 7, 8, 10, 12)
 KS = (2, 3, 4, 6, 8, 10, 12, 16)
 RULES = ("last", "first", "unordered")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 14)
+"""The paper's even ones, and shorter ones for draft models that agree with the target less often."""
 
 Options = dict[str, Any]
 
@@ -63,7 +70,7 @@ def study(name: str, methods: Sequence[Method], questions: Sequence[Question], r
     drafted = [method for method in methods if isinstance(method, Drafted)]
     others = [method.spec for method in methods if not isinstance(method, Drafted) and method.spec != BASELINE]
     if others:
-        raise ValueError(f"expected drafters to study, got {', '.join(others)}, which transformers implements")
+        raise ValueError(f"expected drafters to study, got {', '.join(others)}, which is none")
     return STUDIES[name](name, drafted or [Drafted(DEFAULT)], questions, replay, seed)
 
 
@@ -97,7 +104,7 @@ def _options(points: Callable[[], dict[str, Options]]) -> Callable[..., Plan]:
 def _without(spec: str, options: Options) -> str:
     """A drafter's spec without what is varied, so that no row claims a value that it does not have."""
     name, _, written = spec.partition(":")
-    kept = [part for part in written.split(",") if part and part.partition("=")[0] not in options]
+    kept = [part for part in specs.split(written, ",") if part and specs.split(part, "=")[0] not in options]
     return f"{name}:{','.join(kept)}" if kept else name
 
 
@@ -141,6 +148,25 @@ def _temperature(name: str, methods: list[Drafted], questions: Sequence[Question
     return plan
 
 
+def _stopping(name: str, methods: list[Drafted], questions: Sequence[Question], replay: bool, seed: int) -> Plan:
+    contenders: list[Contender] = []
+    for method in methods:
+        drafter, _, written = method.spec.partition(":")
+        if drafter != "specdec_pp":
+            raise ValueError(
+                f"expected --method specdec_pp:model=FOLDER for the study {name}, with a draft model that has a "
+                f"trained head, got {drafter}"
+            )
+        options = specs.options(drafter, written)
+        kept = [f"{option}={options[option]}" for option in ("model", "sampled") if option in options]
+        fixed = "draft_model:" + ",".join(["mode=sequence", *kept])
+        contenders += [Contender(Drafted(fixed, depth=length), f"length {length}") for length in FIXED_LENGTHS]
+        learned = _without(method.spec, {"threshold": None})
+        contenders += [Contender(Drafted(learned, threshold=value), f"h = {value:g}") for value in THRESHOLDS]
+        contenders.append(Contender(Oracle(f"oracle:model={options['model']}", options["model"]), "oracle"))
+    return _varied(name, contenders, questions, replay)
+
+
 STUDIES: dict[str, Callable[..., Plan]] = {
     "breadth": _options(lambda: {str(nodes): {"tree": template(nodes, DEPTH)} for nodes in BREADTHS}),
     "depth": _options(lambda: {str(depth): {"tree": template(NODES, depth)} for depth in DEPTHS}),
@@ -150,5 +176,8 @@ STUDIES: dict[str, Callable[..., Plan]] = {
     "parts": _parts,
     "k": _options(lambda: {str(k): {"k": k, "tree": template(NODES, DEPTH, k)} for k in KS}),
     "temperature": _temperature,
+    "specdec-pp": _stopping,
 }
-"""Of the paper: figure 3 (a, b, c), table 1 (shuffle), section 3.1 (hot start), figure 4; k and temperature go on."""
+"""Of the paper: figure 3 (a, b, c), table 1 (shuffle), section 3.1 (hot start), figure 4; k and temperature go on. The
+last one is of SpecDec++.
+"""

@@ -54,6 +54,14 @@ class Result:
         return arithmetic.mat_without_loops(self.rows)
 
     @cached_property
+    def discard_rate(self) -> float | None:
+        return arithmetic.discard_rate(self.rows)
+
+    @cached_property
+    def verification_rate(self) -> float | None:
+        return arithmetic.verification_rate(self.rows)
+
+    @cached_property
     def repeated_4grams(self) -> float | None:
         return arithmetic.repeated_4grams(self.rows)
 
@@ -124,6 +132,8 @@ class Result:
             "tokens": sum(row["tokens"] for row in self.rows),
             "mat": self.mat,
             "mat_without_loops": self.mat_without_loops,
+            "discard_rate": self.discard_rate,
+            "verification_rate": self.verification_rate,
             "repeated_4grams": self.repeated_4grams,
             "tokens_per_second": {"decoding": self.decoding, "whole_call": self.whole_call},
             "speedup": self.speedup,

@@ -145,6 +145,35 @@ def points_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
     )
 
 
+def rates_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
+    """A line for each method at each point of a study of when to stop drafting (SpecDec++, figure 4)."""
+    rows = [
+        [
+            Cell(each.point or NONE),
+            Cell(result.label),
+            Cell(NONE if result.nodes is None else f"{result.nodes - 1:.1f}"),
+            Cell(_three(result.discard_rate)),
+            Cell(_three(result.verification_rate)),
+            Cell(_two(result.mat)),
+            Cell(_rate(result.decoding)),
+            Cell(_two(result.speedup)),
+            _identical(result),
+            Cell(str(len(result.failures)), alarm=bool(result.failures)),
+        ]
+        for each in points
+        for result in each.results
+    ]
+    columns = [axis, "method", "drafted", "discard rate", "verification rate", "MAT", "tokens/s", "speedup"]
+    return Table(
+        title,
+        [*columns, "identical", "failed"],
+        rows,
+        "Drafted: mean tokens of a step. Discard rate: drafted tokens that were not accepted, an emitted token. "
+        "Verification rate: forward passes of the target, an emitted token. Less is better for both.",
+        frozenset({1}),
+    )
+
+
 def divergence_table(summary: Summary, most: int = 20) -> Table | None:
     """Outputs that differ from plain decoding's, the largest margins first."""
     every = [row for each in summary.comparisons for result in each.results for row in result.divergences]
@@ -234,6 +263,10 @@ def _run_name(row: arithmetic.Row) -> str:
 
 def _two(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
+
+
+def _three(value: float | None) -> str:
+    return NONE if value is None else f"{value:.3f}"
 
 
 def _rate(value: float | None) -> str:

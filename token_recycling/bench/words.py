@@ -29,6 +29,8 @@ class StudyWords(NamedTuple):
     what: str
 
 
+STOPPING = "specdec-pp"
+"""The study that is shown by discard and verification rate."""
 _STUDIES = {
     "breadth": StudyWords("Tree breadth", "nodes", "The tree gets broader, its depth stays."),
     "depth": StudyWords("Tree depth", "depth", "The tree gets deeper, its number of nodes stays."),
@@ -38,6 +40,11 @@ _STUDIES = {
     "parts": StudyWords("Time per part of a step", "part", "Where the time of a step goes."),
     "k": StudyWords("Candidates kept", "k", "How many candidates are kept after every token."),
     "temperature": StudyWords("Temperature", "temperature", "From greedy decoding to sampling."),
+    STOPPING: StudyWords(
+        "When to stop drafting",
+        "draft",
+        "A draft model at fixed lengths, stopped by a learned head at thresholds h, and by an oracle.",
+    ),
 }
 _MODES = {"generate": "Generated text", "replay": "Replayed text", "batch": "Batches"}
 _ABOUT = {

@@ -1,4 +1,5 @@
-"""The command line: `token-recycling COMMAND`; each command is a file in `commands/`, named here.
+"""The command line: `token-recycling COMMAND`; each command is a file in `commands/`, or a folder of such
+files, named here.
 
 It stands on the library's surface and adds only what a terminal needs. torch and transformers are imported by the
 commands that need them, so that help and wrong usage answer at once.
@@ -20,6 +21,7 @@ from .commands.generate import generate
 from .commands.matrix import matrix
 from .commands.report import report
 from .commands.serve import serve
+from .commands.train import train
 from .commands.tune import tune
 from .console import OneLineErrors
 
@@ -47,3 +49,4 @@ def main(
 for command in (generate, compare, serve, bench, report, tune, check, matrix, drafters):
     app.command()(command)
 app.add_typer(datastore, name="datastore")
+app.add_typer(train, name="train")

@@ -81,8 +81,25 @@ def working(text: str, done: int = 0, total: int = 0) -> Iterator[None]:
 @contextlib.contextmanager
 def advancing(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[int], None]]:
     """As `working`, with a bar that moves on when the function it gives is told how much more has been done."""
+    with _bar(text, total, done) as (advance, _):
+        yield advance
+
+
+@contextlib.contextmanager
+def reaching(text: str) -> Iterator[Callable[..., None]]:
+    """As `advancing`; the function it gives is told how much has been done of how much and, if there is one, a loss."""
+    with _bar(text, 1, 0) as (_, update):
+
+        def reached(done: int, total: int, loss: float | None = None) -> None:
+            update(completed=done, total=total, description=text if loss is None else f"{text}, loss {loss:.3f}")
+
+        yield reached
+
+
+@contextlib.contextmanager
+def _bar(text: str, total: int, done: int) -> Iterator[tuple[Callable[[int], None], Callable[..., None]]]:
     if not sys.stderr.isatty():
-        yield lambda more: None
+        yield lambda more: None, lambda **change: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -101,7 +118,7 @@ def advancing(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[in
     )
     task = progress.add_task(text, total=total or None, completed=done)
     with progress:
-        yield lambda more: progress.advance(task, more)
+        yield lambda more: progress.advance(task, more), lambda **change: progress.update(task, **change)
 
 
 def percent(share: float) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+import numpy as np
 import torch
 
 from ..drafting import Draft
@@ -158,7 +159,8 @@ class Graph:
             if not place.copied and self.parents[place.node] in self.drawn_from
         }
         tokens = torch.tensor([self.tokens[place.node] for place in places], device=device)
-        return Draft(tree, tokens, drawn_from or None)
+        confidence = np.array([self.shares[place.node] for place in places], np.float32)
+        return Draft(tree, tokens, drawn_from or None, confidence)
 
 
 def _by_depth(places: Sequence[Place]) -> list[Place]:

@@ -24,6 +24,8 @@ from .paying import Budget
 from .reader import Reader
 
 Warp = Callable[[torch.Tensor], torch.Tensor]
+Stop = Callable[[Graph], bool]
+"""Asked once the newest nodes were read, before anything is drafted below them: whether drafting ends there."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,18 @@ class Rules:
     """Where given, drafting ends where one more step does not pay, and only as many nodes are verified as do."""
 
 
-def grow(reader: Reader, text: torch.Tensor, rules: Rules, vocabulary: int, warp: Warp | None = None) -> Graph:
+def grow(
+    reader: Reader,
+    text: torch.Tensor,
+    rules: Rules,
+    vocabulary: int,
+    warp: Warp | None = None,
+    stop: Stop | None = None,
+) -> Graph:
     """What the model in `reader` drafts after `text` (length,), and in `reader` the nodes that were followed.
 
     Ids are below `vocabulary`, the target's. With `warp` tokens are drawn, from the softmax of the logits (n,
-    vocabulary) that it makes of the model's.
+    vocabulary) that it makes of the model's. `stop` may end a draft by what was read of it.
     """
     graph, followed = Graph(text[-max(1, rules.tau) :].tolist(), rules.tau), [0]
     logits = reader.read(text)
@@ -61,6 +70,8 @@ def grow(reader: Reader, text: torch.Tensor, rules: Rules, vocabulary: int, warp
         graph.steps += 1
         parents = [graph.read[graph.parents[node]] for node in followed]
         logits = reader.read_layer(parents, [graph.tokens[node] for node in followed])
+        if stop is not None and stop(graph):
+            break
     return graph
 
 

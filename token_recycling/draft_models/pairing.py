@@ -6,11 +6,41 @@ other. Where a tokenizer is not known, because a model was made in memory, the n
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ..target import Target, UnsupportedModelError
+
+
+@dataclass
+class SecondModel:
+    """The option `model` of a drafter that drafts with a second model: put before the drafter's base class."""
+
+    model: str | PreTrainedModel
+    """A local folder or a hub name; in Python also a model."""
+
+    _pairs: WeakKeyDictionary[PreTrainedModel, Target] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
+
+    def drafting_model(self, target: Target) -> Target:
+        """The model, loaded and compared once for each target."""
+        if target.model not in self._pairs:
+            self._pairs[target.model] = paired(self.model, target)
+        return self._pairs[target.model]
+
+    def fork(self) -> Any:
+        """A drafter that shares the second model, which is loaded once for all."""
+        other = replace(self)
+        other._pairs = self._pairs
+        return other
+
+    def _what(self) -> str:
+        return str(self.model) if isinstance(self.model, str) else type(self.model).__name__
 
 
 def paired(model: str | PreTrainedModel, target: Target) -> Target:

@@ -8,6 +8,7 @@ forward pass over its nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -23,8 +24,12 @@ _AT_ONCE = 32
 class Reader:
     """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
-    def __init__(self, model: Target) -> None:
+    def __init__(self, model: Target, states: bool = False) -> None:
+        """With `states` the last hidden states are kept too."""
         self.model = model
+        self.states: torch.Tensor | None = None
+        """(n, hidden size): what the output layer was given for each of the tokens that were read last."""
+        self._wants_states = states
         self.held = 0
         """Number of the text's tokens in the cache."""
         self._cache = model.new_cache()
@@ -57,10 +62,10 @@ class Reader:
             self.prefill(text)
         new = self._known(text[self.held :])
         tree = chain(len(new) - 1) if len(new) > 1 else root_only()
-        logits = self.model.forward(self.model.inputs([Draft(tree, new)], [self.held], self.held), self._cache)
+        logits = self._forward(self.model.inputs([Draft(tree, new)], [self.held], self.held))
         self.held = len(text)
         self._forget()
-        return logits[0, -1:]
+        return logits[-1:]
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Logits (n, vocabulary) after n nodes, each below the node that was read as number `parents[i]`; the text's
@@ -78,7 +83,15 @@ class Reader:
             inputs = self.model.layer_inputs(new, seen, self._depths, self.held - 1)
         self._seen = torch.cat([torch.nn.functional.pad(self._seen, (0, len(new))), seen])
         self._nodes += len(new)
-        return self.model.forward(inputs, self._cache)[0]
+        return self._forward(inputs)
+
+    def _forward(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits (n, vocabulary)."""
+        if not self._wants_states:
+            return self.model.forward(inputs, self._cache)[0]
+        logits, states = self.model.forward_with_hidden(inputs, self._cache)
+        self.states = states[0]
+        return logits[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Of the nodes, by the number in which they were read, those of a path from the root (without it) that became

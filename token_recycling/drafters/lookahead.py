@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,16 +66,22 @@ class Lookahead(Drafter):
             text.learned = max(text.learned, len(context.tokens) - self.ngram_size + 1)
         root, trie = int(context.root), Trie()
         text.window.plant(trie, root, text.pool.guesses(root))
-        return trie.draft(context)
+        made = text.draft = replace(trie.draft(context), needed=frozenset(text.window.newest))
+        return made
 
     def observe(self, step: Step) -> None:
-        window = self._texts[step.row].window
-        nodes = window.newest
-        if step.finished or max(nodes) >= len(step.draft.tree):  # cut off at a limit of the text
+        text = self._texts[step.row]
+        own, text.draft = text.draft, None
+        if own is None or step.finished:
             return
-        grams = window.advance(_choices(step.logits, nodes))
+        places = own.places_in(step.draft)
+        found = [place for place in (places[node] for node in text.window.newest) if place is not None]
+        # Cut off at a limit of the text, or left out where this drafter is a part of another.
+        if len(found) < len(text.window.newest):
+            return
+        grams = text.window.advance(_choices(step.logits, found))
         for gram in grams:
-            self._texts[step.row].pool.add(gram)
+            text.pool.add(gram)
 
     def describe(self) -> str:
         more = ", and those of the text" if self.pool_from_prompt else ""
@@ -98,6 +104,8 @@ class _Text:
     window: Window
     learned: int = 0
     """Where the first n-gram of the text begins that is not in the pool."""
+    draft: Draft | None = None
+    """Of this step, where one was asked for."""
 
 
 class Pool:

@@ -21,7 +21,7 @@ import torch
 from ..contexts import ABSENT, ContextMatrix, contexts_of
 from ..costs import costs
 from ..drafting import Context, Draft, Drafter, Step
-from ..growing import CHILDREN, Growth, count_chosen, fill, grow
+from ..growing import CHILDREN, Growth, contexts_below, count_chosen, fill, grow
 from ..priming import prime
 from ..suffix import SuffixAutomaton
 from ..target import Target
@@ -118,6 +118,7 @@ class Recycling(Drafter):
         assert self.matrix is not None
         text, matrix = self._texts[context.row], self.matrix
         if text.rests:
+            text.nodes = 1
             return Draft(root_only(), context.root)
         newest = text.read(context.tokens)
         known = (matrix.rows, matrix.vocab_size, text.automaton.arrays, self.suffix, matrix.calibration)
@@ -130,15 +131,21 @@ class Recycling(Drafter):
 
     def observe(self, step: Step) -> None:
         assert self.matrix is not None
-        text, nodes = self._texts[step.row], len(step.draft.tree)
+        text, tree = self._texts[step.row], step.draft.tree
+        nodes, text.nodes = text.nodes, 0
+        if not nodes:
+            return
         rested, text.bare = text.rests, text.bare + 1 if nodes == 1 else 0
         if rested:
             return
-        chosen = np.full(nodes, ABSENT, np.int64)
+        count_chosen(text.growth, nodes, np.array(step.tokens), self.matrix.calibration)
+        # Nodes that others proposed are as good to learn from.
+        tokens = step.draft.tokens.cpu().numpy()
+        contexts = contexts_below(text.growth.contexts[0], np.array(tree.parents), tokens)
+        chosen = np.full(len(tree), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
-        count_chosen(text.growth, text.order[step.accepted], chosen[step.accepted], self.matrix.calibration)
         learnable = step.learnable
-        self._learn(text.growth.contexts[text.order[:nodes]][learnable], step.logits[learnable], chosen[learnable])
+        self._learn(contexts[learnable], step.logits[learnable], chosen[learnable])
 
     def _learn(self, contexts: np.ndarray, logits: torch.Tensor, chosen: np.ndarray) -> None:
         assert self.matrix is not None
@@ -162,8 +169,8 @@ class _Text:
         """The last tokens of the prompt that were learned from."""
         self.bare = 0
         """Steps in a row for which nothing was drafted."""
-        self.order = np.zeros(1, np.int64)
-        """The nodes of the last draft, which are in order of depth, by their place in order of growth."""
+        self.nodes = 0
+        """Nodes of this step's draft, the first that grew; 0 where none was asked for."""
 
     @property
     def rests(self) -> bool:
@@ -182,10 +189,12 @@ class _Text:
 
     def draft(self, nodes: int, device: torch.device) -> Draft:
         """The first `nodes` nodes that have grown."""
-        growth = self.growth
-        self.order = np.argsort(growth.depths[:nodes], kind="stable")
+        growth, self.nodes = self.growth, nodes
+        order = np.argsort(growth.depths[:nodes], kind="stable")
         places = np.empty(nodes, np.int64)
-        places[self.order] = np.arange(nodes)
-        parents = places[growth.parents[self.order[1:]]]
-        tree = Tree((-1, *parents.tolist()), tuple(growth.ranks[self.order].tolist()))
-        return Draft(tree, torch.from_numpy(growth.tokens[self.order]).to(device))
+        places[order] = np.arange(nodes)
+        parents, ranks = growth.parents[order], growth.ranks[order]
+        tree = Tree((-1, *places[parents[1:]].tolist()), tuple(ranks.tolist()))
+        confidence = growth.chances[parents, ranks]
+        confidence[0] = 1
+        return Draft(tree, torch.from_numpy(growth.tokens[order]).to(device), confidence=confidence)

@@ -92,17 +92,20 @@ class Rest(Drafter):
         found = self._store.continuations(slots, length, num_tokens, self.max_matches)
         trie = Trie()
         nodes: dict[tuple[int, ...], int] = {(): 0}
-        for prefix in frequent_prefixes(found, self.nodes):
+        counts = {(): len(found), **frequent_prefixes(found, self.nodes)}
+        for prefix in list(counts)[1:]:
             nodes[prefix] = trie.add(nodes[prefix[:-1]], prefix[-1])
-        return trie.draft(context)
+        confidence = np.array([count / counts[prefix[:-1]] for prefix, count in counts.items()], np.float32)
+        return replace(trie.draft(context), confidence=confidence)
 
     def describe(self) -> str:
         unsure = "" if self._checked and self._store.tokenizer else ", its tokenizer not checked"
         return f"rest: at most {self.nodes} nodes from {self._store.path.name} of {len(self._store):,} tokens{unsure}"
 
 
-def frequent_prefixes(continuations: np.ndarray, most: int) -> list[tuple[int, ...]]:
-    """The `most` most frequent prefixes of `continuations` (m, length), shorter ones first, then the more frequent.
+def frequent_prefixes(continuations: np.ndarray, most: int) -> dict[tuple[int, ...], int]:
+    """The `most` most frequent prefixes of `continuations` (m, length), shorter ones first, then the more frequent;
+    with each how often it stands there.
 
     The continuations must be sorted, as those of a suffix array are, so that equal prefixes stand together. A negative
     token ends a continuation. Of equally frequent prefixes the shorter ones are taken.
@@ -118,6 +121,9 @@ def frequent_prefixes(continuations: np.ndarray, most: int) -> list[tuple[int, .
     order = starts - counts * (length * m)
     if len(order) > most:
         best = np.argpartition(order, most)[:most]
-        starts, order = starts[best], order[best]
+        starts, counts, order = starts[best], counts[best], order[best]
     best = np.lexsort((order, starts // m))
-    return [tuple(continuations[start % m, : start // m + 1].tolist()) for start in starts[best].tolist()]
+    return {
+        tuple(continuations[start % m, : start // m + 1].tolist()): count
+        for start, count in zip(starts[best].tolist(), counts[best].tolist(), strict=True)
+    }

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..drafting import Context, Draft, Drafter
@@ -50,7 +51,9 @@ class Suffix(Drafter):
         if not len(found):
             return Draft(root_only(), context.root)
         drafted = torch.from_numpy(found).to(context.tokens.device)
-        return Draft(chain(len(found)), torch.cat([context.root, drafted]))
+        confidence = np.full(len(found) + 1, match.length / (match.length + 1), np.float32)
+        confidence[0] = 1
+        return Draft(chain(len(found)), torch.cat([context.root, drafted]), confidence=confidence)
 
     def describe(self) -> str:
         return (

@@ -63,10 +63,7 @@ def check_installed() -> None:
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(
-            f"expected the extra 'serving', got no {', '.join(missing)}; pip install {' '.join(missing)}, or install "
-            "token-recycling[serving]"
-        )
+        raise ValueError(f"expected the extra 'serving', got no {', '.join(missing)}; pip install {' '.join(missing)}")
     import transformers
 
     try:

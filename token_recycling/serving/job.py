@@ -164,14 +164,20 @@ class _Watch:
         """The job itself says when the end has come."""
 
 
+NEEDS = tuple(name for name, value in vars(Drafter).items() if isinstance(value, bool))
+"""What a drafter says that it needs: class attributes that are true or false."""
+
+
 class Watched(Drafter):
     """A drafter whose every step is shown to `watcher` after it has learned from it, with the seconds since the
     prompt was read.
     """
 
     def __init__(self, inner: Drafter, watcher: Callable[[Step, float], None]) -> None:
-        self._inner, self._watcher, self.learns_prompt = inner, watcher, inner.learns_prompt
+        self._inner, self._watcher = inner, watcher
         self._since: float | None = None
+        for need in NEEDS:
+            setattr(self, need, getattr(inner, need))
 
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         self._inner.start(prompts, target)

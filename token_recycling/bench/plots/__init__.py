@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..summary import Comparison, Summary
+from ..words import STOPPING
 from . import methods, places, studies, style
 from .style import Plot
 
@@ -31,7 +32,8 @@ def of_studies(summary: Summary) -> dict[tuple[str, str], list[Plot]]:
     found: dict[tuple[str, str], list[Plot]] = {}
     with style.styled():
         for (mode, name), points in summary.studies.items():
-            plots = [studies.study(points, looks)]
+            draw = studies.pareto if name == STOPPING else studies.study
+            plots = [draw(points, looks)]
             if plots[0] is None:
                 every = [result for each in points for result in each.results]
                 plots = [methods.parts(every, f"study_{name}_{mode}")]

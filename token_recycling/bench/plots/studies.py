@@ -1,4 +1,6 @@
-"""Plots of the studies: how MAT and tokens/s follow one setting (Token Recycling, figure 3), and what batches gain."""
+"""Plots of the studies: how MAT and tokens/s follow one setting (Token Recycling, figure 3), how much is discarded and
+verified (SpecDec++, figure 4), and what batches gain.
+"""
 
 from __future__ import annotations
 
@@ -145,6 +147,51 @@ def trade_off(studies: Mapping[tuple[str, str], Sequence[Comparison]], mode: str
         "Every dot is a tree, its number the mean drafted nodes of a step. Right: more accepted. Up: faster.",
         figure,
     )
+
+
+def pareto(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:
+    """Verification rate over discard rate: a curve for each way to stop drafting, a dot a length or threshold."""
+    drawn = {
+        curve: [
+            (result.discard_rate, result.verification_rate, point)
+            for point, result in measured
+            if result.discard_rate is not None and result.verification_rate is not None
+        ]
+        for curve, measured in curves(points).items()
+    }
+    if not any(drawn.values()):
+        return None
+    colours = {curve: looks.get(curve, looks[measured[0][1].method]) for curve, measured in curves(points).items()}
+    figure, (axes,) = style.canvas(3.8)
+    for place, (curve, known) in enumerate(drawn.items()):
+        look = colours[curve]
+        axes.plot(
+            [discarded for discarded, _, _ in known],
+            [verified for _, verified, _ in known],
+            color=look.colour,
+            marker=look.marker,
+            markeredgecolor=PAPER,
+            markeredgewidth=0.6,
+        )
+        for discarded, verified, point in known:
+            number = re.search(r"[\d.]+", point)
+            below = place % 2
+            axes.annotate(
+                number.group() if number else point,
+                (discarded, verified),
+                xytext=(0, -11 if below else 5),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7.5,
+            )
+    axes.set_xlabel("discard rate")
+    axes.set_ylabel("verification rate")
+    axes.grid(True)
+    axes.margins(0.06, 0.1)
+    style.legend(figure, [style.key(curve, colours[curve], line=True) for curve in drawn])
+    name, said = points[0].study or "", study_words(points[0].study or "")
+    what = f"{said.what} Left: less is drafted in vain. Down: fewer passes of the target. Both for each emitted token."
+    return Plot(f"study_{_file_name(name)}_{points[0].mode}", said.title, what, figure)
 
 
 def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:

@@ -27,7 +27,8 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="SPEC",
-            help="Drafter with options, plain, generate, prompt_lookup_hf:n=10 or assisted:model=FOLDER; repeatable.",
+            help="Drafter with options, plain, generate, prompt_lookup_hf:n=10, assisted:model=FOLDER or "
+            "oracle:model=FOLDER; repeatable.",
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each prompt is measured; medians are reported.")] = 3,
@@ -37,7 +38,10 @@ def bench(
     ] = None,
     study: Annotated[
         list[str] | None,
-        typer.Option(help="A study of the paper instead: breadth, depth, update, order, hot, parts, k, temperature."),
+        typer.Option(
+            help="A study instead: breadth, depth, update, order, hot, parts, k, temperature; or specdec-pp, of "
+            "--method specdec_pp:model=FOLDER."
+        ),
     ] = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="So many prompts at once instead; may be given repeatedly.")
@@ -60,12 +64,12 @@ def bench(
         from ...bench import session
         from ...bench.data import load
         from ...bench.environment import environment
-        from ...bench.methods import Assisted
+        from ...bench.methods import Assisted, Oracle
         from ...bench.prompts import Setup
 
         methods = session.methods(method or [])
         for one in methods:
-            if isinstance(one, Assisted):
+            if isinstance(one, (Assisted, Oracle)):
                 loading.check_source(one.folder)
         questions = load(data, limit)
         plan = session.plan(methods, questions, replay, study or [], batch or [])

@@ -1,0 +1,93 @@
+"""Whether a drafter is worth asking, after others have been asked: learned from what it added and what that took.
+
+Tokens by time are to be as many as possible in the long run. So one more drafter is worth its time where it adds tokens
+at a higher rate than decoding has on average (the marginal value theorem). What it adds depends most on how much is
+expected already: where the others are sure, little is left. So it is learned for each number of tokens expected without
+it. Cost: some additions.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+_EXPECTED = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0])
+_TRIALS, _AGAIN = 4, 16
+"""It is asked so often for each number of expected tokens, and later every 16th time, to see whether it is worth it."""
+_MEMORY = 0.98
+"""Share that older observations keep with every new one."""
+
+
+class Yield(NamedTuple):
+    """What a step is expected to give, and what it takes."""
+
+    tokens: float
+    time: float
+    """In passes of the target over one token, drafting included."""
+
+
+class Worth:
+    """What drafters after the first have added to the drafts of those before them."""
+
+    def __init__(self, parts: int) -> None:
+        self._added = np.zeros((parts, len(_EXPECTED) + 1, 2))
+        """Tokens and time, by part and expected tokens."""
+        self._asked = np.zeros(self._added.shape[:2], np.int64)
+        self._refused = np.zeros(self._added.shape[:2], np.int64)
+        self._all = np.zeros(2)
+        """Tokens and time of all steps."""
+
+    def asks(self, part: int, before: Yield) -> bool:
+        """Whether to ask a part where so much is expected without it."""
+        cell = part, int(np.searchsorted(_EXPECTED, before.tokens))
+        tokens, time = self._added[cell]
+        if self._asked[cell] < _TRIALS or tokens * self._all[1] > time * self._all[0]:
+            return True
+        self._refused[cell] += 1
+        return bool(self._refused[cell] % _AGAIN == 0)
+
+    def count(self, part: int, before: Yield, after: Yield) -> None:
+        """A part was asked."""
+        cell = part, int(np.searchsorted(_EXPECTED, before.tokens))
+        self._asked[cell] += 1
+        self._added[cell] = _MEMORY * self._added[cell] + np.subtract(after, before)
+
+    def count_step(self, made: Yield) -> None:
+        """All were asked that were worth it."""
+        self._all = _MEMORY * self._all + made
+
+
+class PassClock:
+    """How long the unit of a cost curve takes now, so that drafting can be set against it.
+
+    A curve has the best times of quiet moments, drafting takes as long as it does beside all else that goes on. So
+    passes are timed in the same run: from the last draft of a step to the first text that is learned from.
+    """
+
+    def __init__(self, costs: np.ndarray, seconds: float, texts: int) -> None:
+        """`costs` (nodes,) of passes over 1, 2, ... nodes a text; `seconds` that the first of them took. The texts of a
+        batch are verified together, but drafted for one after another.
+        """
+        self._costs, self._texts = costs, texts
+        self._seconds_and_cost = np.array([seconds, costs[0]])
+        self._since, self._nodes = 0.0, 1
+
+    @property
+    def unit(self) -> float:
+        """Seconds of a text's share in a pass of cost 1."""
+        seconds, cost = self._seconds_and_cost
+        return float(seconds / cost) / self._texts
+
+    def drafted(self, nodes: int) -> None:
+        """A draft of so many nodes was made."""
+        self._nodes = max(self._nodes, nodes)
+        self._since = time.perf_counter()
+
+    def verified(self) -> None:
+        """A text was verified; the others of its batch were with it."""
+        if self._since:
+            taken = time.perf_counter() - self._since, self._costs[self._nodes - 1]
+            self._seconds_and_cost = _MEMORY * self._seconds_and_cost + taken
+        self._since, self._nodes = 0.0, 1

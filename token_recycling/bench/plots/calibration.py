@@ -1,0 +1,44 @@
+"""How true an acceptance head is: what it predicts against what comes (SpecDec++)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import style
+from .style import GREY, PALETTE, PAPER, Plot
+
+_COLOUR = next(iter(PALETTE))
+
+
+def calibration(bins: Sequence[tuple[int, float, float]], rejection_weight: float) -> Plot:
+    """`bins` are numbers of tokens, mean prediction and mean acceptance; `rejection_weight` is that of training."""
+    with style.styled():
+        figure, (top, bottom) = style.canvas(4.2, 2, 1, sharex=True, height_ratios=[3, 1])
+        acceptances = [place / 100 for place in range(101)]
+        expected = [each / (each + rejection_weight * (1 - each)) for each in acceptances]
+        top.plot([0, 1], [0, 1], color=GREY, linewidth=1.0, linestyle=":", label="the probability itself")
+        if rejection_weight != 1:
+            top.plot(
+                expected, acceptances, color=GREY, linewidth=1.2, label=f"rejections weigh {rejection_weight:g} times"
+            )
+        known = [predicted for _, predicted, _ in bins]
+        top.plot(
+            known,
+            [accepted for _, _, accepted in bins],
+            color=_COLOUR,
+            marker="o",
+            markeredgecolor=PAPER,
+            markeredgewidth=0.6,
+            label="the head, on texts held out",
+        )
+        bottom.bar(known, [tokens for tokens, _, _ in bins], width=0.06, color=_COLOUR)
+        top.set_ylabel("accepted")
+        bottom.set_ylabel("tokens")
+        bottom.set_xlabel("predicted probability of being accepted")
+        top.grid(True)
+        style.legend(figure, top.get_legend_handles_labels()[0])
+    what = (
+        "Drafted tokens by what the head predicts, against how likely the target accepts them. Grey: what a perfect "
+        "head gives."
+    )
+    return Plot("calibration", "Calibration of the acceptance head", what, figure)

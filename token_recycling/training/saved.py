@@ -1,0 +1,112 @@
+"""Trained parts on disk: a folder with `KIND.safetensors` and `KIND.json`, checked before they are used.
+
+The JSON says what the part is (its sizes), which model it belongs to, and how it was trained. A model is known again by
+one number of every weight matrix, compared as loosely as 16 bits demand: the same part serves the model in float32 and
+in bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from ..files import replacing
+from ..target import Target
+
+VERSION = 1
+_SAMPLED_MATRICES = 64
+_RELATIVE, _ABSOLUTE = 0.01, 1e-6
+"""How far two numbers may lie apart and count as one in types of 16 bits."""
+
+
+class TrainedPartError(ValueError):
+    """A trained part that cannot be used: what was expected, what came and what to do."""
+
+
+def save_part(
+    folder: str | os.PathLike[str],
+    kind: str,
+    tensors: Mapping[str, torch.Tensor],
+    model: PreTrainedModel,
+    facts: Mapping[str, Any],
+) -> None:
+    """Writes a part that was trained for `model`; `facts`, as JSON holds them, are what `load_part` gives back."""
+    where = Path(folder)
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(where / f"{kind}.safetensors") as temporary:
+        save_file(held, temporary, metadata={"format": f"token_recycling.{kind}"})
+    described = {"kind": kind, "version": VERSION, "model": identity(model), **facts}
+    with replacing(where / f"{kind}.json") as temporary:
+        Path(temporary).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+
+
+def load_part(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the facts of a part; raises TrainedPartError, or FileNotFoundError where there is none."""
+    where, command = Path(folder).expanduser(), f"`token-recycling train {kind.replace('_', '-')}`"
+    described, weights = where / f"{kind}.json", where / f"{kind}.safetensors"
+    if not described.is_file() or not weights.is_file():
+        raise FileNotFoundError(
+            f"expected {described.name} and {weights.name} in {where}, got no such files; {command} makes them"
+        )
+    try:
+        facts = json.loads(described.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TrainedPartError(f"{described}: expected JSON, got {error}; train anew with {command}") from None
+    if not isinstance(facts, dict) or (facts.get("kind"), facts.get("version")) != (kind, VERSION):
+        raise TrainedPartError(
+            f"{described}: expected a {kind} of version {VERSION}, got another file; train anew with {command}"
+        )
+    try:
+        return load_file(weights), facts
+    except (SafetensorError, OSError) as error:
+        raise TrainedPartError(f"{weights}: expected a safetensors file, got {error}; train anew") from None
+
+
+def identity(model: PreTrainedModel) -> dict[str, Any]:
+    """By what a model is known again: sizes, and one number of each of some weight matrices."""
+    config, embedding = model.config.get_text_config(decoder=True), model.get_input_embeddings().weight
+    return {
+        "family": config.model_type,
+        "vocab_size": Target(model, trusted=True).vocab_size,
+        "hidden_size": embedding.shape[1],
+        "numbers": _numbers(model),
+    }
+
+
+def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: PreTrainedModel) -> None:
+    """Raises TrainedPartError unless a part belongs to `model`, as far as its sizes and numbers tell."""
+    theirs, ours = facts.get("model") or {}, identity(model)
+    remedy = "give the part that was trained for this model, or train one"
+    for name in ("family", "vocab_size", "hidden_size"):
+        if theirs.get(name) != ours[name]:
+            raise TrainedPartError(
+                f"{where}: expected a part for a model of {name.replace('_', ' ')} {ours[name]}, "
+                f"got one for {theirs.get(name)}; {remedy}"
+            )
+    for name, number in ours["numbers"].items():
+        wanted = theirs.get("numbers", {}).get(name, number)  # not there where a model was packed into fewer bits
+        if not math.isclose(number, wanted, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+            raise TrainedPartError(
+                f"{where}: expected a part for this model, whose {name} holds {number:.4g}, "
+                f"got one for a model with {wanted:.4g} there; {remedy}"
+            )
+
+
+def _numbers(model: PreTrainedModel) -> dict[str, float]:
+    """The middle number of matrices at even distances; those that are not at hand (offloaded, packed) are left out."""
+    matrices = [(name, weight) for name, weight in model.named_parameters() if weight.ndim == 2]
+    chosen = matrices[:: max(1, len(matrices) // _SAMPLED_MATRICES)]
+    return {
+        name: float(weight.detach()[weight.shape[0] // 2, weight.shape[1] // 2])
+        for name, weight in chosen
+        if weight.is_floating_point() and weight.device.type != "meta"
+    }
