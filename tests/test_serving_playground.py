@@ -124,6 +124,8 @@ def test_options_change_what_is_drafted(server):
         ("recycling", "expected a drafter of"),
         ("published:tree=/etc/passwd", "expected an option of k, update, learns_prompt, got 'tree'"),
         ("recycling:tree=4,tree=/etc/passwd", "expected a whole number for tree, got '/etc/passwd'"),
+        ("recycling:tree=4,k=3,k=4", "got k twice"),
+        ("recycling:tree=4,k", "expected options as NAME=VALUE"),
         ("recycling:tree=4,suffix=maybe", "expected true or false for suffix, got 'maybe'"),
         ("recycling:tree=4,favours=much", "expected a number for favours, got 'much'"),
         ("recycling:tree=4,favours=2", "expected favours from 0 to less than 1"),

@@ -9,11 +9,13 @@ Cost per request: a copy of a drafter that has learned nothing, microseconds.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import specs
 from ..cli import listing
 from ..drafting import Drafter, make_drafter
 from .errors import ApiError
@@ -25,9 +27,9 @@ DEFAULT = ("recycling", "published", "suffix", "prompt_lookup", "lookahead")
 class Offers:
     """The drafters that are offered, by their texts."""
 
-    def __init__(self, specs: Sequence[str], free: bool = False) -> None:
+    def __init__(self, offered: Sequence[str], free: bool = False) -> None:
         """Raises ValueError for a drafter that cannot be made. `free`: requests may change options."""
-        self._made = {spec: make_drafter(spec) for spec in specs}
+        self._made = {spec: make_drafter(spec) for spec in offered}
         self._free = free
 
     def make(self, asked: str) -> Drafter:
@@ -40,11 +42,11 @@ class Offers:
             raise _refused(f"expected a drafter of {names}, got {asked!r}")
         if not self._free:
             raise _refused(f"expected {spec!r} as it is, got {asked!r}: this server leaves no options to requests")
-        known = settable(self._made[spec])
-        for part in asked.removeprefix(_open(spec)).split(","):
-            _check(known, *part.partition("=")[::2])
+        base: Any = self._made[spec]
         try:
-            return make_drafter(asked)
+            written = specs.options(spec, asked.removeprefix(_open(spec)))
+            known = settable(base)
+            return dataclasses.replace(base, **{name: _value(known, name, text) for name, text in written.items()})
         except (ValueError, TypeError) as error:
             raise _refused(str(error)) from error
 
@@ -85,25 +87,19 @@ def _kind(hint: Any) -> tuple[str | None, list[str] | None]:
     return next((kind.__name__ for kind in (int, float) if kind in kinds), None), None
 
 
-def _check(known: dict[str, dict[str, Any]], name: str, value: str) -> None:
-    """Raises ApiError unless a request may set that option to that value."""
+def _value(known: dict[str, dict[str, Any]], name: str, text: str) -> Any:
+    """What a request sets that option to; raises ValueError if it may not."""
     option = known.get(name)
     if option is None:
-        raise _refused(f"expected an option of {', '.join(known) or '(there is none)'}, got {name!r}")
-    if option["choices"] is not None:
-        good, expected = value in option["choices"], " or ".join(option["choices"])
-    else:
-        good, expected = _is_number(value, option["kind"]), "a whole number" if option["kind"] == "int" else "a number"
-    if not good:
-        raise _refused(f"expected {expected} for {name}, got {value!r}")
-
-
-def _is_number(value: str, kind: str) -> bool:
+        raise ValueError(f"expected an option of {', '.join(known) or '(there is none)'}, got {name!r}")
+    if option["choices"] is not None and text not in option["choices"]:
+        raise ValueError(f"expected {' or '.join(option['choices'])} for {name}, got {text!r}")
+    read: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": "true".__eq__, "choice": str}
     try:
-        {"int": int, "float": float}[kind](value)
+        return read[option["kind"]](text)
     except ValueError:
-        return False
-    return True
+        expected = "a whole number" if option["kind"] == "int" else "a number"
+        raise ValueError(f"expected {expected} for {name}, got {text!r}") from None
 
 
 def _open(spec: str) -> str:
