@@ -40,11 +40,21 @@ lint: setup      ## format, lint and types
 	$(RUN)/mypy
 
 METHODS := generate prompt_lookup_hf:n=10 assisted:model=models/draft plain published recycling recycling:primed=true \
-	recycling:tree=16 recycling:tree=80 suffix prompt_lookup lookahead draft_model:model=models/draft layer_skip
+	recycling:tree=16 recycling:tree=80 suffix prompt_lookup lookahead rest:datastore=build/library.datastore,nodes=8 \
+	draft_model:model=models/draft,mode=sequence,depth=4 draft_model:model=models/draft,mode=tree \
+	draft_model:model=models/draft layer_skip specdec_pp:model=models/draft oracle:model=models/draft \
+	medusa:heads=models/medusa fuse:recycling+draft_model(model=models/draft) fuse:recycling+medusa(heads=models/medusa)
 
-bench: setup     ## all methods side by side on the shipped models, generating and replaying: writes docs/results
+# Past text for the drafter rest: modules of Python's own library.
+LIBRARY := . asyncio collections concurrent email http importlib json logging multiprocessing unittest urllib xml
+build/library.datastore: $(VENV)/.ready
+	mkdir -p build
+	library=$$($(RUN)/python -c "import sysconfig; print(sysconfig.get_path('stdlib'))"); \
+	$(RUN)/token-recycling datastore build $(foreach part,$(LIBRARY),$$library/$(part)/*.py) --model models/target --output $@
+
+bench: setup build/library.datastore ## all methods side by side on the shipped models, generating and replaying, into docs/results
 	$(RUN)/token-recycling bench models/target --data models/prompts --repeats 1 --output docs/results --fresh \
-		$(addprefix --method ,$(METHODS))
+		$(foreach method,$(METHODS),--method '$(method)')
 	$(RUN)/token-recycling bench models/target --data models/prompts --limit 16 --repeats 1 --max-new-tokens 96 \
 		--output docs/results/batches --fresh --method generate --method recycling $(addprefix --batch ,1 2 4 8)
 
