@@ -7,6 +7,8 @@ import pytest
 from pages import events, figures, one_step, race, shown
 from serving import wait_for
 
+NUMBERS = range(1, 5)
+
 
 def test_a_race_shows_both_texts_and_who_was_faster(page, server):
     race(page)
@@ -42,18 +44,23 @@ def test_what_the_drafter_knew_before_is_said(page):
     assert "has drafted for this very prompt before" in page.text_content("#fairness")
 
 
-def test_a_race_that_is_lost_is_said(page):
-    plain = [one_step("a") | {"tokens": [at], "texts": ["a"], "accepted": 0, "seconds": at / 100} for at in range(1, 5)]
-    drafted = [one | {"seconds": 2 * one["seconds"]} for one in plain]
-    end = ("end", {"text": "", "finish_reason": "stop", "usage": {}})
+def measured(page, plain, drafted):
+    """Has the page get runs of four tokens, with so many seconds for each."""
 
     def fulfil(route):
-        steps = plain if route.request.post_data_json["drafter"] == "plain" else drafted
-        parts = [*(("step", step) for step in steps), end]
+        seconds = plain if route.request.post_data_json["drafter"] == "plain" else drafted
+        steps = [
+            one_step("a") | {"tokens": [3], "texts": ["a"], "accepted": 0, "seconds": at * seconds} for at in NUMBERS
+        ]
+        parts = [*(("step", step) for step in steps), ("end", {"text": "", "finish_reason": "stop", "usage": {}})]
         body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in parts)
         route.fulfill(content_type="text/event-stream", body=body)
 
     page.route("**/steps", fulfil)
+
+
+def test_a_race_that_is_lost_is_said(page):
+    measured(page, plain=0.01, drafted=0.02)
     race(page)
     assert page.text_content("#ratio").startswith("0.50")
     assert "drafting cost more than it saved" in page.text_content("#same")
@@ -89,8 +96,12 @@ def test_the_replay_follows_the_clock(page):
 def test_the_replay_plays_by_itself_where_motion_is_welcome(opened, server):
     page = opened(server, reduced_motion="no-preference")
     page.wait_for_selector("#drafter option", state="attached")
-    page.select_option("#speed", "0.25") if page.is_visible("#speed") else None
-    race(page, tokens=200)
+    measured(page, plain=20, drafted=10)
+    race(page)
     assert page.text_content("#play") == "Pause"
+    wait_for(lambda: page.text_content("#time") not in ("0.00 s of 80.00 s", "80.00 s of 80.00 s"))
     page.click("#play")
     assert page.text_content("#play") == "Play"
+    stopped = page.text_content("#time")
+    page.wait_for_timeout(100)
+    assert page.text_content("#time") == stopped

@@ -19,7 +19,6 @@ export class Replay {
     this.lanes = lanes;
     this.span = Math.max(...lanes.map((lane) => lane.run.seconds));
     this.clock.max = this.span;
-    this.clock.step = this.span / 1000;
     for (const lane of lanes) lane.drawTrack(this.span);
     byId("replay").hidden = false;
     this.#show(this.span);
