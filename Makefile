@@ -25,6 +25,15 @@ test-lowest:     ## all tests with the lowest versions that pyproject.toml allow
 		--editable '.[dev]'
 	.venv-lowest/bin/python -m pytest
 
+BROWSER := $(shell command -v chromium || command -v chromium-headless-shell || command -v chromium-browser || \
+	command -v google-chrome)
+
+test-browser: setup ## the playground in a real browser: needs chromium (apt install chromium-headless-shell)
+	@test -n "$(BROWSER)" || { echo "expected a browser: chromium, chromium-headless-shell, chromium-browser or" \
+		"google-chrome; install one, as with: apt install chromium-headless-shell" >&2; exit 1; }
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(RUN)/python -m pytest tests/browser
+
 lint: setup      ## format, lint and types
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
@@ -68,4 +77,4 @@ test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its ke
 bench-vllm: .venv-vllm/.ready ## MAT in vLLM, next to its own drafter and none
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python benchmarks/in_vllm.py
 
-.PHONY: help setup demo test test-lowest lint bench test-vllm test-sglang bench-vllm
+.PHONY: help setup demo test test-lowest test-browser lint bench test-vllm test-sglang bench-vllm

@@ -124,6 +124,7 @@ REFUSED = {
     "a key without a name": (["--api-key", "secret"], "NAME:KEY"),
     "per-key without keys": (["--isolation", "per-key"], "API key"),
     "an unknown drafter": (["--drafter", "crystal"], "crystal"),
+    "an unknown drafter to offer": (["--offer", "marble"], "marble"),
     "no such template": (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
     "no such file of keys": (["--api-key-file", "nowhere.keys"], "nowhere.keys"),
     "an address of another machine": (["--host", "192.0.2.1"], "192.0.2.1"),

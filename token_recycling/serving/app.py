@@ -74,6 +74,9 @@ def _routes(app: FastAPI, service: Service) -> None:
     """All routes; further ones are included here."""
     app.include_router(_openai(service))
     app.include_router(_own(service))
+    from .playground import router as playground  # which takes `User` from here
+
+    app.include_router(playground(service))
 
 
 def _openai(service: Service) -> APIRouter:

@@ -141,7 +141,7 @@ class StepsBody(_Completing):
 
     prompt: str | None = None
     messages: Annotated[list[Message] | None, Field(min_length=1)] = None
-    drafter: Literal["accelerated", "plain"] = "accelerated"
+    drafter: _Text = "accelerated"
 
     @model_validator(mode="after")
     def _one_prompt(self) -> StepsBody:

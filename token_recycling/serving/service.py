@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -27,6 +27,7 @@ from .job import Job
 from .keys import METRICS, Key, find_key
 from .metrics import Metrics
 from .modes import Isolation
+from .offers import DEFAULT, Offers
 
 _LONGEST_MEASURED = 16_384
 """Tokens of a prompt up to which the cost of trees is measured at start: beyond, the cache for it may be large."""
@@ -39,6 +40,10 @@ class Settings:
     name: str = "model"
     """What clients call the model."""
     drafter: str = "recycling"
+    offers: tuple[str, ...] = DEFAULT
+    """Drafters that a request for steps may name instead, made for that request."""
+    free_options: bool = False
+    """Such a request may change the options of the drafter: for a server with one user."""
     matrix: Path | None = None
     """Loaded at start if it is there; the base of all drafters, and, where one is shared, where it is saved."""
     save_every: float = 60.0
@@ -82,6 +87,7 @@ class Service:
         self.drafters = Drafters(
             loaded, settings.drafter, settings.isolation, settings.matrix, settings.max_keys, self.metrics.count_save
         )
+        self.offers = Offers(settings.offers, settings.free_options)
         self.metrics.matrices.set_function(lambda: len(self.drafters))
         self.worker = Worker(self)
         parts = (OneModel(self), State(self.worker))
@@ -131,11 +137,12 @@ class Service:
             )
             raise ApiError(400, message, "no_chat_template", "messages")
 
-    def admit(
-        self, key: Key | None, prefix: str, drafter: Literal["accelerated", "plain"] = "accelerated", **options: Any
-    ) -> Job:
-        """A job for a request with that key; raises ApiError if there are too many. It must be ended or cancelled."""
+    def admit(self, key: Key | None, prefix: str, drafter: str = "accelerated", **options: Any) -> Job:
+        """A job for a request with that key, with the server's own drafter (accelerated), none (plain) or one that is
+        offered; raises ApiError if it is not, or if there are too many jobs. It must be ended or cancelled.
+        """
         settings, name, again = self.settings, key.name if key else "", {"Retry-After": "1"}
+        lend = functools.partial(self.drafters.lent, name) if drafter == "accelerated" else self._anew(drafter)
         with self._lock:
             if self.closing:
                 raise ApiError(503, "the server is shutting down", "shutting_down", headers=again)
@@ -145,12 +152,16 @@ class Service:
             if len(self._jobs) >= settings.max_requests:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=again)
-            lend = functools.partial(self.drafters.lent, name) if drafter == "accelerated" else _plain
             own = {"key": name, "prefix": prefix, "timeout": settings.timeout, "on_end": self._ended}
             job = self._job(lend, **own, **options)
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
         return job
+
+    def _anew(self, drafter: str) -> Callable[[], contextlib.AbstractContextManager[Drafter]]:
+        """Lends a drafter that is made for one request."""
+        made = make_drafter("plain") if drafter == "plain" else self.offers.make(drafter)
+        return lambda: contextlib.nullcontext(made)
 
     def _job(self, lend: Callable[[], contextlib.AbstractContextManager[Drafter]], **options: Any) -> Job:
         job = Job(self.loaded.model, lend, **options)
@@ -227,10 +238,6 @@ class Service:
         for job in list(self._jobs.values()):
             job.cancel()
         self.worker.submit(self.drafters.save).result()
-
-
-def _plain() -> contextlib.AbstractContextManager[Drafter]:
-    return contextlib.nullcontext(make_drafter("plain"))
 
 
 def _too_long(expected: str, length: int) -> ApiError:

@@ -5,7 +5,7 @@ The same API key, limits, isolation and cancellation as every other request. The
 | field | meaning |
 |---|---|
 | `prompt` or `messages` | a text to continue, or a chat, put into the chat template |
-| `drafter` | `accelerated` (default): the server's; `plain`: the same loop without drafts |
+| `drafter` | `accelerated` (default): the server's; `plain`: the same loop without drafts; or one of `offers` |
 | `max_tokens`, `temperature`, `top_p`, `seed`, `stop` | as in /v1/completions |
 
 The answer is a stream of server-sent events, each with a name and JSON:
@@ -32,18 +32,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from ..cli.streaming import IncrementalText
 from ..drafting import Step
-from .errors import ApiError, CancelledError, error_body
+from .errors import ApiError, CancelledError, error_body, told
 from .job import Job
 from .requests import StepsBody
 from .wire import speculation
 
 if TYPE_CHECKING:
     from .service import Service
+
+logger = logging.getLogger("token_recycling.serving")
 
 
 def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
@@ -70,13 +73,18 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
     def on_step(step: Step, seconds: float) -> None:
         loop.call_soon_threadsafe(queue.put_nowait, _plain_numbers(step, seconds))
 
+    def on_end(generation: asyncio.Future[Any]) -> None:
+        if not generation.cancelled():
+            generation.exception()  # taken note of here, since nobody waits for it when the client has gone
+        queue.put_nowait(None)
+
     job.on_step = on_step
     tokenizer = service.loaded.tokenizer
     text, steps, tokens = IncrementalText(tokenizer), 0, 0
     try:
         yield "start", {"id": job.id, "model": service.settings.name, "prompt_tokens": job.prompt_tokens}
         generation = service.worker.async_submit(job.generate, **arguments)
-        generation.add_done_callback(lambda done: queue.put_nowait(None))
+        generation.add_done_callback(on_end)
         while (step := await queue.get()) is not None:
             step["texts"] = [text.push([token]) for token in step["tokens"]]
             draft = step["draft"]
@@ -87,8 +95,8 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
             await generation
         except CancelledError:
             return
-        except ApiError as error:
-            yield "error", error_body(error.status_code, str(error.detail), error.code)
+        except Exception as error:
+            yield "error", _error(error)
             return
         full = tokens >= arguments["generation_config"].max_new_tokens
         usage = {
@@ -100,6 +108,15 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
         yield "end", {"text": text.flush(), "finish_reason": "length" if full else "stop", "usage": usage}
     finally:
         job.cancel()
+
+
+def _error(error: Exception) -> dict[str, Any]:
+    """What a client is told when its text ends with an exception."""
+    said = told(error)
+    if not isinstance(said, ApiError):
+        logger.error("a generation failed", exc_info=error)
+        said = ApiError(500, "the server failed; its log says how", "internal_error")
+    return error_body(said.status_code, str(said.detail), said.code)
 
 
 async def server_sent(events: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...serving.modes import Isolation, default_isolation
+from ...serving.modes import Isolation, default_isolation, is_loopback
 from .. import console, loading
 from ..options import Device, Drafting, DTypeOption, Model, Threads
 
@@ -37,6 +37,14 @@ def serve(
             help="Matrix file: loaded if there; saved where it is shared, else the base of all, beside which keys' "
             "own are saved.",
             rich_help_panel=_LEARNING,
+        ),
+    ] = None,
+    offer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:OPTIONS]",
+            help="A drafter that the playground may use instead, anew for every text; may be given repeatedly; "
+            "`none` offers none. Default: those that need no option.",
         ),
     ] = None,
     save_every: Annotated[
@@ -105,6 +113,8 @@ def serve(
         settings = Settings(
             name=name or model,
             drafter=drafter,
+            offers=_offers(drafter, offer),
+            free_options=not keys and is_loopback(host),
             matrix=matrix,
             save_every=save_every,
             isolation=chosen,
@@ -126,7 +136,16 @@ def serve(
         console.note(f"isolation {chosen.value}, {why}")
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
-        _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1")
+        _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1; playground at {address}")
+
+
+def _offers(drafter: str, asked: list[str] | None) -> tuple[str, ...]:
+    """What requests may choose from: what was asked for, else the usual ones, the server's own with its options."""
+    from ...serving.offers import DEFAULT
+
+    if asked is None:
+        return tuple(dict.fromkeys((drafter, *DEFAULT) if drafter.partition(":")[0] in DEFAULT else DEFAULT))
+    return tuple(spec for spec in asked if spec != "none")
 
 
 def _keys(texts: list[str], file: Path | None) -> tuple[Key, ...]:

@@ -1,0 +1,68 @@
+"""A browser, and pages of it: Debian's chromium, driven by playwright. Without either these tests are skipped."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import tiny
+from serving import serving, speaking_llama
+
+BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+HOW = "`make test-browser` says how to install it"
+
+
+@pytest.fixture(scope="package")
+def browser():
+    """Ended with this folder: playwright's loop would be in the way of other tests."""
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"no browser of {', '.join(BROWSERS)}: {HOW}")
+    sync_api = pytest.importorskip("playwright.sync_api", reason=f"playwright is not installed: {HOW}")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="package")
+def model():
+    return speaking_llama()
+
+
+@pytest.fixture(scope="package")
+def server(model):
+    settings = {"offers": ("recycling:tree=8", "published"), "free_options": True, "max_prompt_tokens": 300}
+    with serving(model, tiny.tokenizer(), **settings) as running:
+        yield running
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens a page of a server; at the end nothing must have gone wrong in it, and nothing been asked elsewhere."""
+    contexts, wrong, asked = [], [], []
+
+    def opening(server, width=1200, height=800, **context):
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **context))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("request", lambda request: asked.append((server.url, request.url)))
+        page.goto(server.url)
+        return page
+
+    yield opening
+    for context in contexts:
+        context.close()
+    assert [url for origin, url in asked if not url.startswith(f"{origin}/")] == []
+    # What the server refuses, the browser logs.
+    assert [text for text in wrong if not text.startswith("Failed to load resource: ")] == []
+
+
+@pytest.fixture
+def page(opened, server):
+    """A page that is ready, and keeps still."""
+    page = opened(server, reduced_motion="reduce")
+    page.wait_for_selector("#drafter option", state="attached")
+    return page

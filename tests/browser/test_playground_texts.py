@@ -1,0 +1,199 @@
+"""The playground in a real browser: one text, errors, keys, stopping."""
+
+import re
+
+import pytest
+import tiny
+from pages import PROMPT, answered, events, figures, fill, generate, one_step, shown
+from serving import keys, serving, wait_for
+
+NEVER_DRAWN = '<img src="x" onerror="document.title = 1"><b>bold</b>'
+
+
+# One text
+
+
+def test_the_text_appears_in_its_steps_with_drafted_tokens_apart_from_the_models_own(page, server):
+    generate(page)
+    expected = [
+        [["accepted" if at < step["accepted"] else "own", text] for at, text in enumerate(step["texts"])]
+        for step in events(server)
+    ]
+    assert shown(page) == expected
+    assert any(len(step) > 1 for step in expected)
+    whole = server.client().completions.create(model="tiny", prompt=PROMPT, max_tokens=40, temperature=0)
+    assert page.locator(".lane .text").text_content() == whole.choices[0].text
+    colours = page.locator(".lane .step").evaluate_all("steps => steps.map(step => step.classList[1])")
+    assert colours[:4] == ["even", "odd", "even", "odd"]
+
+
+def test_the_figures_are_those_of_the_steps(page, server):
+    generate(page)
+    found, steps = figures(page), events(server)
+    assert found["tokens"] == "40"
+    assert found["steps"] == str(len(steps))
+    assert found["MAT"] == f"{40 / len(steps):.2f}"
+    assert float(found["tokens/s"]) > 0
+    assert f"40 tokens in {len(steps)} steps" in page.text_content("#status")
+
+
+def test_the_first_token_is_shown_before_the_last_is_made(page):
+    fill(page, tokens=3000)
+    page.click("#generate")
+    page.locator(".lane .step").nth(3).wait_for(state="attached")
+    assert page.is_visible("#stop")
+    wait_for(lambda: int(figures(page)["tokens"]) > 0)
+    page.click("#stop")
+
+
+def test_options_reach_the_server(page):
+    fill(page, temperature=0.7, seed=11)
+    page.click("#options summary")
+    page.fill("#option-tree", "3")
+    page.select_option("#option-suffix", "false")
+    with page.expect_request("**/steps") as asked:
+        page.click("#generate")
+    assert asked.value.post_data_json == {
+        "prompt": PROMPT, "max_tokens": 40, "temperature": 0.7, "seed": 11,
+        "drafter": "recycling:tree=8,tree=3,suffix=false",
+    }  # fmt: skip
+    page.wait_for_selector("#explorer:not([hidden])")
+    assert re.match(r"Step \d+ of \d+: (nothing|[1-3] tokens?) drafted", page.text_content("#described"))
+
+
+def test_a_chat_is_asked_as_messages(opened, model):
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    with serving(model, tokenizer) as server:
+        page = opened(server, reduced_motion="reduce")
+        page.check("#kind input[value=chat]")
+        page.fill("#max-tokens", "5")
+        page.fill("#prompt", PROMPT)
+        with page.expect_request("**/steps") as asked:
+            page.click("#generate")
+        page.wait_for_selector("#explorer:not([hidden])")
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": PROMPT}]
+
+
+# What the server says is text, and what goes wrong is said
+
+
+def test_what_the_model_says_is_never_markup(page):
+    answered(
+        page, ("step", one_step(NEVER_DRAWN)), ("end", {"text": NEVER_DRAWN, "finish_reason": "stop", "usage": {}})
+    )
+    generate(page)
+    assert page.locator(".lane .text").text_content() == NEVER_DRAWN * 3
+    assert page.locator(".results img, .results b").count() == 0
+    assert page.title() == "Playground · token recycling"
+
+
+def test_nor_could_a_script_make_it_so(browser, server):
+    page = browser.new_page()
+    page.goto(server.url)
+    with pytest.raises(Exception, match="TrustedHTML"):
+        page.evaluate("text => { document.body.innerHTML = text }", NEVER_DRAWN)
+    page.close()
+
+
+def test_a_stream_that_breaks_off_is_said_and_what_came_stays(page):
+    answered(page, ("step", one_step("some")))
+    generate(page)
+    assert page.text_content("#error") == "The stream broke off before its end."
+    assert page.locator(".lane .text").text_content() == "somesome"
+
+
+def test_an_error_in_the_stream_is_said(page):
+    answered(page, ("step", one_step("some")), ("error", {"error": {"message": "the time is over"}}))
+    generate(page)
+    assert page.text_content("#error") == "the time is over"
+    assert page.is_visible("#generate")
+
+
+def test_a_text_that_was_not_accelerated_is_said(page):
+    usage = {"speculation": {"accelerated": False, "not_accelerated_because": "beams"}}
+    answered(page, ("end", {"text": "", "finish_reason": "stop", "usage": usage}))
+    fill(page)
+    page.click("#race")
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.text_content("#error") == "The server left this to transformers, which has no steps: beams"
+
+
+def test_what_the_server_refuses_is_said_in_its_words(page):
+    fill(page)
+    page.fill("#prompt", PROMPT * 200)
+    page.click("#generate")
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.text_content("#error").startswith("expected a prompt of at most 300 tokens, got ")
+    assert page.get_attribute("#error", "role") == "alert"
+    generate(page)
+    assert page.is_hidden("#error")
+
+
+def test_a_server_that_is_gone_is_said(page):
+    page.route("**/steps", lambda route: route.abort())
+    fill(page)
+    page.click("#generate")
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.text_content("#error") == "The server cannot be reached."
+    assert page.locator(".lane").count() == 0
+
+
+def test_what_is_missing_is_said_by_the_browser(page):
+    fill(page)
+    page.fill("#prompt", "")
+    page.click("#generate")
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    assert page.locator(".lane").count() == 0
+
+
+# Keys
+
+
+def test_a_key_is_asked_for_and_kept_in_this_tab_alone(opened, model):
+    with serving(model, tiny.tokenizer(), keys=keys("ann"), isolation="per-key") as server:
+        page = opened(server, reduced_motion="reduce")
+        page.wait_for_selector("#key-field:not([hidden])")
+        page.fill("#prompt", PROMPT)
+        page.fill("#max-tokens", "5")
+        page.fill("#key", "wrong")
+        page.click("#generate")
+        page.locator("#error", has_text="API key").wait_for()
+        page.fill("#key", "secret-ann")
+        page.click("#generate")
+        page.wait_for_selector("#explorer:not([hidden])")
+        assert page.is_hidden("#key-field")
+        page.reload()
+        page.wait_for_selector("#drafter option", state="attached")
+        assert page.is_hidden("#key-field")
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+# Stopping
+
+
+@pytest.mark.parametrize("how", ["button", "key"])
+def test_stopping_ends_the_generation_at_the_server(page, server, how):
+    counter = 'token_recycling_generations_total{outcome="cancelled"}'
+    before = server.metrics().get(counter, 0)
+    fill(page, tokens=3000)
+    page.click("#generate")
+    page.locator(".lane .step").nth(3).wait_for(state="attached")
+    page.click("#stop") if how == "button" else page.keyboard.press("Escape")
+    page.wait_for_selector("#generate:visible")
+    assert page.text_content("#status").startswith("Stopped.")
+    server.wait_until_idle()
+    wait_for(lambda: server.metrics().get(counter, 0) == before + 1)
+    assert 0 < int(figures(page)["tokens"]) < 3000
+    assert page.is_visible("#explorer")
+
+
+def test_a_race_that_is_stopped_shows_nothing(page, server):
+    fill(page, tokens=3000)
+    page.click("#race")
+    wait_for(lambda: server.service.running == 1)
+    page.click("#stop")
+    page.wait_for_selector("#race:visible")
+    assert "nothing to compare" in page.text_content("#status")
+    assert page.locator(".lane").count() == 0
+    server.wait_until_idle()

@@ -1,0 +1,98 @@
+// What the user asks for: the form, and the drafters and limits that the server offers for it.
+
+import { byId, element } from "./dom.js";
+import { key } from "./api.js";
+
+const EXAMPLE = `class Matrix:
+    """Numbers in rows of equal length."""
+
+    def __init__(self, rows):
+        self.rows = [list(row) for row in rows]
+
+    def __add__(self, other):
+        if not isinstance(other, Matrix):
+            raise TypeError("expected a matrix")
+        return Matrix([[a + b for a, b in zip(r, s)] for r, s in zip(self.rows, other.rows)])
+
+    def __sub__(self, other):`;
+
+let offered = [];
+
+/** Fills the form with what the server offers. */
+export function offer(served) {
+  offered = served.drafters;
+  byId("served").textContent = `${served.model} · ${served.dtype} on ${served.device}`;
+  byId("kind").hidden = !served.chat;
+  if (served.max_new_tokens !== null) byId("max-tokens").max = served.max_new_tokens;
+  const own = element("option", { value: "accelerated" }, `${served.drafter_name}, the server’s own`);
+  const anew = offered.map(({ spec }) => element("option", { value: spec }, spec));
+  const group = element("optgroup", { label: "Anew for every text" }, ...anew);
+  byId("drafter").replaceChildren(own, ...(anew.length ? [group] : []));
+  const choose = () => chosen(served);
+  byId("drafter").onchange = choose;
+  choose();
+}
+
+/** Puts an example where the user has not written anything. */
+export function suggest() {
+  byId("prompt").value ||= EXAMPLE;
+}
+
+/** Asks for the API key, or stops asking. */
+export function askForKey(wanted) {
+  byId("key-field").hidden = !wanted;
+  byId("key").required = wanted;
+}
+
+/** Remembers the key that was typed. */
+export function takeKey() {
+  if (!byId("key-field").hidden) key.set(byId("key").value.trim());
+}
+
+/** True if everything can be sent; otherwise the browser says what is missing. */
+export const isComplete = () => byId("form").reportValidity();
+
+/** The body of a request. */
+export function request() {
+  const prompt = byId("prompt").value;
+  const chat = !byId("kind").hidden && byId("form").elements.kind.value === "chat";
+  const seed = byId("seed").value;
+  return {
+    ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+    drafter: drafter(),
+    max_tokens: Number(byId("max-tokens").value),
+    temperature: Number(byId("temperature").value),
+    ...(seed === "" ? {} : { seed: Number(seed) }),
+  };
+}
+
+/** The chosen drafter as the server reads it, with the options that were changed. */
+function drafter() {
+  const spec = byId("drafter").value;
+  const changed = [...byId("option-fields").querySelectorAll("[data-default]")]
+    .filter((field) => field.value !== "" && field.value !== field.dataset.default)
+    .map((field) => `${field.name}=${field.value}`);
+  return changed.length ? `${spec}${spec.includes(":") ? "," : ":"}${changed.join(",")}` : spec;
+}
+
+function ownDrafter({ drafter, isolation }) {
+  return isolation === "per-request" ? `${drafter}.` : `${drafter}. It learns from text to text.`;
+}
+
+function chosen(served) {
+  const found = offered.find(({ spec }) => spec === byId("drafter").value);
+  byId("drafter-hint").textContent = found ? `${found.summary} It begins with nothing learned.` : ownDrafter(served);
+  const options = found?.options ?? [];
+  byId("options").hidden = !options.length;
+  byId("option-fields").replaceChildren(...options.map(optionField));
+}
+
+function optionField({ name, kind, choices, default: standard, summary }) {
+  const [id, hint] = [`option-${name}`, `option-${name}-hint`];
+  const common = { id, name, "data-default": standard, "aria-describedby": hint };
+  const input = choices
+    ? element("select", common, ...choices.map((one) => element("option", { selected: one === standard }, one)))
+    : element("input", { ...common, type: "number", step: kind === "int" ? 1 : "any", placeholder: standard });
+  const label = element("label", { for: id }, name.replaceAll("_", " "));
+  return element("div", { class: "field option" }, label, input, element("p", { class: "hint", id: hint }, summary));
+}

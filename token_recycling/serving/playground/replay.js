@@ -1,0 +1,68 @@
+// Two runs that were measured one after the other, shown side by side on the measured clock.
+
+import { byId, calm } from "./dom.js";
+
+export class Replay {
+  constructor() {
+    this.lanes = [];
+    this.playing = false;
+    [this.play, this.clock, this.time, this.speed] = ["play", "clock", "time", "speed"].map(byId);
+    this.play.addEventListener("click", () => this.#toggle());
+    this.clock.addEventListener("input", () => {
+      this.#pause();
+      this.#show(Number(this.clock.value));
+    });
+  }
+
+  /** Shows the end of a race, and plays it from its beginning unless the user wants things to keep still. */
+  begin(lanes) {
+    this.lanes = lanes;
+    this.span = Math.max(...lanes.map((lane) => lane.run.seconds));
+    this.clock.max = this.span;
+    for (const lane of lanes) lane.drawTrack(this.span);
+    byId("replay").hidden = false;
+    this.#show(this.span);
+    if (!calm.matches) this.#start(0);
+  }
+
+  /** Ends what is shown. */
+  clear() {
+    this.#pause();
+    this.lanes = [];
+    byId("replay").hidden = true;
+  }
+
+  #toggle() {
+    if (this.playing) this.#pause();
+    else this.#start(this.now >= this.span ? 0 : this.now);
+  }
+
+  #start(from) {
+    this.playing = true;
+    this.play.textContent = "Pause";
+    let [shown, before] = [from, performance.now()];
+    const frame = (now) => {
+      if (!this.playing) return;
+      shown = Math.min(this.span, shown + ((now - before) / 1000) * Number(this.speed.value));
+      before = now;
+      this.#show(shown);
+      if (shown >= this.span) this.#pause();
+      else requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+  }
+
+  #pause() {
+    this.playing = false;
+    this.play.textContent = "Play";
+  }
+
+  #show(seconds) {
+    this.now = seconds;
+    this.clock.value = seconds;
+    const said = `${seconds.toFixed(2)} s of ${this.span.toFixed(2)} s`;
+    this.clock.setAttribute("aria-valuetext", said);
+    this.time.textContent = said;
+    for (const lane of this.lanes) lane.showAt(seconds);
+  }
+}

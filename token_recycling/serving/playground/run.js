@@ -1,0 +1,71 @@
+// One text as it was made: its steps, and what can be counted from them.
+
+export class Run {
+  /** `title` names it for the user; `plain` is true for one without drafts. */
+  constructor(title, plain) {
+    this.title = title;
+    this.plain = plain;
+    this.steps = [];
+    this.totals = [];
+    this.rest = "";
+    this.usage = null;
+  }
+
+  add(step) {
+    this.totals.push(this.tokens + step.tokens.length);
+    this.steps.push(step);
+  }
+
+  /** `end` is the data of the last event. */
+  finish(end) {
+    this.rest = end.text;
+    this.usage = end.usage;
+  }
+
+  get tokens() {
+    return this.totals.at(-1) ?? 0;
+  }
+
+  get seconds() {
+    return this.steps.at(-1)?.seconds ?? 0;
+  }
+
+  get ids() {
+    return this.steps.flatMap((step) => step.tokens);
+  }
+
+  get tokensPerSecond() {
+    return this.seconds ? this.tokens / this.seconds : 0;
+  }
+
+  /** Figures after the first `count` steps. */
+  figures(count = this.steps.length) {
+    if (!count) return { steps: 0, tokens: 0, seconds: 0, mat: 0, rate: 0 };
+    const tokens = this.totals[count - 1];
+    const { seconds } = this.steps[count - 1];
+    return { steps: count, tokens, seconds, mat: tokens / count, rate: tokens / seconds };
+  }
+
+  /** How many steps were complete `seconds` after the prompt had been read. */
+  countAt(seconds) {
+    let [low, high] = [0, this.steps.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.steps[middle].seconds <= seconds) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  /** Index of the step to look at first: the one that emitted most, if it can be one with rejected branches. */
+  get telling() {
+    const worth = ({ tokens, path, draft }) => tokens.length + (draft.tokens.length > path.length ? 1000 : 0);
+    return this.steps.reduce((best, step, at, all) => (worth(step) > worth(all[best]) ? at : best), 0);
+  }
+}
+
+/** Where two lists of tokens first differ, or -1 if they do not. */
+export function firstDifference(one, other) {
+  for (let at = 0; at < Math.max(one.length, other.length); at++) if (one[at] !== other[at]) return at;
+  return -1;
+}

@@ -1,0 +1,39 @@
+// What a race has shown, in words; its losses too.
+
+import { byId } from "./dom.js";
+import { firstDifference } from "./run.js";
+
+/**
+ * Of two runs; `first` is the title of the one that was measured first. `learned` says whether the drafter `keeps` what
+ * it learns, and whether it has seen the `prompt` from this page. `served` is what the server says about itself.
+ */
+export function showVerdict({ plain, drafted, first, learned, sampled, served }) {
+  const ratio = drafted.tokensPerSecond / plain.tokensPerSecond;
+  byId("ratio").textContent = `${ratio.toFixed(2)}×`;
+  byId("same").textContent = `${pace(ratio, drafted, plain)} ${sameness(plain, drafted, sampled, served)}`;
+  byId("fairness").textContent =
+    `Measured one after the other, ${first} first, with nothing drawn meanwhile; shown on the measured clock. ` +
+    `Plain is the same loop without drafts; reading the prompt is not counted. ${learning(learned)}`;
+  byId("verdict").hidden = false;
+}
+
+/** Who has seen a text before drafts it nearly whole; that must be said. */
+function learning({ keeps, prompt }) {
+  if (!keeps) return "The drafter began with nothing learned.";
+  const often = prompt ? "has drafted for this very prompt before" : "brings what this server has learned so far";
+  return `The drafter ${often}, and is faster on texts that it knows; one made anew shows the difference.`;
+}
+
+function pace(ratio, drafted, plain) {
+  const rates = `${drafted.tokensPerSecond.toFixed(0)} tokens a second instead of ${plain.tokensPerSecond.toFixed(0)}`;
+  const steps = `${drafted.steps.length} steps instead of ${plain.steps.length}`;
+  return `${rates}, ${steps}${ratio < 1 ? ": here drafting cost more than it saved" : ""}.`;
+}
+
+function sameness(plain, drafted, sampled, served) {
+  const at = firstDifference(plain.ids, drafted.ids);
+  if (at < 0) return `The same ${plain.tokens} tokens, one for one.`;
+  if (sampled) return "The texts are two draws from the same distribution.";
+  const why = served.dtype === "float32" ? "" : `, as may happen in ${served.dtype} where two choices nearly tie`;
+  return `The texts part at token ${at + 1}${why}.`;
+}
