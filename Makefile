@@ -28,7 +28,7 @@ test-lowest:     ## all tests with the lowest versions that pyproject.toml allow
 BROWSER := $(shell command -v chromium || command -v chromium-headless-shell || command -v chromium-browser || \
 	command -v google-chrome)
 
-test-browser: setup ## the playground in a real browser: needs chromium (apt install chromium-headless-shell)
+test-browser: setup ## the playground in a real browser (apt install chromium-headless-shell)
 	@test -n "$(BROWSER)" || { echo "expected a browser: chromium, chromium-headless-shell, chromium-browser or" \
 		"google-chrome; install one, as with: apt install chromium-headless-shell" >&2; exit 1; }
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
