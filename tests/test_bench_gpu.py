@@ -17,6 +17,7 @@ PROGRAM = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(PROGRAM.parent)
     spec = importlib.util.spec_from_file_location("benchmark_gpu", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
@@ -57,6 +58,8 @@ def test_it_measures_goes_on_and_reports(gpu: ModuleType, tmp_path: Path, monkey
 
 def test_bars_are_judged_by_the_times(gpu: ModuleType) -> None:
     """Eager 20 ms, plain step 4 ms, 64 nodes 4.4 ms of which 4.3 are the forward pass."""
+    from gpu_report import BARS, Times, judged
+
     rows = [
         {"what": what, "kind": kind, "nodes": nodes, "seconds": seconds}
         for what, kind, nodes, seconds in (
@@ -66,11 +69,11 @@ def test_bars_are_judged_by_the_times(gpu: ModuleType) -> None:
             ("forward", "captured", 64, 0.0043),
         )
     ]
-    written = [gpu._judged(bar, gpu.Times(rows)) for bar in gpu.BARS]
+    written = [judged(bar, Times(rows)) for bar in BARS]
     assert written == ["5.00 pass", "1.10 pass", "2.3% pass", "2.45 pass", "12.27 pass"]
-    assert [gpu._judged(bar, gpu.Times(rows[:2])) for bar in gpu.BARS] == ["5.00 pass", "-", "-", "-", "-"]
+    assert [judged(bar, Times(rows[:2])) for bar in BARS] == ["5.00 pass", "-", "-", "-", "-"]
     rows[2]["seconds"] = 0.006
-    assert [gpu._judged(bar, gpu.Times(rows)) for bar in gpu.BARS][1:] == [
+    assert [judged(bar, Times(rows)) for bar in BARS][1:] == [
         "1.50 FAIL",
         "28.3% FAIL",
         "1.80 FAIL",
