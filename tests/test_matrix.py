@@ -51,9 +51,7 @@ def test_the_rule_says_which_row_of_a_repeated_token_stays(rule: str, winner: in
     assert matrix.candidates[9].tolist() == [7, 8]
 
 
-@pytest.mark.parametrize(
-    "update", [AdjacencyMatrix.update, AdjacencyMatrix._update_in_order], ids=["cpu", "accelerator"]
-)
+@pytest.mark.parametrize("update", [AdjacencyMatrix.update, AdjacencyMatrix.write], ids=["cpu", "accelerator"])
 @pytest.mark.parametrize("rule", ["last", "first"])
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 700])
 def test_the_winner_is_the_same_however_many_rows_are_written(
@@ -79,7 +77,7 @@ def test_a_tree_is_filled_with_candidates_of_parents(tree: Tree, seed: int) -> N
     wanted = [seed % 30]
     for parent, rank in zip(tree.parents[1:], tree.ranks[1:], strict=True):
         wanted.append(int(matrix.candidates[wanted[parent], rank]))
-    for fill in (matrix.fill, matrix._fill_by_layers):
+    for fill in (matrix.fill, matrix.fill_by_layers):
         tokens = fill(tree, torch.tensor([seed % 30]))
         assert tokens.tolist() == wanted
         assert tokens.dtype == torch.int64

@@ -108,8 +108,11 @@ def test_a_watched_drafter_hands_everything_on():
     class Needy(Drafter):
         needs_hidden = True
 
+        learns_candidates, draws = 5, True
+
     watched = Watched(Needy(), lambda step, seconds: None)
-    assert (watched.needs_hidden, watched.learns_prompt) == (True, False)
+    assert (watched.needs_hidden, watched.learns_prompt, watched.on_host) == (True, False, False)
+    assert (watched.learns_candidates, watched.draws, watched.retrieval()) == (5, True, None)
 
 
 def test_names_of_openai_fields_that_are_ignored_are_known():

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .checking import check
     from .decode import stream
     from .drafting import Context, Draft, Drafter, Step, drafter_names, make_drafter
+    from .fast import NoFastPathError
     from .hf import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
     from .matrix import AdjacencyMatrix, fingerprint
     from .matrixfile import MatrixFileError
@@ -28,6 +29,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "MatrixFileError",
+    "NoFastPathError",
     "Stats",
     "Step",
     "Support",
@@ -51,6 +53,7 @@ _MODULES = {
     "checking": ("check",),
     "decode": ("stream",),
     "drafting": ("Context", "Draft", "Drafter", "Step", "drafter_names", "make_drafter"),
+    "fast": ("NoFastPathError",),
     "hf": ("Acceleration", "accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
     "matrix": ("AdjacencyMatrix", "fingerprint"),
     "matrixfile": ("MatrixFileError",),

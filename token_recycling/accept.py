@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from .drafting import Draft, Step
@@ -49,22 +50,32 @@ def accept_greedy(
     if len(draft.tree) == 1:
         path, chosen = (0,), choices.tolist()
     else:
-        shape = draft.tree.on(draft.tokens.device)
-        right = draft.tokens == choices[shape.parents]
+        shape = draft.tree.on(logits.device)
+        right = draft.tokens.to(logits.device) == choices[shape.parents]
         right[0] = True
         reached = (right | shape.hidden).all(dim=1)
         end = (shape.preference * reached).argmax(dim=0, keepdim=True)
         last, *chosen = torch.cat([end, choices]).tolist()
         path = draft.tree.lineages[last]
-    emitted: list[int] = []
-    finished = False
-    for node in path:
-        emitted.append(chosen[node])
-        finished = append(chosen[node])
-        if finished:
-            break
-    beyond = path[len(emitted)] if len(emitted) < len(path) else None
-    return Step(draft, logits, list(path[: len(emitted)]), emitted, finished, beyond, row)
+    return emitted(draft, logits, path, [chosen[node] for node in path], append, row)
+
+
+def emitted(
+    draft: Draft,
+    logits: torch.Tensor,
+    path: Sequence[int],
+    tokens: Sequence[int],
+    append: Append,
+    row: int = 0,
+    candidates: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Step:
+    """The step that emits `tokens`, one for each node of the accepted `path`, as far as the text goes on."""
+    said, finished = 0, False
+    while said < len(path) and not finished:
+        finished = append(tokens[said])
+        said += 1
+    beyond = path[said] if said < len(path) else None
+    return Step(draft, logits, list(path[:said]), list(tokens[:said]), finished, beyond, row, candidates=candidates)
 
 
 def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, choose: Choose, row: int = 0) -> Step:

@@ -12,6 +12,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from .call import Call
 from .decode import decode
 from .drafting import Drafter
+from .fast import Fast
 from .handover import Loan, fill_up
 from .stats import Stats
 from .target import Target, say_once
@@ -26,7 +27,9 @@ class Output(GenerateDecoderOnlyOutput):
     stats: Stats | None = None
 
 
-def answer(model: PreTrainedModel, call: Call, drafter: Drafter, stats: Stats) -> Output | torch.Tensor:
+def answer(
+    model: PreTrainedModel, call: Call, drafter: Drafter, stats: Stats, fast: Fast = False
+) -> Output | torch.Tensor:
     """Decodes what `call` asks for: ids (batch, length), or an `Output` where the call wants one."""
     target = Target(model)
     if type(call.cache) is StaticCache:
@@ -39,7 +42,7 @@ def answer(model: PreTrainedModel, call: Call, drafter: Drafter, stats: Stats) -
     loan = Loan(call.cache, call.paddings, target.config)
     jury = Jury(texts, call.joint_criteria, call.padding_token if call.pads else None)
     judge = jury.judge if call.joint_criteria else None
-    for steps in decode(target, texts, drafter, choosers, loan.cache, stats, loan.lengths, judge):
+    for steps in decode(target, texts, drafter, choosers, loan.cache, stats, loan.lengths, judge, fast):
         if call.streamer is not None:
             call.streamer.put(torch.tensor(steps[0].tokens))
     if call.streamer is not None:

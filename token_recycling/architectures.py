@@ -160,6 +160,10 @@ class Support:
     """What else a user should know."""
     difference: float | None = None
     """Of a self-test: the largest difference between logits of a tree and of linear decoding."""
+    no_fast_path: str | None = None
+    """Why its steps cannot be of constant shapes (docs/fast-path.md), as far as was looked; None if they can, wherever
+    there is CUDA.
+    """
     layers: Mapping[str, Reach] = field(default_factory=dict, repr=False)
     """Reach by type of layer."""
     border: Border | None = None
@@ -195,6 +199,7 @@ class Support:
             "border": None if self.border is None else self.border.at,
             "notes": list(self.notes),
             "difference": self.difference,
+            "no_fast_path": self.no_fast_path,
         }
 
 

@@ -44,7 +44,6 @@ def tree_attention(
         or attention_mask.shape[1] != 1
         or others.get("position_bias") is not None
         or shared == 1
-        or n == 1
         or module.training
     ):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from .architectures import Support, support
 from .drafting import Draft
+from .fast.support import by_configuration, without_fast_path
 from .target import Target
 from .tree import Tree
 
@@ -23,11 +24,13 @@ _LENGTH, _LONGEST = 24, 512
 def check(model: PreTrainedModel, self_test: bool = False) -> Support:
     """Whether and how a model can be accelerated, and why not; never raises for a model.
 
-    `self_test` also compares the logits of a tree with those of linear decoding: three short forward passes.
+    `self_test` also compares the logits of a tree with those of linear decoding, and watches whether a step would make
+    the host wait: five short forward passes.
     """
     found = support(model)
     if not found.supported:
         return found
+    found = replace(found, no_fast_path=by_configuration(found))
     notes = found.notes
     if not found.tested:
         notes = (*notes, f"{found.model} (family {found.family!r}) is not among those tested: a self-test decides")
@@ -55,7 +58,8 @@ def check(model: PreTrainedModel, self_test: bool = False) -> Support:
             f"{difference:.1e}: {found.model} does not follow the mask or the positions it is given"
         )
         return replace(found, reason=reason, difference=difference, notes=notes)
-    return replace(found, difference=difference, notes=notes)
+    no_fast_path = without_fast_path(target)
+    return replace(found, difference=difference, notes=notes, no_fast_path=no_fast_path)
 
 
 def random_text(target: Target, length: int, seed: int = 0) -> torch.Tensor:

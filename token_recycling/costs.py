@@ -104,14 +104,18 @@ def measure(
 
     Nothing is left behind. The text is shorter where the model's context has no room for both; sizes for which there is
     none are left out. Trees that are not exact at that length are timed as well: that is for `decode` to decide, at
-    each step. On an accelerator the device is waited for after each pass. Processes that share a model
-    all have the curve of the first one.
+    each step. On an accelerator the device is waited for after each pass. Processes that share a model all have the
+    curve of the first one. Where steps are fast, whole steps of their sizes are timed.
     """
+    if target.steps is not None:
+        from .fast.timing import staircase
+
+        return staircase(target, target.steps, length, seconds)
     wanted = tuple(sizes or _sizes(target))
     length = with_room(target, length, wanted[-1])
     limit = target.max_length or math.inf
     trees = {n: _star(n) for n in wanted if n == 1 or length + n <= limit}
-    cache = _filled(target, length)
+    cache = filled(target, length)
     held, kept = cache.get_seq_length(), TreeCache(cache)
     best: dict[int, float] = {}
     began = time.perf_counter()
@@ -120,10 +124,10 @@ def measure(
             break
         for n, tree in trees.items():
             draft = Draft(tree, torch.zeros(n, dtype=torch.long, device=target.device))
-            _wait(target.device)
+            wait(target.device)
             start = time.perf_counter()
             target.forward(target.inputs([draft], [held], held), cache)
-            _wait(target.device)
+            wait(target.device)
             taken = max(time.perf_counter() - start, _TICK)
             kept.keep(held, [held], [[]])
             best[n] = min(taken, best.get(n, taken))
@@ -145,7 +149,7 @@ def _star(nodes: int) -> Tree:
     return Tree((-1, *[0] * (nodes - 1)), tuple(range(nodes)))
 
 
-def _filled(target: Target, length: int):  # type: ignore[no-untyped-def]
+def filled(target: Target, length: int):  # type: ignore[no-untyped-def]
     """A cache as after so many tokens. Where the layers allow it, a few tokens' states are repeated."""
     cache = target.new_cache()
     tokens = torch.arange(1, min(_PROMPT, length) + 2, device=target.device) % target.embedded
@@ -162,24 +166,31 @@ def _filled(target: Target, length: int):  # type: ignore[no-untyped-def]
     return cache
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until an accelerator has done all that it was asked for."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
-_measured: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], CostCurve]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int, str], CostCurve]] = WeakKeyDictionary()
 
 
 def costs(target: Target, length: int) -> CostCurve:
     """The curve for texts of so many tokens: one saved by `tune`, else measured once in this process."""
     length = with_room(target, band(length))
-    key = (length, torch.get_num_threads())
+    key = (length, torch.get_num_threads(), target.steps.kind if target.steps else "")
     known = _measured.setdefault(target.model, {})
     if key not in known:
         saved = agreed(target.model, {curve.length: curve for curve in load(target)})
-        sizes = [size for size in _sizes(target) if size in _BRIEF_SIZES]
-        known[key] = saved.get(length) or measure(target, length, sizes, _BRIEFLY).convex()
+        known[key] = saved.get(length) or _brief(target, length)
     return known[key]
+
+
+def _brief(target: Target, length: int) -> CostCurve:
+    if target.steps is not None:
+        return measure(target, length, seconds=_BRIEFLY)
+    sizes = [size for size in _sizes(target) if size in _BRIEF_SIZES]
+    return measure(target, length, sizes, _BRIEFLY).convex()
 
 
 def save(target: Target, curves: Sequence[CostCurve]) -> Path:
@@ -221,6 +232,7 @@ def setting(target: Target) -> dict[str, str]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": f"{device.type}, {name}",
         "threads": str(torch.get_num_threads()) if device.type == "cpu" else "",
+        **({"steps": target.steps.kind} if target.steps else {}),
     }
 
 

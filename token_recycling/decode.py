@@ -10,7 +10,6 @@ decoding is the same loop with a lone root.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,12 +17,11 @@ from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaL
 from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from .accept import accept_drawn, accept_greedy, accept_walk
-from .cache import TreeCache
-from .drafting import Context, Draft, Drafter, Step, make_drafter
+from .drafting import Drafter, Step, make_drafter
+from .fast import Fast, chosen
+from .passes import Run
 from .stats import Clock, Stats
 from .target import Target, UnsupportedModelError, unsupported_cache
-from .templates import root_only
 from .text import Chooser, Text
 
 
@@ -37,55 +35,39 @@ def decode(
     stats: Stats,
     held: Sequence[int] | None = None,
     judge: Callable[[], None] | None = None,
+    fast: Fast = False,
 ) -> Iterator[list[Step]]:
     """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
 
     `cache` holds nothing or a prefix of each text, from slot 0 on: `held[row]` tokens of it, if they are not equally
     many. Afterwards it holds of each text all but the last token; where texts differ in length, the slots after the
-    shorter ones are of no text. `judge` is called after every pass and may end texts.
+    shorter ones are of no text. `judge` is called after every pass and may end texts. `fast` says which way passes are
+    made, as in `accelerate`.
     """
     clock = Clock(stats, target.device)
-    drafter.start([text.tokens.to(target.device) for text in texts], target)
-    _prefill(target, texts, drafter, cache, held or [cache.get_seq_length()] * len(texts))
-    kept = TreeCache(cache)
-    stats.prompt_tokens += sum(text.length for text in texts)
-    stats.drafter = drafter.describe()
-    clock.prefilled()
-    # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way round.
-    verify: Callable[..., Step] = accept_drawn if choosers[0].sample else accept_walk
-    if choosers[0].greedy and target.device.type != "cpu":
-        verify = accept_greedy
-    going = list(range(len(texts)))
-    while going:
-        clock.restart()
-        drafts = [_draft(drafter, target, choosers[row], row, row in going) for row in range(len(texts))]
-        clock.lap("retrieve")
-        target.cross([text.tokens for text in texts], cache)
-        lengths, slots = [text.length - 1 for text in texts], cache.get_seq_length()
-        # One that has ended may have no position left: it sees nothing, as if it began anew.
-        inputs = target.inputs(drafts, [length * (row in going) for row, length in enumerate(lengths)], slots)
-        clock.lap("prepare")
-        logits, hidden = _forward(target, inputs, cache, drafter.needs_hidden)
-        clock.lap("forward")
-        steps = [
-            verify(drafts[row], logits[row, : len(drafts[row].tree)], texts[row].append, choosers[row], row)
-            for row in going
-        ]
-        clock.lap("verify")
-        if hidden is not None:
-            steps = [replace(step, hidden=hidden[step.row, : len(step.draft.tree)]) for step in steps]
-        accepted = {step.row: step.accepted for step in steps}
-        kept.keep(slots, lengths, [accepted.get(row, []) for row in range(len(texts))])
-        clock.lap("update cache")
-        for step in steps:
-            drafter.observe(step)
-            stats.count(step)
-        stats.drafter_statistics.update(drafter.statistics())
-        clock.lap("update matrix")
-        if judge is not None:
-            judge()
-        going = [row for row in going if not texts[row].ended]
-        yield steps
+    with chosen(fast, target, texts, choosers, drafter, cache) as way:
+        drafter.start([text.tokens.to(target.device) for text in texts], target)
+        _prefill(target, texts, drafter, cache, held or [cache.get_seq_length()] * len(texts))
+        passes = way(Run(target, texts, drafter, choosers, cache, clock))
+        stats.prompt_tokens += sum(text.length for text in texts)
+        stats.drafter, stats.path = drafter.describe(), passes.describe()
+        clock.prefilled()
+        going = list(range(len(texts)))
+        try:
+            while going:
+                clock.restart()
+                steps = passes.step(going)
+                for step in steps:
+                    passes.learn(step)
+                    stats.count(step)
+                stats.drafter_statistics.update(drafter.statistics())
+                clock.lap("update matrix")
+                if judge is not None:
+                    judge()
+                going = [row for row in going if not texts[row].ended]
+                yield steps
+        finally:
+            passes.close()
 
 
 def _prefill(target: Target, texts: Sequence[Text], drafter: Drafter, cache: Cache, held: Sequence[int]) -> None:
@@ -100,34 +82,6 @@ def _prefill(target: Target, texts: Sequence[Text], drafter: Drafter, cache: Cac
     target.prefill([text.tokens for text in texts], cache, observe, held)
 
 
-def _forward(
-    target: Target, inputs: dict[str, Any], cache: Cache, needs_hidden: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Logits (batch, n, vocabulary) and, where a drafter needs them, the hidden states (batch, n, hidden)."""
-    if needs_hidden:
-        return target.forward_with_hidden(inputs, cache)
-    return target.forward(inputs, cache), None
-
-
-def _draft(drafter: Drafter, target: Target, chooser: Chooser, row: int, going: bool) -> Draft:
-    """What to verify for a text; of one that has ended, its last token, which is not looked at."""
-    text = chooser.text
-    if not going:
-        return Draft(root_only(), text.tokens[-1:])
-    warp = chooser.warp if chooser.sample else None
-    context = Context(text.tokens.to(target.device), text.room, row, warp)
-    draft = drafter.draft(context).cut(_depth_limit(text, target))
-    return draft.cut(target.depth_limit(draft.tree, text.length - 1))
-
-
-def _depth_limit(text: Text, target: Target) -> int:
-    """How deep a node may stand: within the tokens still asked for, and within the positions that the model was made
-    for.
-    """
-    positions = target.max_length - text.length if target.max_length is not None else text.room
-    return max(0, min(text.room - 1, positions))
-
-
 def stream(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
@@ -140,14 +94,16 @@ def stream(
     stopping_criteria: StoppingCriteriaList | None = None,
     past_key_values: Cache | None = None,
     stats: Stats | None = None,
+    fast: Fast = "auto",
     **options: Any,
 ) -> Iterator[Step]:
     """Generates step by step, on token ids alone: each `Step` holds the draft, the logits at its nodes and the emitted
     tokens.
 
     `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
-    go to the drafter. Pass one made drafter again to keep what it learned. Raises UnsupportedModelError, or ValueError
-    for an input that cannot be continued, at once; what a drafter finds wrong with the model comes with the first step.
+    go to the drafter; `fast` is as in `accelerate`. Pass one made drafter again to keep what it learned. Raises
+    UnsupportedModelError, or ValueError for an input that cannot be continued, at once; what a drafter finds wrong with
+    the model comes with the first step.
     """
     target, drafter = Target(model), make_drafter(drafter, **options)
     prompt = checked_prompt(input_ids, target)
@@ -163,7 +119,7 @@ def stream(
         raise UnsupportedModelError(reason)
     text = Text(prompt, criteria)
     chooser = Chooser(text, logits_processor or LogitsProcessorList(), do_sample)
-    steps = decode(target, [text], drafter, [chooser], cache, stats if stats is not None else Stats())
+    steps = decode(target, [text], drafter, [chooser], cache, stats if stats is not None else Stats(), fast=fast)
     return (step for (step,) in steps)
 
 

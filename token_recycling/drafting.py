@@ -23,11 +23,13 @@ import numpy as np
 import torch
 
 from . import specs
+from .topk import top_candidates
 from .tree import Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from .matrix import AdjacencyMatrix, UpdateRule
     from .target import Target
 
 ENTRY_POINTS = "token_recycling.drafters"
@@ -35,8 +37,8 @@ ENTRY_POINTS = "token_recycling.drafters"
 
 @dataclass(frozen=True)
 class Draft:
-    """A tree and its tokens (n,) int64 on the target's device; `tokens[0]` is the root, the newest token of the
-    text.
+    """A tree and its tokens (n,) int64, on the target's device or the host; `tokens[0]` is the root, the newest token
+    of the text.
     """
 
     tree: Tree
@@ -99,6 +101,14 @@ class Context:
         return self.tokens[-1:]
 
 
+class Retrieval(typing.NamedTuple):
+    """Drafting that is one look-up: a template, and the matrix that it is filled from and that learns."""
+
+    tree: Tree
+    matrix: AdjacencyMatrix
+    update: UpdateRule
+
+
 @dataclass(frozen=True)
 class Step:
     """What one verification revealed, trimmed at the end of the text."""
@@ -125,6 +135,14 @@ class Step:
     """(n, hidden): the target's last hidden states at every node, from which its output layer made `logits`. None
     unless the drafter says `needs_hidden`.
     """
+    candidates: tuple[np.ndarray, np.ndarray] | None = None
+    """What `top` gives, where the device has found it already."""
+
+    def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k likeliest tokens after every node, best first, and their probabilities: (n, k) int32 and float32."""
+        if self.candidates is not None and self.candidates[0].shape[1] >= k:
+            return self.candidates[0][:, :k], self.candidates[1][:, :k]
+        return top_candidates(self.logits, k)
 
     @property
     def learnable(self) -> list[int] | slice:
@@ -151,6 +169,27 @@ class Drafter:
     """Whether the logits after every token of the prompt are wanted; they cost the target's output layer on each."""
     needs_hidden: bool = False
     """Whether the target's last hidden states are wanted in every step; see `Step.hidden`."""
+    on_host: bool = False
+    """Whether it drafts in the memory of the host: then the tokens of contexts lie there, else on the target's device.
+    Drafts may lie on either.
+    """
+
+    @property
+    def learns_candidates(self) -> int:
+        """How many of the likeliest tokens after every node it asks each step for, `step.top(k)`; 0 if none."""
+        return 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether it may draw tokens at random where the text is sampled (`Draft.drawn_from`)."""
+        return False
+
+    def retrieval(self) -> Retrieval | None:
+        """A template and its matrix, if drafting and learning are nothing but looking up and overwriting its rows: then
+        a device can do both by itself, and `draft` and `observe` are called only where it does not. None otherwise.
+        Asked after `start`.
+        """
+        return None
 
     @classmethod
     def example(cls, model: PreTrainedModel, folder: Path) -> Drafter:

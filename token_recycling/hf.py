@@ -24,8 +24,9 @@ from transformers.generation.streamers import BaseStreamer
 from .answer import answer
 from .call import Call
 from .drafting import Drafter, make_drafter
+from .fast import Fast, checked, steps_of
 from .stats import Stats
-from .target import UnsupportedModelError, unsupported
+from .target import Target, UnsupportedModelError, unsupported
 
 logger = logging.getLogger("token_recycling")
 
@@ -43,6 +44,8 @@ class Acceleration:
 
     drafter: Drafter
     """Drafts, and remembers from call to call."""
+    fast: Fast = "auto"
+    """Which way steps are made; see `accelerate`."""
     stats: Stats = field(default_factory=Stats)
     """Of the last call of `generate`; empty if it was left to transformers."""
     total: Stats = field(default_factory=Stats)
@@ -106,25 +109,34 @@ class _Accelerated(PreTrainedModel):
             )
         self.acceleration.fallback = None
         try:
-            return answer(self, call, self.acceleration.drafter, self.acceleration.stats)
+            return answer(self, call, self.acceleration.drafter, self.acceleration.stats, self.acceleration.fast)
         finally:
             self.acceleration.total += self.acceleration.stats
 
 
-def accelerate(model: PreTrainedModel, drafter: str | Drafter = "recycling", **options: Any) -> PreTrainedModel:
+def accelerate(
+    model: PreTrainedModel, drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any
+) -> PreTrainedModel:
     """Makes the model's own `generate()` faster, in place, and returns the model.
+
+    `fast`: "auto" makes steps of constant shapes, captured as CUDA graphs, where that holds, else goes the ordinary
+    way, and `acceleration.stats.path` says which and why; True insists on such steps, captured where there is CUDA;
+    "compiled" puts them through torch.compile, "flex" with flex_attention; False goes the ordinary way.
 
     `options` go to the drafter. What the drafter learns stays in `model.acceleration.drafter`; the last call's
     statistics are in `model.acceleration.stats`. Accelerating again replaces the drafter. Raises UnsupportedModelError
-    with the reason.
+    with the reason, or NoFastPathError, now or with a call, where fast steps were insisted on and do not hold.
     """
+    checked(fast)
     reason = unsupported(model)
     if reason is not None:
         raise UnsupportedModelError(reason)
     made = make_drafter(drafter, **options)
+    if fast not in (False, "auto"):
+        steps_of(Target(model), fast)
     if not isinstance(model, _Accelerated):
         model.__class__ = _accelerated_class(type(model))
-    model.acceleration = Acceleration(made)
+    model.acceleration = Acceleration(made, fast)
     return model
 
 
@@ -165,16 +177,17 @@ def generate(
     model: PreTrainedModel,
     *inputs: Any,
     drafter: str | Drafter = "recycling",
+    fast: Fast = "auto",
     stats: Stats | None = None,
     **arguments: Any,
 ) -> Any:
     """One call of `model.generate(*inputs, **arguments)`, accelerated; the same arguments and the same return.
 
-    Pass one made drafter again to keep what it learned. `stats` is filled in; with `return_dict_in_generate=True` the
-    statistics are in the output too. Raises UnsupportedModelError where `accelerate` does; a call that cannot be
-    accelerated is left to transformers with a warning.
+    Pass one made drafter again to keep what it learned; `fast` is as in `accelerate`. `stats` is filled in; with
+    `return_dict_in_generate=True` the statistics are in the output too. Raises UnsupportedModelError where `accelerate`
+    does; a call that cannot be accelerated is left to transformers with a warning.
     """
-    with accelerated(model, drafter) as acceleration:
+    with accelerated(model, drafter, fast=fast) as acceleration:
         acceleration.stats.synchronize = bool(stats and stats.synchronize)
         result = model.generate(*inputs, **arguments)
         if stats is not None:
@@ -182,13 +195,14 @@ def generate(
         return result
 
 
-def custom_generate(drafter: str | Drafter = "recycling", **options: Any) -> Callable[..., Any]:
+def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any) -> Callable[..., Any]:
     """A function for `model.generate(..., custom_generate=...)`, for code that must not touch the model.
 
     Keep the function to keep what its drafter learns. transformers gives such functions no streamer; use `accelerate`
     for one. Raises UnsupportedModelError for a call that cannot be accelerated.
     """
     made = make_drafter(drafter, **options)
+    checked(fast)
 
     def recycle(
         model: PreTrainedModel,
@@ -202,6 +216,6 @@ def custom_generate(drafter: str | Drafter = "recycling", **options: Any) -> Cal
         reason = call.why_not(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        return answer(model, call, made, Stats())
+        return answer(model, call, made, Stats(), fast)
 
     return recycle

@@ -70,9 +70,10 @@ class AdjacencyMatrix:
             for parent, rank in zip(tree.parents[1:], tree.ranks[1:], strict=True):
                 tokens.append(candidates[tokens[parent], rank])
             return torch.tensor(tokens)
-        return self._fill_by_layers(tree, root)
+        return self.fill_by_layers(tree, root)
 
-    def _fill_by_layers(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
+    def fill_by_layers(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
+        """As `fill`, in tensor operations of known shapes alone, whatever the device."""
         shape, tokens = tree.on(root.device), root.repeat(len(tree))
         for layer in tree.layers:
             nodes = slice(layer[0], layer[-1] + 1)
@@ -92,13 +93,16 @@ class AdjacencyMatrix:
             self.candidates.numpy()[places if rule != "first" else places[::-1]] = (
                 rows if rule != "first" else rows[::-1]
             )
-        elif rule == "unordered":
-            self.candidates[tokens] = candidates.to(self.candidates.dtype)
         else:
-            self._update_in_order(tokens, candidates, rule)
+            self.write(tokens, candidates, rule)
 
-    def _update_in_order(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule) -> None:
-        """Every place of a token writes the row of the winning place, so that the order of the writes cannot matter."""
+    def write(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
+        """As `update`, in tensor operations of known shapes alone, whatever the device: every place of a token writes
+        the row of the winning place, so that the order of the writes cannot matter.
+        """
+        if rule == "unordered":
+            self.candidates[tokens] = candidates.to(self.candidates.dtype)
+            return
         pieces = list(zip(tokens.split(_CHUNK), candidates.split(_CHUNK), strict=True))
         for some, rows in pieces if rule == "last" else reversed(pieces):
             same, places = some[:, None] == some, torch.arange(len(some), device=some.device)

@@ -48,6 +48,8 @@ class Stats:
     """Nodes that were accepted, by depth and rank; the root left out."""
     drafter: str = ""
     """What drafted, in words."""
+    path: str = ""
+    """Which way the passes were made, `ordinary` or `fast`, and why."""
     drafter_statistics: Counter[str] = field(default_factory=Counter)
     """Numbers of the drafter's own, by name; see `Drafter.statistics`."""
 
@@ -149,6 +151,7 @@ class Stats:
             tried=self.tried + other.tried,
             accepted=self.accepted + other.accepted,
             drafter=other.drafter or self.drafter,
+            path=other.path or self.path,
             drafter_statistics=self.drafter_statistics + other.drafter_statistics,
         )
 
@@ -156,6 +159,7 @@ class Stats:
         """Everything as plain numbers, for JSON."""
         return {
             "drafter": self.drafter,
+            "path": self.path,
             "prompt_tokens": self.prompt_tokens,
             "tokens": self.tokens,
             "steps": self.steps,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,6 +27,9 @@ from .masks import Masks, masks, moves_with_text, windowed
 from .templates import chain, root_only
 from .tree import Tree
 from .wrappers import input_device
+
+if TYPE_CHECKING:
+    from .fast.steps import Steps
 
 logger = logging.getLogger("token_recycling")
 
@@ -90,6 +93,8 @@ class Target:
         self.device = device
         self.dtype = model.dtype
         self.config = model.config.get_text_config(decoder=True)
+        self.steps: Steps | None = None
+        """How passes over one text are made where they are fast (`fast`), else None."""
         self._mask_tree: Tree | None = None
         self._mask_room = 0
         self._last_logits_only = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
@@ -111,6 +116,11 @@ class Target:
     def max_length(self) -> int | None:
         """The context the model was made for, if its configuration says so."""
         return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "max_seq_len", None)
+
+    @property
+    def tree_attention(self) -> str:
+        """The attention implementation of passes over trees."""
+        return NAME if self.support.attention == "sdpa" and self.support.named_attention else self.support.attention
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.config)
@@ -254,10 +264,7 @@ class Target:
 
         They are on the target's device, even if the model's last layer is on another.
         """
-        implementation = self.support.attention
-        if implementation == "sdpa" and self.support.named_attention:
-            implementation = NAME
-        with attending(self.config, implementation), self._bias(inputs, cache):
+        with attending(self.config, self.tree_attention), self._bias(inputs, cache):
             return self.model(**inputs, past_key_values=cache, use_cache=True).logits.to(self.device)
 
     def forward_with_hidden(self, inputs: dict[str, Any], cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:

@@ -43,10 +43,12 @@ class Text:
         ]
         self._buffer = prompt.new_empty(max(self.max_length, len(prompt) + 1))
         self._buffer[: len(prompt)] = prompt
-        # Writing a number through numpy costs a fiftieth of writing it through torch.
-        self._cells = self._buffer.numpy() if prompt.device.type == "cpu" else self._buffer
+        # Tokens are written on the host, and copied to the prompt's device when they are asked for there. Writing a
+        # number through numpy costs a fiftieth of writing it through torch.
+        self._host = self._buffer.cpu()
+        self._cells = self._host.numpy()
         self.padding = padding
-        self._end = len(prompt)
+        self._end = self._copied = len(prompt)
         self.ended = False
         """Whether nothing more may be said."""
         self.scores: list[torch.Tensor] | None = None
@@ -55,12 +57,24 @@ class Text:
     @property
     def tokens(self) -> torch.Tensor:
         """(length,) int64, a view."""
-        return self._buffer[self.padding : self._end]
+        return self._on_device()[self.padding : self._end]
+
+    @property
+    def on_host(self) -> torch.Tensor:
+        """(length,) int64 in the memory of the host, a view."""
+        return self._host[self.padding : self._end]
 
     @property
     def padded(self) -> torch.Tensor:
         """(1, padding + length) int64, a view: what `generate` shows to processors and criteria."""
-        return self._buffer[None, : self._end]
+        return self._on_device()[None, : self._end]
+
+    def _on_device(self) -> torch.Tensor:
+        """The tokens on the prompt's device."""
+        if self._copied < self._end and self._host is not self._buffer:
+            self._buffer[self._copied : self._end] = self._host[self._copied : self._end]
+        self._copied = self._end
+        return self._buffer
 
     @property
     def length(self) -> int:
@@ -95,6 +109,7 @@ class Text:
     def end_at(self, columns: int) -> None:
         """The text has ended there; what follows is withdrawn."""
         self._end, self.ended = columns, True
+        self._copied = min(self._copied, columns)
 
 
 class Chooser:

@@ -129,6 +129,7 @@ def percent(share: float) -> str:
 def print_stats(console: Console, stats: Stats) -> None:
     """All statistics of a run."""
     console.print(stats.drafter, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"passes: {stats.path}", markup=False, highlight=False, soft_wrap=True)
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -164,6 +165,7 @@ def print_support(console: Console, found: Support) -> None:
     if found.supported:
         lines.append(("attention", found.attention))
         lines.append(("tested family", "yes" if found.tested else "no"))
+        lines.append(("fast path", f"no: {found.no_fast_path}" if found.no_fast_path else "yes, on CUDA"))
     if found.difference is not None:
         lines.append(("self-test", f"logits differ by {found.difference:.1e} at most"))
     lines += [("note", note) for note in found.notes]

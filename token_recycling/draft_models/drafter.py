@@ -71,6 +71,10 @@ class ModelDrafter(Drafter):
             for reader, prompt in zip(self._readers, prompts, strict=True):
                 reader.prefill(prompt)
 
+    @property
+    def draws(self) -> bool:
+        return self.sampled
+
     def draft(self, context: Context) -> Draft:
         reader, rules = self._readers[context.row], self._rules
         self._graphs.pop(context.row, None)

@@ -70,6 +70,7 @@ class Fuse(Drafter):
             raise ValueError("expected every part to be a drafter of its own, got one twice; make it twice")
         self.learns_prompt = any(drafter.learns_prompt for drafter in self.drafters)
         self.needs_hidden = any(drafter.needs_hidden for drafter in self.drafters)
+        self.on_host = all(drafter.on_host for drafter in self.drafters)
         self._labels = _labels(self.drafters)
         self._weights, self._worth = Weights(len(self.drafters)), Worth(len(self.drafters))
         self._counts: Counter[str] = Counter()
@@ -98,6 +99,14 @@ class Fuse(Drafter):
         self._costs = curve.relative(texts)
         self._most = len(self._costs) - 1
         self._clock = PassClock(self._costs, float(np.interp(texts, curve.sizes, curve.seconds)), texts)
+
+    @property
+    def learns_candidates(self) -> int:
+        return max(drafter.learns_candidates for drafter in self.drafters)
+
+    @property
+    def draws(self) -> bool:
+        return any(drafter.draws for drafter in self.drafters)
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
         for drafter in self.drafters:

@@ -12,6 +12,8 @@ from ..templates import root_only
 class Plain(Drafter):
     """Drafts nothing."""
 
+    on_host = True
+
     def draft(self, context: Context) -> Draft:
         return Draft(root_only(), context.root)
 

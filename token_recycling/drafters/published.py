@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..drafting import Context, Draft, Drafter, Step
+from ..drafting import Context, Draft, Drafter, Retrieval, Step
 from ..matrix import AdjacencyMatrix, UpdateRule, check_rule
 from ..target import Target
 from ..templates import template_from
@@ -75,11 +75,15 @@ class Published(Drafter):
         return Draft(self._tree, self.matrix.fill(self._tree, context.root))
 
     def observe(self, step: Step) -> None:
-        self._learn(step.draft.tokens[step.learnable], step.logits[step.learnable])
+        self._learn(step.draft.tokens[step.learnable].to(step.logits.device), step.logits[step.learnable])
 
     def _learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         assert self.matrix is not None
         self.matrix.update(tokens, logits.topk(self.k, dim=-1).indices, self.update)
+
+    def retrieval(self) -> Retrieval:
+        assert self.matrix is not None
+        return Retrieval(self._tree, self.matrix, self.update)
 
     def describe(self) -> str:
         return f"published: k = {self.k}, {self._tree}, update rule {self.update}"

@@ -62,6 +62,12 @@ class Recycling(Drafter):
     matrix: ContextMatrix | None = field(default=None, init=False)
     """What has been learned; made at the first text."""
 
+    on_host = True
+
+    @property
+    def learns_candidates(self) -> int:
+        return self.k
+
     def __post_init__(self) -> None:
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
@@ -77,7 +83,6 @@ class Recycling(Drafter):
         self.prepare(target)
         self._nodes, self._costs = self._budget(target, prompts)
         self._texts = [_Text(prompt.cpu().numpy(), self.orders, self._nodes + 1, self.suffix) for prompt in prompts]
-        self._device = target.device
 
     def _budget(self, target: Target, prompts: Sequence[torch.Tensor]) -> tuple[int, np.ndarray]:
         """Most drafted nodes, and what passes over them cost if the tree is to pay; no costs if its size is given."""
@@ -112,7 +117,7 @@ class Recycling(Drafter):
         piece, text = tokens.cpu().numpy(), self._texts[row]
         contexts = contexts_of(piece, self.orders, text.before)
         text.before = np.concatenate([text.before, piece])[len(piece) :]
-        self._learn(contexts, logits, np.append(piece[1:], ABSENT))
+        self._learn(contexts, *top_candidates(logits, self.k), np.append(piece[1:], ABSENT))
 
     def draft(self, context: Context) -> Draft:
         assert self.matrix is not None
@@ -127,7 +132,7 @@ class Recycling(Drafter):
             nodes = fill(text.growth, newest, *known, *self._arrays, depth)
         else:
             nodes = grow(text.growth, newest, *known, self._costs, self._nodes, depth)
-        return text.draft(nodes, self._device)
+        return text.draft(nodes)
 
     def observe(self, step: Step) -> None:
         assert self.matrix is not None
@@ -145,11 +150,12 @@ class Recycling(Drafter):
         chosen = np.full(len(tree), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
         learnable = step.learnable
-        self._learn(contexts[learnable], step.logits[learnable], chosen[learnable])
+        ids, probabilities = step.top(self.k)
+        self._learn(contexts[learnable], ids[learnable], probabilities[learnable], chosen[learnable])
 
-    def _learn(self, contexts: np.ndarray, logits: torch.Tensor, chosen: np.ndarray) -> None:
+    def _learn(self, contexts: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
         assert self.matrix is not None
-        self.matrix.learn(contexts, *top_candidates(logits, self.k), chosen, self.remembers, self.favours)
+        self.matrix.learn(contexts, ids, probabilities, chosen, self.remembers, self.favours)
 
     def describe(self) -> str:
         grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
@@ -187,7 +193,7 @@ class _Text:
         newest[: len(last)] = last[::-1]
         return newest
 
-    def draft(self, nodes: int, device: torch.device) -> Draft:
+    def draft(self, nodes: int) -> Draft:
         """The first `nodes` nodes that have grown."""
         growth, self.nodes = self.growth, nodes
         order = np.argsort(growth.depths[:nodes], kind="stable")
@@ -197,4 +203,4 @@ class _Text:
         tree = Tree((-1, *places[parents[1:]].tolist()), tuple(ranks.tolist()))
         confidence = growth.chances[parents, ranks]
         confidence[0] = 1
-        return Draft(tree, torch.from_numpy(growth.tokens[order]).to(device), confidence=confidence)
+        return Draft(tree, torch.from_numpy(growth.tokens[order]), confidence=confidence)

@@ -179,6 +179,17 @@ class Watched(Drafter):
         for need in NEEDS:
             setattr(self, need, getattr(inner, need))
 
+    @property
+    def learns_candidates(self) -> int:
+        return self._inner.learns_candidates
+
+    @property
+    def draws(self) -> bool:
+        return self._inner.draws
+
+    def retrieval(self) -> None:
+        """None: a device that drafts by itself would not show its steps."""
+
     def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
         self._inner.start(prompts, target)
 

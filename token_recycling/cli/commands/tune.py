@@ -63,10 +63,12 @@ def tune(
     through_template = running.chat(loaded, chat) if given else False
     encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
 
+    from ...fast import steps_of
     from ...target import Target
     from .. import tuning
 
     out, target = Console(quiet=as_json), Target(loaded.model)
+    steps_of(target, "auto")  # where steps are fast, it is those that are measured
     longest = max([length or min(1024, target.max_length or 1024), *(ids.shape[1] for ids in encoded)])
     result = tuning.measured(target, longest, seconds)
     tuning.print_curves(out, result["setting"], result["curves"])

@@ -1,0 +1,146 @@
+"""The report of `gpu.py`: its rows as tables, and whether the bars are passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from token_recycling.costs import CostCurve
+from token_recycling.templates import RANK_ACCEPTANCE
+from token_recycling.tune import best_size
+
+MAT = 2.7
+"""Of the paper's method on Spec-Bench, Vicuna 7B (Luo et al., 2408.08696)."""
+KINDS = ("captured", "compiled", "flex")
+COMPARED = (1, 64)
+"""Sizes at which the kinds of steps are compared, and whose forward pass is measured alone."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a 7B model is to reach on a card like an H200."""
+
+    name: str
+    wanted: str
+    value: Callable[[Times], float]
+    passes: Callable[[float], bool]
+
+
+class Times:
+    """Seconds of one shape at one length of context, by (what, kind, nodes)."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._seconds = {(row["what"], row["kind"], row["nodes"]): row["seconds"] for row in rows if "seconds" in row}
+
+    def step(self, nodes: int, kind: str = "captured") -> float:
+        return self._seconds.get(("step", kind, nodes), float("nan"))
+
+    def forward(self, nodes: int, kind: str = "captured") -> float:
+        return self._seconds.get(("forward", kind, nodes), float("nan"))
+
+    @property
+    def generate(self) -> float:
+        return self._seconds.get(("generate", "eager", 1), float("nan"))
+
+    def overhead(self, nodes: int) -> float:
+        """Share of a step that is not the forward pass."""
+        return 1 - self.forward(nodes) / self.step(nodes)
+
+    def curve(self, length: int) -> CostCurve | None:
+        sizes = tuple(sorted(n for what, kind, n in self._seconds if (what, kind) == ("step", "captured")))
+        return CostCurve(length, sizes, tuple(map(self.step, sizes))) if sizes[:1] == (1,) else None
+
+
+BARS = (
+    Bar("eager generate / plain step", ">= 4", lambda t: t.generate / t.step(1), lambda x: x >= 4),
+    Bar("64-node step / plain step", "<= 1.15", lambda t: t.step(64) / t.step(1), lambda x: x <= 1.15),
+    Bar("outside the forward pass, 64 nodes", "< 3%", lambda t: t.overhead(64), lambda x: x < 0.03),
+    Bar(f"times fast plain at MAT {MAT}", ">= 2.3", lambda t: MAT * t.step(1) / t.step(64), lambda x: x >= 2.3),
+    Bar(f"times eager generate at MAT {MAT}", ">= 9", lambda t: MAT * t.generate / t.step(64), lambda x: x >= 9),
+)
+
+
+def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
+    """The tables, in markdown; shapes in `order`."""
+    sizes = sorted({row["nodes"] for row in rows if row["what"] == "step"})
+    by_place: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        by_place.setdefault((row["shape"], row["context"]), []).append(row)
+    places = sorted(by_place, key=lambda place: (order.index(place[0]), place[1]))
+    hardware = where["accelerator"] or f"no accelerator: {where['cpu']}, {where['threads']} threads"
+    lines = [
+        "# Fast steps on an accelerator",
+        "",
+        f"Written by `{command}`. {hardware}, {where['dtype']}, torch {where['torch']}, transformers "
+        f"{where['transformers']}, commit {where['commit']}. Llama shapes with random weights; milliseconds, the best "
+        "of some rounds; a step goes from the draft on the host to what the host reads.",
+        "",
+        "## Bars",
+        "",
+        "They are set for the 7B shape on a card like an H200.",
+        "",
+        "| shape | context | " + " | ".join(f"{bar.name} ({bar.wanted})" for bar in BARS) + " |",
+        "|---|---|" + "---|" * len(BARS),
+    ]
+    times = {place: Times(by_place[place]) for place in places}
+    for shape, context in places:
+        cells = [judged(bar, times[shape, context]) for bar in BARS]
+        lines.append(f"| {shape} | {context} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "## A step of n nodes",
+        "",
+        "| shape | context | eager generate | " + " | ".join(map(str, sizes)) + " | a tree of `tune` |",
+    ]
+    lines.append("|---|---|---|" + "---|" * (len(sizes) + 1))
+    for shape, context in places:
+        own = times[shape, context]
+        steps = " | ".join(_ms(own.step(nodes)) for nodes in sizes)
+        lines.append(f"| {shape} | {context} | {_ms(own.generate)} | {steps} | {_grown(own, context)} |")
+    lines += [
+        "",
+        "A tree of `tune`: drafted nodes that bring most tokens per time, if candidates are right as often as the "
+        "shipped model's are, and what it would gain over plain steps.",
+        "",
+        "## Kinds of steps",
+        "",
+        "| shape | context | "
+        + " | ".join(f"{kind}, {nodes}" for kind in KINDS for nodes in COMPARED)
+        + " | forward alone, 1 | forward alone, 64 |",
+        "|---|---|" + "---|" * 8,
+    ]
+    for shape, context in places:
+        own = times[shape, context]
+        cells = [_ms(own.step(nodes, kind)) for kind in KINDS for nodes in COMPARED]
+        cells += [_ms(own.forward(nodes)) for nodes in COMPARED]
+        lines.append(f"| {shape} | {context} | " + " | ".join(cells) + " |")
+    errors = [row for row in rows if "error" in row]
+    lines += [
+        "",
+        *(f"- {row['shape']}, {row['context']}, {row['kind']}, {row['nodes']} nodes: {row['error']}" for row in errors),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def judged(bar: Bar, times: Times) -> str:
+    """What was reached, and whether it is enough."""
+    value = bar.value(times)
+    if value != value:
+        return "-"
+    written = f"{value:.1%}" if "%" in bar.wanted else f"{value:.2f}"
+    return f"{written} {'pass' if bar.passes(value) else 'FAIL'}"
+
+
+def _ms(seconds: float) -> str:
+    return "-" if seconds != seconds else f"{1e3 * seconds:.2f}"
+
+
+def _grown(times: Times, context: int) -> str:
+    curve = times.curve(context)
+    if curve is None:
+        return "-"
+    size = best_size(curve, RANK_ACCEPTANCE)
+    return f"{size.nodes} nodes, {size.times_plain:.2f}"

@@ -1,0 +1,59 @@
+"""What a CUDA graph does, on a CPU: the operations of one run are recorded, and run again with the same tensors.
+
+Nothing of Python runs in a replay. So whatever a step took from Python, a length or a slot, is what it was when it was
+recorded, as in a captured graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Recorder(TorchDispatchMode):
+    """Records every operation of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        """Runs all operations again; their results take the places of the first ones."""
+        for func, args, kwargs, result in self.calls:
+            again = func(*args, **kwargs)
+            for first, second in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                if isinstance(first, torch.Tensor) and first.data_ptr() != second.data_ptr():
+                    first.copy_(second)
+
+
+class RecordedGraphs:
+    """Takes the place of `graphs.Graphs`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.kept: dict[Hashable, tuple[Recorder, Any]] = {}
+        self.replays = 0
+
+    def forget(self) -> None:
+        self.kept.clear()
+
+    def run(self, key: Hashable, function: Callable[[], Any], state: Sequence[torch.Tensor]) -> Any:
+        if key not in self.kept:
+            before, recorder = [tensor.clone() for tensor in state], Recorder()
+            with recorder:
+                result = function()
+            for tensor, value in zip(state, before, strict=True):
+                tensor.copy_(value)
+            self.kept[key] = recorder, result
+        recorder, result = self.kept[key]
+        recorder.replay()
+        self.replays += 1
+        return result
