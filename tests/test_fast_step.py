@@ -8,7 +8,7 @@ import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.stats import chisquare, kstest
 from torch.testing import assert_close
 from transformers import LlamaForCausalLM
 from transformers.generation import logits_process as warpers
@@ -16,12 +16,14 @@ from transformers.generation import logits_process as warpers
 from token_recycling import Draft, Tree
 from token_recycling.accept import accept_greedy
 from token_recycling.architectures import Reach
+from token_recycling.fast.noise import _GAMMA, _mixed, gumbel
 from token_recycling.fast.slots import FixedCache, band_of
 from token_recycling.fast.sources import BUCKETS, HostSource, bucket_of
-from token_recycling.fast.step import PADDING, Choice, Plan, Report, Shape, accept, gumbel, shape_of, tree_masks
+from token_recycling.fast.step import PADDING, Choice, Plan, Report, Shape, accept, shape_of, tree_masks
 from token_recycling.target import Target
 from token_recycling.topk import grouped_topk
 
+SEED = torch.tensor([12345])
 CPU = torch.device("cpu")
 
 
@@ -97,34 +99,56 @@ def test_acceptance_is_that_of_the_ordinary_way(tree: Tree, seed: int) -> None:
 
 
 def test_noise_is_never_infinite_and_draws_the_distribution() -> None:
-    torch.manual_seed(0)
-    noise = gumbel(torch.empty(1000, 1000))
+    noise = gumbel(SEED, torch.arange(1000), 1000)
     assert noise.isfinite().all()
     assert abs(float(noise.mean()) - 0.5772) < 0.01
     logits = torch.tensor([1.0, 0.0, -1.0, -3.0])
-    drawn = Choice(sample=True)(logits.expand(40_000, 4))
+    drawn = Choice(sample=True)(logits.expand(40_000, 4), lambda size: gumbel(SEED, torch.arange(40_000), size))
     counts = torch.bincount(drawn, minlength=4)
-    assert (
-        chisquare(counts, 40_000 * logits.softmax(0).double().numpy() / float(logits.softmax(0).double().sum())).pvalue
-        > 0.01
-    )
+    expected = logits.double().softmax(0).numpy() * 40_000
+    assert chisquare(counts, expected).pvalue > 0.01
+
+
+@pytest.mark.parametrize("places", [slice(0, 1), slice(None)], ids=["one place", "all"])
+def test_uniform_numbers_are_uniform_whatever_they_are_counted_by(places: slice) -> None:
+    """By token, by place and by seed, one by one and together with their neighbours."""
+    numbers = torch.exp(-torch.exp(-gumbel(SEED, torch.arange(64)[places], 4096).double()))
+    by_seed = torch.cat([gumbel(SEED + seed, torch.tensor([5]), 64) for seed in range(1024)])
+    for uniform in (numbers, torch.exp(-torch.exp(-by_seed.double()))):
+        assert kstest(uniform.flatten().numpy(), "uniform").pvalue > 1e-3
+        for one, next_one in ((uniform[:, 1:], uniform[:, :-1]), (uniform[1:], uniform[:-1])):
+            if one.numel():
+                cells = (one * 8).long() * 8 + (next_one * 8).long()
+                assert chisquare(torch.bincount(cells.flatten(), minlength=64).numpy()).pvalue > 1e-3
+
+
+def test_bits_are_those_of_splitmix64() -> None:
+    """The generator's first numbers for the seed 0, as published with it."""
+    bits = _mixed(torch.arange(1, 4) * _GAMMA)
+    assert [int(one) & (2**64 - 1) for one in bits] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 def test_an_unlikely_token_is_not_drawn_because_a_uniform_number_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torch.rand` gives 0 once in 2^24 numbers; taken as it is, that token would win whatever its probability."""
-    monkeypatch.setattr(torch, "rand_like", torch.zeros_like)
-    assert gumbel(torch.empty(3)).isfinite().all()
-    numbers = iter([torch.tensor([0.5, 0.0]), torch.tensor([0.5, 0.5])])
-    monkeypatch.setattr(torch, "rand_like", lambda like: next(numbers))
-    assert int((torch.tensor([0.0, -30.0]) + gumbel(torch.empty(2))).argmax()) == 0
+    """24 bits are 0 once in 2^24 numbers; taken as they are, that token would win whatever its probability."""
+    monkeypatch.setattr("token_recycling.fast.noise._mixed", lambda bits: torch.zeros_like(bits))
+    assert gumbel(SEED, torch.zeros(1, dtype=torch.long), 3).isfinite().all()
+    half, hardly = 1 << 63, 1 << 39
+    numbers = torch.tensor([[half - 2**64, hardly]])
+    monkeypatch.setattr("token_recycling.fast.noise._mixed", lambda bits: numbers.expand(bits.shape[0], 2))
+    noise = gumbel(SEED, torch.zeros(1, dtype=torch.long), 2)
+    assert int((torch.tensor([[0.0, -30.0]]) + noise).argmax()) == 0
 
 
 def test_warpers_shape_what_is_drawn_from() -> None:
     torch.manual_seed(1)
     logits = torch.randn(1, 16).expand(500, 16)
+
+    def noise(size: int) -> torch.Tensor:
+        return gumbel(SEED, torch.arange(500), size)
+
     choice = Choice((warpers.TemperatureLogitsWarper(0.5), warpers.TopKLogitsWarper(3)), sample=True)
-    assert set(choice(logits).tolist()) <= set(logits[0].topk(3).indices.tolist())
-    assert (Choice()(logits) == logits[0].argmax()).all()
+    assert set(choice(logits, noise).tolist()) <= set(logits[0].topk(3).indices.tolist())
+    assert (Choice()(logits, noise) == logits[0].argmax()).all()
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 640, 1000, 1024])

@@ -47,7 +47,7 @@ class Graphs:
 
     def _capture(self, function: Callable[[], Any], state: Sequence[torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, Any]:
         """Runs twice beforehand, so that everything is loaded and compiled, and puts back what that has changed."""
-        before, seed = [tensor.clone() for tensor in state], torch.cuda.get_rng_state(self.device)
+        before = [tensor.clone() for tensor in state]
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -59,5 +59,4 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             result = function()
-        torch.cuda.set_rng_state(seed, self.device)
         return graph, result

@@ -30,6 +30,8 @@ class FastPasses:
         self._choice = Choice(tuple(chooser.processors), chooser.sample)
         steps.begin(run.target, run.cache, self._text.max_length + BUCKETS[-1])
         steps.root.copy_(self._text.tokens[-1:])
+        if chooser.sample:
+            steps.seed.random_(2**63 - 1)
         retrieval = run.drafter.retrieval()
         self._device = None if retrieval is None else steps.device_source(retrieval)
         if self._device is not None:

@@ -5,15 +5,14 @@ the nodes, which of them are accepted. So a step of n nodes in one band of lengt
 every time, and can be compiled as one graph and captured once. What the host must know comes back in one packed tensor.
 
 Acceptance is that of `accept`: all nodes are judged at once, by one choice at every node. Greedily the choice is the
-argmax; sampled it is one draw from the processed distribution, as the argmax of log-probabilities with Gumbel noise
-(Gumbel, 1954; the draws at nodes that are not visited are never looked at). Either way every emitted token is chosen as
-in plain decoding. Cost of a step besides the forward pass: some passes over the logits, and one move of the accepted
-slots for the whole model.
+argmax; sampled it is one draw from the processed distribution (`noise`), which depends on the seed and the place in the
+text, not on what was drafted. Either way every emitted token is chosen as in plain decoding. Cost of a step besides the
+forward pass: some passes over the logits, and one move of the accepted slots for the whole model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -25,6 +24,7 @@ from ..architectures import Reach
 from ..masks import Masks, masks
 from ..topk import grouped_topk
 from ..tree import Tree
+from .noise import gumbel
 from .slots import FixedCache
 
 PADDING = -1
@@ -66,25 +66,14 @@ class Choice:
     warpers: Sequence[LogitsProcessor] = ()
     sample: bool = False
 
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """(n,) int64 from logits (n, vocabulary)."""
+    def __call__(self, logits: torch.Tensor, noise: Callable[[int], torch.Tensor]) -> torch.Tensor:
+        """(n,) int64 from logits (n, vocabulary); `noise(vocabulary)`, of that shape, is asked for if one samples."""
         if not self.sample:
             return logits.argmax(dim=-1)
         scores = logits.to(torch.float32)
         for warper in self.warpers:
             scores = warper(None, scores)
-        return (scores + gumbel(scores)).argmax(dim=-1)
-
-
-def gumbel(like: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise of that shape, float32.
-
-    An unlikely token wins by a uniform number near 0. Those of `torch.rand` are multiples of 2^-24, of which 0 would
-    always win: once in some hundred draws from a large vocabulary. A second number fills the gaps, so that multiples of
-    2^-48 are left.
-    """
-    uniform = torch.rand_like(like) + torch.rand_like(like) * 2.0**-24
-    return -(-torch.log1p(-uniform.clamp(min=2.0**-50))).log()
+        return (scores + noise(scores.shape[1])).argmax(dim=-1)
 
 
 def shape_of(parents: torch.Tensor) -> Shape:
@@ -178,10 +167,12 @@ def verify(
     source: Source,
     choice: Choice,
     root: torch.Tensor,
+    seed: torch.Tensor,
 ) -> Verified:
     """Everything of a step but the move of the accepted slots, as one graph; `root` (1,) int64 becomes the next root.
 
-    `layers`: the reach of each type of layer, as in `architectures.Support`.
+    `seed`: (1,) int64, that of the text's draws. `layers`: the reach of each type of layer, as in
+    `architectures.Support`.
     """
     tokens, shape = source.draft(root)
     length = cache.shared.length
@@ -193,7 +184,13 @@ def verify(
         past_key_values=cache,
         use_cache=True,
     ).logits[0]
-    accepted = accept(tokens, shape, choice(logits), plan.depths)
+
+    def noise(vocabulary: int) -> torch.Tensor:
+        # Nodes of one depth stand at one place of the text, and one of them at most is visited.
+        places = length + torch.arange(plan.depths, device=length.device)
+        return gumbel(seed, places, vocabulary).index_select(0, shape.depths)
+
+    accepted = accept(tokens, shape, choice(logits, noise), plan.depths)
     root.copy_(accepted.tokens.index_select(0, accepted.number - 1))
     parts = [accepted.number, accepted.path, accepted.tokens]
     if plan.reports_tokens:
@@ -216,9 +213,10 @@ def step(
     source: Source,
     choice: Choice,
     root: torch.Tensor,
+    seed: torch.Tensor,
 ) -> Verified:
     """A whole step: `verify`, then the accepted slots are kept."""
-    verified = verify(model, cache, layers, plan, source, choice, root)
+    verified = verify(model, cache, layers, plan, source, choice, root, seed)
     cache.commit(verified.accepted.path, verified.accepted.number)
     return verified
 

@@ -41,6 +41,8 @@ class Steps:
         self.cache = FixedCache(self._like, 0, self.device)
         self.root = torch.zeros(1, dtype=torch.long, device=self.device)
         """(1,) int64: the newest token of the text."""
+        self.seed = torch.zeros(1, dtype=torch.long, device=self.device)
+        """(1,) int64: that of the text's draws."""
         self._graphs = Graphs(self.device)
         self._sources: dict[int, HostSource] = {}
         self._device_source: DeviceSource | None = None
@@ -137,7 +139,7 @@ class Steps:
         self, target: Target, plan: Plan, source: HostSource | DeviceSource, choice: Choice
     ) -> tuple[torch.Tensor, torch.Tensor]:
         verified: Verified = self._verify(
-            target.model, self.cache, target.support.layers, plan, source, choice, self.root
+            target.model, self.cache, target.support.layers, plan, source, choice, self.root, self.seed
         )
         self.cache.commit(verified.accepted.path, verified.accepted.number)
         if self.device.type != "cuda":
