@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from conftest import SHIPPED
 from scipy.stats import chisquare
 from test_batch import batch
 from test_draft_model import related
@@ -105,7 +104,7 @@ def test_two_together_accept_more_than_either(model: LlamaForCausalLM) -> None:
 @pytest.mark.slow
 def test_the_shipped_pair_accepts_more_together(shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
     model, tokenizer = shipped
-    folder, mats = SHIPPED.parent, []
+    folder, mats = Path(__file__).parents[1] / "models", []
     part = f"draft_model(model={folder / 'draft'},nodes=16)"
     for drafter in ("recycling:tree=16", f"draft_model:{part[12:-1]}", f"fuse:recycling(tree=16)+{part},nodes=16"):
         stats, made = tr.Stats(), tr.make_drafter(drafter)

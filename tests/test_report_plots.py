@@ -86,6 +86,16 @@ def test_speedups_are_drawn_where_they_are():
     assert methods.speedups(only([row()]), looks("recycling")) is None
 
 
+def test_where_there_is_one_category_every_method_has_a_line_with_its_name():
+    rows = [row("generate", total_seconds=[4.0]), row("ours"), row("slow", label="slow " * 9, total_seconds=[8.0])]
+    plot = methods.speedups(only(rows), looks("generate", "ours", "slow"))
+    (axes,) = plot.drawing.axes
+    assert [text.get_text() for text in axes.texts] == ["2.00", "0.50"]
+    named = [label.get_text() for label in axes.get_yticklabels()]
+    assert named == ["label of ours", "slow slow slow slow slow slow\nslow slow slow"]
+    assert not plot.drawing.legends
+
+
 def test_histograms_hold_all_steps_and_the_mean():
     lengths = {"1": 60, "2": 30, "3": 9, "40": 1}
     rows = [row("generate", lengths={"1": 10}), row("ours", tokens=187, steps=100, lengths=lengths)]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
@@ -22,8 +23,10 @@ def speedups(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
         return None
     raced = [name for name in found.categories if any(each.of(name).pairs for each in shown)]
     rows = ["all", *(raced if len(found.categories) > 1 else [])]
-    step, line = 0.8 / len(shown), 0.105 if len(rows) > 1 else 0.2
-    figure, (axes,) = style.canvas(0.6 + len(rows) * max(0.34, line * len(shown) + 0.1) + 0.09 * len(shown))
+    if len(rows) == 1:
+        return _speedups_alone(found, shown, looks)
+    step = 0.8 / len(shown)
+    figure, (axes,) = style.canvas(0.6 + len(rows) * max(0.34, 0.105 * len(shown) + 0.1) + 0.09 * len(shown))
     axes.axvline(1, color=GREY, linewidth=1.2)
     for row, category in enumerate(rows):
         if row % 2:
@@ -31,28 +34,44 @@ def speedups(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
         for place, result in enumerate(shown):
             _dot(axes, result if category == "all" else result.of(category), row - 0.4 + (place + 0.5) * step, looks)
     for place, result in enumerate(shown):
-        middle = result.spread.upper if result.spread else 0
-        axes.annotate(
-            f"{result.speedup:.2f}",
-            (max(middle, result.speedup or 0), -0.4 + (place + 0.5) * step),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7.5,
-        )
+        _number(axes, result, -0.4 + (place + 0.5) * step)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(range(len(rows)), ["all prompts" if row == "all" else heading(row) for row in rows])
+    style.legend(figure, [style.key(each.label, looks[each.method]) for each in shown])
+    return _speedup_plot(found, figure, axes, "Speedup by category", "all prompts of a category")
+
+
+def _speedups_alone(found: Comparison, shown: Sequence[Result], looks: Mapping[str, Look]) -> Plot:
+    """Where there is one category, a line for each method, with its name."""
+    labels = [style.wrapped(each.label) for each in shown]
+    figure, (axes,) = style.canvas(0.6 + style.height(labels) * len(shown))
+    axes.axvline(1, color=GREY, linewidth=1.2)
+    for row, result in enumerate(shown):
+        _dot(axes, result, row, looks)
+        _number(axes, result, row)
+    axes.set_yticks(range(len(shown)), labels)
+    axes.set_ylim(len(shown) - 0.45, -0.55)
+    return _speedup_plot(found, figure, axes, "Speedup", "all prompts")
+
+
+def _speedup_plot(found: Comparison, figure: Figure, axes: Axes, title: str, together: str) -> Plot:
+    assert found.baseline is not None
     axes.set_xlim(left=min(0.8, axes.get_xlim()[0]))
     axes.set_xlabel(f"speedup over {found.baseline.label}")
     axes.xaxis.grid(True)
     axes.spines["left"].set_visible(False)
-    style.legend(figure, [style.key(each.label, looks[each.method]) for each in shown])
-    return Plot(
-        f"speedup_{found.mode}",
-        "Speedup by category" if len(rows) > 1 else "Speedup",
-        f"Dots: all prompts{' of a category' * (len(rows) > 1)} together, against {found.baseline.label}. "
-        "Lines: the middle half of the prompts.",
-        figure,
+    said = f"Dots: {together} together, against {found.baseline.label}. Lines: the middle half of the prompts."
+    return Plot(f"speedup_{found.mode}", title, said, figure)
+
+
+def _number(axes: Axes, result: Result, height: float) -> None:
+    axes.annotate(
+        f"{result.speedup:.2f}",
+        (max(result.spread.upper if result.spread else 0, result.speedup or 0), height),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=7.5,
     )
 
 
@@ -133,8 +152,9 @@ def parts(results: Sequence[Result], name: str, labels: Sequence[str] | None = N
     colours = {part: GREY if part == "forward" else None for part in names}
     rest = itertools.cycle(style.PALETTE)
     colours = {part: colour or next(rest) for part, colour in colours.items()}
+    named = [style.wrapped(label, 28) for _, label in shown]
     figure, (whole, outside) = style.canvas(
-        0.75 + 0.34 * len(shown) + 0.2 * (len(names) > 3), 1, 2, sharey=True, width_ratios=(1.25, 1)
+        0.75 + style.height(named) * len(shown) + 0.2 * (len(names) > 3), 1, 2, sharey=True, width_ratios=(1.25, 1)
     )
     for axes, drawn in ((whole, names), (outside, [part for part in names if part != "forward"])):
         for row, (result, _) in enumerate(shown):
@@ -146,7 +166,7 @@ def parts(results: Sequence[Result], name: str, labels: Sequence[str] | None = N
         axes.xaxis.grid(True)
         axes.margins(x=0.02)
         axes.spines["left"].set_visible(False)
-    whole.set_yticks(range(len(shown)), [style.wrapped(label, 26) for _, label in shown])
+    whole.set_yticks(range(len(shown)), named)
     whole.set_ylim(len(shown) - 0.45, -0.55)
     whole.set_xlabel("ms a step")
     outside.set_xlabel("ms outside the model")

@@ -175,6 +175,11 @@ def room(labels: Iterable[str]) -> float:
     return 0.145 * max((wrapped(label).count("\n") for label in labels), default=0)
 
 
+def height(lines: Iterable[str]) -> float:
+    """Inches of a row in which the longest of these wrapped labels has room."""
+    return 0.22 + 0.14 * max((label.count("\n") for label in lines), default=0)
+
+
 def key(label: str, look: Look, line: bool = False) -> Line2D:
     """A legend entry."""
     return Line2D([], [], color=look.colour, marker=look.marker, linestyle="-" if line else "none", label=label)
