@@ -107,6 +107,14 @@ class Target:
         head = self.model.get_output_embeddings()
         return head.weight.shape[0] if head is not None else self.config.vocab_size
 
+    def check_vocabulary(self, learned: int) -> None:
+        """Raises ValueError if a drafter has learned from a vocabulary of another size."""
+        if learned != self.vocab_size:
+            raise ValueError(
+                f"expected a target of {learned} tokens, as this drafter has learned, got one of {self.vocab_size}; "
+                "make a new drafter"
+            )
+
     @property
     def embedded(self) -> int:
         """Number of ids that a text may hold."""

@@ -59,11 +59,7 @@ class Published(Drafter):
         """
         if self.matrix is None:
             self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
-        if self.matrix.vocab_size != target.vocab_size:
-            raise ValueError(
-                f"expected a target of {self.matrix.vocab_size} tokens, as this drafter has learned, "
-                f"got one of {target.vocab_size}; make a new drafter"
-            )
+        target.check_vocabulary(self.matrix.vocab_size)
         self.matrix.candidates = self.matrix.candidates.to(target.device)
         return self.matrix
 

@@ -101,11 +101,7 @@ class Recycling(Drafter):
             self.matrix = ContextMatrix(target.vocab_size, self.k, self.orders, self.memory)
             if self.primed:
                 prime(self.matrix, target)
-        if self.matrix.vocab_size != target.vocab_size:
-            raise ValueError(
-                f"expected a target of {self.matrix.vocab_size} tokens, as this drafter has learned, "
-                f"got one of {target.vocab_size}; make a new drafter"
-            )
+        target.check_vocabulary(self.matrix.vocab_size)
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
             raise ValueError(
                 f"expected a matrix of k={self.k}, orders={self.orders}, as this drafter's options say, "
