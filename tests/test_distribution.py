@@ -25,7 +25,7 @@ from scipy.stats import chi2
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling import decode
+from token_recycling import passes
 from token_recycling.accept import accept_walk
 from token_recycling.drafting import Draft, Step
 
@@ -236,8 +236,10 @@ def of_the_root(
 
 def put_in_place(wrong: Callable[..., Step], monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of every way of accepting that the loop may choose."""
-    for name in [name for name in vars(decode) if name.startswith("accept_")]:
-        monkeypatch.setattr(decode, name, wrong)
+    ways = [name for name in vars(passes) if name.startswith("accept_")]
+    assert ways
+    for name in ways:
+        monkeypatch.setattr(passes, name, wrong)
 
 
 WRONG = {function.__name__: walking(function) for function in (any_child, tried_once, likely_enough, greedy_drafts)}
