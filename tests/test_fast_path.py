@@ -17,7 +17,9 @@ from transformers import LlamaForCausalLM, StoppingCriteria
 
 import token_recycling as tr
 from token_recycling.drafting import drafter_class, drafter_names
-from token_recycling.fast import Fast
+from token_recycling.fast import Fast, NoFastPathError
+from token_recycling.fast import step as step_module
+from token_recycling.fast.slots import FixedCache
 from token_recycling.fast.step import Plan
 from token_recycling.fast.steps import Steps
 from token_recycling.fast.support import found
@@ -390,3 +392,25 @@ def test_costs_are_those_of_the_steps_that_run(model: LlamaForCausalLM) -> None:
     by_size = dict(zip(curve.sizes, curve.seconds, strict=True))
     assert by_size[2] == by_size[8]
     assert by_size[9] == by_size[16]
+
+
+def _all_seen(layers: Any, shape: Any, length: torch.Tensor, band: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(1, 1, len(shape.parents), band, dtype=dtype)
+
+
+def _nothing_moved(self: FixedCache, path: torch.Tensor, count: torch.Tensor) -> None:
+    self.shared.length.add_(count)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault"),
+    [(step_module, "tree_masks", _all_seen), (FixedCache, "commit", _nothing_moved)],
+    ids=["mask", "slots"],
+)
+def test_a_fault_is_found_before_a_text_is_written(
+    model: LlamaForCausalLM, place: Any, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that nobody tried the first steps are compared with the ordinary way."""
+    monkeypatch.setattr(place, name, fault)
+    with pytest.raises(NoFastPathError, match="expected the logits of the ordinary way"):
+        tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=4)

@@ -11,9 +11,12 @@ from transformers.cache_utils import Cache, DynamicIndexedLayer
 from transformers.generation import logits_process
 
 from ..architectures import Support
-from ..drafting import Drafter
+from ..cache import TreeCache
+from ..drafting import Draft, Drafter
 from ..target import Target
+from ..templates import root_only
 from ..text import Chooser, Text
+from ..tree import Tree
 from .step import Choice, Plan
 from .steps import Kind, Steps
 from .syncs import HostWaitsError, without_waiting
@@ -27,6 +30,13 @@ WARPERS = (
     logits_process.EpsilonLogitsWarper,
 )
 """Processors that look at the scores alone and do the same to those of any node."""
+
+_TREE = Tree.from_paths([(0,), (1,), (1, 0)])
+_TRIED = 8
+_ALIKE = {8: 1e-3, 4: 1e-3, 2: 0.1, 1: 0.2}
+"""Differences that come from the order of additions, by bytes of a number; what stands at a wrong place makes larger
+ones.
+"""
 
 _tried: WeakKeyDictionary[PreTrainedModel, dict[Kind, Steps | str]] = WeakKeyDictionary()
 
@@ -83,7 +93,9 @@ def _by_weights(model: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def _tried_out(target: Target, kind: Kind) -> Steps | str:
-    """One small step, watched: whether the model's own operations would make the host wait."""
+    """Small steps: one watched, whether the model's own operations would make the host wait, and some compared with
+    the ordinary way.
+    """
     cache = target.new_cache()
     if any(isinstance(layer, DynamicIndexedLayer) for layer in cache.layers):
         return f"expected keys and values alone, got index keys (sparse attention) in {type(target.model).__name__}"
@@ -96,12 +108,42 @@ def _tried_out(target: Target, kind: Kind) -> Steps | str:
             steps.rehearse(target, plan, source, Choice())
     except HostWaitsError as error:
         return f"expected a forward pass that does not wait for the device, got {type(target.model).__name__}: {error}"
-    if target.device.type == "cuda":
-        try:
-            steps.run(target, plan, source, Choice())
-        except RuntimeError as error:
-            return f"expected a forward pass that can be captured, got {type(target.model).__name__}: {error}"
+    try:
+        deviation = _deviation(target, steps)
+    except RuntimeError as error:
+        return f"expected a forward pass that can be captured, got {type(target.model).__name__}: {error}"
+    if deviation > _ALIKE[target.dtype.itemsize]:
+        return (
+            f"expected the logits of the ordinary way, got others by {deviation:.2g} of the largest one; "
+            "this is a fault: please report it"
+        )
     return steps if kind == "captured" else Steps(target, kind)
+
+
+def _deviation(target: Target, steps: Steps) -> float:
+    """The largest difference between the logits of small trees on the fast and on the ordinary way, as a share of the
+    largest logit. The second tree sees what was kept of the first; where steps are captured, it is a replay.
+    """
+    cache = target.new_cache()
+    text = torch.arange(1, _TRIED, device=target.device) % target.embedded
+    target.prefill([text], cache)
+    steps.begin(target, cache, _TRIED + 2 * len(_TREE))
+    steps.root.copy_(text[-1:])
+    kept, source, worst = TreeCache(cache), steps.host_source(len(_TREE)), 0.0
+    plan = Plan(source.nodes, source.depths, steps.cache.capacity, 0, False, False)
+    for _ in range(2):
+        held, root = cache.get_seq_length(), steps.root.clone()
+        alone = target.forward(target.inputs([Draft(root_only(), root)], [held], held), cache)
+        kept.keep(held, [held], [[]])
+        right = int(alone[0, 0].argmax())
+        tokens = torch.tensor([int(root), (right + 1) % target.embedded, right, 0], device=target.device)
+        draft = Draft(_TREE, tokens)
+        source.send(draft)
+        report, logits = steps.run(target, plan, source, Choice())
+        wanted = target.forward(target.inputs([draft], [held], held), cache)[0].float()
+        worst = max(worst, float((logits.float() - wanted).abs().max() / wanted.abs().max()))
+        kept.keep(held, [held], [report.path])
+    return worst
 
 
 def why_not(texts: Sequence[Text], choosers: Sequence[Chooser], drafter: Drafter, cache: Cache) -> str | None:
