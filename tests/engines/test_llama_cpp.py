@@ -271,6 +271,15 @@ def test_wrong_use_says_what_to_do(path: Path) -> None:
         draft.attach(llama)
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_models_that_cannot_go_back_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    draft = TokenRecycling()
+    llama = made(path, draft)
+    monkeypatch.setattr(llama_cpp, f"llama_model_is_{kind}", lambda model: True)
+    with pytest.raises(ValueError, match="got a recurrent or hybrid one"):
+        draft.attach(llama)
+
+
 @pytest.mark.parametrize(("version", "known"), [("0.3.35", False), ("0.3.36", True), ("0.3.40", True), ("0.4", False)])
 def test_versions_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch, version: str, known: bool) -> None:
     monkeypatch.setattr(llama_cpp, "__version__", version)
