@@ -84,4 +84,17 @@ test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its ke
 bench-vllm: .venv-vllm/.ready ## MAT in vLLM, next to its own drafter and none
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python benchmarks/in_vllm.py
 
-.PHONY: help setup demo test test-lowest test-browser lint bench bench-gpu test-vllm test-sglang bench-vllm
+.venv-llama-cpp/.ready:
+	$(PYTHON) -m venv .venv-llama-cpp
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF" .venv-llama-cpp/bin/python -m pip install \
+		--quiet --disable-pip-version-check --constraint constraints.txt --editable '.[llama-cpp]' gguf pytest hypothesis
+	touch $@
+
+test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, built in .venv-llama-cpp (C++ compiler, minutes)
+	.venv-llama-cpp/bin/python -m pytest tests/engines/test_llama_cpp.py
+
+bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
+	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
+
+.PHONY: help setup demo test test-lowest test-browser lint bench bench-gpu test-vllm test-sglang bench-vllm \
+	test-llama-cpp bench-llama-cpp

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -143,8 +144,13 @@ def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A short digest of what every token id means; equal for equal vocabularies, whatever else is configured."""
+    return vocabulary_fingerprint(tokenizer.get_vocab().items())
+
+
+def vocabulary_fingerprint(vocabulary: Iterable[tuple[str, int]]) -> str:
+    """The `fingerprint` of pairs of a token's text and its id, in any order."""
     digest = hashlib.sha256()
-    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+    for token, index in sorted(vocabulary, key=lambda item: item[1]):
         digest.update(f"{index}\0{token}\0".encode())
     return digest.hexdigest()[:16]
 

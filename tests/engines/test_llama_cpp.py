@@ -1,0 +1,301 @@
+"""Token Recycling in llama-cpp-python: `make test-llama-cpp` runs this, in an environment where it was built."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python has an environment of its own: make test-llama-cpp")
+pytest.importorskip("gguf", reason="makes the model files: make test-llama-cpp")
+
+import llama_cpp
+from gguf_files import write_gguf
+from llama_cpp import Llama
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from transformers import LlamaForCausalLM
+
+from token_recycling import MatrixFileError, fingerprint
+from token_recycling.engines.llama_cpp import TokenRecycling
+
+CONTEXT = 256
+TOKENIZER = tiny.tokenizer()
+VOCABULARY = len(TOKENIZER)
+
+
+def _file(model: LlamaForCausalLM, path: Path, names: list[str] | None = None) -> Path:
+    write_gguf(model, path, names or TOKENIZER.convert_ids_to_tokens(range(VOCABULARY)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return tiny.llama(seed=3, context=0.01, vocab_size=VOCABULARY, **sizes)
+
+
+@pytest.fixture(scope="module")
+def path(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _file(model, tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+def made(path: Path, draft: Any = None, **options: Any) -> Llama:
+    """A `Llama` that computes in float32 throughout, as the reference does."""
+    float32: dict[str, Any] = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
+    one_thread: dict[str, Any] = {"n_threads": 1, "n_threads_batch": 1}
+    settings = {"n_ctx": CONTEXT, "logits_all": True, "verbose": False, **float32, **one_thread, **options}
+    return Llama(str(path), draft_model=draft, **settings)
+
+
+def recycled(path: Path, num_pred_tokens: int = 10, **options: Any) -> tuple[Llama, TokenRecycling]:
+    """The same, attached."""
+    draft = TokenRecycling(num_pred_tokens, **options)
+    llama = made(path, draft)
+    draft.attach(llama)
+    return llama, draft
+
+
+def say(llama: Llama, prompt: list[int], length: int, **sampling: Any) -> list[int]:
+    return list(itertools.islice(llama.generate(prompt, **{"temp": 0, **sampling}), length))
+
+
+def prompts(number: int, shortest: int = 1, longest: int = 60) -> list[list[int]]:
+    lengths = [shortest + seed * 37 % (longest - shortest + 1) for seed in range(number)]
+    return [tiny.prompt(seed, length, VOCABULARY)[0].tolist() for seed, length in enumerate(lengths)]
+
+
+def wanted(model: LlamaForCausalLM, prompt: list[int], length: int) -> list[int]:
+    """What transformers' own greedy decoding says."""
+    ids = torch.tensor([prompt])
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False)
+    return said[0, len(prompt) :].tolist()
+
+
+def passes(llama: Llama) -> list[int]:
+    """The number of tokens of every pass from now on, as a list that grows."""
+    evaluate, sizes = llama.eval, []
+
+    def counting(tokens: list[int]) -> None:
+        sizes.append(len(tokens))
+        evaluate(tokens)
+
+    llama.eval = counting
+    return sizes
+
+
+def test_texts_are_those_of_transformers_and_take_fewer_passes(path: Path, model: LlamaForCausalLM) -> None:
+    llama, _ = recycled(path)
+    sizes = passes(llama)
+    for prompt in prompts(12):
+        assert say(llama, prompt, 100) == wanted(model, prompt, 100)
+    assert len(sizes) < 12 * 100 / 1.4
+
+
+def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path: Path) -> None:
+    """Its own default: keys and values of 16 bits."""
+    draft, short = TokenRecycling(), {"type_k": None, "type_v": None}
+    alone, llama = made(path, **short), made(path, draft, **short)
+    draft.attach(llama)
+    for prompt in prompts(12):
+        assert say(llama, prompt, 100) == say(alone, prompt, 100)
+
+
+def test_a_text_up_to_the_end_of_the_context(path: Path, model: LlamaForCausalLM) -> None:
+    llama, _ = recycled(path)
+    (prompt,) = prompts(1, 60, 60)
+    assert say(llama, prompt, CONTEXT - 60 + 1) == wanted(model, prompt, CONTEXT - 60 + 1)
+
+
+def test_sampling_with_a_seed_says_the_same_as_without_drafts(path: Path) -> None:
+    alone, (llama, _) = made(path), recycled(path)
+    sizes = passes(llama)
+    sampling: dict[str, Any] = {"temp": 0.7, "top_k": 8, "top_p": 0.9, "repeat_penalty": 1.1}
+    for seed, prompt in enumerate(prompts(12)):
+        said = []
+        for which in (alone, llama):
+            which.set_seed(seed)
+            said.append(say(which, prompt, 60, **sampling))
+        assert said[0] == said[1]
+    assert len(sizes) < 12 * 60 / 1.2
+
+
+def test_a_grammar_admits_the_same_as_without_drafts(path: Path) -> None:
+    alone, (llama, _) = made(path), recycled(path)
+    sizes = passes(llama)
+    said = []
+    for which in (alone, llama):
+        grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("ab" | "cd" | " ")+', verbose=False)
+        said.append(which.create_completion("import os", max_tokens=60, temperature=0, grammar=grammar))
+    assert said[0]["choices"] == said[1]["choices"]
+    assert set(said[1]["choices"][0]["text"]) <= set("abcd ")
+    assert len(sizes) < said[1]["usage"]["completion_tokens"] / 1.2
+
+
+def test_every_row_is_learned_with_the_tokens_that_it_followed(
+    path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of prompts, of accepted and of rejected tokens, each against a pass of transformers over all before it."""
+    llama, draft = recycled(path, token_cost=0)
+    sizes, seen, read = passes(llama), [], draft.recycler.learn
+
+    def learn(contexts: np.ndarray, logits: torch.Tensor) -> None:
+        seen.append((llama.input_ids[: llama.n_tokens].tolist(), contexts.copy(), logits.clone()))
+        read(contexts, logits)
+
+    monkeypatch.setattr(draft.recycler, "learn", learn)
+    said = [say(llama, prompt, 40) for prompt in prompts(4, 5, 30)]
+    assert [len(logits) for _, _, logits in seen] == sizes
+    assert sum(sizes) > sum(map(len, said)) + 3 * 30, "some were rejected"
+    for tokens, contexts, logits in seen:
+        start = len(tokens) - len(logits)
+        with torch.no_grad():
+            rows = model(torch.tensor([tokens])).logits[0, start:]
+        torch.testing.assert_close(logits, rows, atol=1e-3, rtol=1e-3)
+        for row, context in enumerate(contexts):
+            newest_first = tokens[: start + row + 1][::-1][:3]
+            assert context.tolist() == newest_first + [-1] * (3 - len(newest_first))
+
+
+def test_texts_left_in_the_middle_teach_nothing_wrong(path: Path, model: LlamaForCausalLM) -> None:
+    """A text breaks off, another is begun, the first goes on from a part of it that still lies in the cache."""
+    llama, _ = recycled(path)
+    first, second = prompts(2, 20, 40)
+    begun = say(llama, first, 13)
+    assert say(llama, second, 1) == wanted(model, second, 1)
+    assert say(llama, first + begun, 40) == wanted(model, first, 53)[13:]
+    assert say(llama, (first + begun)[:-5], 40) == wanted(model, first, 48)[8:]
+    assert say(llama, second, 60) == wanted(model, second, 60)
+
+
+def test_a_new_prompt_begins_a_new_text(path: Path) -> None:
+    """Nothing was learned yet, so that only what stood in the same text is drafted."""
+    draft = TokenRecycling(k=4, orders=1)
+    llama = made(path, draft)
+    draft.attach(llama)
+    loop = np.array([1, 9, 5, 2, 1, 9, 5, 2, 1], np.intc)
+    assert draft(loop).tolist()[:3] == [9, 5, 2]
+    assert draft(np.append(loop, np.intc(9))).tolist()[:3] == [5, 2, 1], "the same text goes on"
+    same_place = np.array([7, 8, 3, 4, 6, 10, 11, 12, 13, 9, 5], np.intc)
+    assert draft(same_place).tolist() == [], "the tenth token is that of the first text, those before it are not"
+
+
+def test_what_the_user_wrote_is_not_counted_for_or_against_a_draft(path: Path) -> None:
+    llama, draft = recycled(path, token_cost=0)
+    (prompt,), said = prompts(1, 20, 20), []
+    for token in llama.generate(prompt, temp=0):
+        said.append(token)
+        if draft._text.nodes > 1:
+            break
+    calibration = draft.recycler.matrix.calibration
+    before = calibration.copy()
+    say(llama, [*prompt, *said, 5, 6, 7], 2)
+    np.testing.assert_array_equal(calibration, before)
+    say(llama, [*prompt, *said, 5, 6, 7], 40)
+    assert not np.array_equal(calibration, before), "what the model said is"
+
+
+def test_a_completion_of_text(path: Path) -> None:
+    alone, (llama, _) = made(path), recycled(path)
+    said = [which.create_completion("import os", max_tokens=40, temperature=0) for which in (alone, llama)]
+    assert said[0]["choices"] == said[1]["choices"]
+    assert said[0]["usage"]["completion_tokens"] > 1
+
+
+def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.matrix"
+    (prompt,) = prompts(1, 20, 20)
+    llama, draft = recycled(path, matrix=str(file))
+    cold = passes(llama)
+    said = say(llama, prompt, 60)
+    rows = [array.copy() for array in draft.recycler.matrix.rows]
+    assert not file.exists()
+    llama.eval = None
+    del llama
+    gc.collect()
+    assert file.exists()
+    again, warm = recycled(path, matrix=str(file), learns=False)
+    for before, after in zip(rows, warm.recycler.matrix.rows, strict=True):
+        np.testing.assert_array_equal(before, after)
+    hot = passes(again)
+    assert say(again, prompt, 60) == said
+    assert len(hot) < len(cold)
+    for before, after in zip(rows, warm.recycler.matrix.rows, strict=True):
+        np.testing.assert_array_equal(before, after, "learns is false")
+
+
+def test_the_file_is_that_of_the_tokenizer_and_of_no_other(path: Path, model: LlamaForCausalLM, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.matrix"
+    llama, draft = recycled(path, matrix=str(file))
+    say(llama, prompts(1, 20, 20)[0], 20)
+    draft.recycler.save()
+    draft.recycler.matrix.load(file, fingerprint(TOKENIZER))
+    names = [f"other{token}" for token in range(VOCABULARY)]
+    other = TokenRecycling(matrix=str(file))
+    with pytest.raises(MatrixFileError):
+        other.attach(made(_file(model, tmp_path / "other.gguf", names), other))
+
+
+def test_a_longer_chain_costs_more_than_a_shorter(path: Path) -> None:
+    sizes = {}
+    for cost in (0.0, 0.5):
+        llama, _ = recycled(path, token_cost=cost)
+        sizes[cost] = passes(llama)
+        for prompt in prompts(4, 5, 30):
+            say(llama, prompt, 60)
+    assert sum(sizes[0.5]) < sum(sizes[0.0])
+
+
+def test_wrong_use_says_what_to_do(path: Path) -> None:
+    with pytest.raises(ValueError, match="num_pred_tokens of 1 or more, got 0"):
+        TokenRecycling(0)
+    with pytest.raises(ValueError, match="got depth"):
+        TokenRecycling(depth=3)
+    draft = TokenRecycling()
+    with pytest.raises(ValueError, match="made with draft_model=draft"):
+        draft.attach(made(path, LlamaPromptLookupDecoding()))
+    with pytest.raises(ValueError, match="logits_all=True"):
+        draft.attach(made(path, draft, logits_all=False, n_batch=64))
+    with pytest.raises(ValueError, match="below n_batch of 8, got 10"):
+        draft.attach(made(path, draft, n_batch=8))
+    llama = made(path, draft)
+    with pytest.raises(RuntimeError, match=r"attach\(llama\) before the first text"):
+        say(llama, [1, 2, 3], 5)
+    draft.attach(llama)
+    with pytest.raises(ValueError, match="attach once"):
+        draft.attach(llama)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_models_that_cannot_go_back_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    draft = TokenRecycling()
+    llama = made(path, draft)
+    monkeypatch.setattr(llama_cpp, f"llama_model_is_{kind}", lambda model: True)
+    with pytest.raises(ValueError, match="got a recurrent or hybrid one"):
+        draft.attach(llama)
+
+
+@pytest.mark.parametrize(("version", "known"), [("0.3.35", False), ("0.3.36", True), ("0.3.40", True), ("0.4", False)])
+def test_versions_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch, version: str, known: bool) -> None:
+    monkeypatch.setattr(llama_cpp, "__version__", version)
+    if known:
+        TokenRecycling()
+        return
+    with pytest.raises(RuntimeError, match=f"from 0.3.36 to before 0.4, .* got {version}"):
+        TokenRecycling()
+
+
+def test_an_evaluation_of_another_form_is_refused(path: Path) -> None:
+    class Other(Llama):
+        def eval(self, tokens: list[int], more: int = 0) -> None:
+            super().eval(tokens)
+
+    draft = TokenRecycling()
+    llama = Other(str(path), draft_model=draft, logits_all=True, n_ctx=CONTEXT, verbose=False)
+    with pytest.raises(RuntimeError, match=r"expected Llama.eval\(self, tokens\), got \(self, tokens, more\)"):
+        draft.attach(llama)

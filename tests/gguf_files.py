@@ -1,0 +1,73 @@
+"""GGUF files of llamas in transformers' form, in float32, for tests and figures of the adapter of llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import torch
+from transformers import LlamaForCausalLM
+
+_OF_A_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def write_gguf(model: LlamaForCausalLM, path: Path, tokens: Sequence[str], merges: Sequence[str] = ("a b",)) -> None:
+    """Writes a llama with byte-level BPE; it has tokens for ids, and splits text as GPT-2 does."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(list(tokens))
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+    writer.add_token_merges(list(merges))
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+            if part in name:
+                tensor = _interleaved(tensor, heads)
+        writer.add_tensor(_name(name), tensor.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _name(name: str) -> str:
+    base = name.removesuffix(".weight")
+    if base in _OTHERS:
+        return f"{_OTHERS[base]}.weight"
+    layer, part = base.removeprefix("model.layers.").split(".", 1)
+    return f"blk.{layer}.{_OF_A_LAYER[part]}.weight"
+
+
+def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp turns neighbouring dimensions of a head together, transformers one of each half."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
+    return halves.transpose(1, 2).reshape(weight.shape)

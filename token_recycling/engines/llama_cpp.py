@@ -1,0 +1,153 @@
+"""Token Recycling in llama-cpp-python, for GGUF models: a draft model for its class `Llama`.
+
+    draft = TokenRecycling()
+    llama = Llama("model.gguf", draft_model=draft, logits_all=True)
+    draft.attach(llama)
+
+`Llama` asks its draft model for tokens after every pass, hands it ids, and samples from the logits of one drafted
+position after the other for as long as the tokens drawn are the drafted ones: a chain, and the text is the same as
+without it. The logits stay in `Llama.scores`, those of rejected tokens until the next pass; `Llama.eval` of the one
+object that is attached is wrapped, since only there is it certain which tokens the rows of a pass belong to (Luo et
+al., 2408.08696, with the means of the drafter `recycling`).
+
+Cost per step: a top-k over the logits, some ten microseconds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import torch
+from llama_cpp.llama_speculative import LlamaDraftModel
+
+from ..contexts import contexts_of
+from ..matrix import vocabulary_fingerprint
+from .recycler import Options, Recycler, Text, paying
+
+LOWEST, BEYOND = (0, 3, 36), (0, 4)
+"""llama-cpp-python from the first to before the second has this interface."""
+_EVAL = ("self", "tokens")
+
+
+class TokenRecycling(LlamaDraftModel):
+    """The `draft_model` of one `Llama`; `options` are those of `recycler.Options`, by name.
+
+    Raises ValueError for a wrong option and RuntimeError for a llama-cpp-python that is not known.
+    """
+
+    _text: Text
+    _read: np.ndarray
+    """The ids of the text so far."""
+    _asked: np.ndarray
+    """Those that the next pass should evaluate: the newest and the draft."""
+
+    def __init__(self, num_pred_tokens: int = 10, **options: Any) -> None:
+        """`num_pred_tokens`: most drafted tokens of a pass; fewer are drafted where they do not pay."""
+        check_version()
+        if num_pred_tokens < 1:
+            raise ValueError(f"expected num_pred_tokens of 1 or more, got {num_pred_tokens}")
+        self.num_pred_tokens, self.options = num_pred_tokens, Options.parse(options)
+        self.recycler: Recycler | None = None
+        """What was learned; None until `attach`."""
+
+    def attach(self, llama: llama_cpp.Llama) -> None:
+        """Learns from all that `llama` evaluates from now on; once, after it was made with this as `draft_model`.
+
+        Raises ValueError for a `Llama` that cannot verify drafts as it was made, and MatrixFileError for a file that is
+        damaged or of another tokenizer or other options.
+        """
+        self._check(llama)
+        tokenizer = _fingerprint(llama) if self.options.matrix else ""
+        self.recycler = Recycler(llama.n_vocab(), self.num_pred_tokens, self.options, tokenizer)
+        self.recycler.warm_up()
+        self._begin()
+        original, owner = type(llama).eval, weakref.ref(llama)
+
+        def observed(tokens: Any) -> None:
+            evaluating = owner()
+            assert evaluating is not None, "called through itself"
+            start = evaluating.n_tokens
+            original(evaluating, tokens)
+            self._observe(evaluating, start)
+
+        llama.eval = observed
+        weakref.finalize(llama, self.recycler.save)
+
+    def __call__(self, input_ids: np.ndarray, /, **kwargs: Any) -> np.ndarray:
+        """The likeliest continuation of a text (n,) as far as it pays: (m,) intc; m may be 0."""
+        if self.recycler is None:
+            raise RuntimeError("expected draft.attach(llama) before the first text, got none; call it once")
+        if not np.array_equal(input_ids[: len(self._read)], self._read):
+            self._begin()
+        self._read = input_ids.astype(np.int32)
+        count = self.recycler.chain(self._text, self._read, self.num_pred_tokens)
+        growth = self._text.growth
+        (kept,) = paying([growth.values[1 : count + 1]], 1, self.options.token_cost)
+        draft = growth.tokens[1 : kept + 1].astype(np.intc)
+        self._asked = np.append(self._read[-1:], draft)
+        self.recycler.save_if_due()
+        return draft
+
+    def _begin(self) -> None:
+        assert self.recycler is not None
+        self._text, self._read, self._asked = self.recycler.text(), np.empty(0, np.int32), np.empty(0, np.int32)
+
+    def _observe(self, llama: llama_cpp.Llama, start: int) -> None:
+        """Learns from a pass over the tokens from `start` on, the drafted ones included."""
+        assert self.recycler is not None
+        end, before = llama.n_tokens, min(start, self.options.orders - 1)
+        tokens = llama.input_ids[start - before : end].astype(np.int64)
+        contexts = contexts_of(tokens, self.options.orders)[before:]
+        self.recycler.learn(contexts, torch.from_numpy(llama.scores[start:end]))
+        if start != len(self._read) - 1 or not np.array_equal(tokens[before:], self._asked):
+            # A prompt: what follows there is not what the model said, and shows nothing about the draft.
+            self._text.nodes = 0
+
+    def _check(self, llama: llama_cpp.Llama) -> None:
+        if self.recycler is not None:
+            raise ValueError("expected attach once, got it again; make one TokenRecycling for each Llama")
+        if llama.draft_model is not self:
+            raise ValueError("expected a Llama made with draft_model=draft, this object, got one made without it")
+        if len(llama.scores) < llama.n_ctx():
+            raise ValueError(
+                f"expected room for the logits of all {llama.n_ctx()} tokens, got {len(llama.scores)} rows; "
+                "make the Llama with logits_all=True, without which it fails in longer texts with any draft model"
+            )
+        if self.num_pred_tokens >= llama.n_batch:
+            raise ValueError(
+                f"expected num_pred_tokens below n_batch of {llama.n_batch}, got {self.num_pred_tokens}: "
+                "a draft must be verified in one batch"
+            )
+        if llama_cpp.llama_model_is_recurrent(llama.model) or llama_cpp.llama_model_is_hybrid(llama.model):
+            raise ValueError("expected a model with a KV cache alone, got a recurrent or hybrid one; it cannot go back")
+        found = tuple(inspect.signature(type(llama).eval).parameters)
+        if found != _EVAL:
+            raise RuntimeError(f"expected Llama.eval({', '.join(_EVAL)}), got ({', '.join(found)}); not supported")
+
+
+def check_version() -> None:
+    """Raises RuntimeError for a version of llama-cpp-python that this module was not written for."""
+    from packaging.version import Version
+
+    if not LOWEST <= Version(llama_cpp.__version__).release < BEYOND:
+        raise RuntimeError(
+            f"expected llama-cpp-python from {_dotted(LOWEST)} to before {_dotted(BEYOND)}, whose interface is known, "
+            f"got {llama_cpp.__version__}; install one of these, or a newer token-recycling"
+        )
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _fingerprint(llama: llama_cpp.Llama) -> str:
+    """That of the vocabulary in the GGUF file; empty, which is to say not stated, where it has none."""
+    vocabulary = llama_cpp.llama_model_get_vocab(llama.model)
+    if llama_cpp.llama_vocab_type(vocabulary) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+        return ""
+    texts = (llama_cpp.llama_vocab_get_text(vocabulary, token) for token in range(llama.n_vocab()))
+    return vocabulary_fingerprint((text.decode("utf-8", "replace"), token) for token, text in enumerate(texts))
