@@ -58,7 +58,7 @@ bench: setup build/library.datastore ## all methods side by side on the shipped 
 	$(RUN)/token-recycling bench models/target --data models/prompts --limit 16 --repeats 1 --max-new-tokens 96 \
 		--output docs/results/batches --fresh --method generate --method recycling $(addprefix --batch ,1 2 4 8)
 
-bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped model: writes docs/results/gpu
+bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped model, into docs/results/gpu
 	for shape in 7B 1B 13B; do $(RUN)/python benchmarks/gpu.py --shape $$shape --seconds 36000 || exit 1; done
 	$(RUN)/python benchmarks/gpu.py
 	for dtype in float32 bfloat16; do $(RUN)/token-recycling bench models/target --data models/prompts --device cuda \
