@@ -12,9 +12,9 @@ BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-c
 HOW = "`make test-browser` says how to install it"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser():
-    """Ended with this folder: playwright's loop would be in the way of other tests."""
+    """Ended with each file: playwright's loop would be in the way of other tests."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.skip(f"no browser of {', '.join(BROWSERS)}: {HOW}")
@@ -25,12 +25,12 @@ def browser():
         started.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def model():
     return speaking_llama()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server(model):
     settings = {"offers": ("recycling:tree=8", "published"), "free_options": True, "max_prompt_tokens": 300}
     with serving(model, tiny.tokenizer(), **settings) as running:
