@@ -19,7 +19,7 @@ import token_recycling as tr
 from token_recycling.attention import attending
 from token_recycling.drafting import Draft
 from token_recycling.fast.sources import DeviceSource, HostSource
-from token_recycling.fast.step import Choice, Plan, step, verify
+from token_recycling.fast.step import Choice, Plan, Verified, verify
 from token_recycling.fast.steps import Steps
 from token_recycling.fast.support import found
 from token_recycling.fast.syncs import HostWaitsError, without_waiting
@@ -31,6 +31,13 @@ SAMPLED = Choice(
 )
 BAND = 256
 GREEDY = Choice()
+
+
+def step(model: Any, cache: Any, *arguments: Any) -> Verified:
+    """A whole step in one function, as it is captured: also the move of the accepted slots."""
+    verified = verify(model, cache, *arguments)
+    cache.commit(verified.accepted.path, verified.accepted.number)
+    return verified
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import console
+from . import console, loading
 
 if TYPE_CHECKING:
     from ..training.continuations import Continuations
@@ -39,6 +39,16 @@ class Texting:
     text_tokens: int
     temperature: float
     seed: int
+
+
+def checked(files: Sequence[Path], held_out: float, *models: str) -> list[Path]:
+    """The text files among and below `files`; raises ValueError for what is wrong before anything large is loaded."""
+    if not 0 < held_out < 1:
+        raise ValueError(f"expected --held-out between 0 and 1, got {held_out}")
+    found = loading.text_files(files)
+    for model in models:
+        loading.check_source(model)
+    return found
 
 
 def texts_of(loaded: Loaded, files: Sequence[Path], folder: Path, how: Texting) -> Continuations:

@@ -205,22 +205,6 @@ def verify(
     return Verified(logits, report, accepted)
 
 
-def step(
-    model: PreTrainedModel,
-    cache: FixedCache,
-    layers: Mapping[str, Reach],
-    plan: Plan,
-    source: Source,
-    choice: Choice,
-    root: torch.Tensor,
-    seed: torch.Tensor,
-) -> Verified:
-    """A whole step: `verify`, then the accepted slots are kept."""
-    verified = verify(model, cache, layers, plan, source, choice, root, seed)
-    cache.commit(verified.accepted.path, verified.accepted.number)
-    return verified
-
-
 class Report:
     """What the host reads of a step."""
 

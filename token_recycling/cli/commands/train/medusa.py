@@ -36,10 +36,7 @@ def medusa(
     as_json: Json = False,
 ) -> None:
     """Trains heads on what the target says after pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
-    if not 0 < held_out < 1:
-        raise ValueError(f"expected --held-out between 0 and 1, got {held_out}")
-    found = loading.text_files(files)
-    loading.check_source(model)
+    found = training.checked(files, held_out, model)
     with console.working(f"loading {model}"):
         from ....heads import save_heads
         from ....training.loop import Plan

@@ -50,11 +50,7 @@ def specdec_pp(
     """Trains a head that foresees rejections on what the target says after pieces of FILES; use the draft model with
     it as --drafter specdec_pp:model=FOLDER.
     """
-    if not 0 < held_out < 1:
-        raise ValueError(f"expected --held-out between 0 and 1, got {held_out}")
-    found = loading.text_files(files)
-    loading.check_source(model)
-    loading.check_source(draft)
+    found = training.checked(files, held_out, model, draft)
     folder = output or _beside(draft)
     with console.working(f"loading {model} and {draft}"):
         from ....draft_models.acceptance import save_head
