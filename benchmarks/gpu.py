@@ -32,13 +32,13 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from token_recycling.bench.environment import environment
-from token_recycling.costs import filled, wait
-from token_recycling.fast.steps import Steps
-from token_recycling.fast.support import found
-from token_recycling.fast.timing import forward_alone, timed
+from token_recycling.bench.run.environment import environment
+from token_recycling.costs.measure import filled, wait
+from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs.support import found
+from token_recycling.cuda_graphs.timing import forward_alone, timed
 from token_recycling.files import replacing
-from token_recycling.target import Target
+from token_recycling.model.tree_model import TreeModel
 
 ROOT = Path(__file__).parent.parent
 SHAPES: dict[str, dict[str, int]] = {
@@ -135,7 +135,7 @@ def _defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 @torch.no_grad()
-def eager_generate(target: Target, length: int) -> float:
+def eager_generate(target: TreeModel, length: int) -> float:
     """Seconds of a token of transformers' own `generate` after `length` tokens: the median between two of them."""
     cache = filled(target, length)
     ids = torch.ones(1, length + 1, dtype=torch.long, device=target.device)
@@ -155,15 +155,15 @@ def eager_generate(target: Target, length: int) -> float:
 
 def measurements(
     shape: str, context: int, kinds: tuple[str, ...]
-) -> Iterator[tuple[Row, Callable[[Target, Steps | None], float]]]:
+) -> Iterator[tuple[Row, Callable[[TreeModel, StepRunner | None], float]]]:
     """What is to be measured, and how."""
     at = {"shape": shape, "context": context}
     yield {**at, "what": "generate", "kind": "eager", "nodes": 1}, lambda target, steps: eager_generate(target, context)
 
-    def step(nodes: int) -> Callable[[Target, Any], float]:
+    def step(nodes: int) -> Callable[[TreeModel, Any], float]:
         return lambda target, steps: timed(target, steps, context, [nodes], 2.0)[nodes]
 
-    def forward(nodes: int) -> Callable[[Target, Any], float]:
+    def forward(nodes: int) -> Callable[[TreeModel, Any], float]:
         return lambda target, steps: forward_alone(target, steps, context, nodes)
 
     for kind in kinds:
@@ -194,7 +194,7 @@ class Job:
         if time.monotonic() > self.until:
             return False
         self.say.print(f"{shape}: {len(missing)} measurements to do", highlight=False)
-        target = Target(made(shape, max(self.contexts), self.device, self.dtype))
+        target = TreeModel(made(shape, max(self.contexts), self.device, self.dtype))
         for key, run in missing:
             if time.monotonic() > self.until:
                 return False
@@ -202,7 +202,7 @@ class Job:
             self.say.print(*list(self.rows.rows[-1].values())[:-1], highlight=False)
         return True
 
-    def _measured(self, target: Target, key: Row, run: Callable[[Target, Any], float]) -> Row:
+    def _measured(self, target: TreeModel, key: Row, run: Callable[[TreeModel, Any], float]) -> Row:
         steps = None if key["kind"] == "eager" else found(target, key["kind"])
         if isinstance(steps, str):
             return {"error": steps}

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from token_recycling.costs import CostCurve
+from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.tune import best_size
 from token_recycling.templates import RANK_ACCEPTANCE
-from token_recycling.tune import best_size
 
 MAT = 2.7
 """Of the paper's method on Spec-Bench, Vicuna 7B (Luo et al., 2408.08696)."""

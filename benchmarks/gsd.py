@@ -25,10 +25,10 @@ from rich.table import Table
 
 import token_recycling
 from token_recycling import Drafter, Stats, make_drafter
-from token_recycling.draft_models.graph import Graph
-from token_recycling.draft_models.growth import Rules, grow
-from token_recycling.draft_models.reader import Reader
-from token_recycling.target import Target
+from token_recycling.drafters.draft_model.expand import Rules, grow
+from token_recycling.drafters.draft_model.graph import Graph
+from token_recycling.drafters.draft_model.reader import Reader
+from token_recycling.model.tree_model import TreeModel
 
 ROOT = Path(__file__).parent.parent
 WIDE = {"theta_prob": 0.2, "theta_sib": 0.3}
@@ -176,7 +176,7 @@ def merged_pairs(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Logits (1, vocabulary) after merged nodes on their own path, and after the nodes that they are merged with."""
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
-    chance, model = random.Random(0), Target(drafting)
+    chance, model = random.Random(0), TreeModel(drafting)
     for text, prompt in zip(texts, prompts, strict=True):
         reader = Reader(model)
         for length in range(prompt, len(text), 16):

@@ -27,7 +27,7 @@ from token_recycling.engines.llama_cpp import TokenRecycling
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from gguf_files import write_gguf  # noqa: E402
+from support.gguf_files import write_gguf  # noqa: E402
 
 METHODS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,

@@ -24,8 +24,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from token_recycling import Drafter, Stats, generate
-from token_recycling.bench.replay import replay
-from token_recycling.cli.loading import Loaded, load
+from token_recycling.bench.run.replay import replay
+from token_recycling.model.loading import Loaded, load
 from token_recycling.serving.isolation import Drafters
 from token_recycling.serving.modes import Isolation
 

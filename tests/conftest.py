@@ -3,14 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
-from commandline import CONTEXT
 from hypothesis import settings
+from support import tiny
+from support.commandline import CONTEXT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from token_recycling.cli.loading import Loaded, load
+from token_recycling.model.loading import Loaded, load
 
 SHIPPED = Path(__file__).parents[1] / "models" / "target"
 

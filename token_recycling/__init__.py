@@ -8,16 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .architectures import Support
-    from .checking import check
-    from .decode import stream
-    from .drafting import Context, Draft, Drafter, Step, drafter_names, make_drafter
-    from .fast import NoFastPathError
-    from .hf import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
-    from .matrix import AdjacencyMatrix, fingerprint
-    from .matrixfile import MatrixFileError
+    from .candidates.matrix import AdjacencyMatrix, fingerprint
+    from .candidates.matrix_file import MatrixFileError
+    from .cuda_graphs import NoFastPathError
+    from .draft import Context, Draft, Step
+    from .drafter import Drafter, DrafterTraits
+    from .hf.accelerate import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
+    from .hf.check import check
+    from .hf.stream import stream
+    from .model.architectures import Support, UnsupportedModelError
+    from .model.self_test import unsupported
+    from .registry import drafter_names, make_drafter
     from .stats import Stats
-    from .target import UnsupportedModelError, unsupported
     from .tree import Tree
 
 __version__ = "0.1.0"
@@ -28,6 +30,7 @@ __all__ = [
     "Context",
     "Draft",
     "Drafter",
+    "DrafterTraits",
     "MatrixFileError",
     "NoFastPathError",
     "Stats",
@@ -49,16 +52,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "architectures": ("Support",),
-    "checking": ("check",),
-    "decode": ("stream",),
-    "drafting": ("Context", "Draft", "Drafter", "Step", "drafter_names", "make_drafter"),
-    "fast": ("NoFastPathError",),
-    "hf": ("Acceleration", "accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
-    "matrix": ("AdjacencyMatrix", "fingerprint"),
-    "matrixfile": ("MatrixFileError",),
+    "candidates.matrix": ("AdjacencyMatrix", "fingerprint"),
+    "candidates.matrix_file": ("MatrixFileError",),
+    "cuda_graphs": ("NoFastPathError",),
+    "draft": ("Context", "Draft", "Step"),
+    "drafter": ("Drafter", "DrafterTraits"),
+    "hf.accelerate": ("Acceleration", "accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
+    "hf.check": ("check",),
+    "hf.stream": ("stream",),
+    "model.architectures": ("Support", "UnsupportedModelError"),
+    "model.self_test": ("unsupported",),
+    "registry": ("drafter_names", "make_drafter"),
     "stats": ("Stats",),
-    "target": ("UnsupportedModelError", "unsupported"),
     "tree": ("Tree",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -1,36 +1,37 @@
 """Which drafted nodes the target agrees with, and where the text ends.
 
-All walks emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
-choice. Nothing is drawn for a node that is not visited, nor after the end of the text. None of them touches the cache
-or the drafter.
+Both ways emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
+choice. `accept_greedy` judges all nodes at once, as tensor operations that never wait for the device;
+`accept_walk` follows the target's choices one by one, in any way of choosing. Both accept the same path: the longest
+one, and of several that carry the same tokens the one whose end comes first. Nothing is drawn for a node that is not
+visited, nor after the end of the text. None of them touches the cache or the drafter.
 
 A deterministic draft is verified without loss under sampling too: ONE token is drawn from the target's processed
-distribution at every node visited, and the child that carries it is followed. So a seeded run draws the same numbers as
-`model.generate`. Tokens that the drafter has drawn itself, from a distribution of its own, are accepted by speculative
-sampling (Leviathan et al., 2211.17192, Chen et al., 2302.01318), siblings one after another without replacement
-(recursive rejection sampling, Jeon et al., 2402.14160): the same distribution of texts, other draws. Cost per drawn
-node visited: a few passes over the vocabulary.
+distribution at every node visited, and the children that carry it are followed. So a seeded run draws the same numbers
+as `model.generate`. Tokens that the drafter has drawn itself, from a distribution of its own, are accepted by
+speculative sampling (Leviathan et al., 2211.17192, Chen et al., 2302.01318), siblings one after another without
+replacement (recursive rejection sampling, Jeon et al., 2402.14160): the same distribution of texts, other draws. Cost
+per drawn node visited: a few passes over the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from .drafting import Draft, Step
+from .draft import Draft, Step
+from .tree import TreeShape
 
-Choose = Callable[[torch.Tensor], int]
-"""Logits (vocabulary,) at the end of the path so far -> the next token."""
 Append = Callable[[int], bool]
-"""Puts a token at the end of the text; True if the text ends with it."""
+"""Appends a token to the text; True if the text ends with it."""
 
 
-class Sampler(Protocol):
-    """How a sampled text chooses: logits (vocabulary,) at the end of the path so far -> the next token, or the
-    distribution (vocabulary,) that it would be drawn from. Each node is asked for one of the two, once.
+class Selector(Protocol):
+    """How a text chooses: logits (vocabulary,) at the end of the path so far -> the next token, or the distribution
+    (vocabulary,) that it would be drawn from. Each node is asked for one of the two, once.
     """
 
     def __call__(self, logits: torch.Tensor, /) -> int: ...
@@ -38,86 +39,79 @@ class Sampler(Protocol):
     def distribution(self, logits: torch.Tensor, /) -> torch.Tensor: ...
 
 
-def accept_greedy(
-    draft: Draft, logits: torch.Tensor, append: Append, choose: Choose | None = None, row: int = 0
-) -> Step:
-    """The longest path on which every token is the target's greedy choice at its parent (Token Recycling, section 3.3).
+class GreedyPath(NamedTuple):
+    """What is accepted, on the device. The arrays are as long as a path can be."""
 
-    `logits` is (n, vocabulary). Among paths of equal length the one whose end comes first wins. All nodes are judged at
-    once, so that the device is waited for once and `choose` is not asked. `row` says which text of a batch it is.
+    number: torch.Tensor
+    """(1,) int64: accepted nodes, the root among them, which is as many as emitted tokens."""
+    path: torch.Tensor
+    """(longest,) int64: the accepted nodes, then zeros."""
+    tokens: torch.Tensor
+    """(longest,) int64: the emitted tokens, then others that mean nothing."""
+
+
+def greedy_path(tokens: torch.Tensor, shape: TreeShape, choices: torch.Tensor, longest: int) -> GreedyPath:
+    """The longest path on which every token is the choice at its parent (Token Recycling, section 3.3), in operations
+    of known shapes.
+
+    `tokens` and `choices` are (n,) int64; `longest`: nodes of the longest path that there can be. Among paths of equal
+    length the one whose end comes first wins.
+    """
+    n = len(tokens)
+    nodes = torch.arange(n, device=tokens.device)
+    right = (tokens == choices[shape.parents]) | (nodes == 0)
+    reached = (right | ~shape.ancestors).all(dim=1)
+    preference = shape.depths * n + (n - 1 - nodes)
+    end = torch.where(reached, preference, -1).argmax(dim=0, keepdim=True)
+    lineage = shape.ancestors.index_select(0, end)[0]
+    # One place more, for the nodes that are not on the path.
+    path = nodes.new_zeros(longest + 1).scatter(0, torch.where(lineage, shape.depths, longest), nodes)[:longest]
+    return GreedyPath(shape.depths.index_select(0, end) + 1, path, choices.index_select(0, path))
+
+
+def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append, row: int = 0) -> Step:
+    """The step of a greedy text: all nodes are judged at once, and the device is waited for once.
+
+    `logits` is (n, vocabulary). `row` says which text of a batch it is.
     """
     choices = logits.argmax(dim=-1)
     if len(draft.tree) == 1:
-        path, chosen = (0,), choices.tolist()
-    else:
-        shape = draft.tree.on(logits.device)
-        right = draft.tokens.to(logits.device) == choices[shape.parents]
-        right[0] = True
-        reached = (right | shape.hidden).all(dim=1)
-        end = (shape.preference * reached).argmax(dim=0, keepdim=True)
-        last, *chosen = torch.cat([end, choices]).tolist()
-        path = draft.tree.lineages[last]
-    return emitted(draft, logits, path, [chosen[node] for node in path], append, row)
+        return step_of(draft, logits, [0], choices.tolist(), append, row)
+    longest = draft.tree.depth + 1
+    found = greedy_path(draft.tokens.to(logits.device), draft.tree.on(logits.device), choices, longest)
+    number, *both = torch.cat(found).tolist()
+    return step_of(draft, logits, both[:number], both[longest : longest + number], append, row)
 
 
-def emitted(
-    draft: Draft,
-    logits: torch.Tensor,
-    path: Sequence[int],
-    tokens: Sequence[int],
-    append: Append,
-    row: int = 0,
-    candidates: tuple[np.ndarray, np.ndarray] | None = None,
-) -> Step:
-    """The step that emits `tokens`, one for each node of the accepted `path`, as far as the text goes on."""
-    said, finished = 0, False
-    while said < len(path) and not finished:
-        finished = append(tokens[said])
-        said += 1
-    beyond = path[said] if said < len(path) else None
-    return Step(draft, logits, list(path[:said]), list(tokens[:said]), finished, beyond, row, candidates=candidates)
-
-
-def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, choose: Choose, row: int = 0) -> Step:
+def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Selector, row: int = 0) -> Step:
     """Follows the target's choices from the root as long as a child carries them.
 
-    `choose` is called once for each emitted token, in order, after the tokens before it were appended, so that logits
-    processors see the path of the node itself and random draws come in the order of plain decoding. Of children with
-    one token the first is followed.
+    `selector` is asked once for each emitted token, in order, after the tokens before it were appended, so that logits
+    processors see the path of the node itself and random draws come in the order of plain decoding. At a node with
+    drawn children (`Draft.drawn_from`) these are tried in their order; if none is accepted, the token is drawn from
+    what is left of the target's distribution.
     """
-    drafted = draft.tokens.tolist()
-
-    def step(node: int) -> tuple[int, int | None]:
-        return _followed(draft.tree.children[node], drafted, choose(logits[node]))
-
-    return _walk(draft, logits, append, step, row)
-
-
-def accept_drawn(draft: Draft, logits: torch.Tensor, append: Append, sampler: Sampler, row: int = 0) -> Step:
-    """The walk of a sampled text whose draft may hold tokens that were drawn at random (`Draft.drawn_from`).
-
-    At each node the drawn children are tried in their order; if none is accepted, one token is drawn from what is left
-    of the target's distribution, and a child that was not drawn is followed if it carries it. Without drawn children
-    this is `accept_walk`, draw for draw.
-    """
-    drawn_from = draft.drawn_from
-    if not drawn_from:
-        return accept_walk(draft, logits, append, sampler, row)
-    drafted = draft.tokens.tolist()
-
-    def step(node: int) -> tuple[int, int | None]:
-        children = draft.tree.children[node]
-        drawn = [child for child in children if child in drawn_from]
-        if not drawn:
-            return _followed(children, drafted, sampler(logits[node]))
-        tokens, sources = [drafted[child] for child in drawn], [drawn_from[child] for child in drawn]
-        accepted, left = accept_siblings(sampler.distribution(logits[node]), tokens, sources)
-        if accepted is not None:
-            return tokens[accepted], drawn[accepted]
-        others = [child for child in children if child not in drawn_from]
-        return _followed(others, drafted, int(torch.multinomial(left, num_samples=1)))
-
-    return _walk(draft, logits, append, step, row)
+    drafted, children = draft.tokens.tolist(), draft.tree.children
+    drawn_from = draft.drawn_from or {}
+    nodes, emitted = [0], []  # several nodes carry the text so far where siblings carry equal tokens
+    while True:
+        node = nodes[0]
+        drawn = [child for child in children[node] if child in drawn_from] if drawn_from else []
+        if drawn:
+            sources = [drawn_from[child] for child in drawn]
+            accepted, left = accept_siblings(
+                selector.distribution(logits[node]), [drafted[child] for child in drawn], sources
+            )
+            token = int(torch.multinomial(left, num_samples=1)) if accepted is None else drafted[drawn[accepted]]
+        else:
+            token = selector(logits[node])
+        emitted.append(token)
+        finished = append(token)
+        following = [child for node in nodes for child in children[node] if drafted[child] == token]
+        if finished or not following:
+            path = list(draft.tree.lineages[node])
+            return Step(draft, logits, path, emitted, finished, min(following, default=None), row)
+        nodes = sorted(following)
 
 
 def accept_siblings(
@@ -149,20 +143,19 @@ def accept_siblings(
     return None, left
 
 
-def _followed(children: Sequence[int], drafted: Sequence[int], token: int) -> tuple[int, int | None]:
-    """The token, and the first of the children that carries it."""
-    return token, next((child for child in children if drafted[child] == token), None)
-
-
-def _walk(
-    draft: Draft, logits: torch.Tensor, append: Append, step: Callable[[int], tuple[int, int | None]], row: int
+def step_of(
+    draft: Draft,
+    logits: torch.Tensor,
+    path: Sequence[int],
+    tokens: Sequence[int],
+    append: Append,
+    row: int = 0,
+    candidates: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Step:
-    """From the root on: `step` gives the token after a node and the child that carries it."""
-    accepted, emitted = [0], []
-    while True:
-        token, following = step(accepted[-1])
-        emitted.append(token)
-        finished = append(token)
-        if finished or following is None:
-            return Step(draft, logits, accepted, emitted, finished, following, row)
-        accepted.append(following)
+    """The step that emits `tokens`, one for each node of the accepted `path`, as far as the text goes on."""
+    emitted, finished = 0, False
+    while emitted < len(path) and not finished:
+        finished = append(tokens[emitted])
+        emitted += 1
+    beyond = path[emitted] if emitted < len(path) else None
+    return Step(draft, logits, list(path[:emitted]), list(tokens[:emitted]), finished, beyond, row, None, candidates)

@@ -1,141 +1,198 @@
-"""The loop: draft, verify, keep, learn.
+"""The loop: draft, forward, accept, keep, learn.
 
-One step runs in one direction. The drafter proposes a tree from the text so far; one forward pass gives the target's
-logits after every node; acceptance finds the tokens to emit and trims them at the end of the text; the cache keeps the
-accepted slots; the drafter learns; the step is handed out. The last token of the text is never in the cache: it is the
-root of the next draft. So the prompt's last token is the first root, every emitted token belongs to a step, and plain
-decoding is the same loop with a lone root.
+One step runs in one direction (`TreeStepper.step`). The drafter proposes a tree from the text so far; one forward pass
+gives the target's logits after every node; acceptance finds the tokens to emit and trims them at the end of the text;
+the cache keeps the accepted slots; the drafter learns; the step is handed out. The last token of the text is never in
+the cache: it is the root of the next draft. So the prompt's last token is the first root, every emitted token belongs
+to a step, and plain decoding is the same loop with a lone root.
+
+Steps may also be made in another way, such as replayed on a device: whoever calls `decode` passes the stepper in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.cache_utils import Cache
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from .drafting import Drafter, Step, make_drafter
-from .fast import Fast, chosen
-from .passes import Run
+from .accept import accept_greedy, accept_walk
+from .costs.measure import PassCosts
+from .draft import Context, Draft, Step
+from .drafter import Drafter, DrafterTraits
+from .model.kv_cache import TreeCache
+from .model.prefill import cross_border, prefill
+from .model.tree_model import TreeModel
+from .sequence import Sequence, TokenSelector
 from .stats import Clock, Stats
-from .target import Target, UnsupportedModelError, unsupported_cache
-from .text import Chooser, Text
+from .templates import root_only
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of the loop works on: the prompt of every text is in the cache, but for its last token."""
+
+    target: TreeModel
+    sequences: list[Sequence]
+    drafter: Drafter
+    selectors: list[TokenSelector]
+    cache: Cache
+    clock: Clock
+
+    @cached_property
+    def traits(self) -> DrafterTraits:
+        """What the drafter needs and can do."""
+        return self.drafter.traits
+
+    def draft(self, row: int) -> Draft:
+        """What to verify for a text: the drafter's tree, as deep as it can be of use and is exact."""
+        sequence, selector = self.sequences[row], self.selectors[row]
+        tokens = sequence.on_host if self.traits.on_host else sequence.tokens.to(self.target.device)
+        draft = self.drafter.draft(Context(tokens, sequence.room, row, selector.warp if selector.sample else None))
+        draft = draft.cut(self.depth_limit(row))
+        return draft if self.target.support.fits(sequence.length - 1, len(draft.tree)) else draft.cut(0)
+
+    def depth_limit(self, row: int) -> int:
+        """How deep a node may stand: within the tokens still asked for, and within the positions that the model was
+        made for.
+        """
+        sequence, longest = self.sequences[row], self.target.max_length
+        positions = longest - sequence.length if longest is not None else sequence.room
+        return max(0, min(sequence.room - 1, positions))
+
+
+class Stepper(Protocol):
+    """A way to make steps."""
+
+    def step(self, going: list[int]) -> list[Step]:
+        """One pass over all texts: the steps of those that are `going`, trimmed at the end, with their slots kept and
+        learned from.
+        """
+
+    def close(self) -> None:
+        """After the last step, whether or not all texts have ended: leaves in the cache all but their last tokens."""
+
+    def describe(self) -> str:
+        """Which way this is and, if another one was asked for, why."""
+
+
+class TreeStepper:
+    """The ordinary way: drafts of any shape, any number of texts, every way of choosing tokens."""
+
+    def __init__(self, run: Run, reason: str = "") -> None:
+        """`reason`: why not another way."""
+        self.run, self._reason = run, reason
+        self._kept = TreeCache(run.cache)
+        # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way
+        # round.
+        self._at_once = run.selectors[0].greedy and run.target.device.type != "cpu"
+
+    def step(self, going: list[int]) -> list[Step]:
+        run, clock = self.run, self.run.clock
+        target, sequences, cache, rows = run.target, run.sequences, run.cache, range(len(run.sequences))
+
+        # Draft. Of a text that has ended, its last token is given, which is not looked at.
+        drafts = [run.draft(row) if row in going else Draft(root_only(), sequences[row].tokens[-1:]) for row in rows]
+        clock.lap("retrieve")
+
+        # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
+        cross_border(target, [sequence.tokens for sequence in sequences], cache)
+        lengths, slots = [sequence.length - 1 for sequence in sequences], cache.get_seq_length()
+        inputs = target.inputs.of(drafts, [length * (row in going) for row, length in enumerate(lengths)], slots)
+        clock.lap("prepare")
+        logits, hidden = self._forward(inputs)
+        clock.lap("forward")
+
+        # Accept.
+        steps = [self._accept(drafts[row], logits[row, : len(drafts[row].tree)], row) for row in going]
+        if hidden is not None:
+            steps = [replace(step, hidden=hidden[step.row, : len(step.draft.tree)]) for step in steps]
+        clock.lap("verify")
+
+        # Keep.
+        accepted = {step.row: step.accepted for step in steps}
+        self._kept.keep(slots, lengths, [accepted.get(row, []) for row in rows])
+        clock.lap("update cache")
+
+        # Learn.
+        for step in steps:
+            run.drafter.observe(step)
+        return steps
+
+    def _forward(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits (batch, n, vocabulary) and, where the drafter needs them, the hidden states (batch, n, hidden)."""
+        if self.run.traits.hidden_states:
+            return self.run.target.forward_with_hidden(inputs, self.run.cache)
+        return self.run.target.forward(inputs, self.run.cache), None
+
+    def _accept(self, draft: Draft, logits: torch.Tensor, row: int) -> Step:
+        append = self.run.sequences[row].append
+        if self._at_once:
+            return accept_greedy(draft, logits, append, row)
+        return accept_walk(draft, logits, append, self.run.selectors[row], row)
+
+    def close(self) -> None:
+        """Nothing: the cache is up to date after every step."""
+
+    def describe(self) -> str:
+        return f"ordinary: {self._reason}" if self._reason else "ordinary"
 
 
 @torch.no_grad()
 def decode(
-    target: Target,
-    texts: Sequence[Text],
+    target: TreeModel,
+    sequences: list[Sequence],
     drafter: Drafter,
-    choosers: Sequence[Chooser],
+    selectors: list[TokenSelector],
     cache: Cache,
     stats: Stats,
-    held: Sequence[int] | None = None,
-    judge: Callable[[], None] | None = None,
-    fast: Fast = False,
-) -> Iterator[list[Step]]:
+    *,
+    held: list[int] | None = None,
+    after_pass: Callable[[], None] | None = None,
+    stepper: Callable[[Run], Stepper] = TreeStepper,
+    costs: PassCosts | None = None,
+) -> Generator[list[Step]]:
     """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
 
     `cache` holds nothing or a prefix of each text, from slot 0 on: `held[row]` tokens of it, if they are not equally
     many. Afterwards it holds of each text all but the last token; where texts differ in length, the slots after the
-    shorter ones are of no text. `judge` is called after every pass and may end texts. `fast` says which way passes are
-    made, as in `accelerate`.
+    shorter ones are of no text. `after_pass` is called after every pass and may end texts. `stepper` makes the steps,
+    and `costs` says what they cost; both are the ordinary ones if not given.
     """
     clock = Clock(stats, target.device)
-    with chosen(fast, target, texts, choosers, drafter, cache) as way:
-        drafter.start([text.tokens.to(target.device) for text in texts], target)
-        _prefill(target, texts, drafter, cache, held or [cache.get_seq_length()] * len(texts))
-        passes = way(Run(target, texts, drafter, choosers, cache, clock))
-        stats.prompt_tokens += sum(text.length for text in texts)
-        stats.drafter, stats.path = drafter.describe(), passes.describe()
-        clock.prefilled()
-        going = list(range(len(texts)))
-        try:
-            while going:
-                clock.restart()
-                steps = passes.step(going)
-                for step in steps:
-                    passes.learn(step)
-                    stats.count(step)
-                stats.drafter_statistics.update(drafter.statistics())
-                clock.lap("update matrix")
-                if judge is not None:
-                    judge()
-                going = [row for row in going if not texts[row].ended]
-                yield steps
-        finally:
-            passes.close()
+    drafter.start([one.tokens.to(target.device) for one in sequences], target, costs or PassCosts(target))
+    _prefill(target, sequences, drafter, cache, held or [cache.get_seq_length()] * len(sequences))
+    steps_of = stepper(Run(target, sequences, drafter, selectors, cache, clock))
+    stats.prompt_tokens += sum(sequence.length for sequence in sequences)
+    stats.drafter, stats.path = drafter.describe(), steps_of.describe()
+    clock.prefilled()
+    going = list(range(len(sequences)))
+    try:
+        while going:
+            clock.restart()
+            steps = steps_of.step(going)
+            for step in steps:
+                stats.count(step)
+            stats.drafter_statistics.update(drafter.statistics())
+            clock.lap("update matrix")
+            if after_pass is not None:
+                after_pass()
+            going = [row for row in going if not sequences[row].ended]
+            yield steps
+    finally:
+        steps_of.close()
 
 
-def _prefill(target: Target, texts: Sequence[Text], drafter: Drafter, cache: Cache, held: Sequence[int]) -> None:
+def _prefill(target: TreeModel, sequences: list[Sequence], drafter: Drafter, cache: Cache, held: list[int]) -> None:
     """Puts all of each text but its last token into the cache, as far as it is not there."""
-    for text, own in zip(texts, held, strict=True):
-        if own >= text.length:
+    for sequence, own in zip(sequences, held, strict=True):
+        if own >= sequence.length:
             raise ValueError(
-                f"expected a cache of fewer than the {text.length} tokens given, got one of {own}; "
+                f"expected a cache of fewer than the {sequence.length} tokens given, got one of {own}; "
                 "pass the whole text so far"
             )
-    observe = drafter.observe_prompt if drafter.learns_prompt else None
-    target.prefill([text.tokens for text in texts], cache, observe, held)
-
-
-def stream(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    drafter: str | Drafter = "recycling",
-    *,
-    max_new_tokens: int = 256,
-    eos_token_id: int | list[int] | None = None,
-    do_sample: bool = False,
-    logits_processor: LogitsProcessorList | None = None,
-    stopping_criteria: StoppingCriteriaList | None = None,
-    past_key_values: Cache | None = None,
-    stats: Stats | None = None,
-    fast: Fast = "auto",
-    **options: Any,
-) -> Iterator[Step]:
-    """Generates step by step, on token ids alone: each `Step` holds the draft, the logits at its nodes and the emitted
-    tokens.
-
-    `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
-    go to the drafter; `fast` is as in `accelerate`. Pass one made drafter again to keep what it learned. Raises
-    UnsupportedModelError, or ValueError for an input that cannot be continued, at once; what a drafter finds wrong with
-    the model comes with the first step.
-    """
-    target, drafter = Target(model), make_drafter(drafter, **options)
-    prompt = checked_prompt(input_ids, target)
-    if max_new_tokens < 1:
-        raise ValueError(f"expected max_new_tokens of 1 or more, got {max_new_tokens}")
-    criteria = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + max_new_tokens), *(stopping_criteria or [])])
-    eos = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
-    if eos is not None and eos != []:
-        criteria.append(EosTokenCriteria(eos))
-    cache = target.new_cache() if past_key_values is None else past_key_values
-    reason = unsupported_cache(cache)
-    if reason is not None:
-        raise UnsupportedModelError(reason)
-    text = Text(prompt, criteria)
-    chooser = Chooser(text, logits_processor or LogitsProcessorList(), do_sample)
-    steps = decode(target, [text], drafter, [chooser], cache, stats if stats is not None else Stats(), fast=fast)
-    return (step for (step,) in steps)
-
-
-def checked_prompt(input_ids: torch.Tensor, target: Target) -> torch.Tensor:
-    """The prompt as (length,) int64 on the target's device; raises ValueError with what is wrong."""
-    shape = tuple(input_ids.shape)
-    if input_ids.ndim == 2 and shape[0] == 1:
-        input_ids = input_ids[0]
-    if input_ids.ndim != 1 or not len(input_ids) or input_ids.is_floating_point():
-        raise ValueError(
-            "expected one prompt of token ids, shape (length,) or (1, length), length 1 or more, "
-            f"got {shape} {input_ids.dtype}"
-        )
-    if int(input_ids.min()) < 0 or int(input_ids.max()) >= target.embedded:
-        raise ValueError(
-            f"expected token ids from 0 to {target.embedded - 1}, "
-            f"got {int(input_ids.min())} to {int(input_ids.max())}; is this the model's tokenizer?"
-        )
-    return input_ids.to(target.device, torch.long)
+    observe = drafter.observe_prompt if drafter.traits.learns_prompt else None
+    prefill(target, [sequence.tokens for sequence in sequences], cache, observe, held)

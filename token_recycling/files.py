@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all."""
+"""Files that a reader sees whole or not at all, and the folder for what is measured."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept: `TOKEN_RECYCLING_CACHE`, else `token_recycling` in the user's cache folder."""
+    own = os.environ.get("TOKEN_RECYCLING_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "token_recycling"

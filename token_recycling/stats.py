@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .drafting import Step
+from .draft import Step
 
 PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update matrix")
 """The parts of a step, in order (Token Recycling, figure 4): draft, mask and room, model, acceptance, kept slots,
@@ -196,31 +195,32 @@ class Clock:
 
     def __init__(self, stats: Stats, device: torch.device) -> None:
         self.stats = stats
-        self._wait = _waiter(device) if stats.synchronize else None
+        self._device = device
         self.restart()
 
     def restart(self) -> None:
         """Forgets the time that passed outside the loop."""
-        if self._wait:
-            self._wait()
-        self._last = time.perf_counter()
+        self._last = self._now()
 
     def lap(self, part: str) -> None:
         """The time since the last call belongs to `part`."""
-        if self._wait:
-            self._wait()
-        now = time.perf_counter()
+        now = self._now()
         self.stats.seconds[part] += now - self._last
         self._last = now
 
     def prefilled(self) -> None:
         """The time since the last call was the prompt's."""
-        if self._wait:
-            self._wait()
-        now = time.perf_counter()
+        now = self._now()
         self.stats.prefill_seconds += now - self._last
         self._last = now
 
+    def _now(self) -> float:
+        if self.stats.synchronize:
+            synchronize(self._device)
+        return time.perf_counter()
 
-def _waiter(device: torch.device) -> Callable[[], None] | None:
-    return None if device.type == "cpu" else lambda: torch.accelerator.synchronize(device)
+
+def synchronize(device: torch.device) -> None:
+    """Waits until an accelerator has done all that it was asked for."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -30,6 +30,12 @@ def chain(length: int) -> Tree:
     return Tree.from_paths((0,) * depth for depth in range(1, length + 1))
 
 
+@cache
+def star(nodes: int) -> Tree:
+    """A root with children alone: `nodes` nodes, the root included."""
+    return root_only() if nodes == 1 else Tree((-1, *[0] * (nodes - 1)), tuple(range(nodes)))
+
+
 _PAPER = """
 0 1 2 3 4 5 6 7
 00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70

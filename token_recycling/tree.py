@@ -14,11 +14,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
 
 RankPath = tuple[int, ...]
+
+
+class TreeShape(Protocol):
+    """The arrays that say which node follows which; n nodes in order of depth."""
+
+    @property
+    def parents(self) -> torch.Tensor:
+        """(n,) int64; a root is its own parent."""
+
+    @property
+    def ancestors(self) -> torch.Tensor:
+        """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
+
+    @property
+    def depths(self) -> torch.Tensor:
+        """(n,) int64; the root has depth 0."""
 
 
 class TreeTensors:
@@ -49,17 +66,6 @@ class TreeTensors:
         for node, parent in enumerate(self._tree.parents[1:], start=1):
             seen[node] |= seen[parent]
         return torch.from_numpy(seen).to(self._device)
-
-    @cached_property
-    def hidden(self) -> torch.Tensor:
-        """(n, n) bool; the nodes that a node must not see: all others."""
-        return ~self.ancestors
-
-    @cached_property
-    def preference(self) -> torch.Tensor:
-        """(n,) int64; larger for deeper nodes and, at one depth, for earlier ones; never equal."""
-        n = len(self._tree)
-        return self.depths * n + torch.arange(n - 1, -1, -1, device=self._device)
 
 
 @dataclass(frozen=True, eq=False)

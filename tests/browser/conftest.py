@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import tiny
-from serving import serving, speaking_llama
+from support import tiny
+from support.serving import serving, speaking_llama
 
 BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 HOW = "`make test-browser` says how to install it"

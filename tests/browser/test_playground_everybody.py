@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pages import PROMPT, fill, race
+from support.pages import PROMPT, fill, race
 
 
 def test_all_is_done_by_keyboard_with_the_focus_in_sight(page):

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from pages import events, figures, one_step, race, shown
-from serving import wait_for
+from support.pages import events, figures, one_step, race, shown
+from support.serving import wait_for
 
 NUMBERS = range(1, 5)
 

@@ -2,7 +2,7 @@
 
 import unicodedata
 
-from pages import events, generate, race
+from support.pages import events, generate, race
 
 
 def tree(page):

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-import tiny
-from pages import PROMPT, answered, events, figures, fill, generate, one_step, shown
-from serving import keys, serving, wait_for
+from support import tiny
+from support.pages import PROMPT, answered, events, figures, fill, generate, one_step, shown
+from support.serving import keys, serving, wait_for
 
 NEVER_DRAWN = '<img src="x" onerror="document.title = 1"><b>bold</b>'
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
+from support import tiny
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python has an environment of its own: make test-llama-cpp")
 pytest.importorskip("gguf", reason="makes the model files: make test-llama-cpp")
 
 import llama_cpp
-from gguf_files import write_gguf
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from support.gguf_files import write_gguf
 from transformers import LlamaForCausalLM
 
 from token_recycling import MatrixFileError, fingerprint

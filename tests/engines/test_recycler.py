@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.contexts import ContextMatrix
+from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.engines.recycler import Options, Recycler, contexts_at, paying
 from token_recycling.engines.vllm_cpu import expand_batch_to_tokens, expands
 
@@ -116,7 +116,7 @@ def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path: Path) -> 
     path = tmp_path / "folder" / "engine.matrix"
     first = taught(matrix=str(path))
     first.save()
-    read = ContextMatrix(VOCABULARY, k=4)
+    read = NgramMatrix(VOCABULARY, k=4)
     read.load(path)
     assert np.array_equal(read.candidates, first.matrix.candidates)
     again = Recycler(VOCABULARY, 6, Options(k=4, matrix=str(path)))

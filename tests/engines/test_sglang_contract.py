@@ -12,13 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tiny
 import torch
+from support import tiny
 
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang has an environment of its own: make test-sglang", allow_module_level=True)
 
-from sglang_standins import Scheduler, accept_greedily, reconstruct  # isort: skip (it lets SGLang be imported)
+from support.sglang_standins import Scheduler, accept_greedily, reconstruct  # isort: skip (it lets SGLang be imported)
 
 from sglang.srt.speculative import ngram_worker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm

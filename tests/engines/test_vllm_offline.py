@@ -20,8 +20,8 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
+from support.vllm_engine import VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
 from vllm import LLM, SamplingParams
-from vllm_engine import VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
 
 
 @pytest.fixture(scope="module")
@@ -165,14 +165,14 @@ def test_what_belongs_to_a_request_goes_with_it(llm: LLM) -> None:
 
 
 def test_the_matrix_is_saved_while_the_engine_works(llm: LLM, folder: Path, monkeypatch) -> None:
-    from token_recycling.contexts import ContextMatrix
+    from token_recycling.candidates.ngram_matrix import NgramMatrix
 
     recycler = runner_of(llm).drafter.recycler
     say(llm, prompts(1), greedy(8))
     assert not (folder / "engine.matrix").exists(), "an hour has not passed"
     monkeypatch.setattr(recycler, "options", dataclasses.replace(recycler.options, save_seconds=1e-9))
     say(llm, prompts(1), greedy(8))
-    saved = ContextMatrix(VOCABULARY)
+    saved = NgramMatrix(VOCABULARY)
     saved.load(folder / "engine.matrix")
     assert np.array_equal(saved.candidates, recycler.matrix.candidates)
 

@@ -24,8 +24,8 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
+from support.vllm_engine import SHIPPED, VOCABULARY, engine, greedy, llama, prompts, say, speculation, wanted
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm_engine import SHIPPED, VOCABULARY, engine, greedy, llama, prompts, say, speculation, wanted
 
 PROMPTS = Path(__file__).parents[2] / "models" / "prompts"
 PATIENCE = 420
@@ -55,9 +55,9 @@ def test_two_ranks_draft_the_same_and_say_what_transformers_says(
     assert first == second
     llm.llm_engine.engine_core.shutdown()
 
-    from token_recycling.contexts import ContextMatrix
+    from token_recycling.candidates.ngram_matrix import NgramMatrix
 
-    saved = ContextMatrix(VOCABULARY)
+    saved = NgramMatrix(VOCABULARY)
     saved.load(path)
     assert int(saved.candidates.sum()) == first[1] > 0, "saved at the end, whole"
 
@@ -139,10 +139,10 @@ def test_at_its_end_the_matrix_is_saved_and_the_package_reads_it(served) -> None
     process.send_signal(signal.SIGTERM)
     process.wait(60)
 
-    from token_recycling.contexts import ContextMatrix
-    from token_recycling.matrix import fingerprint
+    from token_recycling.candidates.matrix import fingerprint
+    from token_recycling.candidates.ngram_matrix import NgramMatrix
 
-    saved = ContextMatrix(8192)
+    saved = NgramMatrix(8192)
     saved.load(path, tokenizer=fingerprint(AutoTokenizer.from_pretrained(SHIPPED)))
     assert saved.filled.sum() > 50
     assert saved.calibration.sum() > 0

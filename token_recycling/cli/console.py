@@ -18,7 +18,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from ..architectures import Support
+    from ..model.architectures import Support
     from ..stats import Stats
     from .side_by_side import Comparison
 

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from ..bench.courses import Plan
-from ..bench.run import Event, calls
+from ..bench.run.courses import Plan
+from ..bench.run.runner import Event, calls
 from . import console
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import console, loading
+from ..model import loading
+from . import console
 
 if TYPE_CHECKING:
-    from ..drafting import Drafter
-    from ..hf import Acceleration
-    from .streaming import StepRecorder
+    from ..drafter import Drafter
+    from ..hf.accelerate import Acceleration
+    from ..text_stream import StepRecorder
 
 
 def sampling(temperature: float, top_p: float | None, top_k: int | None, seed: int | None) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def drafter_and_model(
     """What is quick to check comes first, so that a wrong path or option is not waited for."""
     loading.check_source(model)
     with console.working(f"loading {model}"):
-        from ..drafting import make_drafter
+        from ..registry import make_drafter
 
         return make_drafter(drafter), loading.load(model, dtype, device, threads)
 
@@ -61,8 +62,8 @@ def run(
     measure: bool,
 ) -> tuple[Acceleration, bool]:
     """Generates until the end or Ctrl-C; the flag says which. Whatever ends it, what was learned is saved."""
-    from ..hf import accelerated
-    from ..matrix import fingerprint
+    from ..candidates.matrix import fingerprint
+    from ..hf.accelerate import accelerated
 
     with accelerated(loaded.model, drafter) as acceleration:
         acceleration.stats.synchronize = measure

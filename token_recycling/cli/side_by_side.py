@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..drafting import Drafter
-from ..hf import accelerated
+from ..drafter import Drafter
+from ..hf.accelerate import accelerated
+from ..model.architectures import UnsupportedModelError
 from ..stats import Stats
-from ..target import UnsupportedModelError
-from .streaming import StepRecorder
+from ..text_stream import StepRecorder
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import console, loading
+from ..model import loading
+from . import console
 
 if TYPE_CHECKING:
+    from ..model.loading import Loaded
     from ..training.continuations import Continuations
-    from .loading import Loaded
 
 WORK, TEXTS, CHECKPOINT = "training", "texts.safetensors", "checkpoint.pt"
 """In the folder of a trained part: the folder, and the files in it, from which an interrupted run goes on."""
@@ -53,8 +54,8 @@ def checked(files: Sequence[Path], held_out: float, *models: str) -> list[Path]:
 
 def texts_of(loaded: Loaded, files: Sequence[Path], folder: Path, how: Texting) -> Continuations:
     """The target's continuations of pieces of `files`, kept in `folder`; raises ValueError."""
+    from ..model.corpus import documents
     from ..training.continuations import continuations, pieces
-    from .corpus import documents
 
     with console.advancing("reading", sum(file.stat().st_size for file in files)) as advance:
         prompts = pieces(documents(files, loaded.tokenizer, advance), how.prompt_tokens, how.texts, how.seed)

@@ -11,41 +11,43 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 
-from . import console, loading
+from ..model import loading
+from . import console
 
 if TYPE_CHECKING:
     import torch
 
-    from ..costs import CostCurve
-    from ..drafting import Drafter
+    from ..costs.curve import CostCurve
+    from ..costs.measure import PassCosts
+    from ..costs.tune import Size
+    from ..drafter import Drafter
+    from ..model.tree_model import TreeModel
     from ..stats import Stats
-    from ..target import Target
-    from ..tune import Size
 
 CHANCES = (0.5, 0.7, 0.9)
 """Levels of acceptance for which a forecast is shown."""
 _BAR = 24
 
 
-def measured(target: Target, longest: int, seconds: float) -> dict[str, Any]:
+def measured(costs: PassCosts, longest: int, seconds: float) -> dict[str, Any]:
     """Measures the curves for texts of up to `longest` tokens and saves them: what they are, and the file."""
-    from ..costs import measure, setting
-    from ..tune import keep, lengths
+    from ..costs.store import file_of, setting
 
     curves = []
-    for length in lengths(target, longest):
+    for length in costs.lengths(longest):
         with console.working(f"measuring after {length:,} tokens"):
-            curves.append(measure(target, length, seconds=seconds))
+            curves.append(costs.measure(length, seconds))
+    costs.keep(curves)
     return {
-        "setting": setting(target),
+        "setting": setting(costs.model, costs.kind),
         "curves": [_curve(curve) for curve in curves],
-        "file": str(keep(target, curves)),
+        "file": str(file_of(costs.model, costs.kind)),
     }
 
 
 def _curve(curve: CostCurve) -> dict[str, Any]:
     """One curve: the time of a token, and of every size the time in units of it."""
-    from ..tune import one_more
+    from ..costs.tune import one_more
 
     times = curve.relative()
     return {
@@ -58,10 +60,9 @@ def _curve(curve: CostCurve) -> dict[str, Any]:
     }
 
 
-def forecasts(target: Target, longest: int) -> list[dict[str, Any]]:
+def forecasts(costs: PassCosts, longest: int) -> list[dict[str, Any]]:
     """For each saved curve and a few levels of acceptance how large a chain and a tree pay."""
-    from ..costs import costs
-    from ..tune import best_size, lengths, shared_chances
+    from ..costs.tune import best_size, shared_chances
 
     return [
         {
@@ -70,7 +71,7 @@ def forecasts(target: Target, longest: int) -> list[dict[str, Any]]:
             "chain": _size(best_size(curve, [chance])),
             "tree": _size(best_size(curve, shared_chances(chance))),
         }
-        for curve in (costs(target, length) for length in lengths(target, longest))
+        for curve in (costs.curve(length) for length in costs.lengths(longest))
         for chance in CHANCES
     ]
 
@@ -81,7 +82,7 @@ def _size(size: Size) -> dict[str, Any]:
 
 def decoded(
     loaded: loading.Loaded,
-    target: Target,
+    costs: PassCosts,
     prompts: Sequence[torch.Tensor],
     recorder: Drafter,
     max_new_tokens: int,
@@ -90,15 +91,14 @@ def decoded(
     """Decodes the prompts twice: with trees that grow by the curves, and with `recorder` to see which ranks are right
     and which fixed tree (of so many nodes, else the best) follows from that.
     """
-    from ..costs import costs
-    from ..drafting import make_drafter
+    from ..registry import make_drafter
     from ..stats import Stats
 
     runs = _decode(loaded, prompts, make_drafter("recycling"), max_new_tokens, "with trees that grow")
     recorded = sum(_decode(loaded, prompts, recorder, max_new_tokens, "to record the acceptance"), Stats())
-    curve = costs(target, max(ids.shape[1] for ids in prompts))
+    curve = costs.curve(max(ids.shape[1] for ids in prompts))
     return {
-        "grown": _grown(target, runs, prompts),
+        "grown": _grown(costs, runs, prompts),
         "fixed": {"drafter": recorder.describe(), **_fixed(curve, recorded, nodes)},
     }
 
@@ -107,7 +107,7 @@ def _decode(
     loaded: loading.Loaded, prompts: Sequence[torch.Tensor], drafter: Drafter, max_new_tokens: int, what: str
 ) -> list[Stats]:
     """Decodes all prompts greedily, in order; the statistics of each."""
-    from ..hf import accelerated
+    from ..hf.accelerate import accelerated
 
     found = []
     with (
@@ -121,14 +121,13 @@ def _decode(
     return found
 
 
-def _grown(target: Target, runs: Sequence[Stats], prompts: Sequence[torch.Tensor]) -> dict[str, Any]:
+def _grown(costs: PassCosts, runs: Sequence[Stats], prompts: Sequence[torch.Tensor]) -> dict[str, Any]:
     """What trees grown at each step were like, and what they were worth by the measured curves."""
-    from ..costs import costs
+    from ..costs.tune import passes_cost
     from ..stats import Stats
-    from ..tune import passes_cost
 
     total = sum(runs, Stats())
-    cost = sum(passes_cost(costs(target, ids.shape[1]), stats) for stats, ids in zip(runs, prompts, strict=True))
+    cost = sum(passes_cost(costs.curve(ids.shape[1]), stats) for stats, ids in zip(runs, prompts, strict=True))
     return {
         "steps": total.steps,
         "tokens": total.tokens,
@@ -141,8 +140,8 @@ def _grown(target: Target, runs: Sequence[Stats], prompts: Sequence[torch.Tensor
 
 def _fixed(curve: CostCurve, recorded: Stats, nodes: int | None) -> dict[str, Any]:
     """The acceptance by rank that was recorded, and the template grown from it: of so many nodes, else the best."""
+    from ..costs.tune import best_size, expected_tokens, rank_acceptance, template
     from ..templates import written
-    from ..tune import best_size, expected_tokens, rank_acceptance, template
 
     acceptance = rank_acceptance(recorded)
     best = best_size(curve, acceptance)
@@ -178,10 +177,10 @@ def write_template(path: Path, paths: Sequence[str]) -> Path:
     return path
 
 
-def primed(target: Target) -> Path:
+def primed(target: TreeModel) -> Path:
     """Makes the rows that `recycling:primed=true` begins with, unless they are there; returns their file."""
     from ..drafters.recycling import Recycling
-    from ..priming import primed_file
+    from ..drafters.recycling.priming import primed_file
 
     drafter = Recycling(primed=True)
     with console.working(f"asking for the candidates after each of {target.vocab_size:,} tokens"):

@@ -24,9 +24,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..drafting import Context, Draft, Drafter, Step
-from ..target import Target
-from ..trie import Trie
+from ..candidates.trie import Trie
+from ..costs.measure import PassCosts
+from ..draft import Context, Draft, Step
+from ..drafter import Drafter
+from ..model.tree_model import TreeModel
 
 Ngram = tuple[int, ...]
 
@@ -49,7 +51,7 @@ class Lookahead(Drafter):
             if getattr(self, option) < least:
                 raise ValueError(f"expected {option} of {least} or more, got {getattr(self, option)}")
 
-    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         # Level 0 begins with tokens of the prompt, drawn from a generator of its own: the draft is the same in every
         # run, and no number is taken from those that decide about the text.
         draws = random.Random(0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..drafting import Context, Draft, Drafter
+from ..draft import Context, Draft
+from ..drafter import Drafter, DrafterTraits
 from ..templates import root_only
 
 
@@ -12,7 +13,9 @@ from ..templates import root_only
 class Plain(Drafter):
     """Drafts nothing."""
 
-    on_host = True
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(on_host=True)
 
     def draft(self, context: Context) -> Draft:
         return Draft(root_only(), context.root)

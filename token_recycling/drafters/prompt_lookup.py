@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..drafting import Context, Draft, Drafter
-from ..target import Target
+from ..costs.measure import PassCosts
+from ..draft import Context, Draft
+from ..drafter import Drafter
+from ..model.tree_model import TreeModel
 from ..templates import chain, root_only
 
 
@@ -33,7 +35,7 @@ class PromptLookup(Drafter):
             if getattr(self, option) < 1:
                 raise ValueError(f"expected {option} of 1 or more, got {getattr(self, option)}")
 
-    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         self._texts = [NGrams(self.max_matching_ngram_size) for _ in prompts]
         for text, prompt in zip(self._texts, prompts, strict=True):
             text.extend(prompt.tolist())

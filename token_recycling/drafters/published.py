@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..drafting import Context, Draft, Drafter, Retrieval, Step
-from ..matrix import AdjacencyMatrix, UpdateRule, check_rule
-from ..target import Target
+from ..candidates.matrix import AdjacencyMatrix, UpdateRule, check_rule, check_vocabulary
+from ..costs.measure import PassCosts
+from ..draft import Context, Draft, Retrieval, Step
+from ..drafter import Drafter, DrafterTraits
+from ..model.tree_model import TreeModel
 from ..templates import template_from
 from ..tree import Tree
 
@@ -50,16 +52,21 @@ class Published(Drafter):
                 "raise k or choose another tree"
             )
 
-    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+    @property
+    def traits(self) -> DrafterTraits:
+        retrieval = None if self.matrix is None else Retrieval(self._tree, self.matrix, self.update)
+        return DrafterTraits(learns_prompt=self.learns_prompt, retrieval=retrieval)
+
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         self.prepare(target)
 
-    def prepare(self, target: Target) -> AdjacencyMatrix:
+    def prepare(self, target: TreeModel) -> AdjacencyMatrix:
         """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
         another vocabulary.
         """
         if self.matrix is None:
             self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
-        target.check_vocabulary(self.matrix.vocab_size)
+        check_vocabulary(self.matrix.vocab_size, target.vocab_size)
         self.matrix.candidates = self.matrix.candidates.to(target.device)
         return self.matrix
 
@@ -76,10 +83,6 @@ class Published(Drafter):
     def _learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         assert self.matrix is not None
         self.matrix.update(tokens, logits.topk(self.k, dim=-1).indices, self.update)
-
-    def retrieval(self) -> Retrieval:
-        assert self.matrix is not None
-        return Retrieval(self._tree, self.matrix, self.update)
 
     def describe(self) -> str:
         return f"published: k = {self.k}, {self._tree}, update rule {self.update}"

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..drafting import Context, Draft, Drafter
-from ..suffix import SuffixAutomaton
-from ..target import Target
+from ..candidates.suffix_automaton import SuffixAutomaton
+from ..costs.measure import PassCosts
+from ..draft import Context, Draft
+from ..drafter import Drafter
+from ..model.tree_model import TreeModel
 from ..templates import chain, root_only
 
 
@@ -39,7 +41,7 @@ class Suffix(Drafter):
         if not self.factor > 0:
             raise ValueError(f"expected a factor above 0, got {self.factor}")
 
-    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         self._texts = [SuffixAutomaton(prompt.cpu().numpy()) for prompt in prompts]
 
     def draft(self, context: Context) -> Draft:

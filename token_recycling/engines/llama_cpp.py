@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from ..contexts import contexts_of
-from ..matrix import vocabulary_fingerprint
-from .recycler import Options, Recycler, Text, paying
+from ..candidates.matrix import vocabulary_fingerprint
+from ..candidates.ngram_matrix import contexts_of
+from .recycler import Options, Recycler, RequestState, paying
 
 LOWEST, BEYOND = (0, 3, 36), (0, 4)
 """llama-cpp-python from the first to before the second has this interface."""
@@ -39,7 +39,7 @@ class TokenRecycling(LlamaDraftModel):
     Raises ValueError for a wrong option and RuntimeError for a llama-cpp-python that is not known.
     """
 
-    _text: Text
+    _text: RequestState
     _read: np.ndarray
     """The ids of the text so far."""
     _asked: np.ndarray

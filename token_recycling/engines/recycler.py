@@ -21,11 +21,11 @@ from typing import get_type_hints
 import numpy as np
 import torch
 
-from ..contexts import ContextMatrix, Rows, contexts_of
-from ..growing import CHILDREN, Growth, count_chosen, fill, grow
-from ..suffix import Automaton, SuffixAutomaton
+from ..candidates.best_first import CHILDREN, Growth, count_chosen, fill, grow
+from ..candidates.ngram_matrix import NgramMatrix, Rows, contexts_of
+from ..candidates.suffix_automaton import Automaton, SuffixAutomaton
+from ..candidates.topk import top_candidates
 from ..templates import chain
-from ..topk import top_candidates
 
 logger = logging.getLogger("token_recycling")
 
@@ -77,7 +77,7 @@ class Options:
         return cls(**given)
 
 
-class Text:
+class RequestState:
     """What belongs to one request: where its tokens stood before, and the draft that grows."""
 
     def __init__(self, nodes: int, orders: int) -> None:
@@ -118,7 +118,7 @@ class Recycler:
         a file that is damaged or of another model or other options.
         """
         self.options, self.nodes = options, nodes
-        self.matrix = ContextMatrix(vocab_size, options.k, options.orders, options.memory)
+        self.matrix = NgramMatrix(vocab_size, options.k, options.orders, options.memory)
         self._tokenizer = tokenizer
         self._path = Path(options.matrix) if options.matrix else None
         self._saves = saves and options.learns and self._path is not None
@@ -135,9 +135,9 @@ class Recycler:
                 f"expected a matrix file at {self._path}, since learns is false, got none; let one be learned"
             )
 
-    def text(self) -> Text:
+    def text(self) -> RequestState:
         """State for a new request."""
-        return Text(self.nodes, self.options.orders)
+        return RequestState(self.nodes, self.options.orders)
 
     def learn(self, contexts: np.ndarray, logits: torch.Tensor) -> None:
         """Learns from the target's logits (n, vocabulary) after n contexts (n, orders), the newest token first."""
@@ -145,7 +145,7 @@ class Recycler:
             self.matrix.learn(contexts, *top_candidates(logits, self.options.k))
             self._changed = True
 
-    def chain(self, text: Text, tokens: np.ndarray, depth: int) -> int:
+    def chain(self, text: RequestState, tokens: np.ndarray, depth: int) -> int:
         """Reads a text (length,) and grows its likeliest continuation; returns the drafted tokens, `depth` at most.
 
         They are `text.growth.tokens` from 1, their probabilities of being accepted `text.growth.values` from 1.
@@ -153,14 +153,16 @@ class Recycler:
         text.nodes = fill(text.growth, *self._known(text, tokens), *self._chain, min(depth, self.nodes))
         return text.nodes - 1
 
-    def tree(self, text: Text, tokens: np.ndarray, depth: int) -> int:
+    def tree(self, text: RequestState, tokens: np.ndarray, depth: int) -> int:
         """Reads a text (length,) and grows its likeliest continuations into a tree in `text.growth`; returns its nodes,
         the root included.
         """
         text.nodes = grow(text.growth, *self._known(text, tokens), _NO_COSTS, self.nodes, depth)
         return text.nodes
 
-    def _known(self, text: Text, tokens: np.ndarray) -> tuple[np.ndarray, Rows, int, Automaton, bool, np.ndarray]:
+    def _known(
+        self, text: RequestState, tokens: np.ndarray
+    ) -> tuple[np.ndarray, Rows, int, Automaton, bool, np.ndarray]:
         if self.options.learns:
             text.settle(tokens, self.matrix.calibration)
         text.read(tokens, self.options.suffix)

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..matrix import fingerprint
-from .recycler import Options, Recycler, Text
+from ..candidates.matrix import fingerprint
+from .recycler import Options, Recycler, RequestState
 
 NAME = "TOKEN_RECYCLING"
 LOWEST, BEYOND = (0, 5, 23), (0, 5, 24)
@@ -229,7 +229,7 @@ class Trees:
         self.recycler.learn(self._contexts, logits[rows, : self.recycler.matrix.vocab_size])
         self.recycler.save_if_due()
 
-    def _text(self, request: Any) -> Text:
+    def _text(self, request: Any) -> RequestState:
         """What belongs to a request is kept on SGLang's own record of it and goes when that goes."""
         if not hasattr(request, _OURS):
             setattr(request, _OURS, self.recycler.text())

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..matrix import fingerprint
-from .recycler import Options, Recycler, Text, contexts_at, paying
+from ..candidates.matrix import fingerprint
+from .recycler import Options, Recycler, RequestState, contexts_at, paying
 
 logger = logging.getLogger("token_recycling")
 
@@ -115,7 +115,7 @@ class TokenRecycling:
         self.recycler.save_if_due()
         return drafts
 
-    def _text(self, request: Any) -> Text:
+    def _text(self, request: Any) -> RequestState:
         """What belongs to a request is kept on vLLM's own record of it and goes when that goes."""
         if not hasattr(request, _OURS):
             setattr(request, _OURS, self.recycler.text())

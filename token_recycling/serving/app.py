@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from ..cli.loading import Loaded
+from ..model.loading import Loaded
 from . import errors, wire
 from .errors import CancelledError
-from .gate import Gate
 from .job import Job
 from .keys import Key
+from .middleware import Gate
 from .requests import ChatBody, ResponsesBody, StepsBody, TextBody, _Body
 from .service import Service, Settings
 from .steps import prepare, server_sent, step_events

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..cli.loading import Loaded, load_matrix
-from ..drafting import Drafter, make_drafter
-from ..matrix import fingerprint
+from ..candidates.matrix import fingerprint
+from ..drafter import Drafter
+from ..model.loading import Loaded, load_matrix
+from ..registry import make_drafter
 from .modes import Isolation
 
 logger = logging.getLogger("token_recycling.serving")

@@ -14,16 +14,18 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..cli.console import one_line
-from ..drafting import Context, Draft, Drafter, Step
-from ..hf import accelerated
+from ..costs.measure import PassCosts
+from ..draft import Context, Draft, Step
+from ..drafter import Drafter, DrafterTraits
+from ..hf.accelerate import accelerated
+from ..model.tree_model import TreeModel
 from ..stats import Stats
-from ..target import Target
 from .errors import ApiError, CancelledError
 
 if TYPE_CHECKING:
@@ -164,10 +166,6 @@ class _Watch:
         """The job itself says when the end has come."""
 
 
-NEEDS = tuple(name for name, value in vars(Drafter).items() if isinstance(value, bool))
-"""What a drafter says that it needs: class attributes that are true or false."""
-
-
 class Watched(Drafter):
     """A drafter whose every step is shown to `watcher` after it has learned from it, with the seconds since the
     prompt was read.
@@ -176,22 +174,14 @@ class Watched(Drafter):
     def __init__(self, inner: Drafter, watcher: Callable[[Step, float], None]) -> None:
         self._inner, self._watcher = inner, watcher
         self._since: float | None = None
-        for need in NEEDS:
-            setattr(self, need, getattr(inner, need))
 
     @property
-    def learns_candidates(self) -> int:
-        return self._inner.learns_candidates
+    def traits(self) -> DrafterTraits:
+        # A device that drafts by itself would not show its steps.
+        return replace(self._inner.traits, retrieval=None)
 
-    @property
-    def draws(self) -> bool:
-        return self._inner.draws
-
-    def retrieval(self) -> None:
-        """None: a device that drafts by itself would not show its steps."""
-
-    def start(self, prompts: Sequence[torch.Tensor], target: Target) -> None:
-        self._inner.start(prompts, target)
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+        self._inner.start(prompts, target, costs)
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
         self._inner.observe_prompt(tokens, logits, row)

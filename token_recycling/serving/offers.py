@@ -15,9 +15,9 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import specs
-from ..cli import listing
-from ..drafting import Drafter, make_drafter
+from .. import listing
+from ..drafter import Drafter
+from ..registry import make_drafter, written_options
 from .errors import ApiError
 
 DEFAULT = ("recycling", "published", "suffix", "prompt_lookup", "lookahead")
@@ -44,7 +44,7 @@ class Offers:
             raise _refused(f"expected {spec!r} as it is, got {asked!r}: this server leaves no options to requests")
         base: Any = self._made[spec]
         try:
-            written = specs.options(spec, asked.removeprefix(_open(spec)))
+            written = written_options(spec, asked.removeprefix(_open(spec)))
             known = settable(base)
             return dataclasses.replace(base, **{name: _value(known, name, text) for name, text in written.items()})
         except (ValueError, TypeError) as error:

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..cli.loading import Loaded
-from ..costs import band
-from ..drafting import Drafter, make_drafter
-from ..target import Target
+from ..costs.curve import band
+from ..cuda_graphs import costs_of
+from ..drafter import Drafter
+from ..model.loading import Loaded
+from ..model.tree_model import TreeModel
+from ..registry import make_drafter
 from .errors import ApiError
 from .handlers import ChatHandler, OneModel, ResponsesHandler, State, TextHandler, Worker
 from .isolation import Drafters
@@ -83,7 +85,7 @@ class Service:
 
     def __init__(self, loaded: Loaded, settings: Settings) -> None:
         self.loaded, self.settings, self.metrics = loaded, settings, Metrics()
-        self.target = Target(loaded.model)
+        self.target = TreeModel(loaded.model)
         self.drafters = Drafters(
             loaded, settings.drafter, settings.isolation, settings.matrix, settings.max_keys, self.metrics.count_save
         )
@@ -214,10 +216,10 @@ class Service:
         """The times of passes over trees (`costs`), for every length of prompt."""
         limits = (self.settings.max_prompt_tokens, self.loaded.context, _LONGEST_MEASURED)
         longest = min(limit for limit in limits if limit is not None)
-        length = min(longest, band(1))
+        length, costs = min(longest, band(1)), costs_of(self.target, "auto")
         while True:
             ids = torch.arange(length, device=self.target.device) % self.target.embedded
-            self.drafters.fork().start([ids], self.target)
+            self.drafters.fork().start([ids], self.target, costs)
             if length >= longest:
                 return
             length = min(longest, 4 * length)

@@ -36,8 +36,8 @@ import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from ..cli.streaming import IncrementalText
-from ..drafting import Step
+from ..draft import Step
+from ..text_stream import IncrementalText
 from .errors import ApiError, CancelledError, error_body, told
 from .job import Job
 from .requests import StepsBody

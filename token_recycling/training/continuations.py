@@ -26,11 +26,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from ..drafting import make_drafter
 from ..files import replacing
-from ..hf import generate
-from ..priming import weights_fingerprint
-from ..target import Target
+from ..hf.accelerate import generate
+from ..model.inspection import weights_fingerprint
+from ..model.tree_model import TreeModel
+from ..registry import make_drafter
 
 FORMAT, VERSION = "token_recycling.continuations", "1"
 _SAVE_SECONDS = 20
@@ -143,7 +143,7 @@ def _continued(
     model: PreTrainedModel, prompts: Sequence[torch.Tensor], max_new_tokens: int, temperature: float
 ) -> list[torch.Tensor]:
     """Each prompt with what the model says after it, up to and with an end-of-sequence token."""
-    target, longest = Target(model), max(map(len, prompts))
+    target, longest = TreeModel(model), max(map(len, prompts))
     room = max_new_tokens if target.max_length is None else min(max_new_tokens, target.max_length - longest)
     if room < 1:
         raise ValueError(

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ..files import replacing
-from ..target import Target
+from ..model.tree_model import TreeModel
 
 VERSION = 1
 _SAMPLED_MATRICES = 64
@@ -76,7 +76,7 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
     config, embedding = model.config.get_text_config(decoder=True), model.get_input_embeddings().weight
     return {
         "family": config.model_type,
-        "vocab_size": Target(model, trusted=True).vocab_size,
+        "vocab_size": TreeModel(model).vocab_size,
         "hidden_size": embedding.shape[1],
         "numbers": _numbers(model),
     }

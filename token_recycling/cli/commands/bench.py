@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .. import console, loading
+from ...model import loading
+from .. import console
 from ..options import Chat, Device, DTypeOption, Json, Model, Threads
 
 
@@ -61,11 +62,11 @@ def bench(
         raise ValueError("expected --data, such as spec_bench, mbpp, a .jsonl file or a folder of texts, got none")
     loading.check_source(model)
     with console.working(f"loading {model}"):
-        from ...bench import session
-        from ...bench.data import load
-        from ...bench.environment import environment
-        from ...bench.methods import Assisted, Oracle
-        from ...bench.prompts import Setup
+        from ...bench.run import session
+        from ...bench.run.data import load
+        from ...bench.run.environment import environment
+        from ...bench.run.methods import Assisted, Oracle
+        from ...bench.run.prompts import Setup
 
         methods = session.methods(method or [])
         for one in methods:
@@ -83,8 +84,8 @@ def bench(
     for said in (*plan.notes, *session.what_does_not_fit(setup, questions)):
         console.note(said)
 
-    from ...bench.run import measure
-    from ...bench.store import Store
+    from ...bench.run.runner import measure
+    from ...bench.run.store import Store
     from ..measuring import Measuring
 
     folder = output or Path("results") / Path(model).name
@@ -101,7 +102,7 @@ def bench(
 
 
 def _report(folder: Path, rows: Path, as_json: bool) -> None:
-    from ...bench import report
+    from ...bench.report import write as report
 
     written = report.write(folder, None if as_json else Console())
     if as_json:

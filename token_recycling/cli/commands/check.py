@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from .. import console, loading
+from ...model import loading
+from .. import console
 from ..options import Device, DTypeOption, Json, Model, Threads
+
+if TYPE_CHECKING:
+    from ...model.architectures import Support
 
 
 def check(
@@ -24,10 +28,37 @@ def check(
     """Says whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
     loading.check_source(model)
     with console.working(f"loading {model}"):
-        found = loading.support_of(model, self_test, dtype and dtype.value, device, threads)
+        found = _support_of(model, self_test, dtype and dtype.value, device, threads)
     if as_json:
         console.print_json(found.as_dict())
     else:
         console.print_support(Console(), found)
     if not found.supported:
         raise typer.Exit(1)
+
+
+def _support_of(
+    name: str, self_test: bool, dtype: str | None = None, device: str | None = None, threads: int | None = None
+) -> Support:
+    """Whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ...hf.check import check as checked
+    from ...model.architectures import Support
+
+    loading.quieten()
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except Exception as error:  # as in load_model
+        raise ValueError(
+            f"expected the configuration of a model at {name}, got: {loading.first_line(error)}"
+        ) from error
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "one that AutoModelForCausalLM does not know"
+        reason = f"expected a decoder-only model that generates text, got {kind}"
+        return Support((config.architectures or [config.model_type])[0], config.model_type, reason)
+    if self_test:
+        return checked(loading.load_model(name, dtype, device, threads), self_test=True)
+    with torch.device("meta"):
+        return checked(AutoModelForCausalLM.from_config(config))

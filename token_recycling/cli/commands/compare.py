@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import console, loading, running
+from ...model import loading
+from .. import console, running
 from ..options import Chat, Device, Drafting, DTypeOption, Json, MaxNewTokens, Model, Threads
 
 
@@ -31,9 +32,9 @@ def compare(
     through_template = running.chat(loaded, chat)
     encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
 
-    from ...drafting import make_drafter
+    from ...registry import make_drafter
+    from ...text_stream import decoded, pieces
     from .. import side_by_side
-    from ..streaming import decoded, pieces
 
     # First calls cost extra on both sides; what is learned here goes with the drafter that learned it.
     throw_away = make_drafter(drafter)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .. import console, loading
+from ...model import loading
+from .. import console
 from ..options import Json
 
 datastore = typer.Typer()
@@ -33,9 +34,9 @@ def build(
         raise ValueError(f"expected a file for --output, got the folder {output}")
     loading.check_source(model)
     with console.working(f"loading the tokenizer of {model}"):
-        from ... import datastore as library
-        from ...matrix import fingerprint
-        from ..corpus import documents
+        from ...candidates.matrix import fingerprint
+        from ...drafters.rest import datastore as library
+        from ...model.corpus import documents
 
         library.check_sorter()
         tokenizer = loading.load_tokenizer(model)

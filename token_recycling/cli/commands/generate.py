@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import console, loading, running
+from ...model import loading
+from .. import console, running
 from ..options import Chat, Device, Drafting, DTypeOption, Json, MaxNewTokens, Model, Threads
 
 
@@ -46,7 +47,7 @@ def generate(
     stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}
     arguments = loading.arguments(loaded, ids, max_new_tokens, **sampling, **stops)
 
-    from ..streaming import IncrementalText, StepRecorder, decoded
+    from ...text_stream import IncrementalText, StepRecorder, decoded
 
     text = IncrementalText(loaded.tokenizer)
     waiting = contextlib.ExitStack()

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import console, loading
+from ...model import loading
+from .. import console
 from ..options import Json
 
 
@@ -23,8 +24,8 @@ def matrix(
     if not file.is_file():
         raise ValueError(f"expected a matrix file, got {file}: there is none")
     with console.working(f"reading {file.name}"):
-        from ...matrix import fingerprint, read_matrix
-        from .. import listing
+        from ... import listing
+        from ...candidates.matrix import fingerprint, read_matrix
 
         found, header = read_matrix(file)
         tokenizer = None if model is None else loading.load_tokenizer(model)

@@ -24,8 +24,8 @@ def report(
 
     With --json it prints every figure and writes nothing.
     """
-    from ...bench import report as reporting
-    from ...bench.reading import read
+    from ...bench.report import write as reporting
+    from ...bench.report.reading import read
 
     if as_json:
         console.print_json(reporting.as_dict(read(folder, baseline)))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...model import loading
 from ...serving.modes import Isolation, default_isolation, is_loopback
-from .. import console, loading
+from .. import console
 from ..options import Device, Drafting, DTypeOption, Model, Threads
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import console, loading, running
+from ...model import loading
+from .. import console, running
 from ..options import Chat, Device, DTypeOption, Json, Model, Threads
 
 
@@ -63,21 +64,21 @@ def tune(
     through_template = running.chat(loaded, chat) if given else False
     encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
 
-    from ...fast import steps_of
-    from ...target import Target
+    from ...cuda_graphs import costs_of
+    from ...model.tree_model import TreeModel
     from .. import tuning
 
-    out, target = Console(quiet=as_json), Target(loaded.model)
-    steps_of(target, "auto")  # where steps are fast, it is those that are measured
+    out, target = Console(quiet=as_json), TreeModel(loaded.model)
+    costs = costs_of(target, "auto")  # where steps are fast, it is those that are measured
     longest = max([length or min(1024, target.max_length or 1024), *(ids.shape[1] for ids in encoded)])
-    result = tuning.measured(target, longest, seconds)
+    result = tuning.measured(costs, longest, seconds)
     tuning.print_curves(out, result["setting"], result["curves"])
     if given:
-        result.update(tuning.decoded(loaded, target, encoded, recorder, max_new_tokens or 128, nodes))
+        result.update(tuning.decoded(loaded, costs, encoded, recorder, max_new_tokens or 128, nodes))
         tuning.print_grown(out, result["grown"])
         tuning.print_fixed(out, result["fixed"])
     else:
-        result["forecast"] = tuning.forecasts(target, longest)
+        result["forecast"] = tuning.forecasts(costs, longest)
         tuning.print_forecast(out, result["forecast"])
     if template is not None:
         result["template"] = str(tuning.write_template(template, result["fixed"]["paths"]))

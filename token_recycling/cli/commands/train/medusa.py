@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ... import console, loading, training
+from ....model import loading
+from ... import console, training
 from ...options import Device, DTypeOption, Json, Model, Threads
 
 
@@ -38,9 +39,9 @@ def medusa(
     """Trains heads on what the target says after pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
     found = training.checked(files, held_out, model)
     with console.working(f"loading {model}"):
-        from ....heads import save_heads
+        from ....drafters.medusa.heads import save_heads
+        from ....drafters.medusa.train import MedusaTraining, accuracy, train_medusa
         from ....training.loop import Plan
-        from ....training.medusa import MedusaTraining, accuracy, train_medusa
 
         plan, how = Plan(steps, rate), MedusaTraining(heads, blocks, own_output, batch=batch, seed=seed)
         loaded = loading.load(model, dtype and dtype.value, device, threads)

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ... import console, loading, training
+from ....model import loading
+from ... import console, training
 from ...options import Device, DTypeOption, Json, Model, Threads
 
 
@@ -53,16 +54,16 @@ def specdec_pp(
     found = training.checked(files, held_out, model, draft)
     folder = output or _beside(draft)
     with console.working(f"loading {model} and {draft}"):
-        from ....draft_models.acceptance import save_head
-        from ....draft_models.pairing import paired
-        from ....target import Target
+        from ....drafters.draft_model.pairing import paired
+        from ....drafters.specdec_pp.head import save_head
+        from ....drafters.specdec_pp.train import SpecDecTraining, judged, labelled, train_head
+        from ....model.tree_model import TreeModel
         from ....training.loop import Plan
-        from ....training.specdec_pp import SpecDecTraining, judged, labelled, train_head
 
         plan = Plan(steps, rate)
         how = SpecDecTraining(depth, rejection_weight, target_share, draft_temperature, batch, seed)
         loaded = loading.load(model, dtype and dtype.value, device, threads)
-        target = Target(loaded.model)
+        target = TreeModel(loaded.model)
         drafting = paired(draft, target)
     work = folder / training.WORK
     texting = training.Texting(texts, prompt_tokens, text_tokens, temperature, seed)
@@ -88,7 +89,7 @@ def specdec_pp(
 
 
 def _beside(draft: str) -> Path:
-    from ....draft_models.acceptance import KIND
+    from ....drafters.specdec_pp.head import KIND
 
     folder = Path(draft).expanduser()
     if not folder.is_dir():
@@ -100,7 +101,7 @@ def _plot(folder: Path, bins: Any, rejection_weight: float) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         console.note("the plot of the calibration needs matplotlib: pip install matplotlib")
         return
-    from ....bench.plots.calibration import calibration
+    from ....bench.report.plots.calibration import calibration
 
     console.note(f"written: {calibration(bins, rejection_weight).save(folder)}")
 

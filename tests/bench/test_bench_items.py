@@ -1,0 +1,115 @@
+"""What is decoded: texts, conversations, known answers and batches, and what does not fit the context."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import benching
+
+from token_recycling.bench.run import session
+from token_recycling.bench.run.data import Question
+from token_recycling.bench.run.prompts import prompt
+
+
+def test_replay_takes_the_second_half_of_a_text(tmp_path: Path) -> None:
+    where = benching.setup()
+    question = benching.questions(1)
+    ids = where.ids(benching.TEXTS[0])
+    (found,) = [
+        one
+        for one in benching.run(where, session.plan(session.methods(["plain"]), question), tmp_path)
+        if one["mode"] == "replay"
+    ]
+    assert found["prompt_tokens"] == len(ids) // 2
+    assert found["tokens"] == min(24, len(ids) - len(ids) // 2)
+
+
+def test_a_question_too_long_for_the_context_is_a_failure(tmp_path: Path) -> None:
+    where = benching.setup(config={"max_position_embeddings": 32})
+    long = [Question("long/1", "long", benching.TEXTS[:1], "turns"), Question("long/2", "long", ("Hi",), "turns")]
+    assert session.what_does_not_fit(where, long) == [
+        "1 of 2 questions are longer than the model's context of 32 tokens and count as failures"
+    ]
+    found = benching.run(where, session.plan(session.methods(["plain"]), long, False), tmp_path)
+    assert [one["failure"] is None for one in found] == [False, False, True, True]
+    assert found[0]["failure"].startswith("PromptTooLongError: expected a prompt of fewer tokens")
+    assert found[2]["tokens"] == 32 - found[2]["prompt_tokens"] < 24
+
+
+def test_a_text_too_long_for_the_context_is_continued_from_an_earlier_place(tmp_path: Path) -> None:
+    where = benching.setup(max_new_tokens=4, config={"max_position_embeddings": 10})
+    assert session.what_does_not_fit(where, benching.questions(1)) == [
+        "1 of 1 texts are continued from an earlier place, so that they fit"
+    ]
+    found = benching.run(where, session.plan(session.methods(["plain"]), benching.questions(1)), tmp_path)
+    assert {(one["mode"], one["prompt_tokens"], one["tokens"]) for one in found} == {
+        ("generate", 6, 4),
+        ("replay", 6, 4),
+    }
+
+
+def test_conversations_go_on_with_the_methods_own_answers(tmp_path: Path) -> None:
+    question = Question("talk/1", "talk", ("import os", "import sys"), "turns", ("1 2",))
+    where = benching.setup(max_new_tokens=5)
+    first = where.ids("User: import os\nAssistant:")[None]
+    answer = where.model.generate(first, max_new_tokens=5, do_sample=False)[0, first.shape[1] :].tolist()
+    said = f"User: import os\nAssistant: {where.decoded(answer).strip()}\nUser: import sys\nAssistant:"
+    found = benching.run(where, session.plan(session.methods(["plain"]), [question]), tmp_path)
+    assert {one["prompt_tokens"] for one in found[:2]} == {first.shape[1] + len(where.ids(said))}
+    assert (found[2]["mode"], found[2]["prompt_tokens"]) == ("replay", first.shape[1])
+    assert found[2]["tokens"] == len(where.ids(" 1 2"))
+
+
+def test_a_chat_template_writes_the_conversation() -> None:
+    where = benching.setup(chat=True)
+    where.tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    talk = Question("talk/1", "talk", ("Hi", "And?"), "turns")
+    for question, answers, wanted in (
+        (talk, (), "[user]Hi>"),
+        (talk, (" Yes. ",), "[user]Hi[assistant]Yes.[user]And?>"),
+        (Question("p/1", "p", ("Hi",), "prompt"), (), "[user]Hi>"),
+        (Question("t/1", "t", ("Hi",), "text"), (), "Hi"),
+    ):
+        assert where.decoded(prompt(where, question, answers)[0]) == wanted
+
+
+def test_batches_have_a_row_each(tmp_path: Path) -> None:
+    where = benching.setup(max_new_tokens=8)
+    made = session.plan(session.methods(["recycling:tree=2"]), benching.questions(3), sizes=[1, 2])
+    assert [len(course.items) for course in made.courses] == [3, 2]
+    found = benching.run(where, made, tmp_path)
+    assert [(one["method"], one["batch"]) for one in found] == [
+        (method, size) for size in (1, 1, 1, 2, 1) for method in ("generate", "recycling:tree=2")
+    ]
+    pair = found[6:8]
+    assert {one["prompt"] for one in pair} == {"texts/0+texts/1"}
+    assert [one["tokens"] for one in pair] == [16, 16]
+    assert pair[0]["mat"] == 1.0
+    assert [one["identical"] for one in pair] == [None, True]
+    assert all(one["loop_tokens"] is None for one in pair)
+
+
+def test_batches_leave_out_what_decodes_one_text() -> None:
+    made = session.plan(session.methods(["prompt_lookup_hf", "plain"]), benching.questions(2), sizes=[2])
+    assert [one.method.spec for one in made.courses[0].contenders] == ["generate", "plain"]
+    assert made.notes == ["prompt_lookup_hf decodes one text at a time: left out of batches"]
+    with pytest.raises(ValueError, match="expected --replay without --batch"):
+        session.plan([], benching.questions(2), True, sizes=[2])
+
+
+def test_what_cannot_be_replayed_is_said() -> None:
+    asked = [*benching.questions(2), Question("q/1", "q", ("Why?",), "turns")]
+    made = session.plan(session.methods(["assisted:model=x", "recycling"]), asked)
+    assert [course.mode for course in made.courses] == ["generate", "replay"]
+    assert [one.method.spec for one in made.courses[0].contenders] == ["generate", "assisted:model=x", "recycling"]
+    assert [one.method.spec for one in made.courses[1].contenders] == ["plain", "recycling"]
+    assert len(made.courses[1].items) == 2
+    assert made.notes == [
+        "assisted:model=x decodes by itself and cannot replay a text: left out there",
+        "1 of 3 questions have no known answer and are not replayed",
+    ]
+    unknown = session.plan(session.methods(["plain"]), asked[2:])
+    assert [course.mode for course in unknown.courses] == ["generate"]

@@ -1,0 +1,214 @@
+"""Methods by name, and lanes: each decodes what `generate` does, and counts its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from core.test_stats import learned
+from support import tiny
+from transformers import LlamaForCausalLM
+
+from token_recycling import Context, Draft, Drafter, drafter_names
+from token_recycling.bench.run import methods
+from token_recycling.bench.run.courses import arguments
+from token_recycling.bench.run.lanes import DraftedLane
+from token_recycling.bench.run.methods import DEFAULT, Drafted, parse
+from token_recycling.bench.run.outcome import Outcome
+from token_recycling.bench.run.prompts import Setup
+from token_recycling.bench.run.session import methods as named
+from token_recycling.model.architectures import UnsupportedModelError
+from token_recycling.templates import chain, root_only
+
+
+def decoded(spec: str, model: LlamaForCausalLM, *prompts: torch.Tensor, tokens: int = 30) -> Outcome:
+    where = Setup(model, None, tokens)
+    return (
+        parse(spec).start(model).generate(arguments(where, [one[0] for one in prompts], tokens, {"do_sample": False}))
+    )
+
+
+@pytest.fixture(scope="module")
+def assistant(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("assistant")
+    tiny.llama(seed=0, num_hidden_layers=1).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("spec", ["generate", "prompt_lookup_hf:n=4,ngram=3", "plain", "recycling:tree=8,k=8"])
+def test_every_lane_decodes_as_generate_does(model: LlamaForCausalLM, spec: str) -> None:
+    prompt = tiny.prompt(3, 6).repeat(1, 3)
+    wanted = model.generate(prompt, max_new_tokens=30, do_sample=False)[0, 18:].tolist()
+    found = decoded(spec, model, prompt)
+    assert found.tokens == [wanted]
+    assert sum(found.lengths or ()) == 30
+    assert found.steps == len(found.lengths or ())
+    assert torch.equal(found.prompts[0], prompt[0])
+    assert found.prefill_seconds > 0
+    assert found.seconds > 0
+    assert found.total_seconds >= found.prefill_seconds + found.seconds
+
+
+def test_assisted_generation_is_a_method(model: LlamaForCausalLM, assistant: str, tmp_path: Path) -> None:
+    found = decoded(f"assisted:model={assistant},n=3", model, tiny.prompt(3, 8))
+    assert found.tokens == [model.generate(tiny.prompt(3, 8), max_new_tokens=30, do_sample=False)[0, 8:].tolist()]
+    assert max(found.lengths or ()) <= 4
+    with pytest.raises(ValueError, match="expected a causal language model at "):
+        parse(f"assisted:model={tmp_path}").start(model)
+
+
+@pytest.mark.parametrize("spec", ["generate", "prompt_lookup_hf"])
+def test_steps_of_transformers_are_its_forward_passes(counting: LlamaForCausalLM, spec: str) -> None:
+    """The counting model repeats itself after 16 tokens, so that prompt lookup drafts 10 tokens a step from there."""
+    passes = []
+    counting.register_forward_hook(lambda *_: passes.append(1))
+    found = decoded(spec, counting, torch.arange(16)[None], tokens=33)
+    assert found.steps == len(passes)
+    assert found.lengths == ([1] * 33 if spec == "generate" else [1, 11, 11, 10])
+
+
+def test_plain_decoding_of_both_kinds_takes_one_step_a_token(counting: LlamaForCausalLM) -> None:
+    for spec in ("generate", "plain"):
+        assert (decoded(spec, counting, torch.tensor([[3]])).steps) == 30
+
+
+def test_a_batch_is_decoded_text_by_text(model: LlamaForCausalLM) -> None:
+    prompts = [tiny.prompt(1, 5), tiny.prompt(2, 9), tiny.prompt(3, 7)]
+    wanted = [model.generate(one, max_new_tokens=12, do_sample=False)[0, one.shape[1] :].tolist() for one in prompts]
+    for spec in ("generate", "recycling:tree=3"):
+        found = decoded(spec, model, *prompts, tokens=12)
+        assert found.tokens == wanted
+        assert [one.tolist() for one in found.prompts] == [one[0].tolist() for one in prompts]
+        assert found.lengths is None
+    assert decoded("generate", model, *prompts, tokens=12).steps == 36
+
+
+def test_tokens_end_with_the_end_of_sequence(counting: LlamaForCausalLM) -> None:
+    counting.generation_config.eos_token_id = 7
+    counting.generation_config.pad_token_id = 0
+    for spec in ("generate", "plain", "prompt_lookup_hf"):
+        assert decoded(spec, counting, torch.tensor([[3]])).tokens == [[4, 5, 6, 7]]
+    batch = decoded("generate", counting, torch.tensor([[3]]), torch.tensor([[5]]))
+    assert batch.tokens == [[4, 5, 6, 7], [6, 7]]
+    assert batch.steps == 6
+
+
+def test_a_call_left_to_transformers_is_no_measurement_of_ours(model: LlamaForCausalLM) -> None:
+    where = Setup(model, None, 4)
+    given = arguments(where, [torch.tensor([1, 2])], 4, {"do_sample": False})
+    with pytest.raises(UnsupportedModelError, match="left to transformers: expected use_cache=True"):
+        parse("plain").start(model).generate({**given, "use_cache": False})
+
+
+def test_replay_follows_the_text_whatever_the_model_says(counting: LlamaForCausalLM) -> None:
+    """Chains of 4 that count. After 0 the text counts to 5 (4 accepted and 5), jumps to 9 (nothing accepted), counts to
+    11 and jumps to 3 (2 accepted and 3): 9 tokens in 3 steps.
+    """
+    lane = DraftedLane(counting, learned(counting, "chain:4"))
+    text = torch.tensor([1, 2, 3, 4, 5, 9, 10, 11, 3])
+    found = lane.replay(torch.tensor([14, 15, 0]), text)
+    assert found.lengths == [5, 1, 3]
+    assert found.tokens == [text.tolist()]
+    assert (found.steps, found.stats.tokens, found.stats.mat) == (3, 9, 3.0)
+    # Drafts are cut where the text ends: of 4 + 3 + 2 nodes 4 + 0 + 2 were right.
+    assert (found.stats.drafted, found.stats.discarded) == (9, 3)
+    assert found.stats.accepted == {(1, 0): 2, (2, 0): 2, (3, 0): 1, (4, 0): 1}
+
+
+def test_in_replay_a_drafter_learns_from_the_models_logits(counting: LlamaForCausalLM) -> None:
+    """The text jumps by two, the model counts: what is learned after 12 is 13, and 14 is never drafted."""
+    lane = Drafted("published:tree=chain:1,k=1").start(counting)
+    assert lane.replay(torch.tensor([0]), torch.tensor([2, 4, 6, 8, 10, 12, 14])).steps == 7
+    assert lane.drafter.matrix.candidates[[0, 2, 4], 0].tolist() == [1, 3, 5]
+    assert lane.replay(torch.tensor([10]), torch.tensor([12, 14])).lengths == [1, 1]
+    assert lane.replay(torch.tensor([12]), torch.tensor([13, 5])).lengths == [2]
+
+
+def test_plain_replay_takes_one_step_a_token(model: LlamaForCausalLM) -> None:
+    text = tiny.prompt(5, 20)[0]
+    assert Drafted("plain").start(model).replay(tiny.prompt(1, 4)[0], text).lengths == [1] * 20
+
+
+@dataclass
+class New(Drafter):
+    """A drafter of another package."""
+
+    length: int = 2
+
+    def draft(self, context: Context) -> Draft:
+        if len(context.tokens) < 3:
+            return Draft(root_only(), context.root)
+        return Draft(chain(self.length), torch.cat([context.root, context.tokens[: self.length]]))
+
+
+def test_a_new_drafter_is_a_method(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "drafter_names", lambda: [*drafter_names(), "new"])
+    monkeypatch.setattr("token_recycling.registry.drafter_names", lambda: ["new"])
+    monkeypatch.setattr("token_recycling.registry.drafter_class", lambda name: New)
+    method = parse("new:length=3")
+    assert (method.spec, method.label, method.batches, method.remembers) == (
+        "new:length=3",
+        "new (length=3)",
+        True,
+        True,
+    )
+    assert method.start(model).drafter.length == 3
+    assert decoded("new:length=3", model, tiny.prompt(0, 9)).stats.drafted == pytest.approx(3 * 30, abs=9)
+
+
+def test_labels_are_for_people() -> None:
+    labels = [one.label for one in named(DEFAULT)]
+    assert labels == [
+        "transformers generate",
+        "transformers prompt lookup (10)",
+        "plain decoding in this loop",
+        "published",
+        "recycling",
+    ]
+    assert parse("assisted:model=some/small").label == "transformers assisted by small"
+
+
+def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "drafter_names", lambda: ["plain"])
+    assert parse("prompt_lookup_hf:n=4").in_replay() is None
+    assert parse("generate").in_replay() is None
+    monkeypatch.setattr(methods, "drafter_names", lambda: ["prompt_lookup"])
+    monkeypatch.setattr(methods, "make_drafter", lambda spec, **options: None)
+    replayed = parse("prompt_lookup_hf:n=4").in_replay()
+    assert replayed.spec == "prompt_lookup:num_tokens=4,max_matching_ngram_size=2"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            "nothing",
+            "expected a method of generate, prompt_lookup_hf, assisted, oracle, or a drafter of .*plain.*'nothing'",
+        ),
+        ("recycling:size=3", "expected an option of recycling"),
+        ("published:update=never", "expected an update rule"),
+        ("generate:n=3", "expected no option 'n' in 'generate:n=3'"),
+        ("prompt_lookup_hf:n=none", "expected a number of 1 or more for n"),
+        ("prompt_lookup_hf:n=0", "expected a number of 1 or more for n"),
+        ("prompt_lookup_hf:10", "expected options as NAME=VALUE"),
+        ("assisted", "expected assisted:model=FOLDER"),
+        ("assisted:model=a,speed=3", "expected no option 'speed'"),
+    ],
+)
+def test_what_is_wrong_with_a_method_is_said(spec: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse(spec)
+
+
+def test_a_method_is_named_once() -> None:
+    with pytest.raises(ValueError, match="expected every method once, got 'plain' twice"):
+        named(["plain", "generate", "plain"])
+
+
+def test_options_besides_the_spec_go_to_the_drafter(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    method = Drafted("recycling:k=4", tree="chain:2")
+    assert (method.start(model).drafter.k, method.start(model).drafter.tree) == (4, "chain:2")
+    assert method.spec == "recycling:k=4"
+    assert method.start(model).drafter is not method.start(model).drafter

@@ -1,0 +1,126 @@
+"""The oracle of SpecDec++ in the benchmark, by a worked example, and the study of when to stop drafting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import benching, tiny
+from transformers import LlamaForCausalLM
+
+from token_recycling.bench.report import write as report
+from token_recycling.bench.run import session, studies
+from token_recycling.bench.run.courses import arguments
+from token_recycling.bench.run.methods import Oracle, parse
+from token_recycling.bench.run.outcome import Outcome
+from token_recycling.bench.run.prompts import Setup
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A draft model of the counting one that says 0 after 5 and after 9."""
+    model, where = tiny.counting_llama(), tmp_path_factory.mktemp("draft")
+    with torch.no_grad():
+        model.lm_head.weight[0, 5] = model.lm_head.weight[0, 9] = 9.0
+    model.save_pretrained(where)
+    return str(where)
+
+
+def decoded(model: LlamaForCausalLM, spec: str, tokens: int, **sampling: Any) -> Outcome:
+    where = Setup(model, None, tokens)
+    return (
+        parse(spec)
+        .start(model)
+        .generate(arguments(where, [torch.tensor([3])], tokens, {"do_sample": False, **sampling}))
+    )
+
+
+def test_the_oracle_drafts_up_to_the_first_disagreement(counting: LlamaForCausalLM, folder: str) -> None:
+    """The text is 4 5 | 6 7 8 9 | 10 ... 15 0 1 | end. After 5 and 9 the target's own token ends a step: 3, 4 and 8."""
+    found = decoded(counting, f"oracle:model={folder}", 15)
+    assert found.tokens == [[*range(4, 16), 0, 1, 2]]
+    assert found.lengths == [3, 4, 8]
+    assert found.stats is not None
+    assert (found.stats.drafted, found.stats.discarded) == (2 + 3 + 7, 0)
+    assert found.stats.discard_rate == 0
+    assert found.stats.verification_rate == pytest.approx(3 / 15)  # two disagreements, and the end of the text
+    assert found.stats.drafter_statistics["draft_forwards"] == found.stats.drafted
+    assert found.stats.drafter == f"oracle: {folder}, as many tokens as will be accepted, deterministic drafts"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_no_fixed_length_does_better(counting: LlamaForCausalLM, folder: str, depth: int) -> None:
+    fixed = decoded(counting, f"draft_model:mode=sequence,model={folder},depth={depth}", 15).stats
+    oracle = decoded(counting, f"oracle:model={folder}", 15).stats
+    assert fixed is not None
+    assert oracle is not None
+    assert oracle.discard_rate <= fixed.discard_rate
+    assert oracle.verification_rate <= fixed.verification_rate
+
+
+def test_the_oracle_replays_a_text(counting: LlamaForCausalLM, folder: str) -> None:
+    """The text jumps after 7, where the draft model would count on."""
+    text = torch.tensor([4, 5, 6, 7, 12, 13, 14])
+    found = Oracle("", folder).start(counting).replay(torch.tensor([3]), text)
+    assert (found.tokens, found.lengths) == ([text.tolist()], [3, 2, 2])
+    assert found.stats is not None
+    assert found.stats.discarded == 0
+
+
+def test_a_model_that_never_agrees_drafts_nothing(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    other = tiny.llama()
+    with torch.no_grad():
+        other.lm_head.weight.neg_()
+    other.save_pretrained(tmp_path)
+    assert decoded(model, f"oracle:model={tmp_path}", 8).lengths == [1] * 8
+
+
+def test_the_future_of_drawn_texts_is_not_known(counting: LlamaForCausalLM, folder: str) -> None:
+    with pytest.raises(ValueError, match="expected greedy decoding, got sampling"):
+        decoded(counting, f"oracle:model={folder}", 8, do_sample=True)
+    with pytest.raises(ValueError, match="expected oracle:model=FOLDER"):
+        parse("oracle")
+    with pytest.raises(ValueError, match="expected no option 'n'"):
+        parse("oracle:model=x,n=3")
+
+
+def test_the_study_of_when_to_stop() -> None:
+    methods = session.methods(["specdec_pp:threshold=0.3,model=x,max_length=9"])
+    made = session.plan(methods, benching.questions(2), studies=["specdec-pp"])
+    for course in made.courses:
+        specs = {one.point: one.method.spec for one in course.contenders}
+        assert {specs[f"length {length}"] for length in studies.FIXED_LENGTHS} == {"draft_model:mode=sequence,model=x"}
+        assert {specs[f"h = {value:g}"] for value in studies.THRESHOLDS} == {"specdec_pp:model=x,max_length=9"}
+        assert specs["oracle"] == "oracle:model=x"
+        assert specs[None] == ("generate" if course.mode == "generate" else "plain")
+    with pytest.raises(ValueError, match=r"specdec_pp:model=FOLDER for the study specdec-pp, .* got suffix"):
+        session.plan(session.methods(["suffix"]), benching.questions(1), studies=["specdec-pp"])
+
+
+def test_the_study_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model with a head beside it: the report has its rates and the plot."""
+    from token_recycling.drafters.specdec_pp.head import AcceptanceHead, save_head
+    from token_recycling.model.inspection import output_width
+
+    monkeypatch.setattr(studies, "THRESHOLDS", (0.3, 0.7))
+    monkeypatch.setattr(studies, "FIXED_LENGTHS", (1, 3))
+    where = benching.setup(max_new_tokens=10)
+    where.model.save_pretrained(tmp_path / "draft")
+    head = AcceptanceHead(output_width(where.model), 1)
+    head.reset()
+    save_head(tmp_path / "draft" / "specdec_pp", head, where.model, {})
+    methods = session.methods([f"specdec_pp:model={tmp_path / 'draft'}"])
+    made = session.plan(methods, benching.questions(2), True, studies=["specdec-pp"])
+    found = benching.run(where, made, tmp_path / "rows")
+    assert [row["failure"] for row in found] == [None] * len(found)
+    assert all(row["identical"] in (True, None) for row in found)
+    generated = [row for row in found if row["mode"] == "generate" and row["drafted"]]
+    lengths = {row["point"]: row["drafted"] / row["steps"] for row in generated}
+    assert lengths["length 1"] < lengths["length 3"]
+    report.write(tmp_path / "rows")
+    text = (tmp_path / "rows" / "report.md").read_text()
+    assert "| discard rate | verification rate |" in text
+    assert "When to stop drafting" in text
+    assert (tmp_path / "rows" / "plots" / "study_specdec-pp_generate.svg").is_file()

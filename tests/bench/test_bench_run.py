@@ -1,0 +1,265 @@
+"""Measuring: rows by hand, resuming, failures, identity, hot and cold, on tiny models."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from support import benching
+
+from token_recycling.bench.run import session
+from token_recycling.bench.run.courses import Contender, Conversation, Course, Plan
+from token_recycling.bench.run.data import Question
+from token_recycling.bench.run.lanes import DraftedLane
+from token_recycling.bench.run.methods import Drafted, parse
+from token_recycling.bench.run.outcome import Outcome
+from token_recycling.bench.run.rows import row
+from token_recycling.bench.run.runner import Event, calls
+from token_recycling.model.tree_model import TreeModel
+
+SPECS = ("generate", "prompt_lookup_hf", "plain", "recycling:tree=chain:3")
+
+
+def plan(number: int = 4, replay: bool = True, specs: tuple[str, ...] = SPECS, **more: object) -> Plan:
+    return session.plan(session.methods(specs), benching.questions(number), replay, **more)
+
+
+def test_a_row_for_every_method_and_prompt(tmp_path: Path) -> None:
+    where = benching.setup(repeats=3)
+    found = benching.run(where, plan(2), tmp_path)
+    generated, replayed = benching.by_method(found), benching.by_method(found, "replay")
+    assert {method: len(rows) for method, rows in generated.items()} == dict.fromkeys(SPECS, 2)
+    assert set(replayed) >= {"plain", "recycling:tree=chain:3"}
+    for one in found:
+        assert one["failure"] is None
+        assert len(one["seconds"]) == len(one["prefill_seconds"]) == len(one["total_seconds"]) == 3
+        assert one["mat"] == one["tokens"] / one["steps"]
+        assert sum(int(length) * count for length, count in one["lengths"].items()) == one["tokens"]
+        assert (one["version"], one["study"], one["point"], one["batch"]) == (1, None, None, 1)
+        assert (one["category"], one["temperature"], one["max_new_tokens"], one["seed"]) == ("texts", 0, 24, None)
+        assert one["environment"]["model"] == "tiny"
+    for rows in generated.values():
+        assert all(one["tokens"] == 24 for one in rows)
+    assert [one["identical"] for one in generated["generate"]] == [None, None]
+    assert [one["identical"] for method in SPECS[1:] for one in generated[method]] == [True] * 6
+    assert all(one["identical"] is None for rows in replayed.values() for one in rows)
+    assert [one["mat"] for one in generated["generate"] + generated["plain"]] == [1.0] * 4
+    assert generated["recycling:tree=chain:3"][0]["drafted"] > 0
+    assert generated["generate"][0]["parts"] is generated["generate"][0]["tried"] is None
+
+
+def test_in_replay_nodes_are_counted_by_path_too(tmp_path: Path) -> None:
+    for one in benching.run(benching.setup(), plan(2), tmp_path):
+        if one["mode"] != "replay":
+            assert one["paths"] is None
+            continue
+        by_place: dict[tuple[int, int], list[int]] = {}
+        for path, tried, accepted in one["paths"] or ():
+            ranks = path.split(".")
+            counts = by_place.setdefault((len(ranks), int(ranks[-1])), [0, 0])
+            counts[0] += tried
+            counts[1] += accepted
+        assert {place: counts[0] for place, counts in by_place.items()} == {(d, r): n for d, r, n in one["tried"]}
+        found = {place: counts[1] for place, counts in by_place.items() if counts[1]}
+        assert found == {(d, r): n for d, r, n in one["accepted"]}
+
+
+class Stop(BaseException):
+    """As KeyboardInterrupt, which pytest takes for its own."""
+
+
+def stopping(after: int) -> tuple[list[Event], object]:
+    events: list[Event] = []
+
+    def hook(event: Event) -> None:
+        events.append(event)
+        if sum(one.phase == "measuring" and one.found is None for one in events) > after:
+            raise Stop
+
+    return events, hook
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    return benching.run(benching.setup(repeats=2), plan(), tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("after", [0, 5, 8, 30, 38])
+def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path: Path, uninterrupted: list[dict], after: int) -> None:
+    where, wanted = benching.setup(repeats=2), uninterrupted
+    _, hook = stopping(after)
+    with pytest.raises(Stop):
+        benching.run(where, plan(), tmp_path, hook)
+    before = benching.rows(tmp_path)
+    events, hook = stopping(10**6)
+    found = benching.run(where, plan(), tmp_path, hook)
+    assert found[: len(before)] == before
+    assert benching.timeless(found) == benching.timeless(wanted)
+    # Nothing that was measured is measured again.
+    measured = sum(one.phase == "measuring" and one.found is not None for one in events)
+    assert measured == calls(plan(), 2) - 2 * len(before)
+
+
+def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path: Path) -> None:
+    """What the test before relies on: the last prompt alone takes other steps than after the others."""
+    where, spec = benching.setup(), "recycling:tree=chain:3"
+    last = benching.run(where, plan(replay=False), tmp_path / "all")[-1]
+    alone = session.plan(session.methods([spec]), benching.questions()[-1:], False)
+    assert last["method"] == spec
+    assert benching.run(where, alone, tmp_path / "alone")[-1]["steps"] > last["steps"]
+
+
+def test_a_line_cut_short_is_measured_again(tmp_path: Path) -> None:
+    where = benching.setup()
+    wanted = benching.run(where, plan(), tmp_path)
+    path = tmp_path / "rows.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(b"\n", len(whole) // 2) + 20])
+    assert benching.timeless(benching.run(where, plan(), tmp_path)) == benching.timeless(wanted)
+
+
+def test_a_finished_run_measures_nothing(tmp_path: Path) -> None:
+    where = benching.setup()
+    wanted = benching.run(where, plan(), tmp_path)
+    events, hook = stopping(10**6)
+    assert benching.run(where, plan(), tmp_path, hook) == wanted
+    assert events == []
+
+
+def test_rows_of_other_settings_are_refused_or_deleted(tmp_path: Path) -> None:
+    where = benching.setup()
+    benching.run(where, plan(2), tmp_path)
+    other = benching.setup(max_new_tokens=8)
+    with pytest.raises(ValueError, match=r"max_new_tokens 24 there, 8 now.*--fresh"):
+        benching.run(other, plan(2), tmp_path)
+    assert len(benching.run(other, plan(1), tmp_path, fresh=True)) < 8
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"expected JSON in .*--fresh"):
+        benching.run(other, plan(1), tmp_path)
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"expected settings.json beside the rows"):
+        benching.run(other, plan(1), tmp_path)
+
+
+def test_foreign_rows_are_refused(tmp_path: Path) -> None:
+    where = benching.setup()
+    benching.run(where, plan(1), tmp_path)
+    rows = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
+    for wrong in (rows[::-1], ["no row\n", *rows[1:]], [*rows, rows[0]]):
+        (tmp_path / "rows.jsonl").write_text("".join(wrong))
+        with pytest.raises(ValueError, match=r"expected .*rows.*--fresh"):
+            benching.run(where, plan(1), tmp_path)
+
+
+def test_every_repeat_has_drafters_that_have_not_seen_the_prompt(tmp_path: Path) -> None:
+    """One prompt again and again would be known by heart at the second time."""
+    spec = "recycling:tree=chain:3"
+    steps = {
+        repeats: [
+            one["steps"]
+            for one in benching.run(
+                benching.setup(repeats=repeats), plan(replay=False, specs=(spec,)), tmp_path / str(repeats)
+            )
+            if one["method"] == spec
+        ]
+        for repeats in (1, 3)
+    }
+    assert steps[1] == steps[3]
+
+
+def test_the_order_of_methods_moves_on(tmp_path: Path) -> None:
+    events, hook = stopping(10**6)
+    benching.run(benching.setup(repeats=2, max_new_tokens=4), plan(3, replay=False), tmp_path, hook)
+    order = [one.contender.method.spec for one in events if one.phase == "measuring" and one.found is None]
+    firsts = order[:: len(SPECS)]
+    assert firsts == [SPECS[place] for place in (0, 1, 1, 2, 2, 3)]
+    assert Counter(order) == dict.fromkeys(SPECS, 6)
+
+
+def test_the_warm_up_uses_other_drafters_and_another_text(tmp_path: Path) -> None:
+    events, hook = stopping(10**6)
+    benching.run(benching.setup(max_new_tokens=4), plan(1), tmp_path, hook)
+    warm = [one for one in events if one.phase == "warming up" and one.found is not None]
+    assert {one.item.name for one in warm} == {"warm-up"}
+    assert all(not isinstance(one.found, Exception) for one in warm)
+    assert len(warm) == sum(len(course.contenders) for course in plan(1).courses)
+
+
+def test_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = DraftedLane.generate
+
+    def failing(self: DraftedLane, arguments: dict) -> Outcome:
+        if self.drafter.name == "recycling" and arguments["input_ids"].shape[1] > 20:
+            raise RuntimeError("out of\nmemory")
+        return generate(self, arguments)
+
+    monkeypatch.setattr(DraftedLane, "generate", failing)
+    where = benching.setup(repeats=2)
+    found = benching.by_method(benching.run(where, plan(replay=False), tmp_path))
+    assert {method: len(rows) for method, rows in found.items()} == dict.fromkeys(SPECS, 4)
+    failed = [one for one in found["recycling:tree=chain:3"] if one["failure"] is not None]
+    assert 0 < len(failed) < 4
+    assert {one["failure"] for one in failed} == {"RuntimeError: out of memory"}
+    for key in ("tokens", "steps", "mat", "seconds", "total_seconds", "parts", "identical", "lengths"):
+        assert all(one[key] is None for one in failed)
+    assert all(one["failure"] is None for method in SPECS[:3] for one in found[method])
+
+
+def test_a_text_that_differs_is_told_with_its_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = TreeModel.forward
+
+    def wrong(self: TreeModel, *inputs: object) -> torch.Tensor:
+        logits = forward(self, *inputs).clone()
+        logits[..., 65] += 1000
+        return logits
+
+    where = benching.setup(max_new_tokens=6)
+    ids = where.ids(benching.TEXTS[0])[None]
+    plain = where.model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :].tolist()
+    place = next(place for place, token in enumerate(plain) if token != 65)
+    text = torch.cat([ids, torch.tensor([plain[:place]], dtype=torch.long)], dim=1)
+    logits = where.model(text).logits[0, -1].detach()
+    monkeypatch.setattr(TreeModel, "forward", wrong)
+    one = benching.run(where, plan(1, False, ("generate", "plain")), tmp_path)[1]
+    assert one["identical"] is False
+    assert one["divergence"].pop("margin") == pytest.approx(float(logits[plain[place]] - logits[65]), abs=1e-4)
+    assert one["divergence"] == {"turn": 0, "place": place, "expected": plain[place], "got": 65}
+
+
+def outcome(tokens: list[int], total: float, lengths: list[int] | None = None) -> Outcome:
+    return Outcome([torch.tensor([1, 2, 3])], [tokens], lengths or [1] * len(tokens), 2, 0.5, total - 1, total, None)
+
+
+def test_a_row_of_two_turns_and_three_repeats_by_hand() -> None:
+    """Turns are summed, counts are those of the median repeat, and one repeat that differs is enough."""
+    contender, baseline = Contender(Drafted("plain")), Contender(parse("generate"))
+    question = Question("set/1", "law", ("a", "b"), "turns")
+    course = Course("generate", None, (baseline, contender), (Conversation(question),))
+    where = benching.setup()
+    loop, answer = [7, 8, 9, 10] * 4, [4, 5, 6, 7]
+    repeats = [
+        [outcome(loop, 9.0, [4, 12]), outcome(answer, 9.0, [2, 2])],
+        [outcome(loop, 2.0, [8, 8]), outcome(answer, 3.0, [2, 2])],
+        [outcome(loop, 1.0, [4, 12]), outcome([4, 5], 1.0, [2, 0])],
+    ]
+    wanted = [outcome(loop, 1.0), outcome(answer, 1.0)]
+    found = row(where, course, contender, course.items[0], repeats, wanted, {"cpu": "some"})
+    assert found["total_seconds"] == [18.0, 5.0, 2.0]
+    assert found["seconds"] == [16.0, 3.0, 0.0]
+    assert found["prefill_seconds"] == [1.0, 1.0, 1.0]
+    assert (found["prompt_tokens"], found["tokens"], found["steps"], found["mat"]) == (6, 20, 4, 5.0)
+    assert (found["loop_tokens"], found["loop_steps"]) == (16, 2)
+    # Of 13 4-grams of the loop 9 come again; the answer has 1.
+    assert found["repeated_4grams"] == pytest.approx(9 / 14)
+    assert found["lengths"] == {"2": 2, "8": 2}
+    assert found["identical"] is False
+    assert found["divergence"] == {"turn": 1, "place": 2, "margin": None, "expected": 6, "got": None}
+    assert (found["prompt"], found["category"], found["environment"]) == ("set/1", "law", {"cpu": "some"})
+    failed = row(where, course, contender, course.items[0], [repeats[0], ValueError("no")], wanted, {})
+    assert (failed["failure"], failed["tokens"], failed["identical"]) == ("ValueError: no", None, None)
+    unchecked = row(where, course, contender, course.items[0], repeats, RuntimeError("no"), {})
+    assert unchecked["identical"] is None
+    json.dumps(found)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.strategies import trees
+
+from token_recycling import AdjacencyMatrix, Tree
+from token_recycling.candidates.matrix import check_rule
+
+
+def rows(count: int, k: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, vocab_size, (count, k), generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_new_matrix_is_zero_and_small() -> None:
+    matrix = AdjacencyMatrix(32_000, 8)
+    assert matrix.candidates.dtype == torch.int32
+    assert not matrix.candidates.any()
+    assert not matrix.filled.any()
+    assert matrix.nbytes == 32_000 * 8 * 4 < 2_000_000
+
+
+@pytest.mark.parametrize(("vocab_size", "k"), [(0, 1), (8, 0), (8, 9)])
+def test_sizes_that_make_no_matrix_are_refused(vocab_size: int, k: int) -> None:
+    with pytest.raises(ValueError, match="k from 1 to its size"):
+        AdjacencyMatrix(vocab_size, k)
+
+
+def test_what_was_written_is_looked_up() -> None:
+    matrix = AdjacencyMatrix(10, 3)
+    matrix.update(torch.tensor([4, 7]), torch.tensor([[1, 2, 3], [9, 8, 0]]))
+    found = matrix.look_up(torch.tensor([7, 4, 4, 0]), torch.tensor([0, 2, 0, 1]))
+    assert found.tolist() == [9, 3, 1, 0]
+    assert found.dtype == torch.int64
+    assert matrix.filled.nonzero().flatten().tolist() == [4, 7]
+    assert "10 tokens x 3, 2 rows filled" in repr(matrix)
+
+
+@pytest.mark.parametrize(("rule", "winner"), [("last", 2), ("first", 0)])
+def test_the_rule_says_which_row_of_a_repeated_token_stays(rule: str, winner: int) -> None:
+    matrix = AdjacencyMatrix(10, 2)
+    candidates = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
+    matrix.update(torch.tensor([4, 2, 4, 9]), candidates, rule)
+    assert matrix.candidates[4].tolist() == candidates[winner].tolist()
+    assert matrix.candidates[2].tolist() == [3, 4]
+    assert matrix.candidates[9].tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("update", [AdjacencyMatrix.update, AdjacencyMatrix.write], ids=["cpu", "accelerator"])
+@pytest.mark.parametrize("rule", ["last", "first"])
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 700])
+def test_the_winner_is_the_same_however_many_rows_are_written(
+    update: Callable[..., None], rule: str, count: int
+) -> None:
+    vocab_size, k = 50, 4
+    tokens = rows(count, 1, vocab_size, seed=count)[:, 0]
+    candidates = torch.arange(count * k).view(count, k)
+    wanted = torch.zeros(vocab_size, k, dtype=torch.int32)
+    order = range(count) if rule == "last" else reversed(range(count))
+    for place in order:
+        wanted[tokens[place]] = candidates[place].int()
+    matrix = AdjacencyMatrix(vocab_size, k)
+    update(matrix, tokens, candidates, rule)
+    assert torch.equal(matrix.candidates, wanted)
+
+
+@given(trees(), st.integers(0, 10**6))
+def test_a_tree_is_filled_with_candidates_of_parents(tree: Tree, seed: int) -> None:
+    """On a CPU node by node, on an accelerator layer by layer, with the same tokens."""
+    matrix = AdjacencyMatrix(30, 24)
+    matrix.candidates.copy_(rows(30, 24, 30, seed))
+    wanted = [seed % 30]
+    for parent, rank in zip(tree.parents[1:], tree.ranks[1:], strict=True):
+        wanted.append(int(matrix.candidates[wanted[parent], rank]))
+    for fill in (matrix.fill, matrix.fill_by_layers):
+        tokens = fill(tree, torch.tensor([seed % 30]))
+        assert tokens.tolist() == wanted
+        assert tokens.dtype == torch.int64
+
+
+def test_an_unordered_write_keeps_one_of_the_rows() -> None:
+    matrix = AdjacencyMatrix(10, 2)
+    matrix.update(torch.tensor([4, 2, 4]), torch.tensor([[1, 2], [3, 4], [5, 6]]), "unordered")
+    assert matrix.candidates[4].tolist() in ([1, 2], [5, 6])
+    assert matrix.candidates[2].tolist() == [3, 4]
+
+
+def test_an_update_overwrites_what_was_there_and_nothing_else() -> None:
+    matrix = AdjacencyMatrix(20, 3)
+    matrix.candidates.copy_(rows(20, 3, 20))
+    before = matrix.candidates.clone()
+    matrix.update(torch.tensor([5]), torch.tensor([[0, 0, 1]]))
+    assert matrix.candidates[5].tolist() == [0, 0, 1]
+    others = torch.arange(20) != 5
+    assert torch.equal(matrix.candidates[others], before[others])
+
+
+def test_other_rules_are_refused() -> None:
+    with pytest.raises(ValueError, match="last, first, unordered, got 'newest'"):
+        check_rule("newest")
+
+
+def test_a_hot_matrix_holds_the_best_candidates_of_every_verified_token() -> None:
+    random.seed(0)
+    matrix = AdjacencyMatrix(130, 8)
+    logits = torch.randn(300, 130, generator=torch.Generator().manual_seed(0))
+    tokens = torch.tensor([random.randrange(130) for _ in range(300)])
+    matrix.update(tokens, logits.topk(8).indices)
+    for token in tokens.unique():
+        newest = int((tokens == token).nonzero().max())
+        assert matrix.candidates[token].tolist() == logits[newest].topk(8).indices.tolist()

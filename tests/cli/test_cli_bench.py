@@ -1,0 +1,168 @@
+"""`token-recycling bench`: rows from the command line, going on where it stopped, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from support.commandline import assert_refused, run, run_json
+
+import token_recycling.bench
+from token_recycling.bench.run import runner as runs
+
+
+@pytest.fixture(autouse=True)
+def report(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Instead of the report, of which other tests tell: the folders that one was asked for."""
+    asked: list[Path] = []
+
+    def write(folder: Path, console: object = None) -> list[Path]:
+        asked.append(folder)
+        return [folder / "report.md"]
+
+    stub = types.ModuleType("token_recycling.bench.report.write")
+    stub.write = write  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, stub.__name__, stub)
+    monkeypatch.setattr(token_recycling.bench, "report", stub, raising=False)
+    return asked
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, text in (
+        ("a.py", "def add(a, b):\n    return a + b"),
+        ("b.py", "import os\nimport sys"),
+        ("c.py", "x = 1"),
+    ):
+        (folder / name).write_text(text)
+    return folder
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+SMALL = ("--max-new-tokens", 6, "--repeats", 1, "--method", "generate", "--method", "recycling:tree=2")
+
+
+def test_bench_writes_rows_and_a_report(tiny_model_dir: str, texts: Path, tmp_path: Path, report: list[Path]) -> None:
+    output = tmp_path / "out"
+    result = run("bench", tiny_model_dir, "--data", texts, "--limit", 2, "--output", output, *SMALL)
+    assert result.exit_code == 0, result.stderr
+    assert f"written: {output / 'report.md'}" in result.stderr
+    assert report == [output]
+    found = rows(output)
+    assert [(one["mode"], one["method"], one["prompt"]) for one in found] == [
+        ("generate", "generate", "texts/a.py"),
+        ("generate", "recycling:tree=2", "texts/a.py"),
+        ("generate", "generate", "texts/b.py"),
+        ("generate", "recycling:tree=2", "texts/b.py"),
+        ("replay", "plain", "texts/a.py"),
+        ("replay", "recycling:tree=2", "texts/a.py"),
+        ("replay", "plain", "texts/b.py"),
+        ("replay", "recycling:tree=2", "texts/b.py"),
+    ]
+    assert found[1]["identical"] is True
+    assert found[0]["environment"]["dtype"] == "float32"
+
+
+def test_bench_as_json_and_in_the_default_folder(
+    tiny_model_dir: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run_json("bench", tiny_model_dir, "--data", texts, "--no-replay", *SMALL)
+    folder = Path("results") / Path(tiny_model_dir).name
+    assert found == {
+        "folder": str(folder),
+        "rows": 6,
+        "failures": 0,
+        "different_outputs": 0,
+        "written": [str(folder / "report.md")],
+    }
+
+
+def test_bench_goes_on_where_it_stopped(
+    tiny_model_dir: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("bench", tiny_model_dir, "--data", texts, "--output", tmp_path, *SMALL)
+    measured = runs._Run._measured
+
+    def interrupted(self: runs._Run, place: int) -> list[dict]:
+        if self.course.mode == "replay" and place == 1:
+            raise KeyboardInterrupt
+        return measured(self, place)
+
+    monkeypatch.setattr(runs._Run, "_measured", interrupted)
+    result = run(*asked)
+    assert result.exit_code == 130
+    assert "stopped with 4 of 6 prompts" in result.stderr
+    before = rows(tmp_path)
+    assert len(before) == 8
+    monkeypatch.setattr(runs._Run, "_measured", measured)
+    result = run(*asked)
+    assert result.exit_code == 0
+    assert "4 of 6 prompts are measured" in result.stderr
+    assert rows(tmp_path)[:8] == before
+    assert len(rows(tmp_path)) == 12
+    assert_other = run(*asked[:-2], "--method", "plain")
+    assert_refused(assert_other, "--fresh", "courses")
+    assert run(*asked[:-2], "--method", "plain", "--fresh").exit_code == 0
+    assert {one["method"] for one in rows(tmp_path)} == {"generate", "plain"}
+
+
+def test_bench_does_studies_and_batches(tiny_model_dir: str, texts: Path, tmp_path: Path) -> None:
+    asked = ("bench", tiny_model_dir, "--data", texts, "--max-new-tokens", 4, "--repeats", 1, "--method", "recycling")
+    assert run(*asked, "--study", "hot", "--limit", 1, "--output", tmp_path / "hot").exit_code == 0
+    assert [(one["study"], one["point"]) for one in rows(tmp_path / "hot")] == [
+        ("hot", None),
+        ("hot", "cold"),
+        ("hot", "hot"),
+    ] * 2
+    result = run(*asked, "--batch", 1, "--batch", 2, "--output", tmp_path / "batch")
+    assert result.exit_code == 0
+    assert [one["batch"] for one in rows(tmp_path / "batch")] == [1, 1, 1, 1, 1, 1, 2, 2, 1, 1]
+
+
+def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir: str, texts: Path, tmp_path: Path) -> None:
+    (texts / "long.jsonl").write_text(json.dumps({"prompt": "a" * 200}) + "\n")
+    data = ("--data", texts / "long.jsonl", "--data", texts / "a.py")
+    result = run(
+        *("bench", tiny_model_dir, *data, "--output", tmp_path / "out", "--max-new-tokens", 6, "--repeats", 1),
+        *("--method", f"assisted:model={tiny_model_dir}", "--method", "recycling:tree=2,k=2"),
+    )
+    assert f"assisted:model={tiny_model_dir} decodes by itself and cannot replay a text" in result.stderr
+    assert "1 of 2 questions are longer than the model's context of 96 tokens and count as failures" in result.stderr
+    assert "1 of 2 questions have no known answer and are not replayed" in result.stderr
+    failures = [(one["prompt"], one["failure"] is None) for one in rows(tmp_path / "out") if one["mode"] == "generate"]
+    assert failures == [("long/1", False)] * 3 + [("a/a.py", True)] * 3
+    found = [one for one in rows(tmp_path / "out") if one["method"].startswith("assisted") and not one["failure"]]
+    assert [one["identical"] for one in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), ["expected --data", "spec_bench"]),
+        (("--data", "nothing.jsonl"), ["spec_bench, mbpp", "no such path"]),
+        (("--data", "{texts}", "--method", "nothing"), ["a method of generate", "nothing"]),
+        (("--data", "{texts}", "--method", "assisted:model={texts}"), ["config.json"]),
+        (("--data", "{texts}", "--method", "plain", "--method", "plain"), ["once", "plain"]),
+        (("--data", "{texts}", "--study", "width"), ["expected a study", "width"]),
+        (("--data", "{texts}", "--study", "order"), ["two categories"]),
+        (("--data", "{texts}", "--batch", "2", "--replay"), ["--replay without --batch"]),
+        (("--data", "{texts}", "--repeats", "0"), ["--repeats"]),
+        (("--data", "{texts}", "--chat"), ["--no-chat"]),
+        (("--data", "{texts}", "--device", "nowhere"), ["expected a device"]),
+    ],
+)
+def test_bench_refuses_in_one_line(
+    tiny_model_dir: str, texts: Path, tmp_path: Path, options: tuple[str, ...], words: list[str]
+) -> None:
+    given = [option.format(texts=texts) for option in options]
+    assert_refused(run("bench", tiny_model_dir, *given, "--output", tmp_path / "out"), *words)
+    assert not (tmp_path / "out").exists()

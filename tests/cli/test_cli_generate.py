@@ -1,0 +1,159 @@
+"""`token-recycling generate` on a tiny random llama with a byte tokenizer, and the matrix it keeps."""
+
+import json
+import shutil
+
+import torch
+from support.commandline import CONTEXT, PROMPT, assert_refused, reference, run, run_json
+
+from token_recycling import fingerprint
+from token_recycling.candidates.matrix import read_matrix
+from token_recycling.drafters.recycling import Recycling
+from token_recycling.model.loading import load
+from token_recycling.text_stream import decoded
+
+
+def test_generate_equals_transformers(loaded, tiny_model_dir):
+    found = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)
+    assert found["tokens"] == reference(loaded, PROMPT, max_new_tokens=40, do_sample=False)
+    assert found["text"] == decoded(loaded.tokenizer, found["tokens"])
+    assert found["stats"]["tokens"] == len(found["tokens"])
+    assert found["stats"]["steps"] > 0
+    assert found["interrupted"] is False
+
+
+def test_streamed_text_equals_the_text(tiny_model_dir):
+    text = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)["text"]
+    streamed = run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)
+    assert streamed.exit_code == 0
+    assert streamed.stdout == f"{text}\n"
+
+
+def test_prompt_from_file_and_standard_input(tiny_model_dir, tmp_path):
+    file = tmp_path / "prompt.py"
+    file.write_text(f"{PROMPT}\n")
+    options = ("--max-new-tokens", 12)
+    expected = run_json("generate", tiny_model_dir, PROMPT, *options)["tokens"]
+    assert run_json("generate", tiny_model_dir, "--file", file, *options)["tokens"] == expected
+    assert run_json("generate", tiny_model_dir, *options, input=f"{PROMPT}\n")["tokens"] == expected
+
+
+def test_sampling_equals_transformers(loaded, tiny_model_dir):
+    torch.manual_seed(3)
+    expected = reference(loaded, PROMPT, max_new_tokens=30, do_sample=True, temperature=0.7, top_p=0.9, top_k=20)
+    options = ("--temperature", 0.7, "--top-p", 0.9, "--top-k", 20, "--max-new-tokens", 30)
+    assert run_json("generate", tiny_model_dir, PROMPT, *options, "--seed", 3)["tokens"] == expected
+    assert run_json("generate", tiny_model_dir, PROMPT, *options, "--seed", 4)["tokens"] != expected
+
+
+def test_stop_string_ends_the_text(loaded, tiny_model_dir):
+    whole = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)
+    stop = next(char for char in whole["text"] if char.isascii())
+    found = run_json(
+        "generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40, "--stop", "never there", "--stop", stop
+    )
+    assert len(found["tokens"]) < len(whole["tokens"])
+    assert stop in decoded(loaded.tokenizer, found["tokens"][-1:])
+
+
+def test_stats_are_printed_beside_the_text(tiny_model_dir):
+    result = run(
+        "generate", tiny_model_dir, PROMPT, "--max-new-tokens", 20, "--stats", "--drafter", "recycling:k=3,tree=4"
+    )
+    for word in (
+        "recycling: tree 4 nodes, best first; 3 candidates",
+        "MAT",
+        "tokens per second",
+        "discarded",
+        "forward",
+        "depth 1",
+        "rank 0",
+    ):
+        assert word in result.stderr
+        assert word not in result.stdout
+
+
+def test_no_more_tokens_than_the_context_holds(tiny_model_dir):
+    result = run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 1000, "--json")
+    assert len(json.loads(result.stdout)["tokens"]) == CONTEXT - len(PROMPT)
+    assert f"note: the text ends where the model's context of {CONTEXT} tokens does" in result.stderr
+    assert run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 10).stderr == ""
+
+
+def test_dtype_threads_and_device(tiny_model_dir):
+    before = torch.get_num_threads()
+    try:
+        options = ("--dtype", "bfloat16", "--device", "cpu", "--threads", 1, "--max-new-tokens", 5)
+        assert len(run_json("generate", tiny_model_dir, PROMPT, *options)["tokens"]) == 5
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    assert load(tiny_model_dir).model.dtype == torch.float32
+    assert load(tiny_model_dir, dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+def test_chat_template_is_used_if_there_is_one(loaded, tiny_model_dir, tmp_path):
+    folder = tmp_path / "chat"
+    shutil.copytree(tiny_model_dir, folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    options = ("--max-new-tokens", 8)
+    plain = reference(loaded, PROMPT, max_new_tokens=8, do_sample=False)
+    chat = reference(loaded, f"[{PROMPT}]", max_new_tokens=8, do_sample=False)
+    assert plain != chat
+    result = run("generate", folder, PROMPT, *options, "--json")
+    assert json.loads(result.stdout)["tokens"] == chat
+    assert "--no-chat" in result.stderr
+    assert run_json("generate", folder, PROMPT, *options, "--chat")["tokens"] == chat
+    assert run_json("generate", folder, PROMPT, *options, "--no-chat")["tokens"] == plain
+    assert_refused(run("generate", tiny_model_dir, PROMPT, "--chat"), "chat template")
+
+
+# the matrix of generate
+
+
+def test_matrix_is_saved_and_loaded(loaded, tiny_model_dir, tmp_path):
+    file = tmp_path / "new" / "matrix.safetensors"
+    options = ("--max-new-tokens", 40, "--matrix", file)
+    cold = run_json("generate", tiny_model_dir, PROMPT, *options)
+    matrix, header = read_matrix(file)
+    assert header["tokenizer"] == fingerprint(loaded.tokenizer)
+    assert matrix.filled.any()
+    hot = run_json("generate", tiny_model_dir, PROMPT, *options)
+    assert hot["tokens"] == cold["tokens"]
+    assert hot["stats"]["steps"] < cold["stats"]["steps"]
+
+
+def test_ctrl_c_keeps_what_was_learned(tiny_model_dir, tmp_path, monkeypatch):
+    draft, calls = Recycling.draft, []
+
+    def draft_or_interrupt(self, context):
+        calls.append(context)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return draft(self, context)
+
+    monkeypatch.setattr(Recycling, "draft", draft_or_interrupt)
+    file = tmp_path / "matrix.safetensors"
+    found = run_json("generate", tiny_model_dir, PROMPT, "--matrix", file, status=130)
+    assert found["interrupted"] is True
+    assert found["stats"]["steps"] == 3
+    assert len(found["tokens"]) >= 3
+    assert read_matrix(file)[0].filled.any()
+
+
+def test_a_matrix_that_does_not_fit_is_refused_and_kept(tiny_model_dir, tmp_path):
+    file = tmp_path / "matrix.safetensors"
+    run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5, "--matrix", file)
+    whole = file.read_bytes()
+    assert_refused(
+        run("generate", tiny_model_dir, PROMPT, "--matrix", file, "--drafter", "recycling:k=4"), "expected k of 4"
+    )
+    assert file.read_bytes() == whole
+    file.write_bytes(whole[:-7])
+    assert_refused(run("generate", tiny_model_dir, PROMPT, "--matrix", file), str(file))
+    assert file.read_bytes() == whole[:-7]
+    assert_refused(run("generate", tiny_model_dir, PROMPT, "--matrix", tmp_path), "folder")
+    assert_refused(run("generate", tiny_model_dir, PROMPT, "--matrix", file, "--drafter", "plain"), "got plain")
+
+
+# compare

@@ -1,0 +1,57 @@
+"""The example scripts run as a reader would run them, on the shipped model, and show what their text promises."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "target"
+
+pytestmark = pytest.mark.slow
+
+
+def run(name: str, *arguments: str) -> str:
+    """The standard output of one example; fails with its standard error."""
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, capture_output=True, env=environment, encoding="utf-8", timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_accelerate_generate_prints_the_same_text_and_what_it_was_worth():
+    output = run("accelerate_generate.py", "--max-new-tokens", "48")
+    assert "identical to plain generate: yes" in output
+    tokens, steps, mat = re.search(r"(\d+) tokens in (\d+) steps: ([\d.]+) tokens a step", output).groups()
+    assert int(tokens) <= 48
+    assert int(steps) < int(tokens)
+    assert float(mat) == pytest.approx(int(tokens) / int(steps), abs=0.005)
+    assert output.startswith("class Stack:")
+
+
+def test_stream_steps_shows_every_token_and_one_tree():
+    output = run("stream_steps.py", str(MODEL), "--max-new-tokens", "60")
+    steps, tree = output.split("\nThe tree of the step")
+    lengths = [int(line.split()[1]) for line in steps.splitlines()]
+    assert 1 <= sum(lengths) <= 60
+    assert max(lengths) > 1
+    marked = [line for line in tree.splitlines() if re.match(r"[ │├└─]*\* '", line)]
+    assert len(marked) == max(lengths), "one token for each accepted node, the root among them"
+
+
+def test_keep_the_matrix_starts_where_the_last_run_ended(tmp_path):
+    matrix = tmp_path / "kept.safetensors"
+    first = run("keep_the_matrix.py", "--matrix", str(matrix), "--max-new-tokens", "24")
+    second = run("keep_the_matrix.py", "--matrix", str(matrix), "--max-new-tokens", "24")
+    assert first.startswith("before  ")
+    assert " 0 rows filled" in first.splitlines()[0]
+    kept = re.search(r"after .* ([\d,]+) rows filled", first).group(1)
+    assert f" {kept} rows filled" in second.splitlines()[0]
+    for output in (first, second):
+        assert output.count("identical: yes") == 3
+    cold, hot = zip(*re.findall(r"cold ([\d.]+), hot ([\d.]+)", second), strict=True)
+    assert sum(map(float, hot)) > sum(map(float, cold)), "a hot start accepts more than a cold one"

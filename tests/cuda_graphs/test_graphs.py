@@ -1,0 +1,193 @@
+"""A fast step is one graph without a break, and nothing in it makes the host wait; seen without an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support import architectures, tiny
+from torch._dynamo.utils import counters
+from transformers import LlamaForCausalLM
+from transformers.generation import logits_process as warpers
+
+import token_recycling as tr
+from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs.sources import DeviceSource, HostSource
+from token_recycling.cuda_graphs.step import Choice, StepPlan, Verified, verify
+from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.cuda_graphs.syncs import HostWaitsError, without_waiting
+from token_recycling.draft import Draft
+from token_recycling.model.attention import attending
+from token_recycling.model.prefill import prefill
+from token_recycling.model.tree_model import TreeModel
+
+TREE = tr.Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
+SAMPLED = Choice(
+    (warpers.TemperatureLogitsWarper(0.8), warpers.TopKLogitsWarper(9), warpers.TopPLogitsWarper(0.9)), True
+)
+BAND = 256
+GREEDY = Choice()
+
+
+def step(model: Any, cache: Any, *arguments: Any) -> Verified:
+    """A whole step in one function, as it is captured: also the move of the accepted slots."""
+    verified = verify(model, cache, *arguments)
+    cache.commit(verified.accepted.path, verified.accepted.number)
+    return verified
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Ready:
+    """A model with a text in its slots, and everything that a step is given."""
+
+    def __init__(self, model: Any, device_drafts: bool = False, length: int = 12) -> None:
+        self.target = TreeModel(model)
+        steps = runner_or_reason(self.target)
+        assert isinstance(steps, StepRunner), steps
+        self.steps = steps
+        text = tiny.prompt(0, length + 1, 64)[0]
+        cache = self.target.new_cache()
+        prefill(self.target, [text], cache)
+        steps.begin(cache, length + 8)
+        steps.root.copy_(text[-1:])
+        steps.cache.shared.band = BAND
+        self.source: HostSource | DeviceSource
+        if device_drafts:
+            drafter = tr.make_drafter("published", tree=TREE)
+            tiny.begin(drafter, [text], self.target)
+            retrieval = drafter.retrieval()
+            assert retrieval is not None
+            self.source = DeviceSource(retrieval, torch.device("cpu"))
+            self.plan = StepPlan(len(TREE), TREE.depth + 1, BAND, 8, False, True)
+        else:
+            self.source = steps.host_source(8)
+            self.source.send(Draft(TREE, torch.cat([text[-1:], torch.arange(1, len(TREE))])))
+            self.plan = StepPlan(8, 8, BAND, 8, True, False)
+
+    @torch.no_grad()
+    def run(self, function: Callable[..., Any], choice: Choice = GREEDY) -> list[torch.Tensor]:
+        """What a step gives, from the state in which the text was read; the slots are part of it."""
+        state = [self.steps.cache.shared.length, self.steps.root, *self.source.state(), *self.steps.cache.stores]
+        before = [tensor.clone() for tensor in state]
+        target, steps = self.target, self.steps
+        with attending(target.config, target.tree_attention):
+            verified = function(
+                target.model, steps.cache, target.support.layers, self.plan, self.source, choice, steps.root, steps.seed
+            )
+        after = [verified.report, verified.logits, *(tensor.clone() for tensor in state)]
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)
+        return after
+
+
+def one_graph(ready: Ready, backend: str, choice: Choice = GREEDY) -> None:
+    """The compiled step is one graph, and does what the step does."""
+    compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
+    wanted = ready.run(step, choice)
+    ours = ready.run(compiled, choice)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    for own, theirs in zip(ours, wanted, strict=True):
+        if own.dtype == torch.int32 and ready.plan.reports_candidates:  # ends with probabilities, as numbers of bits
+            own, theirs = own[: -8 * 8], theirs[: -8 * 8]
+        torch.testing.assert_close(own, theirs, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device_drafts", [False, True], ids=["host drafts", "device drafts"])
+@pytest.mark.parametrize("choice", [Choice(), SAMPLED], ids=["greedy", "sampled"])
+def test_the_whole_step_is_one_graph(model: LlamaForCausalLM, device_drafts: bool, choice: Choice) -> None:
+    one_graph(Ready(model, device_drafts), "eager", choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device_drafts", [False, True], ids=["host drafts", "device drafts"])
+def test_it_is_one_graph_of_torchs_own_operations(model: LlamaForCausalLM, device_drafts: bool) -> None:
+    one_graph(Ready(model, device_drafts), "aot_eager")
+
+
+KINDS = """
+mixtral gemma gpt2 gpt_neox gpt_bigcode opt stablelm cohere falcon gptj deepseek_v3 olmoe diffllama biogpt
+mistral window of 8
+gemma3n_text window of 8, shared keys and values
+gpt_oss window of 8
+cohere2 window of 8
+"""
+"""One of every way to embed positions, to attend, to share heads or experts; docs/LOG.md has the others."""
+_names = [*KINDS.split("\n")[1].split(), *KINDS.strip().split("\n")[1:]]
+FAST = [case for case in architectures.SUPPORTED if str(case) in _names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAST, ids=str)
+def test_it_is_one_graph_with_families_of_every_kind(case: architectures.Case) -> None:
+    one_graph(Ready(architectures.model_of(case)), "eager")
+
+
+def test_nothing_in_a_step_makes_the_host_wait(model: LlamaForCausalLM) -> None:
+    for device_drafts in (False, True):
+        for choice in (Choice(), SAMPLED):
+            ready = Ready(model, device_drafts)
+            with without_waiting():
+                ready.run(step, choice)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        lambda states: states * float(states.max().item() < 1e9),
+        lambda states: states if bool((states < 1e9).all()) else -states,
+        lambda states: states.index_fill(1, (states[0, :, 0] > 1e9).nonzero()[:, 0], 0.0),
+        lambda states: states + states[states > 1e9].sum(),
+        lambda states: states + states.masked_select(states > 1e9).sum(),
+        lambda states: states + states[0, 0, :1].tolist()[0] * 0,
+        lambda states: states + float(states.detach().numpy()[0, 0, 0]) * 0,
+    ],
+    ids=["item", "truth", "nonzero", "index by truth", "masked_select", "tolist", "numpy"],
+)
+def test_a_planted_wait_is_found(planted: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Whatever a model does in its forward pass; it is left to the ordinary way then."""
+    model = tiny.llama()
+    model.model.norm.register_forward_hook(lambda module, args, output: planted(output))
+    reason = runner_or_reason(TreeModel(model))
+    assert isinstance(reason, str)
+    assert "LlamaForCausalLM: expected operations that the host need not wait for" in reason
+    with pytest.raises(HostWaitsError), without_waiting():
+        planted(torch.ones(1, 3, 4))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("drafter", ["published:tree=static:12", "recycling:tree=12", "plain"])
+def test_captured_steps_give_the_text_without_waiting(drafter: str) -> None:
+    model = tiny.llama().cuda()
+    ids = tiny.prompt(0, 9).cuda()
+    wanted = model.generate(ids, max_new_tokens=60, do_sample=False)
+    tr.accelerate(model, drafter)
+    for _ in range(2):
+        assert torch.equal(model.generate(ids, max_new_tokens=60, do_sample=False), wanted)
+        assert "captured as CUDA graphs" in model.acceleration.stats.path
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_cuda_itself_finds_no_wait_in_a_step() -> None:
+    target = TreeModel(tiny.llama().cuda())
+    steps = runner_or_reason(target)
+    assert isinstance(steps, StepRunner)
+    cache = target.new_cache()
+    with torch.no_grad():
+        steps.begin(cache, 64)
+        source, plan = steps.host_source(8), StepPlan(8, 8, BAND, 8, True, False)
+        steps.rehearse(target, plan, source, Choice())
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            steps.rehearse(target, plan, source, Choice())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,415 @@
+"""Fast steps in the loop: the same text, the same learning, and where they do not hold, the reason. On a CPU nothing is
+captured, but the steps are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from support import architectures, tiny
+from support.drafters import example
+from support.recorded import RecordedGraphs
+from transformers import LlamaForCausalLM, StoppingCriteria
+
+import token_recycling as tr
+from token_recycling.cuda_graphs import Fast, NoFastPathError, costs_of
+from token_recycling.cuda_graphs import step as step_module
+from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs.slots import FixedCache
+from token_recycling.cuda_graphs.step import StepPlan
+from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.registry import drafter_names
+
+GREEDY = {"do_sample": False}
+
+
+def decoded(
+    model: Any, ids: torch.Tensor, drafter: Any, fast: Fast = True, **arguments: Any
+) -> tuple[list[int], tr.Stats]:
+    stats = tr.Stats()
+    steps = tr.stream(model, ids, drafter, fast=fast, stats=stats, **arguments)
+    return [token for step in steps for token in step.tokens], stats
+
+
+@pytest.mark.parametrize("name", drafter_names())
+def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(
+    name: str, model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    ours, theirs = (example(name, model, folder) for folder in (tmp_path / "a", tmp_path / "b") if not folder.mkdir())
+    if ours.traits.hidden_states:
+        pytest.skip("goes the ordinary way")
+    for seed in range(3):
+        ids = tiny.prompt(seed, 1 + 6 * seed)
+        wanted = model.generate(ids, max_new_tokens=40, **GREEDY)[0, ids.shape[1] :].tolist()
+        text, stats = decoded(model, ids, ours, max_new_tokens=40)
+        ordinary, plain_stats = decoded(model, ids, theirs, fast=False, max_new_tokens=40)
+        assert text == wanted == ordinary
+        assert stats.path.startswith("fast")
+        assert plain_stats.path == "ordinary"
+        if name not in {"recycling", "draft_model", "layer_skip"}:  # whose trees depend on what a step costs
+            assert stats.lengths == plain_stats.lengths
+
+
+@pytest.mark.parametrize("update", ["last", "first"])
+def test_the_device_learns_what_the_host_would(model: LlamaForCausalLM, update: str) -> None:
+    """To the last row, also where the text ends within a step or is left before its end."""
+    ours, theirs = (tr.make_drafter("published", tree="static:12", update=update) for _ in range(2))
+    for seed in range(6):
+        ids = tiny.prompt(seed, 7)
+        ends = {"eos_token_id": [11, 17, 23, 41], "max_new_tokens": 60}
+        assert decoded(model, ids, ours, **ends)[0] == decoded(model, ids, theirs, fast=False, **ends)[0]
+        assert torch.equal(ours.matrix.candidates, theirs.matrix.candidates)  # type: ignore[attr-defined]
+    for drafter, fast in ((ours, True), (theirs, False)):
+        steps = tr.stream(model, tiny.prompt(9, 7), drafter, fast=fast, eos_token_id=[], max_new_tokens=60)
+        for _ in range(3):
+            next(steps)
+        del steps
+    assert torch.equal(ours.matrix.candidates, theirs.matrix.candidates)  # type: ignore[attr-defined]
+
+
+def test_the_host_learns_from_what_the_device_found(model: LlamaForCausalLM) -> None:
+    ours, theirs = (tr.make_drafter("recycling", tree=20) for _ in range(2))
+    for seed in range(3):
+        ids = tiny.prompt(seed, 9)
+        a, b = (decoded(model, ids, one, fast, max_new_tokens=50) for one, fast in ((ours, True), (theirs, False)))
+        assert a[0] == b[0]
+        assert a[1].lengths == b[1].lengths
+    assert (ours.matrix.candidates == theirs.matrix.candidates).all()  # type: ignore[attr-defined]
+
+
+def test_buckets_and_bands_are_crossed() -> None:
+    model = tiny.llama(vocab_size=architectures.VOCABULARY)
+    sizes: set[int] = set()
+    bands: set[int] = set()
+    steps = runner_or_reason(TreeModel(model))
+    assert isinstance(steps, StepRunner)
+    run = steps.run
+
+    def seen(target: TreeModel, plan: StepPlan, *others: Any) -> Any:
+        sizes.add(plan.nodes)
+        bands.add(plan.band)
+        return run(target, plan, *others)
+
+    steps.run = seen  # type: ignore[method-assign]
+    ids = tiny.prompt(0, 200, architectures.VOCABULARY)
+    wanted = model.generate(ids, max_new_tokens=260, **GREEDY)
+    text, _ = decoded(model, ids, architectures.Oracle([wanted[0]]), max_new_tokens=260)
+    assert text == wanted[0, 200:].tolist()
+    assert sizes >= {8, 16, 96}
+    assert bands >= {256, 512}
+
+
+def test_room_grows_within_a_text(model: LlamaForCausalLM) -> None:
+    steps = runner_or_reason(TreeModel(model))
+    assert isinstance(steps, StepRunner)
+    ids = tiny.prompt(0, 20)
+    wanted = model.generate(ids, max_new_tokens=400, **GREEDY)
+    began = steps.begin
+
+    def begin_small(cache: Any, slots: int) -> None:
+        began(cache, int(cache.get_seq_length()) + 8)
+
+    steps.begin = begin_small  # type: ignore[method-assign]
+    for drafter in ("published:tree=static:8", "recycling:tree=8"):
+        steps.cache = type(steps.cache)(steps._like, 0, steps.device)
+        assert decoded(model, ids, drafter, max_new_tokens=400)[0] == wanted[0, 20:].tolist()
+        assert steps.cache.capacity == 512
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize("drafter", ["published", "recycling:tree=80", "plain"])
+def test_the_end_of_the_context_is_reached(family: str, drafter: str) -> None:
+    """Models with learned positions have none beyond it, for nodes that fill up a bucket neither."""
+    case = next(case for case in architectures.SUPPORTED if case.family == family)
+    model = architectures.model_of(case)
+    longest = TreeModel(model).max_length
+    assert longest is not None
+    for length in (longest - 1, longest - 3, longest - 30):
+        ids = tiny.prompt(length, length, architectures.VOCABULARY)
+        new = longest - length + 1
+        wanted = model.generate(ids, max_new_tokens=new, **GREEDY)[0, length:].tolist()
+        assert decoded(model, ids, drafter, max_new_tokens=new)[0] == wanted
+
+
+@pytest.mark.parametrize("case", architectures.SUPPORTED, ids=str)
+def test_every_family_gives_the_text_of_generate_or_says_why_not(
+    case: architectures.Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From steps that are recorded and replayed, as CUDA graphs are."""
+    monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
+    model = architectures.model_of(case)
+    steps = runner_or_reason(TreeModel(model))
+    exceptional = {"xglm", "jetmoe", "bloom", "mpt", "llama4_text", "gpt_neo", "deepseek_v32"}
+    if case.family in exceptional or any(word in case.tested for word in ("ALiBi", "longrope", "dynamic")):
+        assert isinstance(steps, str)
+        assert steps.startswith("expected")
+        with pytest.raises(tr.NoFastPathError, match="fast=True: expected"):
+            tr.accelerate(model, fast=True)
+        return
+    assert isinstance(steps, StepRunner), steps
+    for length in (5, 29):
+        ids = tiny.prompt(length, length, architectures.VOCABULARY)
+        wanted = model.generate(ids, max_new_tokens=24, **GREEDY)
+        text, stats = decoded(model, ids, architectures.Oracle([wanted[0]]), max_new_tokens=24)
+        assert text == wanted[0, length:].tolist()
+        assert stats.mat > 1.5
+
+
+SAMPLINGS = [
+    {"temperature": 0.7, "top_k": 3},
+    pytest.param({}, marks=pytest.mark.slow),
+    pytest.param({"top_p": 0.8, "min_p": 0.05}, marks=pytest.mark.slow),
+    pytest.param({"typical_p": 0.9, "epsilon_cutoff": 0.02}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("drafter", ["published:tree=0 1 00 01 10,k=4", "recycling:tree=6,k=4"])
+def test_sampled_texts_follow_the_distribution_of_generate(sampling: dict[str, Any], drafter: str) -> None:
+    """Every text of 2 tokens over a vocabulary of 5, against its exact probability."""
+    size, runs = 5, 500
+    model = tiny.llama(7, vocab_size=size, initializer_range=0.2)
+    prompt = torch.tensor([[1, 3, 2]])
+    arguments = {"max_new_tokens": 2, "do_sample": True, "top_k": 0, **sampling}
+    probabilities = _exact(model, prompt, size, arguments)
+    made = tr.make_drafter(drafter)
+    tr.accelerate(model, made, fast=True)
+    torch.manual_seed(3)
+    counts = torch.zeros(size, size)
+    for _ in range(runs):
+        first, second = model.generate(prompt, **arguments)[0, 3:].tolist()
+        counts[first, second] += 1
+    assert model.acceleration.stats.path.startswith("fast")
+    possible = probabilities > 0
+    assert counts[~possible].sum() == 0
+    expected = (probabilities[possible] * runs).double().numpy()
+    assert chisquare(counts[possible].numpy(), expected * runs / expected.sum()).pvalue > 1e-3
+
+
+@torch.no_grad()
+def _exact(model: LlamaForCausalLM, prompt: torch.Tensor, size: int, arguments: dict[str, Any]) -> torch.Tensor:
+    """(size, size): the probability of every text of two tokens, as transformers' own processors make it."""
+    returned = model.generate(
+        prompt, **{**arguments, "max_new_tokens": 1}, return_dict_in_generate=True, output_scores=True
+    )
+    first = returned.scores[0][0].softmax(-1)
+    rows = []
+    for token in range(size):
+        longer = torch.cat([prompt, torch.tensor([[token]])], dim=1)
+        scores = model.generate(
+            longer, **{**arguments, "max_new_tokens": 1}, return_dict_in_generate=True, output_scores=True
+        ).scores
+        rows.append(scores[0][0].softmax(-1))
+    return first[:, None] * torch.stack(rows)
+
+
+def test_a_seed_gives_a_text_whatever_is_drafted(model: LlamaForCausalLM) -> None:
+    """With drafters that draft otherwise, or have learned from the same text before."""
+    arguments = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.6}
+    texts = set()
+    for spec in ("plain", "published", "recycling:tree=12"):
+        drafter = tr.make_drafter(spec)
+        for _ in range(2):
+            stats = tr.Stats()
+            made = tiny.seeded(
+                tr.generate, model, tiny.prompt(0, 6), seed=4, drafter=drafter, fast=True, stats=stats, **arguments
+            )[0]
+            assert stats.path.startswith("fast")
+            texts.add(tuple(made[0].tolist()))
+    assert stats.accepted
+    assert len(texts) == 1
+    tr.accelerate(model, "plain", fast=True)
+    other = tiny.seeded(model.generate, tiny.prompt(0, 6), seed=5, **arguments)[0]
+    assert tuple(other[0].tolist()) not in texts
+
+
+def test_endings_are_those_of_generate(model: LlamaForCausalLM) -> None:
+    """End-of-sequence tokens and a criterion of one's own; afterwards the cache holds all but the last token."""
+
+    class Stops(StoppingCriteria):
+        """Ends a text at the first multiple of 7."""
+
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            return input_ids[:, -1] % 7 == 0
+
+    for drafter in ("published:tree=static:12", "recycling:tree=12"):
+        tr.accelerate(model, drafter, fast=True)
+        for seed in range(5):
+            ids = tiny.prompt(seed, 8)
+            for ending in ({"eos_token_id": [11, 17, 23]}, {"stopping_criteria": [Stops()]}):
+                arguments = {
+                    "max_new_tokens": 50,
+                    "pad_token_id": 0,
+                    "return_dict_in_generate": True,
+                    **GREEDY,
+                    **ending,
+                }
+                ours = model.generate(ids, **arguments)
+                assert model.acceleration.stats.path.startswith("fast")
+                tr.decelerate(model)
+                wanted = model.generate(ids, **arguments)
+                tr.accelerate(model, drafter, fast=True)
+                assert torch.equal(ours.sequences, wanted.sequences)
+                held = ours.past_key_values
+                assert held.get_seq_length() == wanted.sequences.shape[1] - 1
+                for own, theirs in zip(held.layers, wanted.past_key_values.layers, strict=True):
+                    assert torch.allclose(own.keys, theirs.keys, atol=1e-5)
+                    assert torch.allclose(own.values, theirs.values, atol=1e-5)
+
+
+def test_a_call_goes_on_from_the_cache_of_another(model: LlamaForCausalLM) -> None:
+    wanted = model.generate(tiny.prompt(0, 8), max_new_tokens=30, **GREEDY)
+    tr.accelerate(model, "published", fast=True)
+    first = model.generate(tiny.prompt(0, 8), max_new_tokens=12, return_dict_in_generate=True, **GREEDY)
+    rest = model.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=18, **GREEDY)
+    assert torch.equal(rest, wanted)
+
+
+def test_two_texts_of_one_model_at_a_time(model: LlamaForCausalLM) -> None:
+    """The second one finds the slots taken."""
+    texts = [tiny.prompt(seed, 6) for seed in range(2)]
+    wanted = [model.generate(ids, max_new_tokens=20, **GREEDY)[0, 6:].tolist() for ids in texts]
+    first = tr.stream(model, texts[0], "published", fast=True, max_new_tokens=20)
+    said = next(first).tokens
+    with pytest.raises(tr.NoFastPathError, match="one text of the model at a time"):
+        next(tr.stream(model, texts[1], "published", fast=True, max_new_tokens=20))
+    assert decoded(model, texts[1], "published", fast=False, max_new_tokens=20)[0] == wanted[1]
+    assert [*said, *(token for step in first for token in step.tokens)] == wanted[0]
+    assert decoded(model, texts[1], "published", max_new_tokens=20)[0] == wanted[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.clone()),
+        lambda model: model.load_state_dict(tiny.llama(seed=5).state_dict()),
+        lambda model: model.lm_head.weight.data.mul_(2),
+    ],
+    ids=["moved", "loaded", "written to"],
+)
+def test_changed_weights_are_noticed(model: LlamaForCausalLM, change: Callable[[LlamaForCausalLM], Any]) -> None:
+    """What was captured and found out with other weights is made anew."""
+    before = runner_or_reason(TreeModel(model))
+    assert runner_or_reason(TreeModel(model)) is before
+    with torch.no_grad():
+        change(model)
+    assert runner_or_reason(TreeModel(model)) is not before
+    wanted = model.generate(tiny.prompt(0, 5), max_new_tokens=20, **GREEDY)[0, 5:].tolist()
+    assert decoded(model, tiny.prompt(0, 5), "published", max_new_tokens=20)[0] == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"repetition_penalty": 1.3, "do_sample": True}, "got RepetitionPenaltyLogitsProcessor"),
+        ({"repetition_penalty": 1.3, "do_sample": False}, "got RepetitionPenaltyLogitsProcessor"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+    ],
+    ids=str,
+)
+def test_calls_that_it_does_not_hold_for_say_why(
+    model: LlamaForCausalLM, arguments: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tr.accelerate(model, fast=True)
+    with pytest.raises(tr.NoFastPathError, match=reason):
+        model.generate(tiny.prompt(0, 5), max_new_tokens=5, **arguments)
+    monkeypatch.setattr("token_recycling.cuda_graphs.why_not_by_itself", lambda device: None)
+    tr.accelerate(model, fast="auto")
+    model.generate(tiny.prompt(0, 5), max_new_tokens=5, **arguments)
+    assert model.acceleration.stats.path.startswith("ordinary: expected")
+    assert reason in model.acceleration.stats.path
+
+
+def test_batches_offloaded_caches_and_drawn_drafts_go_the_ordinary_way(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("token_recycling.cuda_graphs.why_not_by_itself", lambda device: None)
+    batch = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
+    tr.accelerate(model)
+    model.generate(batch, max_new_tokens=5, **GREEDY)
+    assert model.acceleration.stats.path == "ordinary: expected one text, got 2"
+    model.generate(batch[:1], max_new_tokens=5, **GREEDY)
+    assert model.acceleration.stats.path.startswith("fast")
+    (tmp_path / "heads").mkdir()
+    medusa = example("medusa", model, tmp_path / "heads")
+    assert "hidden states" in decoded(model, batch[:1], medusa, fast="auto", max_new_tokens=5)[1].path
+    tiny.llama(3).save_pretrained(tmp_path)
+    tr.accelerate(model, f"draft_model:model={tmp_path},sampled=true,mode=sequence,depth=2")
+    model.generate(batch[:1], max_new_tokens=5, do_sample=True)
+    assert "got one that is drawn" in model.acceleration.stats.path
+
+
+def test_a_cpu_keeps_to_the_ordinary_way_by_itself(model: LlamaForCausalLM) -> None:
+    assert decoded(model, tiny.prompt(0, 5), "plain", fast="auto", max_new_tokens=3)[1].path == (
+        "ordinary: expected a CUDA device, which replays a step without the host, got cpu"
+    )
+    with pytest.raises(ValueError, match="expected fast to be 'auto', True or False, got 'yes'"):
+        tr.accelerate(model, fast="yes")  # type: ignore[arg-type]
+
+
+def test_models_that_it_does_not_hold_for_say_why(model: LlamaForCausalLM) -> None:
+    for change, reason in (
+        (lambda one: one.train(), "evaluation mode"),
+        (lambda one: one.compile(backend="eager"), "not compiled"),
+    ):
+        changed = tiny.llama()
+        change(changed)
+        with pytest.raises(tr.NoFastPathError, match=reason):
+            next(tr.stream(changed, tiny.prompt(0, 4), "plain", fast=True, max_new_tokens=2))
+
+
+def test_a_drafter_that_draws_without_saying_so_is_refused(model: LlamaForCausalLM) -> None:
+    class Drawing(tr.Drafter):
+        def draft(self, context: tr.Context) -> tr.Draft:
+            flat = torch.full((64,), 1 / 64)
+            return tr.Draft(tr.Tree((-1, 0), (0, 0)), torch.cat([context.root, flat.multinomial(1)]), {1: flat})
+
+    assert len(decoded(model, tiny.prompt(0, 4), Drawing(), max_new_tokens=9)[0]) == 9
+    with pytest.raises(ValueError, match="declare it in its traits"):
+        decoded(model, tiny.prompt(0, 4), Drawing(), max_new_tokens=9, do_sample=True)
+
+
+def test_check_says_whether_there_is_a_fast_path(model: LlamaForCausalLM) -> None:
+    assert tr.check(model).no_fast_path is None
+    assert tr.check(model, self_test=True).as_dict()["no_fast_path"] is None
+    xglm = architectures.model_of(next(case for case in architectures.SUPPORTED if case.family == "xglm"))
+    assert "does not wait for the device" in str(tr.check(xglm, self_test=True).no_fast_path)
+
+
+def test_costs_are_those_of_the_steps_that_run(model: LlamaForCausalLM) -> None:
+    tr.accelerate(model, "recycling", fast=True)
+    wanted = tiny.llama().generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY)
+    assert torch.equal(model.generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY), wanted)
+    curve = costs_of(TreeModel(model), fast=True).curve(100)
+    assert curve.sizes[:6] == (1, 2, 8, 9, 16, 17)
+    by_size = dict(zip(curve.sizes, curve.seconds, strict=True))
+    assert by_size[2] == by_size[8]
+    assert by_size[9] == by_size[16]
+
+
+def _all_seen(layers: Any, shape: Any, length: torch.Tensor, band: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(1, 1, len(shape.parents), band, dtype=dtype)
+
+
+def _nothing_moved(self: FixedCache, path: torch.Tensor, count: torch.Tensor) -> None:
+    self.shared.length.add_(count)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault"),
+    [(step_module, "tree_masks", _all_seen), (FixedCache, "commit", _nothing_moved)],
+    ids=["mask", "slots"],
+)
+def test_a_fault_is_found_before_a_text_is_written(
+    model: LlamaForCausalLM, place: Any, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that nobody tried the first steps are compared with the ordinary way."""
+    monkeypatch.setattr(place, name, fault)
+    with pytest.raises(NoFastPathError, match="expected the logits of the ordinary way"):
+        tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=4)

@@ -1,0 +1,203 @@
+"""The parts of a fast step, each against what the ordinary way does or against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare, kstest
+from support import strategies, tiny
+from torch.testing import assert_close
+from transformers import LlamaForCausalLM
+from transformers.generation import logits_process as warpers
+
+from token_recycling import Draft, Tree
+from token_recycling.accept import accept_greedy, greedy_path
+from token_recycling.candidates.topk import grouped_topk
+from token_recycling.cuda_graphs.noise import _GAMMA, _mixed, gumbel
+from token_recycling.cuda_graphs.slots import FixedCache, band_of
+from token_recycling.cuda_graphs.sources import BUCKETS, HostSource, bucket_of
+from token_recycling.cuda_graphs.step import PADDING, Choice, Report, StepPlan, TreeArrays, shape_of, tree_masks
+from token_recycling.model.architectures import Reach
+from token_recycling.model.prefill import prefill
+from token_recycling.model.tree_model import TreeModel
+
+SEED = torch.tensor([12345])
+CPU = torch.device("cpu")
+
+
+def test_bands_grow_by_a_half_or_a_third_and_hold_what_is_asked() -> None:
+    bands = sorted({band_of(slots) for slots in range(1, 9000)})
+    assert bands == [256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288]
+    assert all(band_of(slots) >= slots > band_of(slots) / 2 for slots in range(200, 9000))
+    assert all(band_of(band) == band for band in bands)
+
+
+def test_buckets_hold_what_is_asked() -> None:
+    assert [bucket_of(nodes) for nodes in (1, 2, 8, 9, 81, 256, 257, 600)] == [1, 8, 8, 16, 96, 256, 512, 768]
+    assert all(bucket_of(bucket) == bucket for bucket in BUCKETS)
+
+
+@given(strategies.trees())
+def test_a_trees_arrays_follow_from_its_parents(tree: Tree) -> None:
+    wanted = TreeArrays.of(tree, CPU)
+    for made, own in zip(shape_of(wanted.parents), wanted, strict=True):
+        assert torch.equal(made, own)
+
+
+def test_a_long_chain_is_followed_to_its_root() -> None:
+    for length in (*range(1, 20), 127, 255):
+        parents = torch.tensor([0, *range(length)])
+        shape = shape_of(parents)
+        assert torch.equal(shape.ancestors, torch.ones(length + 1, length + 1, dtype=torch.bool).tril())
+        assert shape.depths.tolist() == list(range(length + 1))
+
+
+def test_nodes_that_fill_up_a_bucket_are_roots_that_nobody_sees() -> None:
+    source = HostSource(8, CPU)
+    source.send(Draft(Tree((-1, 0, 1), (0, 0, 0)), torch.tensor([5, 6, 7])))
+    tokens, shape = source.draft(torch.tensor([5]))
+    assert tokens.tolist() == [5, 6, 7, *[PADDING] * 5]
+    assert shape.depths.tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
+    assert torch.equal(shape.ancestors[3:], torch.eye(8, dtype=torch.bool)[3:])
+    assert not shape.ancestors[:3, 3:].any()
+
+
+@pytest.mark.parametrize("length", [0, 3, 9])
+def test_masks_are_those_of_the_ordinary_way_with_nothing_behind(model: LlamaForCausalLM, length: int) -> None:
+    tree, target = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
+    wanted = target._made_mask(tree, length)
+    made = tree_masks({"full": Reach()}, TreeArrays.of(tree, CPU), torch.tensor([length]), 24, torch.float32)
+    assert torch.equal(made[..., : length + len(tree)], wanted)
+    assert (made[..., length + len(tree) :] == torch.finfo(torch.float32).min).all()
+
+
+def test_windows_are_counted_in_positions() -> None:
+    tree = Tree.from_paths([(0,), (1,), (0, 0)])
+    made = tree_masks({"sliding": Reach("sliding", 3)}, TreeArrays.of(tree, CPU), torch.tensor([5]), 12, torch.float32)
+    seen = (made[0, 0] == 0).nonzero().tolist()
+    # The root is at position 5 and sees 3 to 5; nodes 1 and 2 are at 6, node 3 at 7.
+    by_node = [[slot for node, slot in seen if node == one] for one in range(4)]
+    assert by_node == [[3, 4, 5], [4, 5, 6], [4, 5, 7], [5, 6, 8]]
+
+
+@given(strategies.trees(), st.integers(0, 2**32 - 1))
+def test_acceptance_is_that_of_the_ordinary_way(tree: Tree, seed: int) -> None:
+    numbers = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 3, (len(tree),), generator=numbers)
+    logits = torch.rand(len(tree), 3, generator=numbers)
+    wanted = accept_greedy(Draft(tree, tokens), logits, lambda token: False)
+    for filled in (len(tree), len(tree) + 5):
+        padded = torch.nn.functional.pad(tokens, (0, filled - len(tree)), value=PADDING)
+        parents = torch.tensor([0, *tree.parents[1:], *range(len(tree), filled)])
+        choices = torch.nn.functional.pad(logits.argmax(dim=-1), (0, filled - len(tree)))
+        found = greedy_path(padded, shape_of(parents), choices, filled)
+        number = int(found.number)
+        assert found.path[:number].tolist() == wanted.accepted
+        assert found.tokens[:number].tolist() == wanted.tokens
+
+
+def test_noise_is_never_infinite_and_draws_the_distribution() -> None:
+    noise = gumbel(SEED, torch.arange(1000), 1000)
+    assert noise.isfinite().all()
+    assert abs(float(noise.mean()) - 0.5772) < 0.01
+    logits = torch.tensor([1.0, 0.0, -1.0, -3.0])
+    drawn = Choice(sample=True)(logits.expand(40_000, 4), lambda size: gumbel(SEED, torch.arange(40_000), size))
+    counts = torch.bincount(drawn, minlength=4)
+    expected = logits.double().softmax(0).numpy() * 40_000
+    assert chisquare(counts, expected).pvalue > 0.01
+
+
+@pytest.mark.parametrize("places", [slice(0, 1), slice(None)], ids=["one place", "all"])
+def test_uniform_numbers_are_uniform_whatever_they_are_counted_by(places: slice) -> None:
+    """By token, by place and by seed, one by one and together with their neighbours."""
+    numbers = torch.exp(-torch.exp(-gumbel(SEED, torch.arange(64)[places], 4096).double()))
+    by_seed = torch.cat([gumbel(SEED + seed, torch.tensor([5]), 64) for seed in range(1024)])
+    for uniform in (numbers, torch.exp(-torch.exp(-by_seed.double()))):
+        assert kstest(uniform.flatten().numpy(), "uniform").pvalue > 1e-3
+        for one, next_one in ((uniform[:, 1:], uniform[:, :-1]), (uniform[1:], uniform[:-1])):
+            if one.numel():
+                cells = (one * 8).long() * 8 + (next_one * 8).long()
+                assert chisquare(torch.bincount(cells.flatten(), minlength=64).numpy()).pvalue > 1e-3
+
+
+def test_bits_are_those_of_splitmix64() -> None:
+    """The generator's first numbers for the seed 0, as published with it."""
+    bits = _mixed(torch.arange(1, 4) * _GAMMA)
+    assert [int(one) & (2**64 - 1) for one in bits] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_an_unlikely_token_is_not_drawn_because_a_uniform_number_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 bits are 0 once in 2^24 numbers; taken as they are, that token would win whatever its probability."""
+    monkeypatch.setattr("token_recycling.cuda_graphs.noise._mixed", lambda bits: torch.zeros_like(bits))
+    assert gumbel(SEED, torch.zeros(1, dtype=torch.long), 3).isfinite().all()
+    half, hardly = 1 << 63, 1 << 39
+    numbers = torch.tensor([[half - 2**64, hardly]])
+    monkeypatch.setattr("token_recycling.cuda_graphs.noise._mixed", lambda bits: numbers.expand(bits.shape[0], 2))
+    noise = gumbel(SEED, torch.zeros(1, dtype=torch.long), 2)
+    assert int((torch.tensor([[0.0, -30.0]]) + noise).argmax()) == 0
+
+
+def test_warpers_shape_what_is_drawn_from() -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(1, 16).expand(500, 16)
+
+    def noise(size: int) -> torch.Tensor:
+        return gumbel(SEED, torch.arange(500), size)
+
+    choice = Choice((warpers.TemperatureLogitsWarper(0.5), warpers.TopKLogitsWarper(3)), sample=True)
+    assert set(choice(logits, noise).tolist()) <= set(logits[0].topk(3).indices.tolist())
+    assert (Choice()(logits, noise) == logits[0].argmax()).all()
+
+
+@pytest.mark.parametrize("vocabulary", [5, 64, 640, 1000, 1024])
+def test_candidates_are_the_largest(vocabulary: int) -> None:
+    logits = torch.randn(7, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
+    for k in (1, 5):
+        values, ids = grouped_topk(logits, k)
+        wanted = logits.topk(k)
+        assert torch.equal(values, wanted.values)
+        assert torch.equal(ids, wanted.indices)
+
+
+def test_accepted_slots_are_moved_together(model: LlamaForCausalLM) -> None:
+    target = TreeModel(model)
+    like = target.new_cache()
+    prefill(target, [torch.tensor([1, 2, 3])], like)
+    cache = FixedCache(like, 16, CPU)
+    for store in cache.stores:
+        store.copy_(torch.arange(16.0)[:, None].expand_as(store))
+    cache.shared.length.fill_(4)
+    cache.commit(torch.tensor([0, 2, 5, 0, 0]), torch.tensor([3]))
+    assert int(cache.shared.length) == 7
+    for store in cache.stores:
+        assert (store[..., :7, :] == torch.tensor([0.0, 1, 2, 3, 4, 6, 9])[:, None]).all()
+
+
+def test_a_text_goes_in_and_comes_back(model: LlamaForCausalLM) -> None:
+    target, text = TreeModel(model), tiny.prompt(0, 9)[0]
+    given, wanted = target.new_cache(), target.new_cache()
+    prefill(target, [text[:6]], given)
+    prefill(target, [text], wanted)
+    cache = FixedCache(given, 32, CPU)
+    cache.read(wanted)
+    assert int(cache.shared.length) == 8
+    cache.write(given, 8)
+    for own, theirs in zip(given.layers, wanted.layers, strict=True):
+        assert_close(own.keys, theirs.keys)
+        assert_close(own.values, theirs.values)
+
+
+def test_the_report_says_what_was_accepted() -> None:
+    plan = StepPlan(nodes=3, depths=2, band=256, k=2, reports_candidates=True, reports_tokens=True)
+    shares = torch.tensor([[0.5, 0.25], [1.0, 0.0], [0.75, 0.125]])
+    numbers = torch.cat(
+        [torch.tensor([2, 0, 2, 8, 9, 4, 6, 8, 10, 11, 12, 13, 14, 15]).int(), shares.view(torch.int32).flatten()]
+    )
+    assert len(numbers) == plan.reported
+    report = Report(plan, numbers.numpy())
+    assert (report.path, report.tokens, report.drafted.tolist()) == ([0, 2], [8, 9], [4, 6, 8])
+    assert report.candidates is not None
+    assert report.candidates[0].tolist() == [[10, 11], [12, 13], [14, 15]]
+    assert report.candidates[1].tolist() == shares.tolist()

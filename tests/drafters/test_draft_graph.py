@@ -1,0 +1,291 @@
+"""Sequences, trees and graphs of a draft model, where that is a table: what follows a token depends on it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from token_recycling import Tree
+from token_recycling.drafters.draft_model.expand import Rules, grow
+from token_recycling.drafters.draft_model.graph import Graph
+
+Table = dict[int, dict[int, float]]
+CPU = torch.device("cpu")
+
+
+class Told:
+    """Reads like `Reader`; the logits after a token are those of a table, and what was read is noted."""
+
+    def __init__(self, table: Table, size: int = 10) -> None:
+        self.rows = torch.full((size, size), 1e-9)
+        for token, following in table.items():
+            for other, probability in following.items():
+                self.rows[token, other] = probability
+        self.layers: list[list[int]] = []
+        self.parents: list[list[int]] = []
+
+    def read(self, text: torch.Tensor) -> torch.Tensor:
+        return self.rows[text[-1:]].log()
+
+    def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        self.layers.append(list(tokens))
+        self.parents.append(list(parents))
+        return self.rows[list(tokens)].log()
+
+
+def grown(table: Table, rules: Rules, text: Sequence[int] = (0,), **more: object) -> tuple[Graph, Told]:
+    reader = Told(table)
+    return grow(reader, torch.tensor(text), rules, more.pop("vocabulary", 10), **more), reader
+
+
+def drawing(graph: Graph, nodes: int = 99) -> str:
+    """The unrolled tree as text, tokens as labels, copies in brackets."""
+    places = graph.unrolled(nodes)
+    draft = graph.draft(places, CPU)
+    labels = [
+        f"({token})" if place.copied else str(token) for token, place in zip(draft.tokens.tolist(), places, strict=True)
+    ]
+    return draft.tree.drawn(labels)
+
+
+FORK = {0: {1: 0.6, 2: 0.4}, 1: {3: 0.9, 4: 0.1}, 2: {3: 0.7, 5: 0.3}, 3: {6: 0.8, 7: 0.2}}
+"""0 -> 1 or 2, both -> 3 -> 6 or 7: the two branches meet."""
+
+
+def test_a_sequence_has_a_fixed_length() -> None:
+    graph, reader = grown({**FORK, 6: {9: 0.1}}, Rules(depth=4, k=1, nodes=4))
+    assert graph.tokens == [0, 1, 3, 6, 9]
+    assert reader.layers == [[1], [3], [6]]
+    assert graph.draft(graph.unrolled(4), CPU).tree.parents == (-1, 0, 1, 2, 3)
+
+
+def test_a_tree_has_the_likeliest_children_of_every_node() -> None:
+    graph, reader = grown(FORK, Rules(depth=2, k=2, nodes=99))
+    assert drawing(graph).splitlines() == ["0", "├─ 1", "│  ├─ 3", "│  └─ 4", "└─ 2", "   ├─ 3", "   └─ 5"]
+    assert reader.layers == [[1, 2]]
+    assert graph.probabilities == pytest.approx([1, 0.6, 0.4, 0.54, 0.06, 0.28, 0.12])
+
+
+def test_a_node_below_theta_prob_is_a_leaf() -> None:
+    """Of 1 (0.6) and 2 (0.4) only 1 is followed; both are drafted."""
+    graph, reader = grown(FORK, Rules(depth=2, k=2, nodes=99, theta_prob=0.5))
+    assert reader.layers == [[1]]
+    assert drawing(graph).splitlines() == ["0", "├─ 1", "│  ├─ 3", "│  └─ 4", "└─ 2"]
+
+
+def test_a_node_far_below_its_best_sibling_is_a_leaf() -> None:
+    """4 has 0.1 where its sibling has 0.9, below 0.3 of it; 5 has 0.3 where its sibling has 0.7."""
+    _, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3))
+    assert reader.layers == [[1, 2], [3, 3, 5]]
+    _, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.5))
+    assert reader.layers == [[1, 2], [3, 3]]
+
+
+def test_a_graph_drafts_what_recurs_once() -> None:
+    """Both branches come to 3. The second 3 is merged with the first, and what follows it is copied."""
+    graph, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1))
+    assert reader.layers == [[1, 2], [3, 5]]
+    assert reader.parents == [[0, 0], [1, 2]]
+    assert [graph.tokens[node] for node in graph.merged] == [3]
+    assert drawing(graph).splitlines()[:11] == [
+        "0",
+        "├─ 1",
+        "│  ├─ 3",
+        "│  │  ├─ 6",
+        "│  │  └─ 7",
+        "│  └─ 4",
+        "└─ 2",
+        "   ├─ 3",
+        "   │  ├─ (6)",
+        "   │  └─ (7)",
+        "   └─ 5",
+    ]
+    # A copy is as likely as its path: 0.4 * 0.7 * 0.8.
+    (copy,) = [place for place in graph.unrolled(99) if place.copied and graph.tokens[place.node] == 6]
+    assert copy.probability == pytest.approx(0.4 * 0.7 * 0.8)
+
+
+def test_two_tokens_must_recur_for_tau_2() -> None:
+    """1 3 and 2 3 end alike in one token only; one step further, 3 6 recurs."""
+    graph, reader = grown(FORK, Rules(depth=4, k=2, nodes=99, theta_sib=0.5, tau=2))
+    assert reader.layers == [[1, 2], [3, 3], [6]]
+    (merged,) = graph.merged
+    assert (graph.tokens[merged], graph.tokens[graph.parents[merged]]) == (6, 3)
+
+
+def test_the_text_before_the_root_counts_for_tau() -> None:
+    """The text ends with 5 0, the drafts go on with 1 or 2. Where 5 0 2 comes again, it is merged with the first 2."""
+    table = {0: {1: 0.8, 2: 0.2}, 1: {5: 0.9}, 2: {7: 0.9}, 5: {0: 0.9}}
+    rules = Rules(depth=5, k=2, nodes=99, theta_prob=0.1, tau=3)
+    graph, _ = grown(table, rules, text=(5, 0))
+    ((merged, first),) = graph.merged.items()
+    assert (graph.tokens[merged], graph.parents[first]) == (2, 0)
+    assert not grown(table, rules, text=(6, 0))[0].merged
+
+
+def test_a_repetition_is_followed_and_not_merged_with_itself() -> None:
+    graph, reader = grown({0: {1: 1.0}, 1: {1: 1.0}}, Rules(depth=4, k=1, nodes=9, tau=1))
+    assert reader.layers == [[1], [1], [1]]
+    assert not graph.merged
+
+
+def test_a_merge_that_closes_a_circle_is_not_made() -> None:
+    """0 -> 1 -> 2 and 0 -> 2 -> 1: the 2 below 1 may be merged with the other 2, but then not the 1 below that."""
+    table = {0: {1: 0.6, 2: 0.4}, 1: {2: 0.9}, 2: {1: 0.9}}
+    graph, reader = grown(table, Rules(depth=3, k=1, nodes=99, tau=1), text=(0,))
+    assert not graph.merged  # one branch
+    graph, reader = grown(table, Rules(depth=3, k=2, nodes=99, theta_sib=0.5, tau=1))
+    assert reader.layers == [[1, 2], [1]]
+    (merged,) = graph.merged
+    assert (graph.tokens[merged], graph.tokens[graph.merged[merged]]) == (2, 2)
+    assert drawing(graph).splitlines() == [
+        "0",
+        "├─ 1",
+        "│  ├─ 2",
+        "│  │  ├─ (1)",
+        "│  │  │  ├─ (2)",
+        *(f"│  │  │  └─ ({least(1, 2)})",),
+        f"│  │  └─ ({least(2, 1)})",
+        f"│  └─ {least(1, 2)}",
+        "└─ 2",
+        "   ├─ 1",
+        "   │  ├─ 2",
+        f"   │  └─ {least(1, 2)}",
+        f"   └─ {least(2, 1)}",
+    ]
+
+
+def least(token: int, known: int) -> int:
+    """The second candidate after a token whose table has one: the first of equally unlikely ones."""
+    row = Told({token: {known: 0.9}}).rows[token]
+    return int(row.softmax(-1).topk(2).indices[1])
+
+
+def test_the_most_probable_nodes_are_verified() -> None:
+    graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=99, tau=1))
+    places = graph.unrolled(4)
+    assert [graph.tokens[place.node] for place in places] == [0, 1, 2, 3, 6]
+    assert [place.probability for place in places] == pytest.approx([1, 0.6, 0.4, 0.54, 0.54 * 0.8])
+
+
+def test_what_cannot_be_among_them_is_not_followed() -> None:
+    """With room for two, those are 1 (0.6) and 3 below it (0.54): neither 2 (0.4) nor 3 need be read."""
+    _, reader = grown(FORK, Rules(depth=3, k=2, nodes=2))
+    assert reader.layers == [[1]]
+    _, reader = grown(FORK, Rules(depth=3, k=2, nodes=1))
+    assert reader.layers == []
+
+
+def test_emitted_tokens_are_found_in_the_graph() -> None:
+    graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1))
+    assert [graph.tokens[node] for node, _ in graph.follow([2, 3, 6])] == [2, 3, 6]
+    assert [crossed for _, crossed in graph.follow([2, 3, 6])] == [False, False, True]
+    assert [crossed for _, crossed in graph.follow([1, 3, 6])] == [False, False, False]
+    assert len(graph.follow([1, 3, 9, 6])) == 2
+    assert graph.follow([9]) == []
+
+
+def test_ids_beyond_the_targets_are_never_drafted() -> None:
+    table = {0: {7: 0.9, 1: 0.1}, 1: {8: 0.9, 2: 0.1}}
+    graph, _ = grown(table, Rules(depth=2, k=1, nodes=9), vocabulary=5)
+    assert graph.tokens == [0, 1, 2]
+    torch.manual_seed(0)
+    for _ in range(20):
+        graph, _ = grown(table, Rules(depth=2, k=2, nodes=9), vocabulary=5, warp=lambda logits: logits)
+        assert max(graph.tokens) < 5
+        assert all(q.shape == (5,) for q in graph.drawn_from.values())
+
+
+def test_a_target_of_more_tokens_gives_them_probability_0() -> None:
+    torch.manual_seed(0)
+    graph, _ = grown(FORK, Rules(depth=2, k=2, nodes=9), vocabulary=12, warp=lambda logits: logits)
+    assert all(q.shape == (12,) and float(q[10:].sum()) == 0 for q in graph.drawn_from.values())
+
+
+def test_drawn_children_are_noted_and_all_verified() -> None:
+    """With room for five nodes and two children each, only one more node is followed after the root."""
+    torch.manual_seed(0)
+    for _ in range(20):
+        graph, reader = grown(FORK, Rules(depth=4, k=2, nodes=5), warp=lambda logits: logits)
+        (layer,) = reader.layers
+        assert layer == [max(graph.tokens[1:3], key=lambda token: float(reader.rows[0, token]))]
+        places = graph.unrolled(5)
+        assert len(places) == len(graph) == 5
+        draft = graph.draft(places, CPU)
+        assert sorted(draft.drawn_from) == [1, 2, 3, 4]
+        torch.testing.assert_close(draft.drawn_from[1], reader.rows[0])
+        torch.testing.assert_close(draft.drawn_from[4], reader.rows[reader.layers[0][0]])
+
+
+def test_a_distribution_of_few_tokens_gives_few_children() -> None:
+    graph, _ = grown(FORK, Rules(depth=1, k=4, nodes=9), warp=lambda logits: logits.where(logits > -3, float("-inf")))
+    assert sorted(graph.tokens[1:]) == [1, 2]
+
+
+def test_copies_of_drawn_nodes_count_as_chosen() -> None:
+    """They were drawn for another path, and what is merged depends on what was drawn."""
+    torch.manual_seed(1)
+    graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=40, tau=1), warp=lambda logits: logits)
+    assert graph.merged
+    places = graph.unrolled(40)
+    copied = {index for index, place in enumerate(places) if place.copied}
+    assert copied
+    draft = graph.draft(places, CPU)
+    assert set(draft.drawn_from) == set(range(1, len(places))) - copied
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    """Four tokens, each followed by all four, as likely as may be."""
+    weights = st.lists(st.integers(1, 9), min_size=4, max_size=4)
+    return {
+        token: {other: w / sum(row) for other, w in enumerate(row)}
+        for token, row in ((token, draw(weights)) for token in range(4))
+    }
+
+
+RULES = st.builds(
+    Rules,
+    depth=st.integers(1, 6),
+    k=st.integers(1, 4),
+    nodes=st.integers(1, 40),
+    theta_prob=st.sampled_from([0, 0.1, 0.3]),
+    theta_sib=st.sampled_from([0, 0.3, 0.8]),
+    tau=st.integers(0, 3),
+)
+
+
+@given(tables(), RULES, st.booleans(), st.integers(0, 10**6))
+def test_every_graph_is_acyclic_and_unrolls_to_a_tree(table: Table, rules: Rules, drawn: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    graph, _ = grown(table, rules, text=(3, 1, 0), warp=(lambda logits: logits) if drawn else None)
+    finished: set[int] = set()
+
+    def visit(node: int, above: tuple[int, ...]) -> None:
+        assert node not in above
+        if node not in finished:
+            for following in graph.successors(node):
+                visit(following, (*above, node))
+        finished.add(node)
+
+    visit(0, ())
+    places = graph.unrolled(rules.nodes)
+    assert len(places) <= rules.nodes + 1
+    draft = graph.draft(places, CPU)
+    assert isinstance(draft.tree, Tree)
+    for siblings in draft.tree.children:
+        assert len({int(draft.tokens[child]) for child in siblings}) == len(siblings)
+        ranks = [draft.tree.ranks[child] for child in siblings]
+        assert ranks == sorted(ranks)
+    if drawn:
+        assert {place.node for place in places if not place.copied} == set(range(len(graph)))
+    elif not rules.tau:
+        ours = sorted((place.probability for place in places), reverse=True)
+        assert ours == pytest.approx(sorted(graph.probabilities, reverse=True)[: len(ours)])
+    for node, first in graph.merged.items():
+        assert not graph.children[node]
+        assert graph._grams[node] == graph._grams[first]

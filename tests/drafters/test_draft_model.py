@@ -1,0 +1,395 @@
+"""A second model drafts: the text stays the target's, the draft model's cache stays right, and pairs must fit."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf.test_batch import batch
+from scipy.stats import chisquare
+from support import tiny
+from transformers import (
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedTokenizerFast,
+    StoppingCriteriaList,
+)
+from transformers.generation import logits_process
+from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+import token_recycling as tr
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.sequence import Sequence, TokenSelector
+
+WAYS: dict[str, dict[str, Any]] = {
+    "sequence": {"mode": "sequence", "depth": 4, "nodes": 4},
+    "tree": {"mode": "tree", "nodes": 20, "theta_prob": 0.1},
+    "graph": {"mode": "graph", "nodes": 20, "theta_prob": 0.02, "tau": 1},
+    "default": {"nodes": 8},
+}
+ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+
+
+def related(model: LlamaForCausalLM, noise: float = 0.005) -> LlamaForCausalLM:
+    """A model that often agrees with another one."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    return other
+
+
+@ways
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.6, "repetition_penalty": 1.1}])
+def test_the_text_is_that_of_generate(model: LlamaForCausalLM, way: dict[str, Any], sampling: dict[str, Any]) -> None:
+    drafter, stats = tr.make_drafter("draft_model", model=related(model), **way), tr.Stats()
+    for seed in range(6):
+        ids = tiny.prompt(seed, 1 + 5 * seed)
+        wanted, state = tiny.seeded(model.generate, ids, seed=seed, max_new_tokens=24, **sampling)
+        ours, our_state = tiny.seeded(
+            tr.generate, model, ids, drafter=drafter, stats=stats, seed=seed, max_new_tokens=24, **sampling
+        )
+        assert torch.equal(ours, wanted)
+        assert torch.equal(our_state, state)
+    assert stats.mat > 1.5
+
+
+@ways
+def test_a_batch_equals_generate(model: LlamaForCausalLM, way: dict[str, Any]) -> None:
+    """Each row has a draft of its own; rows end at different steps."""
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 7, 0
+    drafter, stats = tr.make_drafter("draft_model", model=related(model), **{"nodes": 9, **way}), tr.Stats()
+    for seed, lengths in enumerate([[4, 9], [12, 3, 7], [2, 30, 1, 8]]):
+        inputs = {**batch(lengths, seed), "max_new_tokens": 24}
+        assert torch.equal(tr.generate(model, drafter=drafter, stats=stats, **inputs), model.generate(**inputs))
+    assert stats.mat > 1.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sequence", "tree", "graph"])
+def test_drawn_drafts_give_the_distribution_of_generate(mode: str) -> None:
+    """Every text of 4 tokens over a vocabulary of 3, with a penalty that the draft does not know of."""
+    vocab_size, new, runs = 3, 4, 600
+    model = tiny.llama(7, vocab_size=vocab_size, initializer_range=0.12)
+    draft = tiny.llama(8, vocab_size=vocab_size, initializer_range=0.12)
+    processors = LogitsProcessorList(
+        [logits_process.RepetitionPenaltyLogitsProcessor(1.3), logits_process.TemperatureLogitsWarper(0.8)]
+    )
+    prompt = torch.tensor([[1, 0, 2]])
+    texts = torch.cartesian_prod(*[torch.arange(vocab_size)] * new)
+    with torch.no_grad():
+        whole = torch.cat([prompt.expand(len(texts), 3), texts], dim=1)
+        logits = model(input_ids=whole).logits
+    exact = torch.ones(len(texts), dtype=torch.float64)
+    for place in range(new):
+        odds = processors(whole[:, : 3 + place], logits[:, 2 + place].clone()).double().softmax(-1)
+        exact *= odds.gather(1, texts[:, place, None])[:, 0]
+
+    torch.manual_seed(11)
+    options = {"mode": mode, "depth": 3, "k": 2, "theta_prob": 0.1, "tau": 1, "nodes": 14, "sampled": True}
+    drafter, stats, seen = tr.make_drafter("draft_model", model=draft, **options), tr.Stats(), Counter()
+    for _ in range(runs):
+        steps = tr.stream(
+            model, prompt, drafter, do_sample=True, logits_processor=processors, max_new_tokens=new, stats=stats
+        )
+        seen[tuple(token for step in steps for token in step.tokens)] += 1
+    assert stats.mat > 1.3
+    if mode == "graph":
+        assert stats.drafter_statistics["verified_copies"] > 100
+    expected, counts = exact * runs, torch.tensor([seen[tuple(text.tolist())] for text in texts]).double()
+    often = expected >= 5
+    assert often.sum() > 15
+    observed = [*counts[often].tolist(), float(counts[~often].sum())]
+    wanted = [*expected[often].tolist(), float(expected[~often].sum())]
+    assert chisquare(observed, wanted).pvalue > 0.001
+
+
+def test_drawn_drafts_follow_the_texts_temperature(model: LlamaForCausalLM) -> None:
+    """At a temperature near 0 a model drafts for itself what is accepted; drawn at temperature 1 it would not be."""
+    stats = tr.Stats()
+    drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=4, sampled=True)
+    sampling = {"do_sample": True, "temperature": 0.02, "max_new_tokens": 20}
+    ours = tr.generate(model, tiny.prompt(0, 5), drafter=drafter, stats=stats, **sampling)
+    assert torch.equal(ours, model.generate(tiny.prompt(0, 5), max_new_tokens=20))
+    assert stats.mat == 5
+
+
+def test_a_warp_is_what_looks_at_scores_alone() -> None:
+    processors = LogitsProcessorList(
+        [
+            logits_process.RepetitionPenaltyLogitsProcessor(2.0),
+            logits_process.TemperatureLogitsWarper(0.5),
+            logits_process.TopKLogitsWarper(2),
+        ]
+    )
+    text = Sequence(torch.tensor([1, 2]), StoppingCriteriaList([MaxLengthCriteria(9)]))
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.5, 1.0]])
+    warped = TokenSelector(text, processors, sample=True).warp(logits)
+    off = float("-inf")
+    assert warped.tolist() == [[off, 6.0, 4.0], [off, 1.0, 2.0]]
+    assert logits[0, 0] == 1.0
+
+
+@pytest.mark.parametrize("sample", [True, False])
+def test_the_warp_is_given_where_the_text_is_sampled(model: LlamaForCausalLM, sample: bool) -> None:
+    given = []
+
+    class Noting(tr.Drafter):
+        def draft(self, context: tr.Context) -> tr.Draft:
+            given.append(context.warp is not None)
+            return tr.Draft(tr.templates.root_only(), context.root)
+
+    list(tr.stream(model, tiny.prompt(0, 4), Noting(), do_sample=sample, max_new_tokens=2))
+    assert given == [sample, sample]
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(model: LlamaForCausalLM) -> None:
+    stats = tr.Stats()
+    drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=9)
+    tr.generate(model, tiny.prompt(2, 6), drafter=drafter, stats=stats, max_new_tokens=20)
+    assert (stats.mat, stats.acceptance_rate) == (5.0, 1.0)
+    assert stats.drafter_statistics == {"draft_forwards": 16, "drafted_by_model": 16}
+
+
+def test_no_more_is_drafted_than_is_asked_for(model: LlamaForCausalLM) -> None:
+    """Of three tokens the target says the last one itself."""
+    stats = tr.Stats()
+    drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=9)
+    tr.generate(model, tiny.prompt(2, 6), drafter=drafter, stats=stats, max_new_tokens=3)
+    assert (stats.steps, stats.drafter_statistics["draft_forwards"]) == (1, 2)
+
+
+@pytest.mark.parametrize("way", ["tree", "graph"])
+def test_the_draft_models_cache_is_that_of_the_text(way: str) -> None:
+    """After every step: what it holds equals an ordinary pass over the text, also where a merge was crossed."""
+    model = tiny.llama(4, vocab_size=8)
+    draft = related(model, 0.01)
+    options = {"k": 4, "theta_prob": 0.0, "theta_sib": 0.0, "nodes": 60, "depth": 5, "tau": 1}
+    drafter, stats = tr.make_drafter("draft_model", model=draft, mode=way, **options), tr.Stats()
+    for seed in range(4):
+        ids = tiny.prompt(seed, 6, 8)
+        text = ids[0].tolist()
+        for step in tr.stream(model, ids, drafter, max_new_tokens=30, stats=stats):
+            text += step.tokens
+            (reader,) = drafter._readers
+            assert len(text) - len(step.tokens) <= reader.held < len(text)
+            with torch.no_grad():
+                wanted = draft(input_ids=torch.tensor([text[: reader.held]]), use_cache=True).past_key_values
+            for ours, layer in zip(reader._cache.layers, wanted.layers, strict=True):
+                torch.testing.assert_close(ours.keys, layer.keys, atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(ours.values, layer.values, atol=1e-5, rtol=1e-4)
+    assert stats.mat > 2
+    assert bool(stats.drafter_statistics["steps_with_merge_accepted"]) == (way == "graph")
+
+
+def test_a_merged_path_that_is_accepted_is_counted_and_read_again() -> None:
+    """The target counts 0 1 2 3 ...; the draft model is sure of the way there, but prefers a detour at its beginning.
+
+    It drafts 0 -> 2 (likelier) and 0 -> 1, then 2 -> 3 and 1 -> 2. The second 2 is merged with the first, so that the
+    target accepts 1, 2, a copied 3, and so on.
+    """
+    target, draft = tiny.counting_llama(), tiny.counting_llama()
+    with torch.no_grad():
+        draft.lm_head.weight[2, 0], draft.lm_head.weight[1, 0] = 3.3, 3.0
+    options = {"mode": "graph", "depth": 4, "k": 2, "theta_prob": 0.1, "nodes": 12, "tau": 1}
+    drafter, stats = tr.make_drafter("draft_model", model=draft, **options), tr.Stats()
+    step = next(tr.stream(target, torch.tensor([0]), drafter, max_new_tokens=12, stats=stats))
+    assert step.tokens[:3] == [1, 2, 3]
+    assert len(step.tokens) > 3
+    assert stats.drafter_statistics["steps_with_merge_accepted"] == 1
+    # Of the emitted tokens only 1 was read on its own path; the root is read with the prompt.
+    assert drafter._readers[0].held == 2
+
+
+def test_a_text_beyond_the_draft_models_positions_goes_on_without_drafts(model: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("draft_model", model=tiny.llama(0, max_position_embeddings=20), mode="sequence", nodes=4)
+    ids = tiny.prompt(0, 12)
+    text, sizes = ids[0].tolist(), {}
+    for step in tr.stream(model, ids, drafter, max_new_tokens=24):
+        sizes[len(text)] = len(step.draft.tree)
+        text += step.tokens
+    assert text == model.generate(ids, max_new_tokens=24)[0].tolist()
+    assert sizes[12] == 5
+    assert {size for length, size in sizes.items() if length > 20} == {1}
+    long = tiny.prompt(1, 40)
+    assert torch.equal(
+        tr.generate(model, long, drafter=drafter, max_new_tokens=5), model.generate(long, max_new_tokens=5)
+    )
+
+
+def test_a_drafter_serves_one_text_after_another(model: LlamaForCausalLM) -> None:
+    """A step that is never finished leaves nothing behind."""
+    drafter = tr.make_drafter("draft_model", model=related(model), **WAYS["tree"])
+    next(tr.stream(model, tiny.prompt(0, 9), drafter, max_new_tokens=30))
+    for seed in range(3):
+        ids = tiny.prompt(seed, 4)
+        assert torch.equal(
+            tr.generate(model, ids, drafter=drafter, max_new_tokens=12), model.generate(ids, max_new_tokens=12)
+        )
+
+
+def test_steps_of_other_drafts_are_caught_up_with(model: LlamaForCausalLM) -> None:
+    """A drafter that is asked only now and then, as a part of another one, reads what it missed."""
+    inner, calls = tr.make_drafter("draft_model", model=related(model), **WAYS["tree"]), iter(range(100))
+
+    class Sometimes(tr.Drafter):
+        def start(self, prompts: Any, target: Any, costs: Any) -> None:
+            inner.start(prompts, target, costs)
+
+        def draft(self, context: tr.Context) -> tr.Draft:
+            return inner.draft(context) if next(calls) % 3 else tr.Draft(tr.templates.root_only(), context.root)
+
+        def observe(self, step: tr.Step) -> None:
+            inner.observe(step)
+
+    ids, stats = tiny.prompt(0, 9), tr.Stats()
+    ours = tr.generate(model, ids, drafter=Sometimes(), stats=stats, max_new_tokens=40)
+    assert torch.equal(ours, model.generate(ids, max_new_tokens=40))
+    assert stats.mat > 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "forest"}, "expected a mode of sequence, tree, graph, got 'forest'"),
+        ({"depth": 0}, "expected depth of 1 or more, got 0"),
+        ({"k": 0}, "expected k of 1 or more, got 0"),
+        ({"tau": 0}, "expected tau of 1 or more, got 0"),
+        ({"theta_prob": 1.5}, "expected theta_prob from 0 to 1, got 1.5"),
+        ({"theta_sib": -0.1}, "expected theta_sib from 0 to 1, got -0.1"),
+        ({"nodes": 0}, "expected auto or 1 node or more, got nodes=0"),
+        ({"nodes": "many"}, "expected auto or 1 node or more, got nodes='many'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tr.make_drafter("draft_model", model="models/draft", **options)
+
+
+def test_the_model_is_a_required_option() -> None:
+    with pytest.raises((TypeError, ValueError), match="model"):
+        tr.make_drafter("draft_model")
+
+
+def test_a_drafter_is_described(model: LlamaForCausalLM) -> None:
+    stats = tr.Stats()
+    tr.generate(
+        model,
+        tiny.prompt(0, 4),
+        drafter=tr.make_drafter("draft_model", model=model, nodes=9),
+        stats=stats,
+        max_new_tokens=2,
+    )
+    assert stats.drafter == (
+        "draft_model: LlamaForCausalLM, graph of 10 steps and 9 nodes at most, k = 4, theta_prob = 0.4, "
+        "theta_sib = 0.1, tau = 1, deterministic drafts"
+    )
+
+
+def saved(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def target_folder(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> str:
+    return saved(tiny.llama(vocab_size=len(tokenizer)), tokenizer, tmp_path / "target")
+
+
+def use(target: LlamaForCausalLM, drafter: tr.Drafter) -> None:
+    ids = tiny.prompt(0, 5)
+    ours = tr.generate(target, ids, drafter=drafter, max_new_tokens=8)
+    assert torch.equal(ours, target.generate(ids, max_new_tokens=8))
+
+
+def test_a_draft_model_comes_from_a_folder(target_folder: str) -> None:
+    target = LlamaForCausalLM.from_pretrained(target_folder)
+    drafter = tr.make_drafter(f"draft_model:model={target_folder},mode=sequence,depth=2")
+    use(target, drafter)
+    assert drafter._readers[0].model.model is not target
+    first = drafter._readers[0].model
+    use(target, drafter)
+    assert drafter._readers[0].model is first
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize(("ours", "theirs"), [(0, 20), (20, 0)])
+def test_padded_vocabularies_fit(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, ours: int, theirs: int, sampled: bool
+) -> None:
+    """Logits beyond the tokenizer's tokens, in the target or in the draft model, with one tokenizer beside both."""
+    size = len(tokenizer)
+    target = saved(tiny.llama(vocab_size=size + ours), tokenizer, tmp_path / "target")
+    draft = saved(tiny.llama(vocab_size=size + theirs), tokenizer, tmp_path / "draft")
+    drafter = tr.make_drafter("draft_model", model=draft, sampled=sampled, nodes=12)
+    model = LlamaForCausalLM.from_pretrained(target)
+    use(model, drafter)
+    tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=8, do_sample=True)
+
+
+def test_another_tokenizer_is_refused(target_folder: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    other = copy.deepcopy(tokenizer)
+    state = other.backend_tokenizer.to_str().replace('"Ġ":', '"!!":').replace('"!":', '"Ġ":').replace('"!!":', '"!":')
+    other = PreTrainedTokenizerFast(tokenizer_object=type(other.backend_tokenizer).from_str(state), eos_token="<end>")
+    draft = saved(tiny.llama(vocab_size=len(other)), other, tmp_path / "other")
+    target = LlamaForCausalLM.from_pretrained(target_folder)
+    message = r"the target's tokenizer, got one that differs in 2 of 299 tokens; token 1 is '!' and 'Ġ'; choose"
+    with pytest.raises(ValueError, match=message):
+        use(target, tr.make_drafter("draft_model", model=draft))
+
+
+def test_without_tokenizers_the_sizes_must_be_equal(model: LlamaForCausalLM) -> None:
+    with pytest.raises(ValueError, match="a draft model of 64 tokens, as the target has, got 70, and no tokenizer"):
+        use(model, tr.make_drafter("draft_model", model=tiny.llama(vocab_size=70)))
+
+
+def test_what_is_no_model_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"expected a causal language model at {tmp_path} to draft with, got: "):
+        use(model, tr.make_drafter("draft_model", model=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"expected the folder of a model or a hub name to draft with, got .*none'"):
+        use(model, tr.make_drafter("draft_model", model=str(tmp_path / "none")))
+
+
+def test_a_recurrent_draft_model_is_refused(model: LlamaForCausalLM) -> None:
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(tr.UnsupportedModelError, match="as a draft model: expected a model whose cache can forget"):
+        use(model, tr.make_drafter("draft_model", model=mamba))
+
+
+def test_a_model_whose_positions_drafts_would_change_does_not_draft_for_itself() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    model = tiny.llama(rope_parameters=rope, max_position_embeddings=32)
+    with pytest.raises(tr.UnsupportedModelError, match="expected another model than the target to draft for Llama"):
+        use(model, tr.make_drafter("draft_model", model=model))
+
+
+def test_near_a_border_drawn_drafts_are_left_out_before_they_are_drawn() -> None:
+    """Whether a tree fits must not depend on what was drawn. From 32 tokens on this model takes no trees."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    model = tiny.llama(rope_parameters=rope, max_position_embeddings=32)
+    drafter = tr.make_drafter("draft_model", model=tiny.llama(), sampled=True, mode="sequence", depth=4, nodes=4)
+    length, sizes = 20, {}
+    for step in tr.stream(model, tiny.prompt(0, 20), drafter, max_new_tokens=12, do_sample=True):
+        sizes[length] = len(step.draft.tree)
+        length += len(step.tokens)
+    assert all(size == (5 if length - 1 + 5 <= 32 else 1) for length, size in sizes.items() if length < 28)
+    assert sizes[20] == 5
+    assert {size for length, size in sizes.items() if length > 28} <= {1}
+
+
+def test_forks_share_the_draft_model_which_is_loaded_once(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    tiny.llama(seed=1).save_pretrained(tmp_path / "draft")
+    alone = tr.make_drafter("draft_model", model=str(tmp_path / "draft"))
+    fused = tr.make_drafter("fuse", parts=[tr.make_drafter("draft_model", model=str(tmp_path / "draft")), "suffix"])
+    for first, of in ((alone, lambda drafter: drafter), (fused, lambda drafter: drafter.drafters[0])):
+        drafters = [first, first.fork(), first.fork().fork()]
+        loaded = {id(of(drafter).drafting_model(TreeModel(model)).model) for drafter in drafters}
+        assert len(loaded) == 1

@@ -1,0 +1,164 @@
+"""A draft model reads a text and a tree as it would read each path by itself, whatever became text before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import architectures, tiny
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from token_recycling.drafters.draft_model.reader import Reader
+from token_recycling.model.tree_model import TreeModel
+
+CASES = [
+    case
+    for case in architectures.SUPPORTED
+    if str(case) in {"gpt2", "bloom", "mpt", "falcon ALiBi", "mistral window of 8", "gemma2 window of 8", "opt"}
+]
+
+
+def after(model: PreTrainedModel, text: torch.Tensor, *more: int) -> torch.Tensor:
+    """Logits of an ordinary pass over the text and more tokens."""
+    with torch.no_grad():
+        return model(input_ids=torch.cat([text, torch.tensor(more, dtype=torch.long)])[None], use_cache=False).logits[
+            0, -1
+        ]
+
+
+@torch.no_grad()
+def compare(model: PreTrainedModel, length: int) -> None:
+    """Three steps: a tree is read layer by layer, the path 7, 2 is kept, two more tokens are emitted."""
+    text = tiny.prompt(length, length, model.get_input_embeddings().weight.shape[0])[0]
+    reader = Reader(TreeModel(model))
+    reader.prefill(text)
+    assert reader.held == length - 1
+    for _ in range(3):
+        paths = [[5], [7], [5, 9], [5, 3], [7, 2], [5, 3, 8]]
+        found = [*reader.read(text)]
+        found += reader.read_layer([0, 0], [5, 7])
+        found += reader.read_layer([1, 1, 2], [9, 3, 2])
+        found += reader.read_layer([4], [8])
+        for logits, path in zip(found, [[], *paths], strict=True):
+            torch.testing.assert_close(logits, after(model, text, *path), atol=1e-4, rtol=1e-4)
+        reader.keep([2, 5])
+        text = torch.cat([text, torch.tensor([7, 2, 11, 4])])
+        assert reader.held == len(text) - 2
+
+
+@pytest.mark.parametrize("length", [1, 6, 26])
+def test_a_tree_is_read_as_its_paths(model: LlamaForCausalLM, length: int) -> None:
+    compare(model, length)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_other_architectures_draft_as_well(case: architectures.Case) -> None:
+    """Learned positions, ALiBi by key, windows that the text crosses."""
+    model = architectures.model_of(case)
+    compare(model, 1)
+    compare(model, 14)
+
+
+def test_all_of_them_are_there() -> None:
+    assert len(CASES) == 7
+
+
+@torch.no_grad()
+def test_a_sequence_is_read_without_a_mask(model: LlamaForCausalLM) -> None:
+    text, reader = tiny.prompt(0, 9)[0], Reader(TreeModel(model))
+    reader.read(text)
+    for depth, token in enumerate([4, 8, 15]):
+        (logits,) = reader.read_layer([depth], [token])
+        torch.testing.assert_close(logits, after(model, text, *[4, 8, 15][: depth + 1]), atol=1e-4, rtol=1e-4)
+    reader.keep([1, 2])
+    text = torch.cat([text, torch.tensor([4, 8, 3])])
+    torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_many_new_tokens_are_read_as_a_prompt_is(model: LlamaForCausalLM) -> None:
+    text, reader = tiny.prompt(0, 90)[0], Reader(TreeModel(model))
+    reader.read(text[:5])
+    torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
+    assert reader.held == 90
+
+
+@torch.no_grad()
+def test_what_was_read_and_not_kept_is_forgotten(model: LlamaForCausalLM) -> None:
+    text, reader = tiny.prompt(0, 9)[0], Reader(TreeModel(model))
+    reader.read(text[:6])
+    reader.read_layer([0, 0], [3, 4])
+    torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_text_can_be_read_twice(model: LlamaForCausalLM) -> None:
+    text, reader = tiny.prompt(0, 9)[0], Reader(TreeModel(model))
+    for _ in range(2):
+        torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
+        (logits,) = reader.read_layer([0], [3])
+        torch.testing.assert_close(logits, after(model, text, 3), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_unknown_tokens_are_read_as_the_last_known() -> None:
+    model = tiny.llama(vocab_size=20)
+    reader, text = Reader(TreeModel(model)), torch.tensor([3, 19, 57, 4])
+    torch.testing.assert_close(reader.read(text)[0], after(model, text.clamp(max=19)), atol=1e-4, rtol=1e-4)
+
+
+def test_the_reach_ends_with_the_positions() -> None:
+    reader = Reader(TreeModel(tiny.llama(max_position_embeddings=20)))
+    # After 18 tokens the last one (position 17) and two layers below it can be read, which gives a third.
+    assert [reader.reach(length) for length in (18, 20, 21)] == [3, 1, 0]
+    reader.prefill(tiny.prompt(0, 21)[0])
+    assert reader.held == 0
+
+
+@torch.no_grad()
+@given(st.data())
+def test_any_tree_and_any_path_kept(data: st.DataObject) -> None:
+    text, reader = tiny.prompt(1, 4)[0], Reader(TreeModel(MODEL))
+    for _ in range(2):
+        torch.testing.assert_close(reader.read(text)[0], after(MODEL, text), atol=1e-4, rtol=1e-4)
+        paths: list[list[int]] = [[]]
+        numbers: list[list[int]] = [[]]
+        last = [0]
+        for _ in range(data.draw(st.integers(0, 3))):
+            parents = sorted(data.draw(st.lists(st.sampled_from(last), min_size=1, max_size=3)))
+            tokens = [data.draw(st.integers(0, 63)) for _ in parents]
+            found = reader.read_layer(parents, tokens)
+            last = list(range(len(paths), len(paths) + len(parents)))
+            for parent, token, number, logits in zip(parents, tokens, last, found, strict=True):
+                paths.append([*paths[parent], token])
+                numbers.append([*numbers[parent], number])
+                torch.testing.assert_close(logits, after(MODEL, text, *paths[-1]), atol=1e-4, rtol=1e-4)
+        kept = data.draw(st.integers(0, len(paths) - 1))
+        reader.keep(numbers[kept])
+        text = torch.cat([text, torch.tensor([*paths[kept], 9])])
+
+
+MODEL = tiny.llama()
+
+
+def test_the_last_hidden_states_are_kept_where_they_are_wanted(model: LlamaForCausalLM) -> None:
+    """Of the tokens that were read last, on their own paths."""
+    text = tiny.prompt(0, 7)[0]
+    reader = Reader(TreeModel(model), states=True)
+
+    def state_after(*more: int) -> torch.Tensor:
+        ids = torch.cat([text, torch.tensor(more, dtype=torch.long)])
+        return model.model(ids[None]).last_hidden_state[0, -1]
+
+    with torch.no_grad():
+        reader.read(text)
+        torch.testing.assert_close(reader.states[-1], state_after())
+        reader.read_layer([0, 0], [3, 9])
+        torch.testing.assert_close(reader.states, torch.stack([state_after(3), state_after(9)]))
+        reader.read_layer([2], [5])
+        torch.testing.assert_close(reader.states, state_after(9, 5)[None])
+    plain = Reader(TreeModel(model))
+    with torch.no_grad():
+        plain.read(text)
+    assert plain.states is None

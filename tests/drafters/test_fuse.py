@@ -1,0 +1,347 @@
+"""Several drafters in one tree: the text stays that of `generate`, whoever takes part, and each part learns."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drafters.test_draft_model import related
+from hf.test_batch import batch
+from scipy.stats import chisquare
+from support import tiny
+from support.drafters import example
+from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedTokenizerFast, TemperatureLogitsWarper
+
+import token_recycling as tr
+from token_recycling import Context, Draft, Drafter, Step
+from token_recycling.bench.run.methods import parse
+from token_recycling.drafters.fuse import Fuse
+from token_recycling.drafters.fuse import worth as asking
+from token_recycling.drafters.fuse.worth import PassClock, Worth, Yield
+from token_recycling.templates import parse_paths, root_only
+
+
+@pytest.mark.parametrize("names", [*itertools.combinations_with_replacement(tr.drafter_names(), 2)], ids="+".join)
+def test_any_two_give_the_text_of_generate(model: LlamaForCausalLM, names: tuple[str, str], tmp_path: Path) -> None:
+    """Greedy and drawn, with room for few nodes, so that each part loses some of its own."""
+    parts = [
+        example(name, model, tmp_path / str(place))
+        for place, name in enumerate(names)
+        if not (tmp_path / str(place)).mkdir()
+    ]
+    drafter = tr.make_drafter("fuse", parts=parts, nodes=7)
+    for seed, sampling in enumerate([{}, {}, {"do_sample": True, "temperature": 0.7, "top_k": 20}]):
+        prompt = tiny.prompt(seed, 5).repeat(1, 3)
+        wanted, state = tiny.seeded(model.generate, prompt, seed=seed, max_new_tokens=14, **sampling)
+        ours, our_state = tiny.seeded(
+            tr.generate, model, prompt, seed=seed, drafter=drafter, max_new_tokens=14, **sampling
+        )
+        assert torch.equal(ours, wanted)
+        assert torch.equal(our_state, state)
+
+
+@pytest.mark.parametrize("name", tr.drafter_names())
+@pytest.mark.parametrize("first", [True, False])
+def test_with_room_for_all_a_part_drafts_and_learns_as_alone(
+    model: LlamaForCausalLM, name: str, first: bool, tmp_path: Path
+) -> None:
+    """Beside a drafter that proposes nothing every step is the same as without."""
+    alone, part = example(name, model, tmp_path / "alone"), example(name, model, tmp_path / "part")
+    idle = tr.make_drafter("plain")
+    fused = Fuse([part, idle] if first else [idle, part], nodes=1000)
+    for seed in range(3):
+        prompt = tiny.prompt(seed, 6).repeat(1, 2)
+        tokens = [[step.tokens for step in tr.stream(model, prompt, one, max_new_tokens=30)] for one in (alone, fused)]
+        assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("nodes", [5, "auto"])
+def test_a_batch_equals_generate(model: LlamaForCausalLM, nodes: int | str) -> None:
+    """Each row has drafts of its own; rows end at different steps."""
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 7, 0
+    parts = ["recycling:tree=9", tr.make_drafter("draft_model", model=related(model), nodes=9), "lookahead"]
+    drafter, stats = Fuse(parts, nodes=nodes), tr.Stats()
+    for seed, lengths in enumerate([[4, 9], [12, 3, 7], [2, 30, 1, 8]]):
+        inputs = {**batch(lengths, seed), "max_new_tokens": 24}
+        assert torch.equal(tr.generate(model, drafter=drafter, stats=stats, **inputs), model.generate(**inputs))
+    assert stats.mat > 1.3
+
+
+def test_more_than_two_and_fused_ones_can_be_fused(model: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter(
+        "fuse:fuse(recycling(tree=9)+suffix,nodes=8)+prompt_lookup+published(tree=chain:4),nodes=12"
+    )
+    assert [part.name for part in drafter.drafters] == ["fuse", "prompt_lookup", "published"]
+    prompt, stats = tiny.prompt(1, 6).repeat(1, 3), tr.Stats()
+    ours = tr.generate(model, prompt, drafter=drafter, stats=stats, max_new_tokens=40)
+    assert torch.equal(ours, model.generate(prompt, max_new_tokens=40))
+    assert stats.mat > 1.5
+    assert max(stats.nodes) <= 13
+
+
+def test_two_together_accept_more_than_either(model: LlamaForCausalLM) -> None:
+    """A draft model that is often right, and what the text says again; all have room for the same number of nodes."""
+
+    def mat(drafter: Drafter) -> float:
+        stats = tr.Stats()
+        for seed in range(6):
+            tr.generate(model, tiny.prompt(seed, 8), drafter=drafter, stats=stats, max_new_tokens=48)
+        return stats.mat
+
+    def drafting() -> Drafter:
+        return tr.make_drafter("draft_model", model=related(model, 0.01), nodes=6)
+
+    alone = max(mat(tr.make_drafter("recycling:tree=6")), mat(drafting()))
+    assert mat(Fuse(["recycling:tree=6", drafting()], nodes=6)) > 1.05 * alone
+
+
+@pytest.mark.slow
+def test_the_shipped_pair_accepts_more_together(shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
+    model, tokenizer = shipped
+    folder, mats = Path(__file__).parents[2] / "models", []
+    part = f"draft_model(model={folder / 'draft'},nodes=16)"
+    for drafter in ("recycling:tree=16", f"draft_model:{part[12:-1]}", f"fuse:recycling(tree=16)+{part},nodes=16"):
+        stats, made = tr.Stats(), tr.make_drafter(drafter)
+        for prompt in sorted((folder / "prompts").glob("*.py"))[:4]:
+            ids = tokenizer(prompt.read_text(), return_tensors="pt")["input_ids"]
+            list(tr.stream(model, ids, made, max_new_tokens=64, stats=stats))
+        mats.append(stats.mat)
+    assert mats[2] > 1.05 * max(mats[:2])
+
+
+@pytest.mark.slow
+def test_drawn_parts_give_the_distribution_of_generate() -> None:
+    """Every text of 3 tokens over a vocabulary of 3; one part draws its drafts, the other remembers what was said."""
+    new, runs = 3, 700
+    model = tiny.llama(7, vocab_size=3, initializer_range=0.12)
+    drawing = tr.make_drafter(
+        "draft_model",
+        model=tiny.llama(8, vocab_size=3, initializer_range=0.12),
+        mode="tree",
+        depth=2,
+        k=2,
+        theta_prob=0.1,
+        nodes=6,
+        sampled=True,
+    )
+    prompt, warm = torch.tensor([[1, 0, 2]]), LogitsProcessorList([TemperatureLogitsWarper(0.8)])
+    drafter, seen, drawn = Fuse(["recycling:tree=6,k=3", drawing], nodes=8), Counter[tuple[int, ...]](), 0
+    torch.manual_seed(5)
+    for _ in range(runs):
+        text: list[int] = []
+        for step in tr.stream(model, prompt, drafter, do_sample=True, logits_processor=warm, max_new_tokens=new):
+            text += step.tokens
+            drawn += len(step.draft.drawn_from or ())
+        seen[tuple(text)] += 1
+    assert drawn > runs
+    every = torch.cartesian_prod(*[torch.arange(3)] * new)
+    with torch.no_grad():
+        odds = (model(input_ids=torch.cat([prompt.expand(len(every), 3), every], 1)).logits[:, 2:-1] / 0.8).softmax(-1)
+    exact = odds.double().gather(2, every[..., None])[..., 0].prod(1)
+    counts = [seen[tuple(one)] for one in every.tolist()]
+    assert chisquare(counts, (exact / exact.sum() * runs).tolist()).pvalue > 0.001
+
+
+# What parts are told
+
+
+@dataclass
+class Scripted(Drafter):
+    """Always the same draft, tokens counted from the root."""
+
+    paths: str = "0"
+    ahead: tuple[int, ...] = (1,)
+    learns_prompt: bool = False
+    steps: list[Step] = field(default_factory=list)
+    prompts: list[torch.Tensor] = field(default_factory=list)
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
+        self.prompts.append(tokens)
+
+    def draft(self, context: Context) -> Draft:
+        tokens = (int(context.root) + torch.tensor([0, *self.ahead])) % 16
+        return Draft(parse_paths(self.paths), tokens)
+
+    def observe(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def statistics(self) -> dict[str, float]:
+        return {"calls": 1}
+
+
+def test_who_earns_is_counted(counting: LlamaForCausalLM) -> None:
+    """The target counts. One says the next number and a wrong one, the other the next two: of three nodes two are kept,
+    those that are sure.
+    """
+    one, two = Scripted("0 1", (1, 5)), Scripted("0 00", (1, 2))
+    stats, drafter = tr.Stats(), Fuse([one, two], nodes=2)
+    list(tr.stream(counting, torch.tensor([3]), drafter, max_new_tokens=61, stats=stats))
+    counted = stats.drafter_statistics
+    assert stats.steps == counted["Scripted.calls"] == counted["Scripted 2.calls"]
+    # Of the 61 tokens every step says three, but the last one only one, for which nothing is drafted.
+    assert stats.steps == 21
+    assert counted["Scripted.accepted"] == counted["Scripted 2.accepted"] / 2 == 20
+    assert (counted["Scripted.accepted_alone"], counted["Scripted 2.accepted_alone"]) == (0, 20)
+    assert counted["Scripted.proposed"] == counted["Scripted 2.proposed"] == 40
+    assert counted["Scripted 2.kept"] == counted["Scripted.kept"] * 2 == 40
+
+
+def test_every_part_sees_all_that_was_verified(counting: LlamaForCausalLM) -> None:
+    one, two = Scripted("0 1", (1, 5)), Scripted("0 00", (1, 2), learns_prompt=True)
+    drafter = Fuse([one, two], nodes=9)
+    (step,) = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=3)
+    assert drafter.learns_prompt
+    assert not one.prompts
+    assert torch.cat(two.prompts).tolist() == [3]
+    assert one.steps == two.steps == [step]
+    assert sorted(step.draft.tokens[1:].tolist()) == [5, 6, 9]
+
+
+def test_recycling_learns_from_what_others_propose(counting: LlamaForCausalLM) -> None:
+    """Token 9 was never said: another drafter proposed it, and what the target says after it is known."""
+    recycling = tr.make_drafter("recycling:tree=4,learns_prompt=false,k=2")
+    drafter = Fuse([recycling, Scripted("0 1", (1, 6))], nodes=9)
+    list(tr.stream(counting, torch.tensor([3]), drafter, max_new_tokens=2))
+    assert recycling.matrix.candidates[9].tolist() == [10, 11]
+
+
+def test_what_was_learned_stays(model: LlamaForCausalLM) -> None:
+    prompt, drafter, mats = tiny.prompt(4, 8), tr.make_drafter("fuse:recycling(tree=8)+suffix,nodes=8"), []
+    for _ in range(2):
+        stats = tr.Stats()
+        tr.generate(model, prompt, drafter=drafter, stats=stats, max_new_tokens=40)
+        mats.append(stats.mat)
+    assert mats[1] > 1.2 * mats[0]
+
+
+@dataclass
+class Nothing(Drafter):
+    """A lone root."""
+
+    def draft(self, context: Context) -> Draft:
+        return Draft(root_only(), context.root)
+
+
+def test_nothing_proposed_is_plain_decoding(model: LlamaForCausalLM) -> None:
+    stats, prompt = tr.Stats(), tiny.prompt(0, 4)
+    ours = tr.generate(model, prompt, drafter=Fuse([Nothing(), Nothing()]), stats=stats, max_new_tokens=6)
+    assert torch.equal(ours, model.generate(prompt, max_new_tokens=6))
+    assert (stats.steps, stats.plain_steps) == (6, 1)
+
+
+# How it is written
+
+
+def test_it_is_made_from_text_and_in_python(model: LlamaForCausalLM) -> None:
+    written = tr.make_drafter("fuse:recycling(tree=16,k=4)+suffix,nodes=32")
+    assert [type(part).__name__ for part in written.drafters] == ["Recycling", "Suffix"]
+    assert (written.drafters[0].tree, written.drafters[0].k, written.nodes) == (16, 4, 32)
+    assert tr.make_drafter("fuse:parts=recycling+suffix").nodes == "auto"
+    made = tr.make_drafter("recycling", tree=16)
+    assert tr.make_drafter("fuse", parts=[made, "suffix"]).drafters[0] is made
+    tr.accelerate(model, "fuse:recycling(tree=8)+suffix", nodes=8)
+    model.generate(tiny.prompt(0, 4), max_new_tokens=6)
+    assert model.acceleration.stats.drafter.startswith("fuse: 8 nodes at most, best first, of (recycling: tree 8 nodes")
+    tr.decelerate(model)
+
+
+def test_it_is_a_method_of_the_bench() -> None:
+    method = parse("fuse:recycling(tree=16)+draft_model(model=models/draft),nodes=32")
+    assert method.label == "fuse (recycling(tree=16)+draft_model(model=models/draft), nodes=32)"
+    with pytest.raises(ValueError, match="NAME=VALUE after 'prompt_lookup_hf'"):
+        parse("prompt_lookup_hf:10")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("fuse", {}, "expected every required option of fuse, got none for parts: fuse:parts=VALUE"),
+        ("fuse:recycling", {}, "expected 2 to 6 drafters to fuse, such as fuse:recycling.suffix, got 1: 'recycling'"),
+        ("fuse:" + "+".join(["suffix"] * 7), {}, "got 7"),
+        ("fuse:recycling+nonsense", {}, "expected a drafter of .*, got 'nonsense'"),
+        (
+            "fuse:recycling+suffix:factor=3",
+            {},
+            "got 'recycling.suffix:factor=3'; options of a part of it stand in paren",
+        ),
+        ("fuse:recycling+suffix:3", {}, r"expected NAME or NAME\(OPTION=VALUE,...\), got 'suffix:3'"),
+        ("fuse:recycling(tree=16+suffix", {}, r"expected as many '\('"),
+        ("fuse:recycling(wide=16)+suffix", {}, "expected an option of recycling: .*; got 'wide'"),
+        ("fuse:recycling+draft_model", {}, "required option of draft_model, got none for model"),
+        ("fuse:recycling+suffix,nodes=0", {}, "expected auto or 1 node or more, got nodes=0"),
+        ("fuse:recycling+suffix,nodes=some", {}, "expected auto or 1 node or more, got nodes='some'"),
+        ("fuse:recycling+suffix,asks=none", {}, "expected asks=all, or asks=paying with nodes=auto, got asks=none"),
+        ("fuse:recycling+suffix,asks=paying,nodes=3", {}, "got asks=paying, nodes=3"),
+        ("fuse:recycling+suffix,32", {}, "expected options as NAME=VALUE after 'fuse', got '32'"),
+    ],
+)
+def test_what_cannot_be_fused_is_refused(spec: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tr.make_drafter(spec, **options)
+
+
+def test_one_drafter_cannot_be_two_parts() -> None:
+    drafter = tr.make_drafter("suffix")
+    with pytest.raises(ValueError, match="expected every part to be a drafter of its own, got one twice"):
+        Fuse([drafter, drafter])
+
+
+# Whom to ask
+
+
+def test_asked_is_who_adds_more_than_decoding_gives() -> None:
+    """Decoding gives a token a pass. Part 1 adds half a token for a tenth of a pass where little is expected, and a
+    tenth of a token for half a pass where much is.
+    """
+    worth = Worth(2)
+    little, much = Yield(1.3, 1.0), Yield(5.0, 5.0)
+    for _ in range(4):
+        assert worth.asks(1, little)
+        assert worth.asks(1, much)
+        worth.count(1, little, Yield(1.8, 1.1))
+        worth.count(1, much, Yield(5.1, 5.5))
+        worth.count_step(Yield(1.0, 1.0))
+    assert all(worth.asks(1, little) for _ in range(40))
+    # It is tried again now and then.
+    assert [worth.asks(1, much) for _ in range(32)] == ([False] * 15 + [True]) * 2
+    # What is learned of another number of expected tokens says nothing here.
+    assert worth.asks(1, Yield(20.0, 5.0))
+    # Where it has become better, it is asked.
+    for _ in range(8):
+        worth.count(1, much, Yield(7.0, 5.1))
+    assert worth.asks(1, much)
+
+
+def test_passes_are_timed_as_they_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curve says 1 second for one node and 2 for two; now everything takes twice as long."""
+    now = iter([10.0, 14.0] * 400)
+    monkeypatch.setattr(asking.time, "perf_counter", lambda: next(now))
+    clock = PassClock(np.array([1.0, 2.0, 3.0]), 1.0, texts=2)
+    assert clock.unit == 0.5
+    for _ in range(400):
+        clock.drafted(2)
+        clock.verified()
+        clock.verified()  # the second text of a batch
+    assert clock.unit == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("asks", ["all", "paying"])
+def test_parts_that_are_not_asked_lose_nothing(model: LlamaForCausalLM, asks: str, monkeypatch: Any) -> None:
+    """Every other time the later parts are left out; the text stays the same, and whoever is asked learns."""
+    turns = itertools.cycle([True, False])
+    monkeypatch.setattr(Worth, "asks", lambda *_: next(turns))
+    parts = ["suffix", "recycling:tree=8", tr.make_drafter("draft_model", model=related(model), nodes=8), "lookahead"]
+    drafter, stats = Fuse(parts, asks=asks), tr.Stats()
+    for seed in range(4):
+        prompt = tiny.prompt(seed, 6).repeat(1, 2)
+        ours = tr.generate(model, prompt, drafter=drafter, stats=stats, max_new_tokens=30)
+        assert torch.equal(ours, model.generate(prompt, max_new_tokens=30))
+    drafts = stats.drafter_statistics["draft_model.draft_forwards"]
+    assert drafts
+    assert (stats.drafter_statistics["recycling.proposed"] < 7 * stats.steps) == (asks == "paying")

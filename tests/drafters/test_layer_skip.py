@@ -1,0 +1,229 @@
+"""The target without some of its layers drafts for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hf.test_batch import batch
+from hf.test_equality import gpt2
+from support import architectures, tiny
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import token_recycling as tr
+from token_recycling.drafters.layer_skip.layers import (
+    best_layers,
+    cost_by_layers,
+    decoder_layers,
+    speed,
+    without_layers,
+)
+from token_recycling.model.tree_model import TreeModel
+
+
+@pytest.fixture
+def deep() -> LlamaForCausalLM:
+    """Six layers; the fourth and the fifth (3 and 4) do nothing."""
+    model = tiny.llama(2, num_hidden_layers=6, context=0.4)
+    with torch.no_grad():
+        for layer in (model.model.layers[3], model.model.layers[4]):
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return model
+
+
+def logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits
+
+
+def skipped_by_hooks(model: PreTrainedModel, numbers: list[int], ids: torch.Tensor) -> torch.Tensor:
+    """Logits of the model while the output of some layers is replaced by their input."""
+    inputs: dict[int, torch.Tensor] = {}
+    hooks = []
+    for number in numbers:
+        layer = decoder_layers(model)[1][number]
+
+        def keep(module: Any, args: tuple, kwargs: dict[str, Any], number: int = number) -> None:
+            inputs[number] = args[0] if args else kwargs["hidden_states"]
+
+        def replace(module: Any, args: tuple, output: Any, number: int = number) -> Any:
+            return (inputs[number], *output[1:]) if isinstance(output, tuple) else inputs[number]
+
+        hooks += [layer.register_forward_pre_hook(keep, with_kwargs=True), layer.register_forward_hook(replace)]
+    found = logits(model, ids)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+NAMES = {"llama", "gpt2", "bloom", "opt", "mpt", "falcon ALiBi", "gemma2 window of 8", "qwen2 window of 8", "mixtral"}
+CASES = [case for case in architectures.SUPPORTED if str(case) in NAMES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_skipped_layers_hand_on_what_they_get(case: architectures.Case) -> None:
+    """On the same weights, and the model itself stays as it was."""
+    model, ids = architectures.model_of(case), tiny.prompt(0, 20, 96)
+    before = logits(model, ids)
+    view = without_layers(model, [1])
+    torch.testing.assert_close(logits(view, ids), skipped_by_hooks(model, [1], ids))
+    assert not torch.allclose(logits(view, ids), before)
+    assert torch.equal(logits(model, ids), before)
+    ours, theirs = dict(view.named_parameters()), dict(model.named_parameters())
+    assert all(ours[name] is theirs[name] for name in ours)
+    assert len(ours) < len(theirs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_text_is_that_of_generate(case: architectures.Case) -> None:
+    model = architectures.model_of(case)
+    drafter = tr.make_drafter("layer_skip", layers="1", nodes=12, k=2, theta_prob=0.0)
+    for length in (1, 12):
+        ids = tiny.prompt(length, length, 96)
+        for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
+            wanted, _ = tiny.seeded(model.generate, ids, max_new_tokens=16, **sampling)
+            ours, _ = tiny.seeded(tr.generate, model, ids, drafter=drafter, max_new_tokens=16, **sampling)
+            assert torch.equal(ours, wanted)
+
+
+def test_all_cases_are_there() -> None:
+    assert len(CASES) == len(NAMES)
+
+
+def test_layers_that_do_nothing_are_found(deep: LlamaForCausalLM) -> None:
+    stats, drafter = tr.Stats(), tr.make_drafter("layer_skip", theta_prob=0.0)
+    ids = tiny.prompt(0, 9)
+    ours = tr.generate(deep, ids, drafter=drafter, stats=stats, max_new_tokens=28)
+    assert torch.equal(ours, deep.generate(ids, max_new_tokens=28))
+    assert {3, 4} <= set(drafter._skipped)
+    assert "the target without layers" in stats.drafter
+    assert "times as fast" in stats.drafter
+    # Chosen once: a second text takes them as they are.
+    chosen = drafter._skipped
+    tr.generate(deep, tiny.prompt(1, 9), drafter=drafter, max_new_tokens=4)
+    assert drafter._skipped is chosen
+
+
+def test_without_them_every_draft_is_right(deep: LlamaForCausalLM) -> None:
+    stats = tr.Stats()
+    drafter = tr.make_drafter("layer_skip:layers=3-4,mode=sequence,depth=3")
+    tr.generate(deep, tiny.prompt(0, 9), drafter=drafter, stats=stats, max_new_tokens=20)
+    assert (stats.mat, stats.acceptance_rate) == (4.0, 1.0)
+
+
+def test_a_batch_equals_generate(deep: LlamaForCausalLM) -> None:
+    deep.generation_config.eos_token_id, deep.generation_config.pad_token_id = 7, 0
+    inputs = {**batch([12, 3, 7], 0), "max_new_tokens": 20}
+    stats = tr.Stats()
+    ours = tr.generate(
+        deep, drafter=tr.make_drafter("layer_skip", layers=[3, 4], nodes=3, theta_prob=0.0), stats=stats, **inputs
+    )
+    assert torch.equal(ours, deep.generate(**inputs))
+    assert stats.mat > 1.3
+
+
+def test_the_search_weighs_agreement_against_cost(deep: LlamaForCausalLM) -> None:
+    """Two idle layers cost nothing to leave out. What is expected of it is the speed of the set that it chose."""
+    ids = deep.generate(tiny.prompt(0, 9), max_new_tokens=40)[0]
+    chosen, expected = best_layers(deep, ids, depth=4)
+    cost = cost_by_layers(deep, decoder_layers(deep)[1])
+    assert {3, 4} <= set(chosen)
+    assert expected >= speed(1.0, cost([3, 4]), 4)
+    both = [logits(model, ids[None])[0].argmax(-1) for model in (deep, without_layers(deep, chosen))]
+    agreement = float((both[0] == both[1]).float().mean())
+    assert expected == pytest.approx(speed(agreement, cost(chosen), 4))
+
+
+def test_the_expected_speed_worked_by_hand() -> None:
+    """Half of the cost, four of five tokens right: 1.8 / 1.5, 2.44 / 2, 2.952 / 2.5 for 1, 2 and 3 drafted tokens."""
+    assert speed(0.8, 0.5, 1) == pytest.approx(1.8 / 1.5)
+    assert speed(0.8, 0.5, 3) == pytest.approx(2.44 / 2)
+    assert speed(1.0, 0.5, 3) == pytest.approx(4 / 2.5)
+    assert speed(0.0, 0.5, 3) == pytest.approx(1 / 1.5)
+
+
+def test_cost_counts_weights(deep: LlamaForCausalLM) -> None:
+    cost = cost_by_layers(deep, decoder_layers(deep)[1])
+    layer = sum(weight.numel() for weight in deep.model.layers[0].parameters())
+    assert cost([]) == 1
+    assert cost([1, 2]) == pytest.approx(1 - 2 * layer / (6 * layer + 64 * 32))
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("0 1", "expected layers to skip from 1 to 5, got '0 1'; the first one has to stay"),
+        ("4-6", "from 1 to 5, got '4-6'"),
+        ([], r"from 1 to 5, got \[\]"),
+        ("few", "expected auto or layers such as '4-9 12', got 'few'"),
+        ("", "expected auto or layers such as '4-9 12', got ''"),
+    ],
+)
+def test_layers_that_cannot_be_skipped_are_refused(deep: LlamaForCausalLM, layers: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        next(tr.stream(deep, tiny.prompt(0, 4), "layer_skip", layers=layers))
+
+
+def test_layers_are_written_as_ranges() -> None:
+    assert tr.make_drafter("layer_skip:layers=4-6 9 5")._skipped == [4, 5, 6, 9]
+    assert tr.make_drafter("layer_skip", layers=(2, 1))._skipped == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gemma3n_text window of 8, shared keys and values", "with keys and values of their own"),
+        ("llama dynamic rotary scaling from 32", "that no other pass over the model changes"),
+    ],
+)
+def test_models_that_cannot_do_without_layers_are_refused(name: str, reason: str) -> None:
+    (case,) = [case for case in architectures.SUPPORTED if str(case) == name]
+    with pytest.raises(tr.UnsupportedModelError, match=f"layers cannot be skipped: .*{reason}"):
+        next(tr.stream(architectures.model_of(case), tiny.prompt(0, 4, 96), "layer_skip"))
+
+
+def test_a_model_of_one_layer_is_refused() -> None:
+    with pytest.raises(tr.UnsupportedModelError, match="expected a model of two layers or more"):
+        next(tr.stream(tiny.llama(num_hidden_layers=1), tiny.prompt(0, 4), "layer_skip"))
+
+
+def test_a_model_in_wrapped_parts_is_refused(deep: LlamaForCausalLM) -> None:
+    """As accelerate leaves them where parts are on several devices: their forward is bound to the original."""
+    deep.model.forward = deep.model.forward
+    with pytest.raises(tr.UnsupportedModelError, match="a model on one device"):
+        next(tr.stream(deep, tiny.prompt(0, 4), "layer_skip", layers="3"))
+
+
+@pytest.mark.parametrize("length", [20, 30, 32])
+def test_the_search_stays_within_the_models_positions(length: int) -> None:
+    """A GPT-2 of 32 positions fails on the 33rd."""
+    model = gpt2()
+    model.config.n_positions = 32
+    model.transformer.wpe = torch.nn.Embedding.from_pretrained(model.transformer.wpe.weight[:32])
+    drafter, ids = tr.make_drafter("layer_skip"), tiny.prompt(0, length, 80)
+    ours = tr.generate(model.eval(), ids, drafter=drafter, max_new_tokens=33 - length)
+    assert torch.equal(ours, model.generate(ids, max_new_tokens=33 - length))
+    assert drafter._skipped == [1]
+
+
+def test_it_is_made_for_the_model_at_hand(deep: LlamaForCausalLM) -> None:
+    """One drafter, first with one model, then with another."""
+    drafter = tr.make_drafter("layer_skip", layers="3")
+    other = tiny.llama(5, num_hidden_layers=4)
+    for model in (deep, other):
+        ids = tiny.prompt(0, 5)
+        assert torch.equal(
+            tr.generate(model, ids, drafter=drafter, max_new_tokens=9), model.generate(ids, max_new_tokens=9)
+        )
+    assert drafter._readers[0].model.model.model.layers[0] is other.model.layers[0]
+
+
+def test_the_skipping_model_is_accelerated_as_usual(deep: LlamaForCausalLM) -> None:
+    ids = tiny.prompt(0, 5)
+    wanted = deep.generate(ids, max_new_tokens=12)
+    tr.accelerate(deep, "layer_skip", layers="3 4", mode="sequence", depth=3)
+    assert torch.equal(deep.generate(ids, max_new_tokens=12), wanted)
+    assert deep.acceleration.stats.mat == 4.0
+    assert TreeModel(tr.decelerate(deep)).model is deep

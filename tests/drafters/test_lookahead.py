@@ -1,0 +1,172 @@
+"""Lookahead: the published mask, a window of three steps worked by hand, the pool, and sampling."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from support import tiny
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling import Context
+from token_recycling.candidates.trie import Trie
+from token_recycling.drafters.lookahead import Pool, Window
+
+
+def published_mask(columns: int, levels: int, guesses: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Figure 2 of the paper, and the positions: the root and the window by level and column, then the guesses.
+
+    A cell of level l and column i sees level 0 up to column i, and column i of the levels 1 to l. A guess sees the root
+    and itself, in order.
+    """
+    n = columns * levels + guesses * size
+    mask, positions = torch.zeros(n, n, dtype=torch.bool), torch.zeros(n, dtype=torch.long)
+    for level in range(levels):
+        for column in range(columns):
+            row = level * columns + column
+            mask[row, : column + 1] = True
+            mask[row, [above * columns + column for above in range(1, level + 1)]] = True
+            positions[row] = column + level
+    for guess in range(guesses):
+        for place in range(size):
+            first = columns * levels + guess * size
+            mask[first + place, 0] = True
+            mask[first + place, first : first + place + 1] = True
+            positions[first + place] = place + 1
+    return mask, positions
+
+
+@pytest.mark.parametrize(("columns", "size", "guesses"), [(7, 5, 7), (4, 3, 0), (1, 2, 2), (2, 6, 1)])
+def test_the_tree_is_the_published_mask(columns: int, size: int, guesses: int) -> None:
+    """With a different token in every cell nothing is merged, and each cell is found by its token."""
+    window = Window(columns, size, range(columns + size - 3))
+    token = 1000
+    window.levels = [[token + columns * level + column for column in range(columns)] for level in range(size - 1)]
+    grams = [tuple(2000 + (size - 1) * guess + place for place in range(size - 1)) for guess in range(guesses)]
+    trie = Trie()
+    window.plant(trie, token, grams)
+    draft = trie.draft(Context(torch.tensor([token]), 99))
+    shape = draft.tree.on(torch.device("cpu"))
+    mask, positions = published_mask(columns, size - 1, guesses, size - 1)
+    assert len(draft.tree) == len(mask)
+    by_token = draft.tokens.argsort()
+    assert torch.equal(shape.ancestors[by_token][:, by_token], mask)
+    assert torch.equal(shape.depths[by_token], positions)
+
+
+def test_a_window_of_three_steps() -> None:
+    """W = 2, N = 3, the counting model of 16 tokens, the prompt 3: level 0 is the root and 3 3.
+
+    | step | root | level 0 | level 1 | the model says | n-grams      |
+    |------|------|---------|---------|----------------|--------------|
+    | 1    | 3    | 3 3 3   |         | 4 4 4          |              |
+    | 2    | 4    | 4 3     | 4 4     | 5 5            | 4 4 5, 3 4 5 |
+    | 3    | 5    | 5 4     | 5 5     | 6 6            | 5 5 6, 4 5 6 |
+
+    Level 0 is one column longer in step 1, since the window moves on by a column before level 1 is there; column 0 of
+    level 0 is always the root.
+    """
+    model = tiny.counting_llama()
+    steps = list(tr.stream(model, torch.tensor([3]), "lookahead", window=2, ngram_size=3, guesses=2, max_new_tokens=24))
+    drafted = [(step.draft.tokens.tolist(), step.draft.tree.parents) for step in steps[:3]]
+    assert drafted[0] == ([3, 3, 3], (-1, 0, 1))
+    # 3 is column 1 of level 0; the first 4 is column 0 of level 1, the second, below 3, column 1.
+    assert drafted[1] == ([4, 3, 4, 4], (-1, 0, 0, 1))
+    assert drafted[2] == ([5, 4, 5, 5], (-1, 0, 0, 1))
+    assert [step.tokens for step in steps[:3]] == [[4], [5], [6]]
+
+
+def test_the_pool_of_the_first_steps_is_drafted_when_its_token_comes_again() -> None:
+    """The text goes on 4 5 ... 15 0 1 2 3: then 3 4 5 is in the pool since step 2."""
+    model, stats = tiny.counting_llama(), tr.Stats()
+    options = {"window": 2, "ngram_size": 3, "guesses": 2, "max_new_tokens": 24}
+    steps = list(tr.stream(model, torch.tensor([3]), "lookahead", stats=stats, **options))
+    (again,) = [step for step in steps[1:] if step.draft.tokens[0] == 3]
+    assert [again.draft.tokens[node] for node in again.accepted] == [3, 4, 5]
+    assert again.tokens == [4, 5, 6]
+    assert stats.mat > 1
+
+
+def test_a_full_place_in_the_pool_loses_what_was_seen_longest_ago() -> None:
+    pool = Pool(2)
+    pool.add((1, 10, 11))
+    pool.add((1, 20, 21))
+    pool.add((2, 5, 5))
+    assert pool.guesses(1) == [(20, 21), (10, 11)]
+    pool.add((1, 10, 11))
+    pool.add((1, 30, 31))
+    assert pool.guesses(1) == [(30, 31), (10, 11)]
+    assert pool.guesses(2) == [(5, 5)]
+    assert pool.guesses(3) == []
+
+
+def test_the_pool_can_learn_the_prompt_and_the_text(counting: LlamaForCausalLM) -> None:
+    """The prompt says what follows 0; what was emitted after it is learned in turn, and found a round later."""
+    ids = torch.tensor([0, 1, 2, 0])
+    options = {"window": 1, "ngram_size": 3, "guesses": 1, "max_new_tokens": 24}
+    without = list(tr.stream(counting, ids, "lookahead", **options))
+    assert len(without[0].tokens) == 1
+    learned = list(tr.stream(counting, ids, "lookahead", pool_from_prompt=True, **options))
+    assert learned[0].tokens == [1, 2, 3]
+    second_round = [step.tokens for step in learned if step.draft.tokens[0] == 3]
+    assert second_round[-1] == [4, 5, 6]
+
+
+def test_branches_that_agree_are_merged() -> None:
+    """Window: root 1, then 2; level 1 has 2 and 3. The guess 2 3 says what both levels say."""
+    window = Window(2, 3, [0, 0])
+    window.levels = [[0, 2], [2, 3]]
+    trie = Trie()
+    window.plant(trie, 1, [(2, 3)])
+    draft = trie.draft(Context(torch.tensor([1]), 99))
+    assert draft.tokens.tolist() == [1, 2, 3]
+    assert draft.tree.parents == (-1, 0, 1)
+    assert window.newest == [1, 2]
+
+
+def test_a_draft_that_was_cut_leaves_the_window_where_it_was(model: LlamaForCausalLM) -> None:
+    """With room for two tokens nothing deeper than one node is verified: the last level is not there to be read."""
+    drafter = tr.make_drafter("lookahead", window=3, ngram_size=4)
+    steps = list(tr.stream(model, tiny.prompt(0, 5), drafter, max_new_tokens=2))
+    assert [token for step in steps for token in step.tokens] == model.generate(tiny.prompt(0, 5), max_new_tokens=2)[
+        0, 5:
+    ].tolist()
+    assert steps[0].draft.tree.depth == 1
+
+
+def test_sampled_texts_follow_the_models_distribution() -> None:
+    """Every text of 4 tokens over a vocabulary of 3, against its exact probability."""
+    vocab_size, runs = 3, 400
+    model = tiny.llama(5, vocab_size=vocab_size, initializer_range=0.12)
+    prompt = torch.tensor([[1, 0, 2, 1, 2]])
+    texts = torch.cartesian_prod(*[torch.arange(vocab_size)] * 4)
+    with torch.no_grad():
+        whole = torch.cat([prompt.expand(len(texts), 5), texts], dim=1)
+        odds = model(input_ids=whole).logits[:, 4:8].double().softmax(-1)
+    exact = odds.gather(2, texts[:, :, None]).squeeze(2).prod(1)
+
+    torch.manual_seed(321)
+    drafter = tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True)
+    seen: Counter[tuple[int, ...]] = Counter()
+    stats = tr.Stats()
+    for _ in range(runs):
+        steps = tr.stream(model, prompt, drafter, do_sample=True, max_new_tokens=4, stats=stats)
+        seen[tuple(token for step in steps for token in step.tokens)] += 1
+    assert stats.mat > 1.3
+
+    counts = torch.tensor([seen[tuple(text.tolist())] for text in texts]).double()
+    expected = exact * runs
+    often = expected >= 5
+    assert often.sum() > 15
+    observed = [*counts[often].tolist(), float(counts[~often].sum())]
+    wanted = [*expected[often].tolist(), float(expected[~often].sum())]
+    assert chisquare(observed, wanted).pvalue > 0.001
+
+
+@pytest.mark.parametrize(("option", "value"), [("window", 0), ("ngram_size", 1), ("guesses", 0)])
+def test_options_out_of_range_are_refused(option: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"expected {option} of {value + 1} or more, got {value}"):
+        tr.make_drafter("lookahead", **{option: value})

@@ -1,0 +1,352 @@
+"""Medusa-1: what heads see and say, the trees built of it, their training and their files."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from support import tiny
+from support.commandline import assert_refused, run, run_json
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import token_recycling as tr
+from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.measure import PassCosts
+from token_recycling.draft import Context, Step
+from token_recycling.drafters.medusa import Medusa
+from token_recycling.drafters.medusa.heads import MedusaHeads, load_heads, save_heads
+from token_recycling.drafters.medusa.train import NOTHING, MedusaTraining, accuracy, examples, train_medusa
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.templates import best_paths, tree_of, written
+from token_recycling.training.continuations import Continuations, continuations
+from token_recycling.training.loop import Plan
+from token_recycling.training.saved import TrainedPartError
+
+VOCABULARY = 16
+
+
+def foreseeing(heads: int) -> MedusaHeads:
+    """Heads for the counting llama: its hidden state names the token that it saw, and head k adds k to it."""
+    made = MedusaHeads(heads, VOCABULARY)
+    for number in range(heads):
+        made.output.data[number] = torch.eye(VOCABULARY).roll(number + 1, dims=0)
+    return made
+
+
+def counting_heads(folder: Path, model: LlamaForCausalLM, heads: int = 3) -> Path:
+    save_heads(folder, foreseeing(heads), model, [[0.6, 0.25], [0.5, 0.3], [0.4, 0.2]][:heads])
+    return folder
+
+
+def drafted(drafter: Medusa, model: LlamaForCausalLM, text: list[int]) -> tuple[str, list[int]]:
+    """The tree and tokens that are drafted after a text whose last token came from the hidden state before it."""
+    target = TreeModel(model)
+    tiny.begin(drafter, [torch.tensor(text)], target)
+    with torch.no_grad():
+        hidden = model.model(input_ids=torch.tensor([text[:-1]])).last_hidden_state[0, -1:]
+        root_step = drafter.draft(Context(torch.tensor(text[:-1]), room=50))
+        drafter.observe(Step(root_step, torch.zeros(1, VOCABULARY), [0], [text[-1]], False, hidden=hidden))
+        draft = drafter.draft(Context(torch.tensor(text), room=50))
+    return written(draft.tree).strip() if len(draft.tree) > 1 else "", draft.tokens.tolist()
+
+
+def best_so_many(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+    curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
+    monkeypatch.setattr(PassCosts, "curve", lambda costs, length: curve)
+
+
+# trees
+
+
+def test_paths_come_by_their_products_and_after_their_parents() -> None:
+    found = list(best_paths([[0.6, 0.25], [0.5, 0.3]]))
+    assert [path for _, path in found] == [(0,), (0, 0), (1,), (0, 1), (1, 0), (1, 1)]
+    assert [chance for chance, _ in found] == pytest.approx([0.6, 0.3, 0.25, 0.18, 0.125, 0.075])
+
+
+def test_a_later_rank_may_be_the_better_one() -> None:
+    found = [path for _, path in best_paths([[0.2, 0.5], [0.1, 0.9]])]
+    assert found == [(1,), (1, 1), (0,), (0, 1), (1, 0), (0, 0)]
+
+
+def test_the_first_paths_are_the_best_tree_of_their_number() -> None:
+    chances = [[0.5, 0.3, 0.1], [0.4, 0.35], [0.6, 0.1]]
+    every = sorted((chance for chance, _ in best_paths(chances)), reverse=True)
+    assert [chance for chance, _ in best_paths(chances)] == every
+    assert len(every) == 3 + 6 + 12
+    for nodes in range(1, len(every) + 1):
+        assert len(tree_of(islice(best_paths(chances), nodes))) == nodes + 1
+
+
+# drafts
+
+
+def test_heads_foresee_from_the_state_that_gave_the_root(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    drafter = Medusa(counting_heads(tmp_path, counting), tree="0 1 00 000")
+    assert drafted(drafter, counting, [3, 4, 5]) == ("0 1\n00\n000", [5, 6, 7, 7, 8])
+
+
+def test_perfect_heads_save_all_steps_but_one_in_so_many(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    stats = tr.Stats()
+    drafter = Medusa(counting_heads(tmp_path, counting), tree="0 00 000")
+    wanted = counting.generate(torch.tensor([[1, 2]]), max_new_tokens=21)
+    ours = tr.generate(counting, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=21, stats=stats)
+    assert torch.equal(ours, wanted)
+    assert stats.steps == 1 + 20 // 4
+
+
+def test_a_new_text_begins_without_the_state_of_the_last(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    drafter = Medusa(counting_heads(tmp_path, counting), tree="0")
+    for _ in range(2):
+        steps = list(tr.stream(counting, torch.tensor([1, 2]), drafter, max_new_tokens=6))
+        assert [len(step.draft.tree) for step in steps] == [1, 2, 2, 1]
+
+
+def test_a_static_tree_is_built_of_the_measured_accuracy(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    folder = counting_heads(tmp_path, counting)
+    for nodes, wanted in ((3, "0 1\n00"), (6, "0 1\n00 01 10\n000"), (1, "0")):
+        assert drafted(Medusa(folder, tree=f"static:{nodes}"), counting, [1, 2])[0] == wanted
+
+
+def test_a_static_tree_has_as_many_nodes_as_pay(
+    counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = counting_heads(tmp_path, counting)
+    best_so_many(monkeypatch, 1.0, 1.01, 1.02, 1.03, 9.0)
+    assert drafted(Medusa(folder, tree="static"), counting, [1, 2])[0] == "0 1\n00"
+    best_so_many(monkeypatch, 1.0, 9.0)
+    assert drafted(Medusa(folder, tree="static"), counting, [1, 2]) == ("", [2])
+
+
+def test_a_grown_tree_follows_the_probabilities_of_the_step(
+    counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counting llama gives each next candidate a little less; sharp heads make a chain."""
+    sharp = foreseeing(2)
+    sharp.output.data *= 50
+    save_heads(tmp_path, sharp, counting, [[0.5], [0.5]])
+    assert drafted(Medusa(tmp_path, tree=2), counting, [1, 2]) == ("0\n00", [2, 3, 4])
+    best_so_many(monkeypatch, 1.0, 1.1, 1.2, 1.3, 1.4)
+    assert drafted(Medusa(tmp_path), counting, [1, 2]) == ("0\n00", [2, 3, 4])
+    best_so_many(monkeypatch, 1.0, 9.0, 9.0)
+    assert drafted(Medusa(tmp_path), counting, [1, 2]) == ("", [2])
+    flat = foreseeing(2)
+    flat.output.data[1] = 0
+    save_heads(tmp_path, flat, counting, [[0.5], [0.5]])
+    assert drafted(Medusa(tmp_path, tree=2), counting, [1, 2]) == ("0 1", [2, 3, 4])
+
+
+def test_no_more_candidates_than_k(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    folder = counting_heads(tmp_path, counting, heads=1)
+    assert drafted(Medusa(folder, tree=9, k=2), counting, [1, 2])[0] == "0 1"
+    assert drafted(Medusa(folder, tree="static:9", k=1), counting, [1, 2])[0] == "0"
+
+
+def test_what_is_drafted_says_how(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    folder = counting_heads(tmp_path, counting)
+    assert "as large as pays" in Medusa(folder).describe()
+    assert "5 nodes" in Medusa(folder, tree=5).describe()
+    assert "3 heads" in Medusa(folder, tree="static:4").describe()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"k": 0}, "k of 1 or more"),
+        ({"tree": "0 00 000 0000"}, "at most 3 layers"),
+        ({"tree": "0 1 2", "k": 2}, "ranks below k=2"),
+        ({"tree": "static:0"}, "expected a tree"),
+        ({"tree": "wide"}, "expected a tree"),
+    ],
+)
+def test_options_are_checked(
+    counting: LlamaForCausalLM, tmp_path: Path, options: dict[str, object], words: str
+) -> None:
+    folder = counting_heads(tmp_path, counting)
+    with pytest.raises(ValueError, match=words):
+        Medusa(folder, **options)  # type: ignore[arg-type]
+
+
+# files
+
+
+def test_heads_of_another_model_are_refused(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    folder = counting_heads(tmp_path, counting)
+    with pytest.raises(TrainedPartError, match="vocab size 64, got one for 16"):
+        tr.generate(tiny.llama(), tiny.prompt(0, 4), drafter=Medusa(folder), max_new_tokens=2)
+
+
+def test_damaged_heads_are_refused(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="token-recycling train medusa"):
+        Medusa(tmp_path / "none")
+    save_heads(tmp_path, foreseeing(2), counting, [[0.5]])
+    with pytest.raises(TrainedPartError, match="expected heads and their accuracy"):
+        Medusa(tmp_path)
+    broken = foreseeing(2)
+    broken.bias = torch.nn.Parameter(torch.zeros(1))
+    save_heads(tmp_path, broken, counting, [[0.5], [0.5]])
+    with pytest.raises(TrainedPartError, match="expected the tensors of heads"):
+        Medusa(tmp_path)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_heads_are_read_as_they_were_saved(counting: LlamaForCausalLM, tmp_path: Path, own: bool) -> None:
+    heads = MedusaHeads(2, VOCABULARY, blocks=2, output=counting.lm_head.weight if own else None)
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight += torch.randn_like(weight)
+    save_heads(tmp_path, heads, counting, [[0.5], [0.25]])
+    read = load_heads(tmp_path)
+    hidden = torch.randn(3, VOCABULARY)
+    assert torch.equal(read.heads(hidden, counting.lm_head), heads(hidden, counting.lm_head))
+    assert read.accuracy == [[0.5], [0.25]]
+    assert read.heads.shares_output is not own
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_heads_begin_as_the_output_layer(model: LlamaForCausalLM, own: bool) -> None:
+    heads = MedusaHeads(3, 32, output=model.lm_head.weight if own else None)
+    hidden = torch.randn(5, 32)
+    for logits in heads(hidden, model.lm_head):
+        assert torch.allclose(logits, model.lm_head(hidden), atol=1e-5)
+
+
+def test_the_shipped_heads_save_steps(shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
+    model, tokenizer = shipped
+    models, stats = Path(__file__).parents[2] / "models", tr.Stats()
+    text = (models / "prompts" / "05_graph_shortest_path.py").read_text(encoding="utf-8")
+    ids = tokenizer(text, return_tensors="pt").input_ids[:, :64]
+    wanted = model.generate(ids, max_new_tokens=48, do_sample=False)
+    drafter = Medusa(models / "medusa", tree=16)
+    ours = tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=48, do_sample=False)
+    assert torch.equal(ours, wanted)
+    assert stats.mat > 1.5
+
+
+# training
+
+
+def test_heads_learn_the_tokens_after_the_next_one(model: LlamaForCausalLM) -> None:
+    """A prompt of two tokens, and four that the target said; the states before each of these, and what comes later."""
+    texts = Continuations([torch.tensor([10, 11, 12, 13, 14, 15]), torch.tensor([20, 21, 22])], [2, 1])
+    hidden, wanted = examples(TreeModel(model), texts, heads=3)
+    assert wanted.tolist() == [
+        [13, 14, 15, NOTHING, 22, NOTHING],
+        [14, 15, NOTHING, NOTHING, NOTHING, NOTHING],
+        [15, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING],
+    ]
+    with torch.no_grad():
+        first = model.model(input_ids=texts.texts[0][None]).last_hidden_state[0, 1:5]
+        second = model.model(input_ids=texts.texts[1][None]).last_hidden_state[0, 0:2]
+    assert torch.allclose(hidden, torch.cat([first, second]), atol=1e-5)
+
+
+def counted(model: LlamaForCausalLM, folder: Path) -> Continuations:
+    prompts = [torch.tensor([seed % VOCABULARY, (seed + 1) % VOCABULARY]) for seed in range(24)]
+    return continuations(model, prompts, folder / "texts", max_new_tokens=12)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_heads_trained_on_a_model_that_counts_foresee_it(counting: LlamaForCausalLM, tmp_path: Path, own: bool) -> None:
+    losses: list[float] = []
+    texts, held_out = counted(counting, tmp_path).split(0.25)
+    before = [weight.clone() for weight in counting.parameters()]
+    heads = train_medusa(
+        counting,
+        texts,
+        MedusaTraining(heads=2, own_output=own, batch=4),
+        Plan(150, rate=0.02),
+        progress=lambda step, loss: losses.append(loss),
+    )
+    assert losses[-1] < 0.3 * losses[0]
+    measured = accuracy(counting, heads, held_out, ranks=3)
+    assert [ranks[0] for ranks in measured] == pytest.approx([1, 1])
+    assert all(sum(ranks) <= 1 + 1e-6 for ranks in measured)
+    assert all(torch.equal(weight, old) for weight, old in zip(counting.parameters(), before, strict=True))
+    assert all(weight.requires_grad and weight.grad is None for weight in counting.parameters())
+    save_heads(tmp_path, heads, counting, measured)
+    assert drafted(Medusa(tmp_path, tree="0 00"), counting, [1, 2]) == ("0\n00", [2, 3, 4])
+
+
+def test_an_interrupted_training_ends_with_the_same_heads(
+    counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
+    texts, how, plan = counted(counting, tmp_path), MedusaTraining(heads=2, batch=5), Plan(12, rate=0.01)
+    wanted = train_medusa(counting, texts, how, plan)
+
+    def stop(step: int, loss: float) -> None:
+        if step == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_medusa(counting, texts, how, plan, tmp_path / "checkpoint", stop)
+    steps: list[int] = []
+    made = train_medusa(counting, texts, how, plan, tmp_path / "checkpoint", lambda step, loss: steps.append(step))
+    assert steps == list(range(8, 13))
+    for name, weight in wanted.state_dict().items():
+        assert torch.equal(made.state_dict()[name], weight)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_target_in_16_bits_has_heads_trained_in_32(counting: LlamaForCausalLM, tmp_path: Path, own: bool) -> None:
+    texts, model = counted(counting, tmp_path), counting.to(torch.bfloat16)
+    losses: list[float] = []
+    heads = train_medusa(
+        model,
+        texts,
+        MedusaTraining(heads=1, own_output=own),
+        Plan(60, rate=0.02),
+        progress=lambda step, loss: losses.append(loss),
+    )
+    assert heads.weight.dtype == torch.float32
+    assert losses[-1] < 0.5 * losses[0]
+    save_heads(tmp_path, heads.bfloat16(), model, [[1.0]])
+    assert drafted(Medusa(tmp_path, tree="0"), model, [1, 2]) == ("0", [2, 3])
+
+
+def test_accuracy_counts_by_head_and_rank(counting: LlamaForCausalLM) -> None:
+    """The text counts on but for its last token, which stands at rank 1 of the first head and is none of the second."""
+    texts = Continuations([torch.tensor([1, 2, 3, 4, 6])], [1])
+    measured = accuracy(counting, foreseeing(2), texts, ranks=2)
+    assert measured[0] == pytest.approx([2 / 3, 1 / 3])
+    assert measured[1] == pytest.approx([1 / 2, 1 / 2])
+
+
+# the command
+
+
+def test_the_command_trains_heads_for_the_drafter(tiny_model_dir: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.py"
+    text.write_text("".join(f"def number_{number}():\n    return {number}\n" for number in range(40)))
+    how = ["--texts", 12, "--prompt-tokens", 16, "--text-tokens", 8, "--steps", 4, "--heads", 2, "--held-out", 0.25]
+    command = ["train", "medusa", tiny_model_dir, text, "--output", tmp_path / "heads", *how]
+    made = run_json(*command)
+    assert len(made["accuracy"]) == 2
+    assert (made["training"]["trained_texts"], made["training"]["held_out_texts"]) == (9, 3)
+    checkpoint = tmp_path / "heads" / "training" / "checkpoint.pt"
+    written_at = checkpoint.stat().st_mtime_ns
+    shown = run(*command)
+    assert shown.exit_code == 0
+    assert "top 10" in shown.stdout
+    assert checkpoint.stat().st_mtime_ns == written_at
+    spec = f"medusa:heads={tmp_path / 'heads'},tree=6"
+    assert run("generate", tiny_model_dir, "def f", "--drafter", spec, "--max-new-tokens", 8).exit_code == 0
+    refused = run(*command, "--seed", 1)
+    assert_refused(refused, "expected continuations with prompts")
+
+
+def test_the_command_says_what_is_wrong(tiny_model_dir: str, tmp_path: Path) -> None:
+    command = ["train", "medusa", tiny_model_dir]
+    assert_refused(run(*command, tmp_path / "none", "--output", tmp_path / "heads"), "there is none")
+    text = tmp_path / "text.py"
+    text.write_text("a = 1\n")
+    assert_refused(run(*command, text, "--output", tmp_path / "heads", "--held-out", 1), "between 0 and 1")
+    assert_refused(run(*command, text, "--output", tmp_path / "heads", "--rate", 0), "a rate and a clip above 0")
+    assert_refused(run(*command, text, "--output", tmp_path / "heads"), "a text of 64 tokens or more")
+
+
+def test_the_group_lists_what_can_be_trained() -> None:
+    assert "medusa" in run("train").stdout

@@ -1,0 +1,290 @@
+"""Drafts made one: merged by hand, weighed by hand, the best nodes against a search, drawn ones exact."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from core.test_accept_drawn import LINE, TWO_LEVELS, P, Text, drafted, fits, texts
+from hypothesis import given
+from hypothesis import strategies as st
+from support.strategies import drafts
+
+from token_recycling import Context, Draft, Tree
+from token_recycling.accept import accept_walk
+from token_recycling.drafters.fuse import merge as fusing
+from token_recycling.drafters.fuse.merge import Merged, Weights, best, kept_first, merge
+from token_recycling.templates import chain, parse_paths, root_only
+
+NO_COSTS = np.empty(0)
+ROOT = 5
+CONTEXT = Context(torch.tensor([1, ROOT]), room=99)
+
+
+def draft(paths: str, tokens: list[int], confidence: list[float] | None = None, **more: object) -> Draft:
+    stated = None if confidence is None else np.array([1, *confidence], np.float32)
+    return Draft(parse_paths(paths), torch.tensor([ROOT, *tokens]), confidence=stated, **more)  # type: ignore[arg-type]
+
+
+def paths(tree_of: Merged | Draft) -> list[tuple[int, ...]]:
+    """The tokens from the root down to every node but the root."""
+    if isinstance(tree_of, Merged):
+        parents, tokens = tree_of.parents.tolist(), tree_of.tokens.tolist()
+    else:
+        parents, tokens = list(tree_of.tree.parents), tree_of.tokens.tolist()
+    found: list[tuple[int, ...]] = [()]
+    for node in range(1, len(parents)):
+        found.append((*found[parents[node]], tokens[node]))
+    return found[1:]
+
+
+# Two small drafts: 7 and 8 after the root, 9 after 7; and 8, then 6 and 9 after it.
+ONE = draft("0 1 00", [7, 8, 9], [0.6, 0.2, 0.5])
+TWO = draft("0 00 01", [8, 6, 9], [0.5, 0.7, 0.1])
+
+
+# Merging
+
+
+def test_two_drafts_are_merged_by_hand() -> None:
+    merged = merge([ONE, TWO])
+    assert paths(merged) == [(7,), (8,), (7, 9), (8, 6), (8, 9)]
+    assert merged.tokens[0] == ROOT
+    assert merged.depths.tolist() == [0, 1, 1, 2, 2, 2]
+    assert merged.ranks.tolist() == [[0, 0], [0, -1], [1, 0], [0, -1], [-1, 0], [-1, 1]]
+    assert merged.confidences[1:].tolist() == pytest.approx(
+        np.array([[0.6, 0], [0.2, 0.5], [0.5, 0], [0, 0.7], [0, 0.1]])
+    )
+
+
+def test_a_drafter_without_confidence_is_half_as_sure_of_each_further_candidate() -> None:
+    merged = merge([draft("0 1 2 00", [7, 8, 9, 6]), TWO])
+    assert merged.confidences[:, 0].tolist() == [0.5, 0.5, 0.25, 0.125, 0.5, 0, 0]
+
+
+def test_of_equal_siblings_the_first_counts() -> None:
+    merged = merge([draft("0 1 2", [7, 8, 7], [0.6, 0.3, 0.1]), Draft(root_only(), torch.tensor([ROOT]))])
+    assert paths(merged) == [(7,), (8,)]
+    assert merged.ranks[:, 0].tolist() == [0, 0, 1]
+    assert merged.confidences[1, 0] == pytest.approx(0.6)
+
+
+@given(st.lists(drafts(), min_size=2, max_size=4), st.integers(0, 20), st.integers(0, 10**6))
+def test_what_is_verified_was_proposed_and_is_a_tree(proposed: list[Draft], most: int, seed: int) -> None:
+    for one in proposed:
+        one.tokens[0] = ROOT
+    merged = merge(proposed)
+    every = set().union(*(paths(one) for one in proposed))
+    assert len(paths(merged)) == len(every)
+    assert set(paths(merged)) == every
+    for part, one in enumerate(proposed):
+        own = {path for path, rank in zip(paths(merged), merged.ranks[1:, part], strict=True) if rank >= 0}
+        assert own == set(paths(one))
+    weights = Weights(len(proposed))
+    draws = np.random.default_rng(seed)
+    for _ in range(5):
+        weights.learn(merged, weights.weigh(merged), draws.integers(0, 4, 5).tolist())
+    values = weights.weigh(merged).values
+    kept = best(values, frozenset({0}), most, NO_COSTS)
+    fused = merged.draft(kept, frozenset(), CONTEXT)
+    assert len(fused.tree) == len(kept) == min(most, len(every)) + 1
+    assert set(paths(fused)) <= every
+    assert [fused.tree.children[node] for node in range(len(kept))] == [
+        tuple(np.flatnonzero(np.array(fused.tree.parents) == node)) for node in range(len(kept))
+    ]
+    left = np.setdiff1d(np.arange(len(values)), kept)
+    assert not len(left) or values[left].max() <= values[kept].min() + 1e-12
+    assert values.max() <= 1 + 1e-6
+
+
+# Weighing
+
+
+def test_chances_are_means_of_those_who_speak() -> None:
+    """Of 7 only one thinks anything, the other says 8 there; below 7 the other says nothing at all."""
+    values = Weights(2).weigh(merge([ONE, TWO])).values
+    eight = (0.2 + 0.5) / 2
+    assert values.tolist() == pytest.approx([1, 0.6 / 2, eight, 0.3 * 0.5, eight * 0.7, eight * 0.1], abs=1e-6)
+
+
+def test_siblings_share_what_is_certain() -> None:
+    values = Weights(2).weigh(merge([draft("0 1 00", [7, 8, 9], [0.9, 0.9, 1.0]), root()])).values
+    assert values.tolist() == pytest.approx([1, 0.5, 0.5, 0.5])
+
+
+def root() -> Draft:
+    return Draft(root_only(), torch.tensor([ROOT]))
+
+
+def test_who_is_right_is_learned() -> None:
+    """One is sure and always wrong, two is unsure and always right: the order turns."""
+    merged = merge([draft("0", [7], [0.9]), draft("0", [8], [0.2])])
+    weights = Weights(2)
+    assert best(weights.weigh(merged).values, frozenset({0}), 1, NO_COSTS).tolist() == [0, 1]
+    for _ in range(20):
+        weights.learn(merged, weights.weigh(merged), [8, 3])
+    values = weights.weigh(merged).values
+    assert best(values, frozenset({0}), 1, NO_COSTS).tolist() == [0, 2]
+    assert values[1] < 0.1
+    assert values[2] > 0.8
+
+
+def test_agreement_is_learned_apart_from_what_each_says_alone() -> None:
+    """What both say is right every time; what one of them says against the other every fourth time."""
+    agreed = merge([draft("0", [7], [0.5]), draft("0", [7], [0.5])])
+    against = merge([draft("0", [7], [0.5]), draft("0", [8], [0.5])])
+    weights = Weights(2)
+    for turn in range(40):
+        weights.learn(agreed, weights.weigh(agreed), [7])
+        weights.learn(against, weights.weigh(against), [7 if turn % 4 == 0 else 8 if turn % 4 == 1 else 9])
+    assert weights.weigh(agreed).values[1] > 0.85
+    assert weights.weigh(against).values[1] == pytest.approx(0.25, abs=0.1)
+
+
+def test_only_what_could_have_followed_the_text_is_counted() -> None:
+    """After 8 9 the draft has nothing; of 7's children nothing is learned."""
+    merged, weights = merge([ONE, TWO]), Weights(2)
+    weights.learn(merged, weights.weigh(merged), [8, 9, 4])
+    assert weights._together[:, 1].sum() == 4
+    assert weights._together[:, 0].sum() == 2
+    assert weights._alone[0, :, 1].sum() == 2
+    assert weights._alone[1, :, 1].sum() == 3
+
+
+# Choosing
+
+
+def test_budgets_are_cut_best_first() -> None:
+    """0.3 for 7, 0.35 for 8, 0.15 for 7 9, 0.245 for 8 6, 0.035 for 8 9."""
+    merged = merge([ONE, TWO])
+    values = Weights(2).weigh(merged).values
+    order = [(8,), (7,), (8, 6), (7, 9), (8, 9)]
+    for most in range(7):
+        fused = merged.draft(best(values, frozenset({0}), most, NO_COSTS), frozenset(), CONTEXT)
+        assert sorted(paths(fused)) == sorted(order[:most])
+    assert paths(fused) == paths(merged)
+
+
+def test_as_many_are_kept_as_pay() -> None:
+    values = np.array([1, 0.9, 0.8, 0.1, 0.05])
+    flat, steep = np.array([1.0, 1.05, 1.1, 1.15, 1.2]), np.array([1.0, 3, 5, 7, 9])
+    assert best(values, frozenset({0}), 4, flat).tolist() == [0, 1, 2]
+    assert best(values, frozenset({0}), 4, steep).tolist() == [0]
+    # Where drafting has taken ten times a pass already, a pass should bring what it can.
+    assert best(values, frozenset({0}), 4, flat, spent=10.0).tolist() == [0, 1, 2, 3, 4]
+    # What must be kept is, whether it pays or not.
+    assert best(values, frozenset({0, 4}), 4, np.array([1.0, 2, 20, 40, 60])).tolist() == [0, 4]
+
+
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=7), st.integers(0, 10**6), st.integers(0, 7))
+def test_the_tree_kept_is_the_best_of_its_size(shares: list[float], seed: int, most: int) -> None:
+    draws = np.random.default_rng(seed)
+    values, parents = [1.0], [-1]
+    for share in shares:
+        parents.append(int(draws.integers(0, len(parents))))
+        values.append(values[parents[-1]] * share)
+    kept = best(np.array(values), frozenset({0}), most, NO_COSTS)
+    closed = [
+        sum(values[node] for node in nodes)
+        for nodes in combinations(range(1, len(values)), len(kept) - 1)
+        if all(parents[node] in (0, *nodes) for node in nodes)
+    ]
+    assert all(parents[node] in kept for node in kept[1:])
+    assert sum(values[node] for node in kept[1:]) == pytest.approx(max(closed))
+
+
+def test_what_a_drafter_needs_is_kept_if_all_of_it_fits() -> None:
+    needing = dataclasses.replace(TWO, needed=frozenset({2, 3}))
+    merged = merge([ONE, needing])
+    assert kept_first(merged, 3) == (frozenset({0, 2, 4, 5}), frozenset())
+    assert kept_first(merged, 2) == (frozenset({0}), frozenset())
+
+
+# What was drawn
+
+
+def test_drawn_nodes_stay_in_their_order_before_others() -> None:
+    """8 then 7 were drawn; the other draft comes first and says 7 and 9."""
+    q = torch.full((10,), 0.1)
+    drawn = draft("0 1 00", [8, 7, 9], drawn_from={1: q, 2: q, 3: q})
+    merged = merge([draft("0 1", [7, 9], [0.9, 0.05]), drawn])
+    assert paths(merged) == [(8,), (7,), (9,), (8, 9)]
+    first, still_drawn = kept_first(merged, 4)
+    assert (first, still_drawn) == ({0, 1, 2, 4}, {1, 2, 4})
+    fused = merged.draft(best(np.array([1, 0.1, 0.1, 0.05, 0.01]), first, 4, NO_COSTS), still_drawn, CONTEXT)
+    assert paths(fused) == paths(merged)
+    assert sorted(fused.drawn_from) == [1, 2, 4]
+    # With room for three the second layer counts as chosen, and loses by its value.
+    first, still_drawn = kept_first(merged, 2)
+    assert (first, still_drawn) == ({0, 1, 2}, {1, 2})
+    assert kept_first(merged, 1) == ({0}, frozenset())
+
+
+def chosen(text: Text, taken: Draft | None = None) -> Draft:
+    """The target's own likeliest tokens, two levels of them; or, worse, likely ones that were not drawn."""
+    tokens, tree = [text[-1] if text else 0], parse_paths("0 1 00 10")
+    ways: list[Text] = [text]
+    for parent in tree.parents[1:]:
+        way = ways[parent]
+        used = {ways[node][-1] for node in range(1, len(ways)) if tree.parents[node] == parent}
+        if taken is not None and parent == 0:
+            used |= {taken.tokens[child].item() for child in taken.tree.children[0]}
+        left = [token for token in range(3) if token not in used] or [0]
+        tokens.append(max(left, key=lambda token, way=way: float(P[way][token])))
+        ways.append((*way, tokens[-1]))
+    return Draft(tree, torch.tensor(tokens), confidence=np.array([1, 0.9, 0.8, 0.7, 0.9], np.float32))
+
+
+def fused(drafts_made: list[Draft], most: int) -> Draft:
+    merged = merge(drafts_made)
+    values = Weights(len(drafts_made)).weigh(merged).values
+    first, drawn = fusing.kept_first(merged, most)
+    kept = best(values, first, most, NO_COSTS)
+    context = Context(drafts_made[0].tokens[:1], room=99)
+    return merged.draft(kept, drawn & frozenset(kept.tolist()), context)
+
+
+def with_what_was_not_drawn(text: Text) -> list[Draft]:
+    drawn = drafted(TWO_LEVELS, text)
+    return [chosen(text, drawn), drawn]
+
+
+WAYS = {
+    "a drawn tree and a chosen one": (lambda text: [drafted(TWO_LEVELS, text), chosen(text)], 8),
+    "a chosen one that knows what was drawn": (with_what_was_not_drawn, 9),
+    "one drawn layer of two": (lambda text: [chosen(text), drafted(TWO_LEVELS, text)], 4),
+    "no room for what was drawn": (lambda text: [chosen(text), drafted(TWO_LEVELS, text)], 1),
+    "two that draw": (lambda text: [drafted(LINE, text), drafted(TWO_LEVELS, text), chosen(text)], 5),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_texts_have_the_targets_distribution(way: str) -> None:
+    made, most = WAYS[way]
+    assert fits(texts(lambda text: fused(made(text), most), accept_walk)) > 0.001
+
+
+def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = WAYS["one drawn layer of two"]
+    monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (frozenset({0}), frozenset(merged.drawn_from)))
+    assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6
+
+
+def test_places_are_found_by_tokens() -> None:
+    merged = merge([ONE, TWO]).draft(np.array([0, 2, 4]), frozenset(), CONTEXT)
+    assert paths(merged) == [(8,), (8, 6)]
+    assert ONE.places_in(merged) == [0, None, 1, None]
+    assert TWO.places_in(merged) == [0, 1, 2, None]
+    assert merged.places_in(merged) == [0, 1, 2]
+
+
+def test_a_cut_draft_keeps_what_it_says_of_its_nodes() -> None:
+    made = Draft(
+        Tree((-1, 0, 1), (0, 0, 0)), torch.tensor([1, 2, 3]), None, np.array([1, 0.5, 0.25]), frozenset({1, 2})
+    )
+    cut = made.cut(1)
+    assert (cut.confidence.tolist(), cut.needed) == ([1, 0.5], {1})
+    assert Draft(chain(2), torch.tensor([0, 1, 2])).cut(1).confidence is None

@@ -1,0 +1,68 @@
+"""Prompt lookup: the drafts of transformers' own, and examples that can be seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny
+from transformers import LlamaForCausalLM
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+import token_recycling as tr
+from token_recycling import Context
+from token_recycling.model.tree_model import TreeModel
+
+MODEL = tiny.counting_llama()
+
+
+def drafted(text: list[int], prompt: int | None = None, **options: int) -> list[int]:
+    """What is drafted after `text`, of which the first `prompt` tokens were the prompt."""
+    drafter = tr.make_drafter("prompt_lookup", **options)
+    tokens = torch.tensor(text)
+    tiny.begin(drafter, [tokens[: prompt or len(text)]], TreeModel(MODEL))
+    draft = drafter.draft(Context(tokens, 1000))
+    assert draft.tree.parents == tuple(range(-1, len(draft.tree) - 1))
+    assert draft.tokens[0] == text[-1]
+    return draft.tokens[1:].tolist()
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 30), st.integers(1, 12), st.integers(1, 4))
+def test_drafts_are_those_of_transformers(text: list[int], prompt: int, num_tokens: int, size: int) -> None:
+    theirs = PromptLookupCandidateGenerator(num_output_tokens=num_tokens, max_matching_ngram_size=size, max_length=1000)
+    wanted = theirs.get_candidates(torch.tensor([text]))[0][0, len(text) :].tolist()
+    ours = drafted(text, min(prompt, len(text)), num_tokens=num_tokens, max_matching_ngram_size=size)
+    assert ours == wanted
+
+
+def test_the_longest_match_wins_and_of_its_places_the_first() -> None:
+    text = [9, 3, 7, 1, 2, 3, 4, 5, 1, 2, 3, 6, 1, 2, 3]
+    assert drafted(text, num_tokens=4) == [4, 5, 1, 2]
+    assert drafted(text, num_tokens=4, max_matching_ngram_size=1) == [7, 1, 2, 3]
+    assert drafted([8, 3, 7, 2, 3]) == [7, 2, 3]
+    assert drafted([1, 2, 3]) == []
+
+
+def test_texts_do_not_know_of_each_other(counting: LlamaForCausalLM) -> None:
+    drafter, target = tr.make_drafter("prompt_lookup"), TreeModel(counting)
+    first, second = torch.tensor([1, 2, 1]), torch.tensor([1, 3, 1])
+    tiny.begin(drafter, [first, second], target)
+    assert drafter.draft(Context(first, 9, row=0)).tokens.tolist() == [1, 2, 1]
+    assert drafter.draft(Context(second, 9, row=1)).tokens.tolist() == [1, 3, 1]
+    tiny.begin(drafter, [torch.tensor([1])], target)
+    assert drafter.draft(Context(torch.tensor([1]), 9)).tokens.tolist() == [1]
+
+
+def test_a_loop_is_decoded_in_few_steps(counting: LlamaForCausalLM) -> None:
+    """The counting model goes round its 16 tokens: once the text has, every draft of 10 is right."""
+    stats = tr.Stats()
+    ids = torch.arange(17)[None] % 16
+    tr.generate(counting, ids, drafter="prompt_lookup", stats=stats, max_new_tokens=33)
+    assert stats.lengths == {11: 3}
+
+
+@pytest.mark.parametrize("option", ["num_tokens", "max_matching_ngram_size"])
+def test_options_out_of_range_are_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"expected {option} of 1 or more, got 0"):
+        tr.make_drafter("prompt_lookup", **{option: 0})

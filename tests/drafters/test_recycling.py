@@ -1,0 +1,269 @@
+"""Token Recycling beyond the paper: the text is that of `generate` whatever the options, and every option counts."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from candidates.test_ngram_matrix import learn
+from hf.test_batch import batch
+from support import architectures, tiny
+from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
+
+import token_recycling as tr
+from token_recycling.candidates.ngram_matrix import NgramMatrix
+from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.measure import PassCosts
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "one node": {"tree": 1},
+    "40 nodes": {"tree": 40},
+    "the paper's tree": {"tree": "paper"},
+    "a chain": {"tree": "chain:4"},
+    "a static tree": {"tree": "static:12"},
+    "rank paths": {"tree": "2 1 0 02 00 20 001"},
+    "a Tree": {"tree": tr.Tree((-1, 0, 0, 1, 1), (0, 0, 1, 0, 1))},
+    **{f"orders of {orders}": {"orders": orders, "tree": 12} for orders in (1, 2, 3, 4)},
+    "no suffix": {"suffix": False, "tree": 12},
+    "the prompt not learned": {"learns_prompt": False, "tree": 12},
+    "primed": {"primed": True, "tree": 12},
+    "averaged": {"remembers": 0.5, "tree": 12},
+    "favoured": {"favours": 0.3, "tree": 12},
+    "little memory": {"memory": 0.0005, "tree": 12},
+    "16 candidates": {"k": 16, "tree": 12},
+    "one candidate": {"k": 1, "tree": 12},
+    "all at once": {"k": 16, "orders": 4, "primed": True, "remembers": 0.5, "favours": 0.1, "tree": 30},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20},
+}
+PROMPTS, NEW = 4, 20
+
+
+@cache
+def model_for_all() -> LlamaForCausalLM:
+    return tiny.llama(seed=6)
+
+
+@cache
+def references(way: str) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Prompts, some of which repeat themselves, what `generate` makes of them, and the state of the generator then."""
+    prompts = [tiny.prompt(seed, 1 + 4 * seed).repeat(1, 1 + seed % 3) for seed in range(PROMPTS)]
+    generate = model_for_all().generate
+    return [(ids, *tiny.seeded(generate, ids, max_new_tokens=NEW, **WAYS[way])) for ids in prompts]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_the_text_is_that_of_generate(options: dict[str, Any], way: str) -> None:
+    """One drafter for all prompts, twice; of sampled texts each draw is the same too."""
+    drafter, first, second = tr.make_drafter("recycling", **options), tr.Stats(), tr.Stats()
+    for stats in (first, second):
+        for ids, wanted, state in references(way):
+            ours, our_state = tiny.seeded(
+                tr.generate, model_for_all(), ids, drafter=drafter, stats=stats, max_new_tokens=NEW, **WAYS[way]
+            )
+            assert torch.equal(ours, wanted)
+            assert torch.equal(our_state, state)
+    if options.get("tree"):
+        assert second.mat > 1, "drafts are accepted"
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": 10}, {"tree": "paper"}, {"tree": 10, "orders": 1, "suffix": False}])
+def test_four_texts_at_once_are_those_of_generate(options: dict[str, Any]) -> None:
+    """Of different lengths, one of them a lone token, padded on the left and ending early."""
+    model, drafter = tiny.llama(seed=3), tr.make_drafter("recycling", **options)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = [7, 19], 0
+    for seed, lengths in enumerate([[5, 2, 9, 1], [12, 30, 3, 7], [1, 1, 1, 2]]):
+        arguments = {**batch(lengths, seed, spare=seed), "max_new_tokens": 24}
+        wanted = model.generate(**arguments)
+        assert torch.equal(tr.generate(model, drafter=drafter, **arguments), wanted)
+
+
+@pytest.mark.parametrize("case", architectures.BORDERS, ids=str)
+def test_texts_across_a_border_are_those_of_generate(case: architectures.Case) -> None:
+    """Each text by a new model: what dynamic rotary scaling computes depends on the texts before."""
+    drafter, prompts = tr.make_drafter("recycling"), (5, 29, 40)
+    for length in prompts:
+        ids = tiny.prompt(length, length, architectures.VOCABULARY)
+        wanted = architectures.model_of(case).generate(ids, max_new_tokens=16)
+        ours = tr.generate(architectures.model_of(case), ids, drafter=drafter, max_new_tokens=16)
+        assert torch.equal(ours, wanted)
+
+
+def test_ids_without_a_logit_may_stand_in_a_prompt() -> None:
+    model = tiny.llama()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:60].clone())
+    for seed in range(4):
+        ids = torch.cat([tiny.prompt(seed, 5, 60), torch.tensor([[61, 3, 63]])], dim=1)[:, : 6 + seed % 3]
+        wanted = model.generate(ids, max_new_tokens=16)
+        assert torch.equal(tr.generate(model, ids, drafter="recycling:tree=8", max_new_tokens=16), wanted)
+
+
+# From text to text
+
+
+def test_what_was_learned_stays_for_the_next_prompts() -> None:
+    """Each prompt comes once more; the second time all its text is known, as there is room for all contexts."""
+    model, hot = tiny.llama(seed=6), tr.make_drafter("recycling", tree=12, memory=2.0)
+    cold, warm = tr.Stats(), tr.Stats()
+    for stats in (cold, warm):
+        for seed in range(4):
+            tr.generate(model, tiny.prompt(seed, 5), drafter=hot, stats=stats, max_new_tokens=30)
+    assert warm.mat > 1.3 * cold.mat
+    matrix = hot.matrix
+    tr.generate(model, tiny.prompt(9, 5), drafter=hot, max_new_tokens=3)
+    assert hot.matrix is matrix
+
+
+def test_a_matrix_may_be_given(counting: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("recycling", k=1, tree="chain:4", suffix=False)
+    drafter.matrix = NgramMatrix(16, k=1)
+    learn(drafter.matrix, *[([token], {(token + 1) % 16: 1.0}) for token in range(16)])
+    stats = tr.Stats()
+    tr.generate(counting, torch.tensor([[3]]), drafter=drafter, stats=stats, max_new_tokens=20)
+    assert stats.mat == 5
+
+
+def test_a_matrix_of_other_sizes_is_refused(model: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("recycling", tree=4)
+    tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
+    with pytest.raises(ValueError, match="a target of 64 tokens, as this drafter has learned, got one of 97"):
+        tr.generate(tiny.llama(vocab_size=97), tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
+    for matrix, message in ((NgramMatrix(64, k=5), "got k=5, orders=3"), (NgramMatrix(64, orders=2), "orders=2")):
+        drafter.matrix = matrix
+        with pytest.raises(ValueError, match=f"expected a matrix of k=8, orders=3.*{message}"):
+            tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
+
+
+def test_a_copy_learns_for_itself(model: LlamaForCausalLM) -> None:
+    drafter, ids = tr.make_drafter("recycling", tree="0 1 00"), tiny.prompt(0, 8)
+    tr.generate(model, ids, drafter=drafter, max_new_tokens=12)
+    other, rows = copy.deepcopy(drafter), [array.copy() for array in drafter.matrix.rows]
+    wanted = model.generate(tiny.prompt(1, 30), max_new_tokens=12)
+    assert torch.equal(tr.generate(model, tiny.prompt(1, 30), drafter=other, max_new_tokens=12), wanted)
+    assert other.matrix.filled.sum() > drafter.matrix.filled.sum()
+    for now, before in zip(drafter.matrix.rows, rows, strict=True):
+        np.testing.assert_array_equal(now, before)
+
+
+# As many nodes as pay
+
+
+@pytest.fixture
+def rise(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets what every further node costs, in passes over a lone root."""
+
+    def set_rise(each: float) -> None:
+        curve = CostCurve(256, (1, 64), (1.0, 1.0 + 63 * each))
+        monkeypatch.setattr(PassCosts, "curve", lambda costs, length: curve)
+
+    return set_rise
+
+
+def sizes(model: LlamaForCausalLM, drafter: tr.Drafter, tokens: int, **how: Any) -> list[int]:
+    """Drafted nodes, step by step."""
+    steps = tr.stream(model, torch.tensor([0]), drafter, max_new_tokens=tokens, **how)
+    return [len(step.draft.tree) - 1 for step in steps]
+
+
+def test_free_nodes_are_all_drafted_and_dear_ones_not(
+    counting: LlamaForCausalLM, rise: Callable[[float], None]
+) -> None:
+    drafter = tr.make_drafter("recycling")
+    rise(1e-6)
+    assert max(sizes(counting, drafter, 40)) == 63
+    rise(1.0)
+    assert set(sizes(counting, drafter, 40)) == {0}, "even a certain token does not pay"
+
+
+def test_drafting_comes_back_when_candidates_prove_right(
+    counting: LlamaForCausalLM, rise: Callable[[float], None]
+) -> None:
+    """A node pays from a chance of 0.9 on. The model's own probability is a third, but it is always right: after some
+    steps without a draft that is known.
+    """
+    rise(0.9)
+    drafted = sizes(counting, tr.make_drafter("recycling", suffix=False, orders=1), 80)
+    assert set(drafted[:20]) == {0}
+    assert min(drafted[-3:-1]) > 0
+
+
+def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
+    """Sampling so hot that all 16 tokens are alike; a node pays from a chance of a fifth on."""
+    rise(0.2)
+    torch.manual_seed(0)
+    drafter = tr.make_drafter("recycling", suffix=False, orders=1, primed=True)
+    warper = LogitsProcessorList([TemperatureLogitsWarper(100.0)])
+    drafted = sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
+    assert drafted[0] > 0
+    assert set(drafted[-20:]) == {0}
+
+
+def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
+    """What is measured to 64 rows is 15 drafted nodes for each of four texts."""
+    rise(1e-6)
+    stats = tr.Stats()
+    tr.generate(model, **batch([30, 30, 30, 30], 0), drafter="recycling", stats=stats, max_new_tokens=12)
+    assert max(stats.nodes) == 16
+
+
+def test_a_given_number_of_nodes_is_not_measured(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PassCosts, "curve", None)
+    for tree in (5, "paper", "chain:2"):
+        tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", tree=tree), max_new_tokens=4)
+
+
+# What is refused, and what is said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tree": 0}, "expected a tree of 1 node or more, got 0; for plain decoding use the drafter 'plain'"),
+        ({"tree": -3}, "expected a tree of 1 node or more, got -3"),
+        ({"tree": "nonsense"}, "expected a tree: auto, a number of nodes, paper, chain:N, .* got 'nonsense'"),
+        ({"tree": "16."}, "expected a template of ranks below 16, got rank 16"),
+        ({"remembers": 1.0}, "expected remembers from 0 to less than 1, got 1.0"),
+        ({"remembers": -0.1}, "expected remembers from 0 to less than 1, got -0.1"),
+        ({"remembers": math.nan}, "expected remembers from 0 to less than 1, got nan"),
+        ({"favours": 1}, "expected favours from 0 to less than 1, got 1"),
+        ({"update": "first"}, "expected an option of recycling: tree, k, orders, .* got 'update'"),
+        ({"matrix": None}, "expected an option of recycling: .* got 'matrix'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tr.make_drafter("recycling", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k from 1 to its size, got vocabulary 64 and k 0"),
+        ({"k": 65}, "k from 1 to its size, got vocabulary 64 and k 65"),
+        ({"orders": 5}, "orders from 1 to 4, got 5"),
+        ({"memory": -1.0}, "memory of 0 MB or more, got -1"),
+    ],
+)
+def test_a_matrix_that_cannot_be_made_is_refused(
+    model: LlamaForCausalLM, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", **options), max_new_tokens=4)
+
+
+def test_options_may_be_written() -> None:
+    drafter = tr.make_drafter("recycling:tree=12,k=4,orders=2,suffix=false,primed=true,remembers=0.5,memory=1")
+    assert (drafter.tree, drafter.k, drafter.orders, drafter.suffix) == (12, 4, 2, False)
+    assert drafter.describe() == "recycling: tree 12 nodes, best first; 4 candidates, contexts of 2, primed"
+    assert tr.make_drafter("recycling").describe().startswith("recycling: tree as large as pays; 8 candidates")
+    assert "80 nodes" in tr.make_drafter("recycling:tree=paper").describe()

@@ -1,0 +1,145 @@
+"""What each option of the drafter `recycling` does, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from support import tiny
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling import Context
+from token_recycling.model.tree_model import TreeModel
+
+
+def sure(following: list[int], vocab_size: int = 64) -> torch.Tensor:
+    """Logits (n, vocabulary) of a model that is nearly certain of these tokens."""
+    logits = torch.zeros(len(following), vocab_size)
+    logits[torch.arange(len(following)), following] = 20
+    return logits
+
+
+def drafted(text: list[int], drafter: str = "recycling", read: bool = True, **options: Any) -> list[int]:
+    """What is drafted after a text that the model foresaw, token by token; the root left out."""
+    made, ids = tr.make_drafter(drafter, **options), torch.tensor(text)
+    tiny.begin(made, [ids], TreeModel(tiny.llama()))
+    if read:
+        made.observe_prompt(ids[:-1], sure(text[1:]), 0)
+    return made.draft(Context(ids, 50)).tokens[1:].tolist()
+
+
+def test_the_tree_says_how_many_nodes_and_where() -> None:
+    ring = {"suffix": False, "k": 1}
+    text = [*range(1, 9), 1]
+    assert drafted(text, tree=3, **ring) == [2, 3, 4]
+    assert drafted(text, tree=6, **ring) == [2, 3, 4, 5, 6, 7]
+    assert drafted(text, tree="chain:2", **ring) == [2, 3]
+    assert drafted(text, tree="0 00", **ring) == [2, 3]
+    assert drafted(text, tree="1 10", **ring) == [], "a row of one candidate has none of rank 1"
+
+
+def test_nothing_is_drafted_beyond_the_end() -> None:
+    drafter, ids = tr.make_drafter("recycling", tree=9, k=1), torch.tensor([*range(1, 9), 1])
+    tiny.begin(drafter, [ids], TreeModel(tiny.llama()))
+    drafter.observe_prompt(ids[:-1], sure(ids[1:].tolist()), 0)
+    for room in (1, 2, 5):
+        assert drafter.draft(Context(ids, room)).tokens.tolist() == list(range(1, room + 1))
+
+
+def test_longer_contexts_add_what_one_token_does_not_know() -> None:
+    """After 1 5 stood 10, after 2 5 stood 20."""
+    text, how = [1, 5, 10, 30, 2, 5, 20, 31, 1, 5], {"tree": "0 1", "k": 1, "suffix": False}
+    assert drafted(text, orders=1, **how) == [20]
+    assert drafted(text, orders=2, **how) == [20, 10]
+    assert drafted(text, orders=2, memory=0, **how) == [20], "no memory, no longer contexts"
+
+
+def test_orders_three_and_four_tell_longer_contexts_apart() -> None:
+    """After 1 2 5 stood 10, after 3 2 5 stood 20; after 7 1 2 5 stood 10, after 8 1 2 5 stood 30."""
+    three, four = [1, 2, 5, 10, 40, 3, 2, 5, 20, 41, 1, 2, 5], [7, 1, 2, 5, 10, 8, 1, 2, 5, 30, 7, 1, 2, 5]
+    how = {"tree": "0 1", "k": 1, "suffix": False}
+    assert [drafted(three, orders=orders, **how) for orders in (2, 3)] == [[20], [20, 10]]
+    assert [drafted(four, orders=orders, **how) for orders in (3, 4)] == [[30], [30, 10]]
+
+
+def test_the_suffix_is_drafted() -> None:
+    text = [1, 2, 3, 4, 5, 6, 1, 2]
+    assert drafted(text, read=False, tree=3) == [3, 4, 5]
+    assert drafted(text, read=False, tree=3, suffix=False) == []
+
+
+def test_k_candidates_are_kept() -> None:
+    text, logits = torch.tensor([1, 2, 1]), torch.linspace(9, 0, 64).repeat(2, 1)
+    for k in (1, 2, 5):
+        drafter = tr.make_drafter("recycling", tree="0 1 2 3 4 5 6 7", k=k, suffix=False)
+        tiny.begin(drafter, [text], TreeModel(tiny.llama()))
+        drafter.observe_prompt(text[:-1], logits, 0)
+        assert drafter.draft(Context(text, 9)).tokens.tolist() == [1, *range(k)]
+
+
+def test_rows_remember() -> None:
+    """After 1 stood 10, then 20."""
+    text = [1, 10, 30, 1, 20, 31, 1]
+    assert drafted(text, tree="0 1", k=2, orders=1, suffix=False, remembers=0.6) == [10, 20]
+    assert drafted(text, tree="0", k=1, orders=1, suffix=False) == [20]
+
+
+def test_what_was_emitted_is_favoured() -> None:
+    """The model thinks 10 likelier than 11 after 1, but 11 was said."""
+    text, logits = torch.tensor([1, 11, 1]), sure([11, 1])
+    logits[0, 10] = 20.5
+    for favours, wanted in ((0.0, 10), (0.4, 11)):
+        drafter = tr.make_drafter("recycling", tree=1, suffix=False, favours=favours)
+        tiny.begin(drafter, [text], TreeModel(tiny.llama()))
+        drafter.observe_prompt(text[:-1], logits, 0)
+        assert drafter.draft(Context(text, 9)).tokens.tolist() == [1, wanted]
+
+
+def test_a_prompt_in_pieces_is_learned_as_one() -> None:
+    text = torch.tensor([1, 2, 3, 4, 5, 6, 7])
+    whole, pieces = (tr.make_drafter("recycling", tree=4, orders=4) for _ in range(2))
+    for drafter in (whole, pieces):
+        tiny.begin(drafter, [text], TreeModel(tiny.llama()))
+    whole.observe_prompt(text[:-1], sure(text[1:].tolist()), 0)
+    for start, stop in ((0, 1), (1, 2), (2, 6)):
+        pieces.observe_prompt(text[start:stop], sure(text[start + 1 : stop + 1].tolist()), 0)
+    for ours, wanted in zip(pieces.matrix.rows, whole.matrix.rows, strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    assert whole.matrix.look_up(1, 2, 3, 4)
+
+
+def first_step(model: LlamaForCausalLM, prompt: list[int], **options: Any) -> int:
+    """Tokens of the first step of a new drafter that knows no suffix."""
+    drafter = tr.make_drafter("recycling", suffix=False, tree="chain:4", **options)
+    return len(next(iter(tr.stream(model, torch.tensor(prompt), drafter, max_new_tokens=9))).tokens)
+
+
+def test_the_prompts_own_candidates_are_learned(counting: LlamaForCausalLM) -> None:
+    assert first_step(counting, [*range(16), 0]) == 5
+    assert first_step(counting, [*range(16), 0], learns_prompt=False) == 1
+
+
+def test_a_primed_drafter_knows_every_token_at_once(counting: LlamaForCausalLM) -> None:
+    assert first_step(counting, [3]) == 1
+    assert first_step(counting, [3], primed=True) == 5
+
+
+def test_the_memory_of_a_drafter_is_bounded(model: LlamaForCausalLM) -> None:
+    for memory in (0.0, 0.001, 0.1):
+        drafter = tr.make_drafter("recycling", k=4, orders=4, memory=memory, tree=8)
+        for seed in range(3):
+            tr.generate(model, tiny.prompt(seed, 60), drafter=drafter, max_new_tokens=10)
+        assert 0 <= drafter.matrix.nbytes - 64 * 4 * 6 <= memory * 1e6
+        assert bool(drafter.matrix.contexts) == bool(memory)
+
+
+def test_texts_of_a_batch_share_what_is_learned_but_no_suffix(counting: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("recycling", tree=3)
+    first, second = torch.tensor([1, 2, 3, 1]), torch.tensor([1, 5, 6, 1])
+    tiny.begin(drafter, [first, second], TreeModel(counting))
+    assert drafter.draft(Context(first, 9, row=0)).tokens.tolist() == [1, 2, 3, 1]
+    assert drafter.draft(Context(second, 9, row=1)).tokens.tolist() == [1, 5, 6, 1]
+    drafter.observe_prompt(torch.tensor([9]), sure([10], 16), 0)
+    assert drafter.draft(Context(torch.tensor([1, 5, 6, 1, 9]), 9, row=1)).tokens.tolist()[:2] == [9, 10]

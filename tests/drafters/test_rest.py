@@ -1,0 +1,185 @@
+"""REST: the most frequent prefixes against counting them all, a tree worked by hand, and the command that builds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny
+from support.commandline import PROMPT, assert_refused, run, run_json
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling import Context, Draft, fingerprint
+from token_recycling.drafters.rest import Rest, frequent_prefixes
+from token_recycling.drafters.rest.datastore import Datastore, DatastoreError, build
+from token_recycling.model.tree_model import TreeModel
+
+
+def drafted(drafter: tr.Drafter, text: list[int], room: int = 99) -> Draft:
+    tiny.begin(drafter, [torch.tensor(text)], TreeModel(tiny.counting_llama()))
+    return drafter.draft(Context(torch.tensor(text), room))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """After 1 2 stands 3 4 twice, 3 5 once and 6 7 three times; after 0 1 2 stands 8 9."""
+    followed = [[3, 4], [3, 4], [3, 5], [6, 7], [6, 7], [6, 7]]
+    build([*([1, 2, *after] for after in followed), [0, 1, 2, 8, 9]], tmp_path / "store")
+    return tmp_path / "store"
+
+
+@given(st.lists(st.lists(st.integers(-1, 2), min_size=4, max_size=4), min_size=1, max_size=30), st.integers(1, 12))
+def test_the_most_frequent_prefixes_are_taken(rows: list[list[int]], most: int) -> None:
+    counts: Counter[tuple[int, ...]] = Counter()
+    for row in rows:
+        for end in range(1, 5):
+            if -1 in row[:end]:
+                break
+            counts[tuple(row[:end])] += 1
+    found = frequent_prefixes(np.array(sorted(rows)), most)
+    assert found == {prefix: counts[prefix] for prefix in found}
+    assert len(found) == min(most, len(counts))
+    assert sorted(counts[prefix] for prefix in found) == sorted(count for _, count in counts.most_common(most))
+    assert [len(prefix) for prefix in found] == sorted(len(prefix) for prefix in found)
+    assert all(prefix[:-1] in found for prefix in found if len(prefix) > 1)
+
+
+def test_the_tree_holds_the_most_frequent_prefixes(store: Path) -> None:
+    """Counted: 3 and 6 and 6 7 three times, 3 4 twice, 3 5 and 8 and 8 9 once."""
+    draft = drafted(Rest(store, nodes=4), [9, 1, 2])
+    assert draft.tokens.tolist() == [2, 3, 6, 7, 4]
+    assert draft.tree.parents == (-1, 0, 0, 2, 1)
+    assert draft.tree.ranks == (0, 0, 1, 0, 0)
+    assert len(drafted(Rest(store), [9, 1, 2]).tree) == 8
+
+
+def test_the_longest_suffix_decides(store: Path) -> None:
+    """0 1 2 stands once, and what followed it is all that is drafted."""
+    assert drafted(Rest(store), [5, 0, 1, 2]).tokens.tolist() == [2, 8, 9]
+    assert len(drafted(Rest(store, max_matching_ngram_size=2), [5, 0, 1, 2]).tree) == 8
+    assert len(drafted(Rest(store), [5, 5, 2]).tree) == 1
+    assert len(drafted(Rest(store, min_matching_ngram_size=1), [5, 5, 2]).tree) == 8
+
+
+def test_size_options_bound_the_tree(store: Path) -> None:
+    assert drafted(Rest(store, num_tokens=1), [1, 2]).tree.depth == 1
+    assert drafted(Rest(store), [1, 2], room=1).tree.depth == 1
+    assert drafted(Rest(store, max_matches=1), [1, 2]).tokens.tolist() == [2, 3, 4]
+
+
+def test_a_text_of_the_datastore_is_decoded_in_few_steps(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    build([list(range(16)) * 9], tmp_path / "store")
+    stats = tr.Stats()
+    tr.generate(counting, torch.tensor([[4, 5]]), drafter=Rest(tmp_path / "store"), stats=stats, max_new_tokens=33)
+    assert stats.lengths == {11: 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 0}, "expected nodes of 1 or more, got 0"),
+        ({"num_tokens": 0}, "expected num_tokens of 1 or more"),
+        ({"max_matches": 0}, "expected max_matches of 1 or more"),
+        ({"min_matching_ngram_size": 0}, "expected min_matching_ngram_size of 1 or more"),
+        ({"max_matching_ngram_size": 1}, "expected max_matching_ngram_size of at least 2"),
+    ],
+)
+def test_options_out_of_range_are_refused(store: Path, options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rest(store, **options)
+
+
+def test_the_datastore_is_required() -> None:
+    with pytest.raises(ValueError, match="got none for datastore: rest:datastore=VALUE"):
+        tr.make_drafter("rest")
+    with pytest.raises(FileNotFoundError, match="token-recycling datastore build"):
+        tr.make_drafter("rest:datastore=nowhere")
+
+
+# whose ids these are
+
+
+def test_a_datastore_of_larger_ids_is_refused(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    build([[1, 16]], tmp_path / "store")
+    with pytest.raises(DatastoreError, match="expected ids below 16, the target's vocabulary, got ids up to 16"):
+        next(tr.stream(counting, torch.tensor([1]), Rest(tmp_path / "store")))
+
+
+def test_a_datastore_of_another_tokenizer_is_refused(loaded, tmp_path: Path) -> None:
+    build([[1, 2]], tmp_path / "store", "0123456789abcdef")
+    with pytest.raises(DatastoreError, match=r"expected the target's tokenizer .*, got 0123456789abcdef"):
+        next(tr.stream(loaded.model, torch.tensor([1]), Rest(tmp_path / "store")))
+    build([[1, 2]], tmp_path / "store", fingerprint(loaded.tokenizer))
+    stats = tr.Stats()
+    tr.generate(loaded.model, torch.tensor([[1]]), drafter=Rest(tmp_path / "store"), stats=stats, max_new_tokens=2)
+    assert stats.drafter == "rest: at most 64 nodes from store of 3 tokens"
+
+
+def test_a_tokenizer_that_is_not_known_is_said_to_be_unchecked(counting: LlamaForCausalLM, store: Path) -> None:
+    stats = tr.Stats()
+    tr.generate(counting, torch.tensor([[1]]), drafter=Rest(store), stats=stats, max_new_tokens=2)
+    assert stats.drafter.endswith(", its tokenizer not checked")
+
+
+# the command
+
+
+def test_build_reads_files_and_folders(loaded, tiny_model_dir: str, tmp_path: Path) -> None:
+    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    (tmp_path / "texts" / "deep" / "b.txt").write_text("line one\nline two\n" * 9000)
+    (tmp_path / "texts" / ".hidden").write_bytes(b"\xff")
+    (tmp_path / "a.txt").write_text(PROMPT)
+    output = tmp_path / "out" / "texts.datastore"
+    found = run_json(
+        "datastore", "build", tmp_path / "texts", tmp_path / "a.txt", "--model", tiny_model_dir, "--output", output
+    )
+    whole = loaded.tokenizer("line one\nline two\n" * 9000)["input_ids"]
+    prompt = loaded.tokenizer(PROMPT)["input_ids"]
+    store = Datastore(output)
+    assert store.tokens.tolist() == [*whole, -1, *prompt, -1]
+    assert (found["documents"], found["tokens"], found["bytes"]) == (2, len(store), output.stat().st_size)
+    assert found["tokenizer"] == store.tokenizer == fingerprint(loaded.tokenizer)
+    text = run("datastore", "build", tmp_path / "a.txt", "--model", tiny_model_dir, "--output", output)
+    assert "documents 1," in text.stdout
+    assert len(Datastore(output)) == len(prompt) + 1
+
+
+def test_what_is_built_drafts(loaded, tiny_model_dir: str, tmp_path: Path) -> None:
+    ids = loaded.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    text = loaded.tokenizer.decode(loaded.model.generate(ids, max_new_tokens=24, do_sample=False)[0])
+    (tmp_path / "text").write_text(text)
+    run("datastore", "build", tmp_path / "text", "--model", tiny_model_dir, "--output", tmp_path / "store")
+    spec = f"rest:datastore={tmp_path / 'store'}"
+    found = run_json("generate", tiny_model_dir, PROMPT, "--drafter", spec, "--max-new-tokens", 20)
+    assert found["tokens"] == loaded.model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert found["stats"]["drafted_tokens"] > 0
+
+
+def test_build_refuses(tiny_model_dir: str, tmp_path: Path) -> None:
+    def build_of(*files: object, output: object = tmp_path / "out"):
+        return run("datastore", "build", *files, "--model", tiny_model_dir, "--output", output)
+
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "folder").mkdir()
+    assert_refused(build_of(tmp_path / "none"), "there is none")
+    assert_refused(build_of(tmp_path / "folder"), "holds none")
+    assert_refused(build_of(tmp_path / "binary"), "UTF-8", "binary")
+    assert_refused(build_of(tmp_path / "empty"), "no token at all")
+    assert_refused(build_of(tmp_path / "empty", output=tmp_path / "folder"), "got the folder")
+    assert_refused(run("datastore", "build", "x"), "--model")
+    assert_refused(run("generate", tiny_model_dir, "hi", "--drafter", "rest"), "rest:datastore=VALUE")
+    assert "build" in run("datastore").stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_required_options_are_listed_as_such() -> None:
+    (rest,) = [drafter for drafter in run_json("drafters")["drafters"] if drafter["name"] == "rest"]
+    assert {option["name"]: option["default"] for option in rest["options"]}["datastore"] == "required"
+    assert "required" in run("drafters").stdout

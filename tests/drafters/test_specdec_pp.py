@@ -1,0 +1,234 @@
+"""SpecDec++: where drafting stops, by hand; that the text stays the target's; which heads are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drafters.test_draft_model import related
+from scipy.stats import chisquare
+from support import tiny
+from support.drafters import example
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head, save_head
+from token_recycling.model.inspection import hidden_states, output_width
+from token_recycling.training.saved import TrainedPartError
+
+DRAFT = Path(__file__).parents[2] / "models" / "draft"
+
+
+def believing(model: LlamaForCausalLM, chances: dict[int, float], otherwise: float = 0.999) -> AcceptanceHead:
+    """For a model that counts, whose state after a token is 4 in that place and 0 elsewhere: these chances by token."""
+    head = AcceptanceHead(output_width(model), depth=0)
+    with torch.no_grad():
+        for token in range(head.width):
+            chance = chances.get(token, otherwise)
+            head.output.weight[0, token] = math.log(chance / (1 - chance)) / 4
+    return head
+
+
+def drafts(model: LlamaForCausalLM, start: int, **options: Any) -> tuple[tr.Step, tr.Stats]:
+    """The first step after token `start`, of a model that counts and drafts for itself."""
+    drafter, stats = tr.make_drafter("specdec_pp", model=model, **options), tr.Stats()
+    step = next(iter(tr.stream(model, torch.tensor([start]), drafter, max_new_tokens=13, stats=stats)))
+    return step, stats
+
+
+def test_drafting_stops_when_a_rejection_is_more_likely_than_the_threshold(counting: LlamaForCausalLM) -> None:
+    """After 3 come 4, 5, 6, 7: all accepted with 0.9, 0.72, 0.648, 0.324. The token after which it stops is kept."""
+    head = believing(counting, {4: 0.9, 5: 0.8, 6: 0.9, 7: 0.5})
+    for threshold, length in ((0.09, 2), (0.27, 2), (0.29, 3), (0.36, 4), (0.67, 4)):
+        step, stats = drafts(counting, 3, head=head, threshold=threshold)
+        assert step.draft.tokens.tolist() == list(range(3, 4 + length))
+        assert stats.drafter_statistics["draft_forwards"] == length + 1  # the root's, and one after every token
+        assert stats.drafter_statistics["stopped_by_head"] == 1
+        assert step.tokens == list(range(4, 5 + length))
+
+
+def test_bounds_on_the_length(counting: LlamaForCausalLM) -> None:
+    head = believing(counting, {4: 0.1})
+    for least in (1, 2, 5):
+        assert len(drafts(counting, 3, head=head, min_length=least)[0].draft.tree) == 1 + least
+    for most in (1, 3, 7):
+        step, stats = drafts(counting, 3, head=believing(counting, {}), min_length=1, max_length=most)
+        assert len(step.draft.tree) == 1 + most
+        assert stats.drafter_statistics["draft_forwards"] == most  # nobody asks about the last token
+        assert stats.drafter_statistics["stopped_by_head"] == 0
+    assert len(drafts(counting, 3, head=head, max_length=20, threshold=1.0)[0].draft.tree) == 13  # the end of the text
+
+
+def test_every_draft_begins_with_no_doubt(counting: LlamaForCausalLM) -> None:
+    """Each step stops by its own tokens: after 8 is reached a second draft begins."""
+    head, lengths = believing(counting, {4: 0.5, 8: 0.5}), []
+    drafter = tr.make_drafter("specdec_pp", model=counting, head=head, threshold=0.4)
+    for step in tr.stream(counting, torch.tensor([1]), drafter, max_new_tokens=10):
+        lengths.append(len(step.draft.tree) - 1)
+    assert lengths == [3, 3, 1]  # 2 3 4, then 6 7 8, then 10, before the last token of 10
+
+
+def test_rates_are_those_of_the_paper(counting: LlamaForCausalLM) -> None:
+    """A draft model that says 0 after 5, where the target says 6: of five drafted tokens three are for nothing."""
+    draft = tiny.counting_llama()
+    with torch.no_grad():
+        draft.lm_head.weight[0, 5] = 9.0
+    drafter, stats = tr.make_drafter("specdec_pp", model=draft, head=believing(draft, {}), max_length=5), tr.Stats()
+    steps = tr.stream(counting, torch.tensor([3]), drafter, max_new_tokens=9, stats=stats)
+    emitted = [step.tokens for step in steps]
+    assert emitted == [[4, 5, 6], [7, 8, 9, 10, 11, 12]]
+    assert (stats.drafted, stats.discarded, stats.tokens, stats.steps) == (10, 3, 9, 2)
+    assert stats.discard_rate == pytest.approx(3 / 9)
+    assert stats.verification_rate == pytest.approx(2 / 9)
+    assert tr.Stats().discard_rate == tr.Stats().verification_rate == 0
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.6}])
+def test_the_text_is_that_of_generate(model: LlamaForCausalLM, sampling: dict[str, Any], tmp_path: Path) -> None:
+    head = tr.make_drafter("specdec_pp", model=model, head=AcceptanceHead(32, 2))
+    assert head.min_length == 2
+    drafter, stats = example("specdec_pp", related(model), tmp_path), tr.Stats()
+    for seed in range(5):
+        ids = tiny.prompt(seed, 1 + 5 * seed)
+        wanted, state = tiny.seeded(model.generate, ids, seed=seed, max_new_tokens=24, **sampling)
+        ours, our_state = tiny.seeded(
+            tr.generate, model, ids, drafter=drafter, stats=stats, seed=seed, max_new_tokens=24, **sampling
+        )
+        assert torch.equal(ours, wanted)
+        assert torch.equal(our_state, state)
+    assert stats.mat > 1.4
+    assert 0 < stats.drafter_statistics["stopped_by_head"] < stats.steps
+
+
+@pytest.mark.slow
+def test_drawn_drafts_give_the_targets_distribution() -> None:
+    """Every text of 4 tokens over a vocabulary of 3, with a head that stops after 0 and goes on after 1."""
+    vocab_size, new, runs = 3, 4, 600
+    model = tiny.llama(7, vocab_size=vocab_size, initializer_range=0.12)
+    draft = tiny.llama(8, vocab_size=vocab_size, initializer_range=0.12)
+    prompt = torch.tensor([[1, 0, 2]])
+    texts = torch.cartesian_prod(*[torch.arange(vocab_size)] * new)
+    with torch.no_grad():
+        odds = model(torch.cat([prompt.expand(len(texts), 3), texts], dim=1)).logits.double().softmax(-1)
+    exact = odds[:, 2:-1].gather(2, texts[..., None])[..., 0].prod(dim=1)
+    head = AcceptanceHead(32, 0)
+    with torch.no_grad(), hidden_states(draft) as states:
+        draft(torch.cat([prompt.expand(vocab_size, 3), torch.arange(vocab_size)[:, None]], dim=1))
+        head.output.weight[0] = torch.linalg.pinv(states[0][:, -1]) @ torch.tensor([-3.0, 3.0, 0.5])
+    torch.manual_seed(5)
+    drafter = tr.make_drafter(
+        "specdec_pp", model=draft, head=head, min_length=1, max_length=4, threshold=0.5, sampled=True
+    )
+    stats, seen, lengths = tr.Stats(), Counter(), Counter()
+    for _ in range(runs):
+        steps = list(tr.stream(model, prompt, drafter, do_sample=True, max_new_tokens=new, stats=stats))
+        seen[tuple(token for step in steps for token in step.tokens)] += 1
+        lengths[len(steps[0].draft.tree) - 1] += 1
+    assert min(lengths[1], lengths[3]) > runs / 8  # what is drawn decides how long drafts are
+    assert stats.mat > 1.3
+    counts = torch.tensor([seen[tuple(text.tolist())] for text in texts]).double()
+    often = exact * runs >= 5
+    observed = [*counts[often].tolist(), float(counts[~often].sum())]
+    wanted = [*(exact[often] * runs).tolist(), float(exact[~often].sum() * runs)]
+    assert chisquare(observed, wanted).pvalue > 0.001
+
+
+def saved(folder: Path, model: LlamaForCausalLM) -> AcceptanceHead:
+    head = AcceptanceHead(output_width(model), 2)
+    head.reset()
+    save_head(folder, head, model, {"threshold": 0.5})
+    return head
+
+
+def test_a_saved_head_is_found_beside_the_draft_model(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    related(model).save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / "other")
+    draft = LlamaForCausalLM.from_pretrained(tmp_path)
+    wanted = saved(tmp_path / "specdec_pp", draft)
+    found = load_head(tmp_path / "specdec_pp", draft)
+    for name, weight in wanted.state_dict().items():
+        assert torch.equal(found.state_dict()[name], weight)
+    states = torch.randn(5, 32)
+    torch.testing.assert_close(found(states), wanted(states))
+    for options in ({}, {"head": str(tmp_path / "specdec_pp")}):
+        drafter, stats = tr.make_drafter(f"specdec_pp:model={tmp_path}", **options), tr.Stats()
+        tr.generate(model, tiny.prompt(0, 5), drafter=drafter, stats=stats, max_new_tokens=4)
+        assert stats.drafter_statistics["draft_forwards"]
+    half = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert load_head(tmp_path / "specdec_pp", half).depth == 2
+
+
+def test_a_head_that_does_not_fit_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"expected specdec_pp.json and specdec_pp.safetensors in .*train specdec-pp"
+    ):
+        load_head(tmp_path, model)
+    saved(tmp_path, model)
+    with pytest.raises(TrainedPartError, match="expected a part for this model"):
+        load_head(tmp_path, tiny.llama(5))
+    with pytest.raises(TrainedPartError, match="hidden size 16"):
+        load_head(tmp_path, tiny.llama(0, hidden_size=16))
+    path = tmp_path / "specdec_pp.json"
+    facts = json.loads(path.read_text())
+    for change, said in (
+        ({"depth": 3}, "weights of 3 blocks"),
+        ({"depth": -1}, "and -1"),
+        ({"width": 8}, "got 8 and 2"),
+    ):
+        path.write_text(json.dumps({**facts, **change}))
+        with pytest.raises(TrainedPartError, match=said):
+            load_head(tmp_path, model)
+    path.write_text(json.dumps(facts))
+    (tmp_path / "specdec_pp.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(TrainedPartError, match="expected a safetensors file"):
+        load_head(tmp_path, model)
+
+
+def test_options_that_make_no_sense_are_refused(model: LlamaForCausalLM) -> None:
+    for options, said in (
+        ({"threshold": 1.5}, "threshold from 0 to 1, got 1.5"),
+        ({"min_length": 0}, "min_length of 1 or more"),
+        ({"min_length": 5, "max_length": 4}, "got 5 and 4"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tr.make_drafter("specdec_pp", model=model, **options)
+    with pytest.raises(ValueError, match="a head for hidden states of 32, as the draft model has, got one for 8"):
+        tr.generate(
+            model, tiny.prompt(0, 4), drafter=tr.make_drafter("specdec_pp", model=model, head=AcceptanceHead(8, 1))
+        )
+    with pytest.raises(ValueError, match=r"expected the folder of a trained head, .* specdec_pp:head=FOLDER"):
+        tr.generate(model, tiny.prompt(0, 4), drafter=tr.make_drafter("specdec_pp", model=model))
+
+
+def test_a_new_head_has_even_odds_and_blocks_of_their_own(model: LlamaForCausalLM) -> None:
+    head = AcceptanceHead(32, 3)
+    assert head.acceptance(torch.randn(32)) == 0.5
+    head.reset(1)
+    assert not torch.equal(head.blocks[0].weight, head.blocks[1].weight)
+    state = torch.randn(32)
+    wanted = state
+    for block in head.blocks:
+        inner = block.weight @ wanted + block.bias
+        wanted = wanted + inner * torch.sigmoid(inner)
+    with torch.no_grad():
+        head.output.weight.fill_(0.1)
+        torch.testing.assert_close(head(state), 0.1 * wanted.sum())
+
+
+def test_the_shipped_head_drafts_for_the_shipped_target(shipped: tuple[LlamaForCausalLM, Any]) -> None:
+    model, tokenizer = shipped
+    drafter, stats = tr.make_drafter(f"specdec_pp:model={DRAFT},min_length=1,threshold=0.5"), tr.Stats()
+    text = (DRAFT.parent / "prompts" / "08_lru_cache.py").read_text()
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    wanted = model.generate(ids, max_new_tokens=32, do_sample=False)
+    assert torch.equal(
+        tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=32, do_sample=False), wanted
+    )
+    assert stats.mat > 1.2
+    assert len(stats.nodes) > 2  # drafts of several lengths
+    assert stats.drafter_statistics["stopped_by_head"] > 3

@@ -1,0 +1,227 @@
+"""Training of an acceptance head: labels, mixtures and the loss by hand; what is learned; the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from support import tiny
+from support.commandline import assert_refused, run, run_json
+from transformers import LlamaForCausalLM
+
+from token_recycling.drafters.specdec_pp import train as specdec_pp
+from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head
+from token_recycling.drafters.specdec_pp.train import (
+    Labelled,
+    SpecDecTraining,
+    judged,
+    labelled,
+    loss,
+    train_head,
+    weighted,
+)
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.training.continuations import Continuations
+from token_recycling.training.loop import Plan
+
+
+def counts_wrongly_from_eight() -> LlamaForCausalLM:
+    """A llama of 16 tokens that says t + 1 after t, as the target does, but t + 3 from 8 on."""
+    model = tiny.counting_llama()
+    with torch.no_grad():
+        for token in range(8, 16):
+            model.lm_head.weight[(token + 1) % 16, token] = 2.0
+            model.lm_head.weight[(token + 3) % 16, token] = 3.0
+    return model
+
+
+def counted(number: int = 1, start: int = 3) -> Continuations:
+    """Texts of 16 tokens that count, the first 4 of each the prompt."""
+    return Continuations([(torch.arange(16) + start + place) % 16 for place in range(number)], [4] * number)
+
+
+def pair() -> tuple[TreeModel, TreeModel]:
+    return TreeModel(tiny.counting_llama()), TreeModel(counts_wrongly_from_eight())
+
+
+def test_labels_of_greedy_decoding_say_whether_both_agree() -> None:
+    """The text is 3, 4, 5, 6 | 7, 8, 9, ...; after 8 the draft model says 11."""
+    (found,) = labelled(*pair(), counted(), SpecDecTraining(draft_temperature=0))
+    assert found.start == 4
+    assert found.text[4:].tolist() == [7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2]
+    assert found.drafted.tolist() == [7, 8, 11, 12, 13, 14, 15, 0, 1, 2, 1, 2]
+    assert found.labels.tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_labels_of_drawn_tokens_are_min_1_p_by_q() -> None:
+    """Logits after a token are 4 times the numbers of the output layer; at temperature 2 they are halved."""
+    target, draft = pair()
+    how = SpecDecTraining(draft_temperature=2, seed=5)
+    for found in labelled(target, draft, counted(8), how):
+        for place, (drafted, label) in enumerate(zip(found.drafted.tolist(), found.labels.tolist(), strict=True)):
+            before = int(found.text[found.start + place - 1])
+            p, q = (torch.softmax(4 * one.model.lm_head.weight[:, before] / 2, dim=0) for one in (target, draft))
+            assert label == pytest.approx(min(1.0, float(p[drafted] / q[drafted])), rel=1e-4)
+    again, other = (labelled(target, draft, counted(8), SpecDecTraining(draft_temperature=2, seed=s)) for s in (5, 6))
+    first = labelled(target, draft, counted(8), how)
+    assert all(torch.equal(one.drafted, two.drafted) for one, two in zip(first, again, strict=True))
+    assert any(not torch.equal(one.drafted, two.drafted) for one, two in zip(first, other, strict=True))
+
+
+def test_tokens_are_mixed_at_random_and_prompts_are_not() -> None:
+    length = 4000
+    text = Labelled(torch.arange(length + 3), 3, -torch.arange(length), torch.rand(length))
+    for share in (0.0, 0.15, 0.6):
+        tokens, replaced = text.mixed(share, seed=1)
+        assert tokens[:3].tolist() == [0, 1, 2]
+        wanted = [-place if is_drafted else place + 3 for place, is_drafted in enumerate(replaced.tolist())]
+        assert tokens[3:].tolist() == wanted
+        assert float((~replaced).float().mean()) == pytest.approx(share, abs=0.03)
+    assert torch.equal(text.mixed(0.15, 1)[0], text.mixed(0.15, 1)[0])
+    assert not torch.equal(text.mixed(0.15, 1)[0], text.mixed(0.15, 2)[0])
+
+
+def test_the_head_reads_the_mixture_at_drafted_tokens_alone() -> None:
+    """A state after a token is 4 in that place: so the states say which tokens were read."""
+    target, draft = pair()
+    texts = labelled(target, draft, counted(3), SpecDecTraining(draft_temperature=0))
+    states, labels = specdec_pp.states_and_labels(draft, texts, 0.5, seed=7)
+    read = states.argmax(dim=1).tolist()
+    wanted = [text.mixed(0.5, 7 + place) for place, text in enumerate(texts)]
+    assert read == [token for tokens, replaced in wanted for token in tokens[4:][replaced].tolist()]
+    chosen = [text.labels[replaced] for text, (_, replaced) in zip(texts, wanted, strict=True)]
+    assert torch.equal(labels, torch.cat(chosen))
+    assert 0 < len(read) < 36
+
+
+def test_the_loss_by_hand() -> None:
+    """A head that says 0.8 everywhere; labels 1, 0 and 0.5, rejections count three times."""
+    head = AcceptanceHead(2, 0)
+    with torch.no_grad():
+        head.output.bias.fill_(math.log(4))
+    found = loss(head, torch.randn(3, 2), torch.tensor([1.0, 0.0, 0.5]), 3.0)
+    accepted, rejected = -math.log(0.8), -math.log(0.2)
+    assert float(found) == pytest.approx((accepted + 3 * rejected + 0.5 * accepted + 1.5 * rejected) / 3)
+
+
+@pytest.mark.parametrize(("acceptance", "weight"), [(0.5, 6.0), (0.9, 3.0), (0.3, 1.0)])
+def test_the_weight_divides_the_odds(acceptance: float, weight: float) -> None:
+    best = weighted(acceptance, weight)
+    assert best / (1 - best) == pytest.approx(acceptance / (1 - acceptance) / weight)
+    head, odds = AcceptanceHead(1, 0), math.log(best / (1 - best))
+    losses = []
+    for shift in (-0.05, 0.0, 0.05):
+        with torch.no_grad():
+            head.output.bias.fill_(odds + shift)
+        losses.append(float(loss(head, torch.zeros(1, 1), torch.tensor([acceptance]), weight)))
+    assert losses[1] < min(losses[0], losses[2])
+
+
+def test_the_divergence_by_hand() -> None:
+    odds = torch.tensor([0.0, 0.0, math.log(3)], dtype=torch.double)
+    assert float(specdec_pp.kl(torch.tensor([1.0, 0.0], dtype=torch.double), odds[:2])) == pytest.approx(math.log(2))
+    assert float(specdec_pp.kl(torch.tensor([0.75], dtype=torch.double), odds[2:])) == pytest.approx(0)
+    wanted = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    assert float(specdec_pp.kl(torch.tensor([0.5], dtype=torch.double), odds[2:])) == pytest.approx(wanted)
+
+
+def test_a_head_learns_where_both_models_part() -> None:
+    """From 11 on the target would have said something else. Rejections count once, so that the head is calibrated."""
+    target, draft = pair()
+    how = SpecDecTraining(depth=1, rejection_weight=1.0, draft_temperature=0, batch=4)
+    known = labelled(target, draft, counted(16), how)
+    head = train_head(draft, known, how, Plan(150, 0.02))
+    found = judged(head, draft, known, how)
+    assert found["kl"] < 0.3 * found["kl_of_a_constant"]
+    assert found["acceptance"] == pytest.approx(0.5, abs=0.1)
+    assert found["tokens"] == sum(count for count, _, _ in found["calibration"])
+    for count, predicted, accepted in found["calibration"]:
+        assert count < 20 or predicted == pytest.approx(accepted, abs=0.15)
+    state = torch.zeros(16)
+    state[6] = 4
+    assert head.acceptance(state) > 0.9
+    state[6], state[13] = 0, 4
+    assert head.acceptance(state) < 0.1
+
+
+def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
+    target, draft = pair()
+    how = SpecDecTraining(depth=2, batch=3, seed=1)
+    known = labelled(target, draft, counted(7), how)
+    wanted = train_head(draft, known, how, Plan(9))
+
+    def interrupt(step: int, loss: float) -> None:
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_head(draft, known, how, Plan(9), tmp_path / "checkpoint", interrupt)
+    steps = []
+    made = train_head(draft, known, how, Plan(9), tmp_path / "checkpoint", lambda step, loss: steps.append(step))
+    assert steps == [6, 7, 8, 9]
+    for name, weight in wanted.state_dict().items():
+        assert torch.equal(made.state_dict()[name], weight)
+    with pytest.raises(ValueError, match="a checkpoint with texts"):
+        train_head(draft, known[:-1], how, Plan(9), tmp_path / "checkpoint")
+
+
+def test_the_draft_model_stays_as_it_is() -> None:
+    target, draft = pair()
+    before = {name: weight.clone() for name, weight in draft.model.state_dict().items()}
+    how = SpecDecTraining(batch=2)
+    train_head(draft, labelled(target, draft, counted(4), how), how, Plan(3))
+    assert all(torch.equal(weight, before[name]) for name, weight in draft.model.state_dict().items())
+    assert all(weight.grad is None for weight in draft.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"depth": -1}, {"draft_temperature": -0.1}, {"rejection_weight": 0.0}, {"target_share": 1.0}]
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected a"):
+        SpecDecTraining(**wrong)
+
+
+# the command
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(4):
+        (folder / f"{number}.py").write_text("for index in range(10):\n    print(index)\n" * 6 + f"# {number}\n")
+    return folder
+
+
+SMALL = ("--texts", 12, "--prompt-tokens", 8, "--text-tokens", 10, "--steps", 6, "--batch", 4)
+
+
+def test_the_command_trains_a_head_that_drafts(tiny_model_dir: str, files: Path, tmp_path: Path) -> None:
+    command = ("train", "specdec-pp", tiny_model_dir, files, "--draft", tiny_model_dir, "--output", tmp_path, *SMALL)
+    found = run_json(*command)
+    assert found["training"]["trained_texts"] + found["training"]["held_out_texts"] == 12
+    for said in ("trained_on", "held_out"):
+        assert found["judged"][said]["acceptance"] == pytest.approx(1, abs=1e-3)  # a model drafts for itself
+    facts = json.loads((tmp_path / "specdec_pp.json").read_text())
+    assert facts["judged"] == found["judged"]
+    assert (facts["depth"], facts["training"]["rejection_weight"]) == (3, 6.0)
+    assert (tmp_path / "calibration.svg").read_text().startswith("<?xml")
+    model = LlamaForCausalLM.from_pretrained(tiny_model_dir)
+    assert load_head(tmp_path, model).depth == 3
+    spec = f"specdec_pp:model={tiny_model_dir},head={tmp_path}"
+    said = run("generate", tiny_model_dir, "for index", "--drafter", spec, "--max-new-tokens", 8)
+    assert said.exit_code == 0, said.stderr
+    # Again, from what is there: nothing is left to train.
+    assert "a head trained on 11 texts" in " ".join(run(*command).stdout.split())
+    assert json.loads((tmp_path / "specdec_pp.json").read_text()) == facts
+
+
+def test_what_the_command_cannot_use_is_said(tiny_model_dir: str, files: Path, tmp_path: Path) -> None:
+    there = ("train", "specdec-pp", tiny_model_dir, files, "--draft", tiny_model_dir)
+    assert_refused(run(*there, "--held-out", 1.5), "expected --held-out between 0 and 1, got 1.5")
+    assert_refused(run(*there, "--target-share", 1, "--output", tmp_path), "target_share from 0 to less than 1")
+    assert_refused(run("train", "specdec-pp", tiny_model_dir, files, "--draft", tmp_path), "a config.json")

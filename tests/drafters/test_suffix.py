@@ -1,0 +1,59 @@
+"""The suffix drafter: what is drafted after texts whose matches can be seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import tiny
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling import Context
+from token_recycling.model.tree_model import TreeModel
+
+
+def drafted(text: list[int], **options: float) -> list[int]:
+    drafter = tr.make_drafter("suffix", **options)
+    tiny.begin(drafter, [torch.tensor(text[:1])], TreeModel(tiny.counting_llama()))
+    return drafter.draft(Context(torch.tensor(text), 99)).tokens[1:].tolist()
+
+
+def test_the_longer_the_match_the_longer_the_draft() -> None:
+    """After 3 stood 4 5 6 7 8 9; then the last 1, 2 or 3 tokens match, and twice as many are drafted."""
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+    assert drafted([*text, 3]) == [4, 5]
+    assert drafted([*text, 2, 3]) == [4, 5, 6, 7]
+    assert drafted([*text, 1, 2, 3]) == [4, 5, 6, 7, 8, 9]
+    assert drafted([*text, 1, 2, 3], factor=0.5) == [4]
+    assert drafted([*text, 1, 2, 3], factor=9, num_tokens=4) == [4, 5, 6, 7]
+    assert drafted([*text, 2, 3], min_match=3) == []
+    assert drafted(text) == []
+
+
+def test_texts_do_not_know_of_each_other(counting: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("suffix")
+    first, second = torch.tensor([1, 2, 1]), torch.tensor([1, 3, 1])
+    tiny.begin(drafter, [first, second], TreeModel(counting))
+    assert drafter.draft(Context(first, 9, row=0)).tokens.tolist() == [1, 2, 1]
+    assert drafter.draft(Context(second, 9, row=1)).tokens.tolist() == [1, 3, 1]
+
+
+def test_a_loop_is_decoded_in_few_steps(counting: LlamaForCausalLM) -> None:
+    """The text goes round 16 tokens; matches of 1, 4, 13 and 40 allow 2, 8, 26 and all 40 tokens."""
+    stats = tr.Stats()
+    ids = torch.arange(17)[None] % 16
+    tr.generate(counting, ids, drafter="suffix", stats=stats, max_new_tokens=3 + 9 + 27 + 41)
+    assert stats.lengths == {3: 1, 9: 1, 27: 1, 41: 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_tokens": 0}, "expected num_tokens of 1 or more, got 0"),
+        ({"min_match": 0}, "expected min_match of 1 or more, got 0"),
+        ({"factor": 0}, "expected a factor above 0, got 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tr.make_drafter("suffix", **options)

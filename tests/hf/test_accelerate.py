@@ -1,0 +1,195 @@
+"""Inside transformers: `accelerate` and `decelerate`, pipelines, streamers, scores, and the two other forms."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from transformers import (
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+    TextStreamer,
+    pipeline,
+)
+
+import token_recycling as tr
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+
+
+@pytest.fixture
+def writer() -> LlamaForCausalLM:
+    """A random llama with the vocabulary of the tiny tokenizer."""
+    return tiny.llama(4, vocab_size=300)
+
+
+def test_accelerated_generate_is_the_same_and_takes_fewer_steps(model: LlamaForCausalLM) -> None:
+    prompts = [tiny.prompt(seed, 10) for seed in range(10)]
+    wanted = [model.generate(ids, **GREEDY) for ids in prompts]
+    assert tr.accelerate(model, tree="paper") is model
+    for ids, text in zip(prompts, wanted, strict=True):
+        assert torch.equal(model.generate(ids, **GREEDY), text)
+        assert model.acceleration.stats.tokens == 20
+        assert model.acceleration.fallback is None
+    assert model.acceleration.total.tokens == 200
+    assert model.acceleration.total.mat > 1.3
+
+
+def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model: LlamaForCausalLM) -> None:
+    tr.accelerate(model)
+    assert type(model) is not LlamaForCausalLM
+    assert isinstance(model, LlamaForCausalLM)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert type(model).__module__ == LlamaForCausalLM.__module__
+    assert tr.decelerate(model) is model
+    assert type(model) is LlamaForCausalLM
+    assert not hasattr(model, "acceleration")
+    assert type(tr.decelerate(model)) is LlamaForCausalLM
+
+
+def test_accelerating_again_replaces_the_drafter(model: LlamaForCausalLM) -> None:
+    tr.accelerate(model, "plain")
+    tr.accelerate(model, "published", k=4, tree="chain:2")
+    assert model.acceleration.drafter.k == 4
+    assert type(tr.decelerate(model)) is LlamaForCausalLM
+
+
+def test_an_accelerated_model_is_saved_as_what_it_is(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "plain")
+    tr.accelerate(model).generate(tiny.prompt(0, 5), **GREEDY)
+    model.save_pretrained(tmp_path / "accelerated")
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "accelerated" / name).read_bytes()
+    assert type(LlamaForCausalLM.from_pretrained(tmp_path / "accelerated")) is LlamaForCausalLM
+
+
+def test_a_copy_of_an_accelerated_model_learns_by_itself(model: LlamaForCausalLM) -> None:
+    wanted = model.generate(tiny.prompt(0, 5), **GREEDY)
+    tr.accelerate(model).generate(tiny.prompt(0, 5), **GREEDY)
+    twin = copy.deepcopy(model)
+    before = model.acceleration.drafter.matrix.candidates.copy()
+    assert torch.equal(twin.generate(tiny.prompt(0, 5), **GREEDY), wanted)
+    twin.generate(tiny.prompt(1, 9), **GREEDY)
+    assert (model.acceleration.drafter.matrix.candidates == before).all()
+    assert (twin.acceleration.drafter.matrix.candidates != before).any()
+    assert type(tr.decelerate(twin)) is LlamaForCausalLM
+    assert hasattr(model, "acceleration")
+
+
+def test_a_with_block_gives_the_model_back_as_it_was(model: LlamaForCausalLM) -> None:
+    with tr.accelerated(model, "plain") as outer:
+        with tr.accelerated(model) as inner:
+            assert model.acceleration is inner
+        assert model.acceleration is outer
+    assert type(model) is LlamaForCausalLM
+
+
+def test_after_a_failed_call_the_model_is_as_it_was(model: LlamaForCausalLM) -> None:
+    with pytest.raises(ValueError, match="expected a tree"):
+        tr.generate(model, tiny.prompt(0, 5), drafter="recycling:tree=nonsense", **GREEDY)
+    assert type(model) is LlamaForCausalLM
+
+
+def test_a_pipeline_writes_the_same_text(writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    plain = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
+    tr.accelerate(writer)
+    ours = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
+    assert ours == plain
+    assert writer.acceleration.stats.tokens == 20
+
+
+def test_a_text_streamer_prints_the_same(
+    writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = tokenizer(tiny.SENTENCES[1], return_tensors="pt").input_ids
+    writer.generate(ids, streamer=TextStreamer(tokenizer), **GREEDY)
+    plain = capsys.readouterr().out
+    tr.accelerate(writer).generate(ids, streamer=TextStreamer(tokenizer), **GREEDY)
+    assert capsys.readouterr().out == plain
+    assert len(plain) > len(tiny.SENTENCES[1])
+
+
+def test_an_iterator_streamer_gives_the_same(writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = tokenizer(tiny.SENTENCES[1], return_tensors="pt").input_ids
+    wanted = tokenizer.decode(writer.generate(ids, **GREEDY)[0, ids.shape[1] :])
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+    arguments = {"inputs": ids, "streamer": streamer, **GREEDY}
+    thread = threading.Thread(target=tr.accelerate(writer).generate, kwargs=arguments)
+    thread.start()
+    pieces = list(streamer)
+    thread.join()
+    assert "".join(pieces) == wanted
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
+def test_scores_and_logits_are_those_of_generate(model: LlamaForCausalLM, sampling: dict[str, Any]) -> None:
+    arguments = {
+        "max_new_tokens": 20,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+        "repetition_penalty": 1.1,
+        **sampling,
+    }
+    ids = tiny.prompt(0, 10)
+    plain, _ = tiny.seeded(model.generate, ids, **arguments)
+    ours, _ = tiny.seeded(tr.generate, model, ids, **arguments)
+    assert torch.equal(ours.sequences, plain.sequences)
+    for name in ("scores", "logits"):
+        assert isinstance(getattr(ours, name), tuple)
+        assert len(getattr(ours, name)) == 20
+        torch.testing.assert_close(
+            torch.stack(getattr(ours, name)), torch.stack(getattr(plain, name)), atol=1e-4, rtol=1e-4
+        )
+    assert ours.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
+    assert (ours.stats.tokens, ours.stats.prompt_tokens) == (20, 10)
+
+
+def test_scores_are_given_only_when_asked_for(model: LlamaForCausalLM) -> None:
+    ours = tr.generate(model, tiny.prompt(0, 10), return_dict_in_generate=True, **GREEDY)
+    assert ours.scores is None
+    assert ours.logits is None
+    assert ours.stats.mat >= 1
+
+
+def test_one_call_adds_to_the_statistics_and_leaves_the_model_alone(model: LlamaForCausalLM) -> None:
+    stats, drafter = tr.Stats(), tr.make_drafter()
+    for seed in range(3):
+        tr.generate(model, tiny.prompt(seed, 5), drafter=drafter, stats=stats, **GREEDY)
+    assert (stats.tokens, stats.prompt_tokens) == (60, 15)
+    assert stats.drafter == drafter.describe()
+    assert type(model) is LlamaForCausalLM
+
+
+def test_the_custom_generate_form_is_the_same(model: LlamaForCausalLM) -> None:
+    recycle = tr.custom_generate("published", tree="paper")
+    for seed in range(5):
+        ids = tiny.prompt(seed, 1 + 5 * seed)
+        assert torch.equal(model.generate(ids, custom_generate=recycle, **GREEDY), model.generate(ids, **GREEDY))
+    output = model.generate(ids, custom_generate=recycle, return_dict_in_generate=True, **GREEDY)
+    assert output.stats.tokens == 20
+    assert type(model) is LlamaForCausalLM
+
+
+def test_the_custom_generate_form_refuses_what_it_cannot_do(model: LlamaForCausalLM) -> None:
+    with pytest.raises(tr.UnsupportedModelError, match="without a cache"):
+        model.generate(tiny.prompt(0, 5), use_cache=False, custom_generate=tr.custom_generate(), **GREEDY)
+
+
+def test_criteria_may_read_the_scores(model: LlamaForCausalLM) -> None:
+    counts: list[int] = []
+
+    def criterion(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        counts.append(len(scores))
+        return scores[-1].max(-1).values > 1e9
+
+    arguments = {"return_dict_in_generate": True, "output_scores": True, **GREEDY}
+    tr.generate(model, tiny.prompt(0, 5), stopping_criteria=StoppingCriteriaList([criterion]), **arguments)
+    assert counts == list(range(1, 21))

@@ -1,0 +1,119 @@
+"""Several texts at once: rows of different lengths, padded on the left, accept different numbers of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import token_recycling as tr
+
+TREES = ["paper", 6, "chain:4"]
+EOS = 7
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "no repeated n-grams": {"no_repeat_ngram_size": 3},
+    "minimum": {"min_new_tokens": 9},
+    "bad words": {"bad_words_ids": [[3], [5, 9]]},
+    "sequence bias": {"sequence_bias": {(4,): 2.0}},
+    "a set per row": {"prefix_allowed_tokens_fn": lambda row, ids: range(row * 12, row * 12 + 12)},
+}
+
+
+def batch(lengths: list[int], seed: int, spare: int = 0) -> dict[str, torch.Tensor]:
+    """Prompts of these lengths, padded on the left with 0 to the longest and `spare` more."""
+    width = max(lengths) + spare
+    ids, mask = torch.zeros(len(lengths), width, dtype=torch.long), torch.zeros(len(lengths), width, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, width - length :] = tiny.prompt(seed * 100 + row, length)
+        mask[row, width - length :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def equal(model: PreTrainedModel, drafter: Any, **arguments: Any) -> tr.Stats:
+    """Asserts that the accelerated call returns what the plain one does, and gives its statistics."""
+    wanted = model.generate(**arguments)
+    stats = tr.Stats()
+    ours = tr.generate(model, drafter=drafter, stats=stats, **arguments)
+    assert torch.equal(ours, wanted)
+    assert stats.steps, "the call was accelerated"
+    return stats
+
+
+@pytest.fixture
+def ending() -> LlamaForCausalLM:
+    """A random llama that ends some texts early."""
+    model = tiny.llama(seed=3)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = EOS, 0
+    return model
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_a_batch_equals_generate(ending: LlamaForCausalLM, tree: Any, way: dict[str, Any]) -> None:
+    drafter = tr.make_drafter("recycling", tree=tree)
+    for seed, lengths in enumerate([[5], [4, 9], [1, 1, 1], [12, 3, 7], [2, 30, 1, 8]]):
+        equal(ending, drafter, **batch(lengths, seed, spare=seed % 2), max_new_tokens=20, **way)
+
+
+def test_rows_accept_different_numbers_of_tokens(ending: LlamaForCausalLM) -> None:
+    ending.generation_config.eos_token_id = None
+    stats = equal(ending, tr.make_drafter("recycling", tree=8), **batch([3, 8, 5, 11], 1), max_new_tokens=32)
+    assert len(stats.lengths) > 2
+    assert stats.tokens == 4 * 32
+
+
+def test_rows_end_where_they_would_alone(ending: LlamaForCausalLM) -> None:
+    """By the end-of-sequence token, each on its own; the rest is padding."""
+    inputs = batch([6, 6, 6, 6, 6, 6], 9)
+    wanted = ending.generate(**inputs, max_new_tokens=24)
+    assert len({row.tolist().index(EOS) if EOS in row.tolist() else -1 for row in wanted[:, 6:]}) > 2
+    equal(ending, "recycling", **inputs, max_new_tokens=24)
+
+
+def test_stop_strings_in_a_batch() -> None:
+    tokenizer = tiny.tokenizer()
+    model = tiny.llama(seed=3, vocab_size=len(tokenizer))
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 0, 0
+    inputs = {"input_ids": torch.cat([tiny.prompt(seed, 5, len(tokenizer)) for seed in range(3)]), "max_new_tokens": 30}
+    plain = model.generate(**inputs)
+    stop = tokenizer.decode(plain[1, 12:14])
+    stopping = {"stop_strings": [stop], "tokenizer": tokenizer}
+    assert not torch.equal(model.generate(**inputs, **stopping)[1], plain[1])
+    equal(model, "recycling", **inputs, **stopping)
+
+
+def test_several_samples_of_one_prompt(ending: LlamaForCausalLM) -> None:
+    """The draws come in another order than in plain decoding: the texts differ, their distribution does not."""
+    arguments = {"do_sample": True, "num_return_sequences": 200, "max_new_tokens": 1, "temperature": 2.0, "top_k": 4}
+    prompt = tiny.prompt(0, 5)
+    torch.manual_seed(0)
+    plain = ending.generate(prompt, **arguments)[:, 5].bincount(minlength=64)
+    ours = tr.generate(ending, prompt, drafter="recycling", **arguments)[:, 5].bincount(minlength=64)
+    assert ours.nonzero().tolist() == plain.nonzero().tolist()
+    assert (ours - plain).abs().max() < 40
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 50), st.integers(0, 3), st.integers(1, 12))
+def test_any_padding(lengths: list[int], seed: int, spare: int, new: int) -> None:
+    equal(MODEL, DRAFTER, **batch(lengths, seed, spare), max_new_tokens=new)
+
+
+MODEL = tiny.llama(seed=5)
+MODEL.generation_config.pad_token_id = 0
+DRAFTER = tr.make_drafter("recycling")
+
+
+def test_each_row_has_its_own_processors(ending: LlamaForCausalLM) -> None:
+    """Row 1 may say tokens 12 to 23 only."""
+    inputs = batch([4, 4], 0)
+    text = tr.generate(ending, **inputs, max_new_tokens=12, **WAYS["a set per row"])
+    emitted = [token for token in text[1, 4:].tolist() if token]
+    assert emitted
+    assert all(12 <= token < 24 for token in emitted)

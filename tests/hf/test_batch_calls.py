@@ -1,0 +1,269 @@
+"""Batches called in every way: criteria of the caller's own, scores and logits, caches given and returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hf.test_batch import EOS, batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model.test_architectures import named
+from support import tiny
+from support.architectures import VOCABULARY, Case, model_of
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+import token_recycling as tr
+
+TREES = ["paper", 6, "chain:4"]
+ENDS = [5, 9, 14, 22, 33, 41, 60]
+
+
+class Recording(StoppingCriteria):
+    """Answers from what it is shown, and remembers it."""
+
+    def __init__(self, answer: Callable[[Recording, torch.Tensor], Any]) -> None:
+        self.answer, self.seen = answer, []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        assert scores is None
+        self.seen.append(input_ids.tolist())
+        return self.answer(self, input_ids)
+
+
+def at_a_token(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+    return ids[:, -1] % 9 == 2
+
+
+def when_all_have_said_it(self: Recording, ids: torch.Tensor) -> bool:
+    """One answer for all, from a memory, as lm-eval does."""
+    self.done = getattr(self, "done", torch.zeros(len(ids), dtype=torch.bool)) | (ids[:, -1] % 9 == 2)
+    return bool(self.done.all())
+
+
+def after_so_many_calls(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+    return torch.full((len(ids),), len(self.seen) >= 7)
+
+
+def when_two_rows_agree(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+    return ids[:, -1] == ids.roll(1, dims=0)[:, -1]
+
+
+def never(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(ids), dtype=torch.bool)
+
+
+ANSWERS = [at_a_token, when_all_have_said_it, after_so_many_calls, when_two_rows_agree, never]
+
+
+@pytest.fixture
+def ending() -> LlamaForCausalLM:
+    """A random llama that ends some texts early."""
+    model = tiny.llama(seed=3)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = EOS, 0
+    return model
+
+
+def asked(model: PreTrainedModel, answer: Any, drafter: Any = None, **arguments: Any) -> tuple[torch.Tensor, Any, Any]:
+    """The text, what the criterion was shown, and the statistics of an accelerated call."""
+    criterion, stats = Recording(answer), tr.Stats()
+    arguments["stopping_criteria"] = StoppingCriteriaList([criterion])
+    if drafter is None:
+        return model.generate(**arguments), criterion.seen, None
+    return tr.generate(model, drafter=drafter, stats=stats, **arguments), criterion.seen, stats
+
+
+@pytest.mark.parametrize("eos", [EOS, None])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_criteria_see_every_column_of_the_batch_once_and_in_order(
+    ending: LlamaForCausalLM, answer: Any, eos: int | None
+) -> None:
+    """So that those which remember, compare texts or answer for all say what they say to `generate`."""
+    ending.generation_config.eos_token_id = eos
+    for seed, tree in enumerate(TREES):
+        drafter = tr.make_drafter("recycling", tree=tree)
+        inputs = {**batch([4, 9, 5], seed, spare=seed), "max_new_tokens": 24}
+        wanted, shown, _ = asked(ending, answer, **inputs)
+        ours, shown_by_us, stats = asked(ending, answer, drafter, **inputs)
+        assert torch.equal(ours, wanted)
+        assert shown_by_us == shown
+        assert 0 < stats.tokens <= wanted[:, inputs["input_ids"].shape[1] :].numel()
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.integers(1, 10), min_size=2, max_size=4),
+    st.integers(0, 30),
+    st.sampled_from(ANSWERS),
+    st.sampled_from([EOS, None, [3, 9, 40]]),
+    st.integers(1, 14),
+)
+def test_any_criterion(lengths: list[int], seed: int, answer: Any, eos: Any, new: int) -> None:
+    model = MODEL
+    inputs = {**batch(lengths, seed), "max_new_tokens": new, "eos_token_id": eos}
+    wanted, shown, _ = asked(model, answer, **inputs)
+    ours, shown_by_us, _ = asked(model, answer, DRAFTER, **inputs)
+    assert torch.equal(ours, wanted)
+    assert shown_by_us == shown
+
+
+MODEL = tiny.llama(seed=5)
+MODEL.generation_config.pad_token_id = 0
+DRAFTER = tr.make_drafter("recycling", tree="paper")
+
+
+def test_stop_strings_without_an_end_of_sequence_end_all_texts_together() -> None:
+    tokenizer = tiny.tokenizer()
+    model = tiny.llama(seed=3, vocab_size=len(tokenizer))
+    model.generation_config.pad_token_id = 0
+    inputs = {"input_ids": torch.cat([tiny.prompt(seed, 5, len(tokenizer)) for seed in range(3)]), "max_new_tokens": 30}
+    plain = model.generate(**inputs)
+    said = [[word for word in map(tokenizer.decode, row[8:20]) if word.isascii()] for row in plain]
+    stop = sorted({words[place] for place, words in enumerate(said)})
+    wanted = model.generate(**inputs, stop_strings=stop, tokenizer=tokenizer)
+    assert 8 < wanted.shape[1] < 30
+    stats = tr.Stats()
+    ours = tr.generate(model, **inputs, stop_strings=stop, tokenizer=tokenizer, stats=stats)
+    assert torch.equal(ours, wanted)
+    assert stats.tokens == wanted[:, 5:].numel()
+
+
+def test_a_time_limit_without_an_end_of_sequence(ending: LlamaForCausalLM) -> None:
+    ending.generation_config.eos_token_id = None
+    inputs = batch([4, 6], 0)
+    wanted = ending.generate(**inputs, max_new_tokens=12)
+    stats = tr.Stats()
+    assert torch.equal(tr.generate(ending, **inputs, max_new_tokens=12, max_time=60.0, stats=stats), wanted)
+    assert stats.steps
+    assert torch.equal(tr.generate(ending, **inputs, max_new_tokens=12, max_time=1e-9), wanted[:, :7])
+
+
+SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "minimum": {"min_new_tokens": 6},
+    "watermark": {"watermarking_config": {"greenlist_ratio": 0.5, "bias": 2.0, "context_width": 1}},
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_scores_and_logits_of_a_batch_are_those_of_generate(ending: LlamaForCausalLM, way: dict[str, Any]) -> None:
+    """Also where a text has ended and `generate` goes on to score its padding."""
+    for seed, lengths in enumerate([[5, 9, 3], [6, 6, 6, 6], [7]]):
+        inputs = {**batch(lengths, seed, spare=1), "max_new_tokens": 16, "eos_token_id": ENDS, **SCORES, **way}
+        wanted, ours = ending.generate(**inputs), tr.generate(ending, drafter="recycling:tree=paper", **inputs)
+        assert torch.equal(ours.sequences, wanted.sequences)
+        for name in ("scores", "logits"):
+            assert len(getattr(ours, name)) == len(getattr(wanted, name))
+            ours_then, theirs_then = (torch.stack(getattr(output, name)) for output in (ours, wanted))
+            torch.testing.assert_close(ours_then, theirs_then, atol=1e-4, rtol=1e-4)
+        assert ours.stats.mat >= 1
+
+
+def test_some_texts_of_the_batches_here_end_early(ending: LlamaForCausalLM) -> None:
+    text = ending.generate(**batch([5, 9, 3], 0, spare=1), max_new_tokens=16, eos_token_id=ENDS)[:, 10:]
+    assert len({(row == 0).sum().item() for row in text}) == 3
+
+
+def test_logits_of_a_batch_that_a_criterion_ends(ending: LlamaForCausalLM) -> None:
+    """What was computed beyond the end is not among them."""
+    arguments = {**batch([4, 4, 4], 0), "max_new_tokens": 20, "return_dict_in_generate": True, "output_logits": True}
+    outputs = []
+    for generate in (ending.generate, lambda **given: tr.generate(ending, drafter=DRAFTER, **given)):
+        criterion = Recording(at_a_token)
+        outputs.append(generate(**arguments, stopping_criteria=StoppingCriteriaList([criterion])))
+    plain, ours = outputs
+    assert torch.equal(ours.sequences, plain.sequences)
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(plain.logits), atol=1e-4, rtol=1e-4)
+
+
+def states(cache: DynamicCache, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Keys and values of every text, without the slots of padding before it."""
+    paddings = (inputs["attention_mask"] == 0).sum(dim=1).tolist()
+    return [
+        part[row, :, padding:]
+        for layer in cache.layers
+        for part in (layer.keys, layer.values)
+        for row, padding in enumerate(paddings)
+    ]
+
+
+@pytest.mark.parametrize("lengths", [[5, 9, 3], [6], [4, 4]])
+@pytest.mark.parametrize("given", [True, False])
+def test_the_cache_of_a_batch_is_that_of_generate(ending: LlamaForCausalLM, lengths: list[int], given: bool) -> None:
+    inputs = batch(lengths, 0, spare=2)
+    caches = []
+    for generate in (ending.generate, lambda **arguments: tr.generate(ending, drafter=DRAFTER, **arguments)):
+        own = {"past_key_values": DynamicCache(config=ending.config)} if given else {"return_dict_in_generate": True}
+        answer = generate(**inputs, **own, max_new_tokens=16, eos_token_id=ENDS)
+        caches.append(own["past_key_values"] if given else answer.past_key_values)
+    plain, ours = caches
+    assert ours.get_seq_length() == plain.get_seq_length()
+    for own, theirs in zip(states(ours, inputs), states(plain, inputs), strict=True):
+        torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-4)
+
+
+FAMILIES = [
+    named("llama"),
+    named("mistral", "window of 8"),
+    named("gemma3n_text", "window of 8, shared keys and values"),
+    named("deepseek_v3"),
+    named("deepseek_v32", "8 keys a query"),
+    named("bloom"),
+]
+
+
+def turned(inputs: dict[str, torch.Tensor], text: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
+    """The next turn of a conversation with every text of a batch: two tokens each."""
+    text = torch.cat([text, torch.cat([tiny.prompt(seed * 10 + row, 2, VOCABULARY) for row in range(len(text))])], 1)
+    mask = torch.ones_like(text)
+    mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
+    return {"input_ids": text, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_turns_on_one_cache_of_a_batch_plain_and_accelerated_by_turns(case: Case) -> None:
+    """One cache is continued by plain generate, one by ours, and one by both, by turns."""
+    model = model_of(case)
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 17, 33, 60]
+    texts = []
+    for ours in ("", "012", "02", "1"):
+        inputs, cache = batch([5, 9, 3], 0), DynamicCache(config=model.config)
+        for turn in range(3):
+            stats = tr.Stats()
+            if str(turn) in ours:
+                text = tr.generate(model, **inputs, max_new_tokens=8, past_key_values=cache, stats=stats)
+                assert stats.steps
+            else:
+                text = model.generate(**inputs, max_new_tokens=8, past_key_values=cache)
+            assert cache.get_seq_length() == text.shape[1] - 1
+            inputs = turned(inputs, text, turn)
+        texts.append(text)
+    assert all(torch.equal(text, texts[0]) for text in texts)
+
+
+def test_a_cache_that_holds_less_than_the_padding(ending: LlamaForCausalLM) -> None:
+    """Of a text that begins after the cached slots nothing is held yet."""
+    inputs, answers = batch([9, 2], 0), []
+    for ours in (False, True):
+        cache = DynamicCache(config=ending.config)
+        with torch.no_grad():
+            ending(**{name: tensor[:, :5] for name, tensor in inputs.items()}, past_key_values=cache)
+        generate = (lambda **given: tr.generate(ending, **given)) if ours else ending.generate
+        answers.append(generate(**inputs, past_key_values=cache, max_new_tokens=12))
+        assert cache.get_seq_length() == answers[-1].shape[1] - 1
+    assert torch.equal(*answers)
+
+
+def test_several_returned_sequences_with_their_scores(ending: LlamaForCausalLM) -> None:
+    """Greedily chosen they are all the same; it is the shapes that count."""
+    arguments = {"max_new_tokens": 8, "num_return_sequences": 3, "do_sample": True, "top_k": 1, **SCORES}
+    wanted = ending.generate(tiny.prompt(0, 5), **arguments)
+    ours = tr.generate(ending, tiny.prompt(0, 5), **arguments)
+    assert torch.equal(ours.sequences, wanted.sequences)
+    assert [step.shape for step in ours.scores] == [step.shape for step in wanted.scores]
+    assert ours.past_key_values.get_seq_length() == wanted.past_key_values.get_seq_length()

@@ -1,0 +1,272 @@
+"""Sampled texts follow the distribution that `generate` draws from: chi-square at fixed seeds, and wrong samplers fail.
+
+The reference is transformers' own: one call of `generate` over a batch of beginnings returns the processed scores after
+each, so that the exact probability of every text is known. Two checks use it. One counts every text of three tokens
+against its probability. The other looks at long texts, of which there are too many to count: with the right sampler
+the place of each token in the cumulative distribution at its text, smeared over the token's own share, is uniform and
+independent of all places before it (Rosenblatt, 1952), so that pairs of consecutive places fill a square evenly.
+
+A check is worth what it can reject: wrong samplers, some of them known from published code, are put in place of the
+right one, and the same checks must notice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+from support import tiny
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling import decode as loop
+from token_recycling.accept import accept_walk
+from token_recycling.draft import Draft, Step
+
+VOCABULARY = 6
+DRAFTERS = {"tree": "published:learns_prompt=true,k=4,tree=0 1 2 00 01 10 000", "chain": "recycling:k=4,tree=chain:3"}
+PROMPTS = [[1, 3, 2], [4], [2, 2, 5, 1, 3], [5, 1]]
+"""Together a batch of four with padding, token 0, before the shorter ones."""
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "top-k": {"top_k": 3},
+    "top-p": {"top_p": 0.8},
+    "min-p": {"min_p": 0.15},
+    "typical": {"typical_p": 0.7},
+    "repetition penalty": {"repetition_penalty": 1.5},
+    "top-k, top-p, repetition penalty": {"top_k": 4, "top_p": 0.9, "repetition_penalty": 1.3},
+    "min-p, typical, bad words": {"min_p": 0.02, "typical_p": 0.95, "bad_words_ids": [[3, 1], [2, 2, 4]]},
+}
+PLAUSIBLE, IMPOSSIBLE = 1e-3, 1e-5
+"""Above the one lies the p-value of the right sampler, at the seeds used here; below the other that of a wrong one."""
+
+
+@cache
+def model() -> LlamaForCausalLM:
+    """Six tokens, none of them certain or hopeless, by more than the newest token."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    made = tiny.llama(13, context=0.3, vocab_size=VOCABULARY, initializer_range=0.4, **sizes)
+    made.generation_config.pad_token_id = 0
+    return made
+
+
+def padded(texts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    width = max(map(len, texts))
+    ids = torch.tensor([[0] * (width - len(text)) + list(text) for text in texts])
+    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def odds(texts: Sequence[Sequence[int]], sampling: dict[str, Any]) -> torch.Tensor:
+    """The probability of every next token after each text, (texts, vocabulary), as plain `generate` draws it."""
+    shown = {"return_dict_in_generate": True, "output_scores": True}
+    output = model().generate(**padded(texts), do_sample=True, max_new_tokens=1, **shown, **sampling)
+    return output.scores[0].double().softmax(-1)
+
+
+class Sampler:
+    """Accelerated sampling with a drafter that learns from call to call."""
+
+    def __init__(self, shape: str, rows: int, sampling: dict[str, Any], seed: int = 0) -> None:
+        self.prompts, self.sampling, self.stats = PROMPTS[:rows], sampling, tr.Stats()
+        self.drafter = tr.make_drafter(DRAFTERS[shape])
+        torch.manual_seed(seed)
+
+    def __call__(self, new: int) -> list[list[int]]:
+        """What follows each prompt, by one call of `generate`."""
+        inputs, how = padded(self.prompts), {"drafter": self.drafter, "stats": self.stats}
+        texts = tr.generate(model(), **inputs, **how, do_sample=True, max_new_tokens=new, **self.sampling)
+        return texts[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def p_value(tables: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+    """Of chi-square, for several tables of observed and expected numbers together.
+
+    Cells are joined, the rarest first, until each expects five or more. What cannot happen but did makes it 0.
+    """
+    statistic, freedom = 0.0, 0
+    for observed, expected in tables:
+        if any(found and not wanted for found, wanted in zip(observed, expected, strict=True)):
+            return 0.0
+        cells = [[0.0, 0.0]]
+        for wanted, found in sorted(zip(expected, observed, strict=True)):
+            if cells[-1][0] >= 5:
+                cells.append([0.0, 0.0])
+            cells[-1] = [cells[-1][0] + wanted, cells[-1][1] + found]
+        statistic += sum((found - wanted) ** 2 / wanted for wanted, found in cells)
+        freedom += len(cells) - 1
+    return float(chi2.sf(statistic, freedom))
+
+
+def three_tokens(prompt: list[int], sampling: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    """The probability of every text of three tokens after a prompt."""
+    tokens = range(VOCABULARY)
+    beginnings = [text for length in range(3) for text in product(tokens, repeat=length)]
+    after = dict(zip(beginnings, odds([[*prompt, *text] for text in beginnings], sampling).tolist(), strict=True))
+    return {(a, b, c): after[()][a] * after[a,][b] * after[a, b][c] for a, b, c in product(tokens, repeat=3)}
+
+
+def of_three_tokens(sampler: Sampler, calls: int) -> float:
+    """The p-value of all texts of three tokens against their probabilities."""
+    seen = [Counter[tuple[int, ...]]() for _ in sampler.prompts]
+    for _ in range(calls):
+        for row, text in enumerate(sampler(3)):
+            seen[row][tuple(text)] += 1
+    tables = []
+    for prompt, found in zip(sampler.prompts, seen, strict=True):
+        exact = three_tokens(prompt, sampler.sampling)
+        tables.append(([found[text] for text in exact], [odd * calls for odd in exact.values()]))
+    return p_value(tables)
+
+
+def of_long_texts(sampler: Sampler, calls: int, new: int = 40) -> float:
+    """The p-value of pairs of consecutive places in a square of 9 cells; likely tokens have the low places."""
+    beginnings, drawn = [], []
+    for _ in range(calls):
+        for prompt, text in zip(sampler.prompts, sampler(new), strict=True):
+            beginnings += [[*prompt, *text[:end]] for end in range(new)]
+            drawn += text
+    probabilities, order = odds(beginnings, sampler.sampling).sort(dim=-1, descending=True, stable=True)
+    places = (order == torch.tensor(drawn)[:, None]).int().argmax(dim=-1, keepdim=True)
+    share = probabilities.gather(1, places)
+    if not share.all():
+        return 0.0
+    smear = torch.rand(share.shape, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    uniform = probabilities.cumsum(dim=-1).gather(1, places) - share * smear
+    cells = (uniform * 3).long().clamp(0, 2).view(-1, 2) @ torch.tensor([3, 1])
+    return p_value([(cells.bincount(minlength=9).tolist(), [len(cells) / 9] * 9)])
+
+
+WAYS = [("tree", 1), ("chain", 4), ("chain", 1), ("tree", 4)]
+TEMPERATURES = [0.5, 1.0, 1.5]
+LONG = [
+    (*way, {"temperature": TEMPERATURES[(place + turn) % 3], **processors})
+    for place, processors in enumerate(PROCESSORS.values())
+    for turn, way in enumerate(WAYS[place % 2 * 2 :][:2])
+]
+THREE = [
+    (*way, sampling)
+    for place, sampling in enumerate([{}, {"temperature": 0.5, "repetition_penalty": 1.5}])
+    for way in WAYS[place * 2 :][:2]
+]
+
+
+def named(value: Any) -> str:
+    return " ".join(value) if isinstance(value, dict) else str(value)
+
+
+CALLS_LONG, CALLS_THREE = {1: 20, 4: 12}, {1: 240, 4: 120}
+"""By the rows of a call: more rows cost little more time."""
+
+
+@pytest.mark.parametrize(("shape", "rows", "sampling"), LONG, ids=named)
+def test_long_texts_follow_the_distribution(shape: str, rows: int, sampling: dict[str, Any]) -> None:
+    sampler = Sampler(shape, rows, sampling)
+    assert of_long_texts(sampler, CALLS_LONG[rows]) > PLAUSIBLE
+    assert sampler.stats.mat > 1.3
+
+
+@pytest.mark.parametrize(("shape", "rows", "sampling"), THREE, ids=named)
+def test_texts_of_three_tokens_follow_the_distribution(shape: str, rows: int, sampling: dict[str, Any]) -> None:
+    sampler = Sampler(shape, rows, sampling)
+    assert of_three_tokens(sampler, CALLS_THREE[rows]) > PLAUSIBLE
+    assert sampler.stats.mat > 1.3
+
+
+# What follows samples wrongly.
+
+
+def walking(chosen: Callable[[Draft, list[int], torch.Tensor], int | None]) -> Callable[..., Step]:
+    """A walk that follows the child that `chosen` picks, by the logits there, and draws a token where it picks none."""
+
+    def walk(
+        draft: Draft, logits: torch.Tensor, append: Callable[[int], bool], choose: Callable[..., int], row: int = 0
+    ) -> Step:
+        accepted, emitted = [0], []
+        while True:
+            children = list(draft.tree.children[accepted[-1]])
+            child = chosen(draft, children, logits[accepted[-1]])
+            emitted.append(choose(logits[accepted[-1]]) if child is None else int(draft.tokens[child]))
+            finished = append(emitted[-1])
+            if finished or child is None:
+                return Step(draft, logits, accepted, emitted, finished, None, row)
+            accepted.append(child)
+
+    return walk
+
+
+def any_child(draft: Draft, children: list[int], logits: torch.Tensor) -> int | None:
+    """Believes the draft."""
+    return children[0] if children else None
+
+
+def tried_once(draft: Draft, children: list[int], logits: torch.Tensor) -> int | None:
+    """Accepts a child with its probability, but after a rejection draws as if nothing had been rejected."""
+    shares = logits.softmax(-1)[draft.tokens[children]]
+    return children[0] if children and torch.rand(()) < shares[0] else None
+
+
+def likely_enough(draft: Draft, children: list[int], logits: torch.Tensor) -> int | None:
+    """Accepts what is not unlikely, as typical acceptance does (Medusa, 2401.10774, section 2.3.1)."""
+    shares = logits.softmax(-1)
+    return next((child for child in children if shares[draft.tokens[child]] > 0.3), None)
+
+
+def greedy_drafts(draft: Draft, children: list[int], logits: torch.Tensor) -> int | None:
+    """Accepts a child that carries the most likely token, and draws where none does."""
+    return next((child for child in children if draft.tokens[child] == logits.argmax()), None)
+
+
+def of_the_root(
+    draft: Draft, logits: torch.Tensor, append: Callable[[int], bool], choose: Callable[..., int], row: int = 0
+) -> Step:
+    """Draws at every node with the processors of the root: the text grows only after the walk."""
+    step = accept_walk(draft, logits, lambda token: False, choose, row)
+    for place, token in enumerate(step.tokens):
+        if append(token):
+            return Step(draft, logits, step.accepted[: place + 1], step.tokens[: place + 1], True, None, row)
+    return step
+
+
+def put_in_place(wrong: Callable[..., Step], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of every way of accepting that the loop may choose."""
+    ways = [name for name in vars(loop) if name.startswith("accept_")]
+    assert ways
+    for name in ways:
+        monkeypatch.setattr(loop, name, wrong)
+
+
+WRONG = {function.__name__: walking(function) for function in (any_child, tried_once, likely_enough, greedy_drafts)}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("shape", "rows"), [("chain", 1), ("chain", 4)])
+def test_wrong_samplers_are_noticed(
+    wrong: Callable[..., Step], shape: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one check or the other: drafts that are believed have the right places, but the same texts again and again."""
+    put_in_place(wrong, monkeypatch)
+    assert (
+        of_long_texts(Sampler(shape, rows, {}), CALLS_LONG[rows]) < IMPOSSIBLE
+        or of_three_tokens(Sampler(shape, rows, {}), CALLS_THREE[rows]) < IMPOSSIBLE
+    )
+
+
+def test_the_least_wrong_one_is_noticed_in_three_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in_place(WRONG["tried_once"], monkeypatch)
+    assert of_three_tokens(Sampler("chain", 4, {}), CALLS_THREE[4]) < IMPOSSIBLE
+
+
+@pytest.mark.parametrize(("shape", "rows"), [("tree", 1), ("chain", 4)])
+def test_processors_that_see_the_text_of_the_root_are_noticed(
+    shape: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_place(of_the_root, monkeypatch)
+    counting = {"sequence_bias": {(token, (token + 1) % VOCABULARY): 3.0 for token in range(VOCABULARY)}}
+    assert of_long_texts(Sampler(shape, rows, counting), CALLS_LONG[rows]) < IMPOSSIBLE

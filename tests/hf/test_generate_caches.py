@@ -1,0 +1,250 @@
+"""Caches that `generate` makes on request or is given: dynamic, static, sliding, quantised; what is left in them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from core.test_stats import learned
+from hf.test_batch import EOS, batch
+from model.test_architectures import named
+from support import tiny
+from support.architectures import VOCABULARY, Case, model_of
+from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, PreTrainedModel, StaticCache
+from transformers.cache_utils import Cache
+
+import token_recycling as tr
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
+STATIC = ["static", "sliding_window", "hybrid_chunked"]
+FAMILIES = [
+    named("llama"),
+    named("mistral", "window of 8"),
+    named("gemma2", "window of 8"),
+    named("llama4_text", "chunks of 8, temperature step at 16"),
+    named("deepseek_v3"),
+    named("deepseek_v32", "8 keys a query"),
+    named("bloom"),
+]
+
+
+def of_family(case: Case) -> PreTrainedModel:
+    model = model_of(case)
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 33]
+    return model
+
+
+def assert_same_slots(ours: Cache, wanted: Cache, paddings: list[int]) -> None:
+    """Two caches of one kind hold the same, but for padding."""
+    assert type(ours) is type(wanted)
+    assert int(ours.get_seq_length()) == int(wanted.get_seq_length())
+    for own, theirs in zip(ours.layers, wanted.layers, strict=True):
+        assert type(own) is type(theirs)
+        assert own.keys.shape == theirs.keys.shape
+        dropped = max(0, int(wanted.get_seq_length()) - own.keys.shape[2])
+        for name in ("keys", "values", "indexer_keys"):
+            if getattr(theirs, name, None) is None:
+                continue
+            for row, padding in enumerate(paddings):
+                states = [getattr(layer, name)[row, ..., max(0, padding - dropped) :, :] for layer in (own, theirs)]
+                torch.testing.assert_close(*states, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", STATIC)
+def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(
+    model: LlamaForCausalLM, caplog: pytest.LogCaptureFixture, implementation: str
+) -> None:
+    ids, inputs = tiny.prompt(0, 8), batch([3, 8], 0)
+    model.generation_config.pad_token_id = 0
+    wanted = model.generate(ids, cache_implementation=implementation, **GREEDY)
+    wanted_batch = model.generate(**inputs, cache_implementation=implementation, **GREEDY)
+    tr.accelerate(model)
+    with caplog.at_level(logging.WARNING, logger="token_recycling"):
+        assert torch.equal(model.generate(ids, cache_implementation=implementation, **GREEDY), wanted)
+        assert model.acceleration.fallback is None
+        assert torch.equal(model.generate(**inputs, cache_implementation=implementation, **GREEDY), wanted_batch)
+        assert model.acceleration.fallback is None
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "token_recycling"]
+    assert "decode in a dynamic one" in said
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("lengths", [[5], [4, 9]])
+def test_a_returned_static_cache_is_that_of_generate(case: Case, lengths: list[int]) -> None:
+    model, inputs = of_family(case), batch(lengths, 1, spare=1 if len(lengths) > 1 else 0)
+    arguments = {**inputs, **GREEDY, "cache_implementation": "static", "return_dict_in_generate": True}
+    wanted, ours = model.generate(**arguments), tr.generate(model, **arguments)
+    assert torch.equal(ours.sequences, wanted.sequences)
+    assert_same_slots(ours.past_key_values, wanted.past_key_values, (inputs["attention_mask"] == 0).sum(dim=1).tolist())
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("lengths", [[5], [4, 9]])
+def test_turns_on_one_static_cache(case: Case, lengths: list[int]) -> None:
+    """The caller's own, continued by plain generate and by ours; in the end both caches hold the same."""
+    model, texts, caches = of_family(case), [], []
+    for ours in ("", "012", "1"):
+        inputs, cache = batch(lengths, 1), StaticCache(config=model.config, max_cache_len=64)
+        paddings = (inputs["attention_mask"] == 0).sum(dim=1).tolist()
+        for turn in range(3):
+            arguments = {**inputs, **GREEDY, "past_key_values": cache}
+            text = tr.generate(model, **arguments) if str(turn) in ours else model.generate(**arguments)
+            assert int(cache.get_seq_length()) == text.shape[1] - 1
+            more = torch.cat([tiny.prompt(turn * 10 + row, 2, VOCABULARY) for row in range(len(text))])
+            mask = torch.ones(len(text), text.shape[1] + 2, dtype=torch.long)
+            mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
+            inputs = {"input_ids": torch.cat([text, more], dim=1), "attention_mask": mask}
+        texts.append(text)
+        caches.append(cache)
+    assert all(torch.equal(text, texts[0]) for text in texts)
+    for cache in caches[1:]:
+        assert_same_slots(cache, caches[0], paddings)
+
+
+def test_a_static_cache_keeps_its_memory(model: LlamaForCausalLM) -> None:
+    """A model compiled for it relies on the addresses."""
+    cache, text = StaticCache(config=model.config, max_cache_len=64), tiny.prompt(0, 5)
+    text = tr.generate(model, text, past_key_values=cache, **GREEDY)
+    before = [layer.keys.data_ptr() for layer in cache.layers]
+    tr.generate(model, torch.cat([text, tiny.prompt(1, 2)], dim=1), past_key_values=cache, **GREEDY)
+    assert [layer.keys.data_ptr() for layer in cache.layers] == before
+
+
+def test_a_static_cache_that_is_too_short_is_left_to_transformers(model: LlamaForCausalLM) -> None:
+    tr.accelerate(model)
+    with pytest.raises(Exception, match="index"):
+        model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=17), **GREEDY)
+    assert "room for 18 tokens, got one of 17" in str(model.acceleration.fallback)
+    model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=18), **GREEDY)
+    assert model.acceleration.fallback is None
+
+
+def test_generates_own_compiling_for_static_caches_is_left_out(model: LlamaForCausalLM) -> None:
+    """`generate` compiles the model for a static cache on an accelerator, or everywhere if told to."""
+    ids, config = tiny.prompt(0, 8), CompileConfig(backend="eager", fullgraph=False)
+    config._compile_all_devices = True
+    arguments = {"cache_implementation": "static", "compile_config": config, **GREEDY, "max_new_tokens": 3}
+    wanted = model.generate(ids, **arguments)
+    assert hasattr(model, "_compiled_call")
+    del model._compiled_call
+    assert torch.equal(tr.generate(model, ids, **arguments), wanted)
+    assert not hasattr(model, "_compiled_call")
+
+
+@pytest.mark.parametrize("way", ["length", "end of sequence", "stop string", "within a path"])
+def test_a_cache_passed_in_holds_all_but_the_last_token_however_the_text_ends(way: str) -> None:
+    tokenizer = tiny.tokenizer()
+    model = tiny.llama(4, vocab_size=len(tokenizer))
+    for seed in range(5):
+        ids = tiny.prompt(seed, 6, len(tokenizer))
+        said = model.generate(ids, **GREEDY)[0, 6:].tolist()
+        ending: dict[str, Any] = {}
+        if way == "end of sequence":
+            ending = {"eos_token_id": said[9], "pad_token_id": 0}
+        elif way == "stop string":
+            ending = {"stop_strings": [tokenizer.decode(said[8:10])], "tokenizer": tokenizer}
+        elif way == "within a path":
+            ending = {"eos_token_id": [said[2], said[5]], "pad_token_id": 0}
+        caches = [DynamicCache(config=model.config) for _ in range(2)]
+        wanted = model.generate(ids, past_key_values=caches[0], **GREEDY, **ending)
+        drafter, steps = tr.make_drafter("recycling", tree="paper"), tr.Stats()
+        tr.generate(model, ids, drafter=drafter, **GREEDY)  # so that whole paths are drafted the second time
+        ours = tr.generate(model, ids, drafter=drafter, stats=steps, past_key_values=caches[1], **GREEDY, **ending)
+        assert torch.equal(ours, wanted)
+        assert caches[1].get_seq_length() == caches[0].get_seq_length() == wanted.shape[1] - 1
+        for own, theirs in zip(caches[1].layers, caches[0].layers, strict=True):
+            torch.testing.assert_close(own.keys, theirs.keys, atol=1e-5, rtol=1e-4)
+
+
+def test_an_end_within_an_accepted_path_leaves_nothing_behind_it(counting: LlamaForCausalLM) -> None:
+    cache, stats, drafter = DynamicCache(config=counting.config), tr.Stats(), learned(counting, "chain:8")
+    ending = {"eos_token_id": 6, "pad_token_id": 15, "past_key_values": cache}
+    text = tr.generate(counting, torch.tensor([[1]]), drafter=drafter, stats=stats, **GREEDY, **ending)
+    assert text[0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert (stats.steps, stats.drafted) == (1, 8)
+    assert cache.get_seq_length() == 5
+
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_a_chat_on_one_cache() -> None:
+    """What the cache holds is a prefix of the next turn's prompt, as long as the text decodes to itself."""
+    tokenizer, model = tiny.tokenizer(), tiny.llama(4, vocab_size=300)
+    tokenizer.chat_template = TEMPLATE
+    talks, kept = [], []
+    for accelerated in (False, True):
+        if accelerated:
+            tr.accelerate(model)
+        cache, messages, text = DynamicCache(config=model.config), [], torch.zeros(1, 1)
+        for said in ("add a, b", "print it", "again"):
+            messages.append({"role": "user", "content": said})
+            inputs = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            )
+            held = _common(inputs["input_ids"], text)
+            cache.crop(-max(0, cache.get_seq_length() - held))
+            kept.append(held)
+            text = model.generate(**inputs, past_key_values=cache, suppress_tokens=range(200, 300), **GREEDY)
+            reply = tokenizer.decode(text[0, inputs["input_ids"].shape[1] :])
+            assert cache.get_seq_length() == text.shape[1] - 1
+            messages.append({"role": "assistant", "content": reply})
+        talks.append(messages)
+    assert model.acceleration.fallback is None
+    assert talks[0] == talks[1]
+    assert kept[:3] == kept[3:]
+    assert kept[2] > kept[1] > 10
+
+
+def _common(ids: torch.Tensor, earlier: torch.Tensor) -> int:
+    """How many tokens two texts begin with together, the last of both left out."""
+    n = min(ids.shape[1], earlier.shape[1]) - 1
+    return int((ids[0, :n] == earlier[0, :n]).int().cumprod(0).sum())
+
+
+@pytest.mark.parametrize("eos", [None, EOS])
+def test_a_padded_text_alone(model: LlamaForCausalLM, eos: int | None) -> None:
+    """One text with padding before it may have a streamer, criteria and processors of its own, and its cache back."""
+    inputs, shown = batch([5], 0, spare=3), ([], [])
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, eos
+    outputs = []
+    for accelerated in (False, True):
+        if accelerated:
+            tr.accelerate(model)
+        seen: list[Any] = shown[accelerated]
+        outputs.append(
+            model.generate(
+                **inputs,
+                **GREEDY,
+                return_dict_in_generate=True,
+                streamer=Collecting(seen),
+                logits_processor=[lambda ids, scores, seen=seen: (seen.append(ids.tolist()), scores)[1]],
+                stopping_criteria=[lambda ids, scores, seen=seen: (seen.append(ids.tolist()), ids[:, -1] == 61)[1]],
+            )
+        )
+    assert model.acceleration.fallback is None
+    plain, ours = outputs
+    assert torch.equal(ours.sequences, plain.sequences)
+    streamed, asked = ([[one for one in seen if type(one) is kind] for seen in shown] for kind in (int, list))
+    assert streamed[1] == streamed[0] == [*ours.sequences[0].tolist(), -1]
+    assert asked[1] == asked[0]
+    for own, theirs in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        torch.testing.assert_close(own.keys[:, :, 3:], theirs.keys[:, :, 3:], atol=1e-5, rtol=1e-4)
+
+
+class Collecting:
+    """A streamer that notes every token."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def put(self, value: torch.Tensor) -> None:
+        self.seen.extend(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.seen.append(-1)

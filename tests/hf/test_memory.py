@@ -1,0 +1,117 @@
+"""Memory of long texts: logits of a prompt are made in pieces, and room for keys and values grows by doubling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import DynamicCache, LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.model import kv_cache as caches
+from token_recycling.model.prefill import _PREFILL_PIECE
+
+VOCABULARY = 331
+"""No other size in the model, so that tensors of logits are known by it."""
+PROMPT = 1500
+
+
+class Rows(TorchDispatchMode):
+    """The most rows of logits that any tensor had."""
+
+    most = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        turned = operation is torch.ops.aten.t.default  # the weights of the output layer
+        for made in () if turned else tree_leaves(result):
+            if isinstance(made, torch.Tensor) and made.ndim and made.shape[-1] == VOCABULARY:
+                self.most = max(self.most, made.numel() // VOCABULARY)
+        return result
+
+
+class WithoutOption(LlamaForCausalLM):
+    """A model that gives all logits of what it reads, as some do."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None):  # type: ignore[no-untyped-def,override]
+        return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=use_cache)
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    made = tiny.llama(vocab_size=VOCABULARY, max_position_embeddings=4096)
+    made.generation_config.pad_token_id = 0
+    return made
+
+
+def most_rows(model: LlamaForCausalLM, ids: torch.Tensor, drafter: str) -> int:
+    with Rows() as rows, tr.accelerated(model, drafter) as acceleration:
+        model.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=4, do_sample=False)
+    assert acceleration.fallback is None
+    assert acceleration.stats.prompt_tokens == int((ids != 0).sum())
+    return rows.most
+
+
+def test_the_watch_sees_logits(model: LlamaForCausalLM) -> None:
+    with Rows() as rows:
+        model(tiny.prompt(0, 700, VOCABULARY))
+    assert rows.most == 700
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+def test_logits_of_a_prompt_are_made_in_pieces(model: LlamaForCausalLM, texts: int) -> None:
+    """Where they are learned from; the pieces are of all texts of a batch together."""
+    ids = torch.cat([tiny.prompt(seed, PROMPT, VOCABULARY) for seed in range(texts)])
+    ids[1:, :100] = 0
+    most = most_rows(model, ids, "recycling")
+    assert _PREFILL_PIECE - texts < most <= _PREFILL_PIECE < PROMPT
+
+
+def test_logits_that_nobody_wants_are_not_made(model: LlamaForCausalLM) -> None:
+    assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "recycling:tree=8,learns_prompt=false") <= 9
+    assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "plain") == 1
+
+
+def test_a_model_that_gives_all_logits_reads_in_pieces(model: LlamaForCausalLM) -> None:
+    ids = tiny.prompt(0, PROMPT, VOCABULARY)
+    other = WithoutOption(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    assert most_rows(other, ids, "plain") == _PREFILL_PIECE
+    ours = tr.generate(other, ids, drafter="plain", max_new_tokens=8)
+    assert torch.equal(ours, model.generate(ids, max_new_tokens=8))
+
+
+class Rooms:
+    """The capacity of every buffer that was made, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[int] = []
+        original = caches._Store._set
+
+        def noted(store: Any, buffer: torch.Tensor) -> None:
+            self.made.append(buffer.shape[3])
+            original(store, buffer)
+
+        monkeypatch.setattr(caches._Store, "_set", noted)
+
+
+@pytest.mark.parametrize("length", [1, 700])
+def test_room_for_keys_and_values_grows_by_doubling(
+    model: LlamaForCausalLM, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer is made seldom, each twice as large as the one before, and the last one is not far too large."""
+    rooms, cache = Rooms(monkeypatch), DynamicCache(config=model.config)
+    ids, new = tiny.prompt(0, length, VOCABULARY), 600
+    for _ in tr.stream(model, ids, "recycling:tree=chain:8", max_new_tokens=new, past_key_values=cache):
+        assert rooms.made[-1] >= cache.get_seq_length()
+    longest = cache.get_seq_length() + 9
+    assert longest == length + new + 8
+    assert rooms.made == [rooms.made[0] * 2**times for times in range(len(rooms.made))]
+    assert rooms.made[-1] <= 2 * longest + caches._GRAIN
+    assert len(rooms.made) == {1: 4, 700: 1}[length]
+    buffers = {layer.keys.untyped_storage().data_ptr(): layer.keys.untyped_storage() for layer in cache.layers}
+    assert len(buffers) == 1, "the smaller ones are gone"

@@ -1,0 +1,242 @@
+"""Every logits processor of transformers that applies to text: the accelerated text is the plain one, and a processor
+is asked for the text of its own node.
+
+The classes are found in transformers, not listed here: a later version with a new one fails the first test until its
+`Way` is added below, or the reason why it does not apply.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from support import architectures, tiny
+from transformers import (
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
+from transformers.generation import logits_process
+
+import token_recycling as tr
+
+VOCABULARY = architectures.VOCABULARY
+ENDS = list(range(0, VOCABULARY, 16))
+NEW = 20
+
+
+@dataclass(frozen=True)
+class Way:
+    """Arguments of `generate` with which a processor takes part."""
+
+    arguments: dict[str, Any]
+    sampled: bool = False
+    """Whether `generate` leaves it out of greedy decoding."""
+    batch: bool = True
+    """Whether it looks at each text of a batch alone, so that batches are accelerated."""
+    lengths: tuple[int, ...] = (9, 4, 1)
+    """Of the prompts of a batch."""
+
+
+def balanced(_: int, ids: torch.Tensor) -> list[int]:
+    """A grammar: tokens below 10 open a bracket, those from 10 to 19 close one, at most three are open, from the first
+    token on; all others may stand within brackets only.
+    """
+    opened = int((ids < 10).sum()) - int(((ids >= 10) & (ids < 20)).sum())
+    return [
+        *(range(1, 10) if opened < 3 else ()),
+        *(range(10, 20) if opened > 0 else ()),
+        *(range(20, 40) if opened > 0 else ()),
+    ]
+
+
+NEGATIVE = torch.tensor([[3, 1, 4, 1, 5]])
+KEYS = [654, 400, 836, 123, 340, 443, 597, 160, 57]
+WAYS: dict[str, list[Way]] = {
+    "MinLengthLogitsProcessor": [Way({"min_length": 20})],
+    "MinNewTokensLengthLogitsProcessor": [
+        Way({"logits_processor": LogitsProcessorList([MinNewTokensLengthLogitsProcessor(9, 12, ENDS)])})
+    ],
+    "TemperatureLogitsWarper": [Way({"temperature": 0.4}, sampled=True)],
+    "RepetitionPenaltyLogitsProcessor": [Way({"repetition_penalty": 1.4})],
+    "EncoderRepetitionPenaltyLogitsProcessor": [Way({"encoder_repetition_penalty": 1.5}, batch=False)],
+    "TopPLogitsWarper": [Way({"top_p": 0.7}, sampled=True)],
+    "TopKLogitsWarper": [Way({"top_k": 7}, sampled=True)],
+    "TopHLogitsWarper": [Way({"top_h": 0.4}, sampled=True)],
+    "MinPLogitsWarper": [Way({"min_p": 0.1}, sampled=True)],
+    "TypicalLogitsWarper": [Way({"typical_p": 0.6}, sampled=True)],
+    "EpsilonLogitsWarper": [Way({"epsilon_cutoff": 0.02}, sampled=True)],
+    "EtaLogitsWarper": [Way({"eta_cutoff": 0.05}, sampled=True)],
+    "NoRepeatNGramLogitsProcessor": [Way({"no_repeat_ngram_size": 2})],
+    "EncoderNoRepeatNGramLogitsProcessor": [Way({"encoder_no_repeat_ngram_size": 1}, batch=False)],
+    "SequenceBiasLogitsProcessor": [Way({"sequence_bias": {(token, token + 1): 4.0 for token in range(95)}})],
+    "NoBadWordsLogitsProcessor": [Way({"bad_words_ids": [[3], [5, 9], *([token, token + 2] for token in range(90))]})],
+    "PrefixConstrainedLogitsProcessor": [
+        Way({"prefix_allowed_tokens_fn": balanced}),
+        Way({"prefix_allowed_tokens_fn": lambda row, ids: range(row * 12, row * 12 + 40)}),
+    ],
+    "ForcedBOSTokenLogitsProcessor": [Way({"forced_bos_token_id": 17}, lengths=(1, 1, 1))],
+    "ForcedEOSTokenLogitsProcessor": [Way({"forced_eos_token_id": 11, "eos_token_id": 11})],
+    "InfNanRemoveLogitsProcessor": [Way({"sequence_bias": {(5,): float("nan")}, "remove_invalid_values": True})],
+    "ExponentialDecayLengthPenalty": [Way({"exponential_decay_length_penalty": (3, 1.05)})],
+    "LogitNormalization": [Way({"renormalize_logits": True})],
+    "SuppressTokensAtBeginLogitsProcessor": [Way({"begin_suppress_tokens": list(range(0, VOCABULARY, 2))})],
+    "SuppressTokensLogitsProcessor": [Way({"suppress_tokens": list(range(0, VOCABULARY, 4))})],
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": [
+        Way({"guidance_scale": 1.5}, batch=False),
+        Way({"guidance_scale": 2.0, "negative_prompt_ids": NEGATIVE}, batch=False),
+    ],
+    "WatermarkLogitsProcessor": [
+        Way({"watermarking_config": WatermarkingConfig(bias=2.5)}),
+        Way({"watermarking_config": WatermarkingConfig(bias=2.5, context_width=2, seeding_scheme="selfhash")}),
+    ],
+    "SynthIDTextWatermarkLogitsProcessor": [
+        Way({"watermarking_config": SynthIDTextWatermarkingConfig(keys=KEYS, ngram_len=3)}, batch=False)
+    ],
+}
+SPEECH = "a part of {}, which is no decoder-only language model"
+OTHERS = {
+    "WhisperTimeStampLogitsProcessor": SPEECH.format("Whisper"),
+    "WhisperNoSpeechDetection": SPEECH.format("Whisper"),
+    "ClassifierFreeGuidanceLogitsProcessor": SPEECH.format("MusicGen: two rows of logits a text"),
+    "AlternatingCodebooksLogitsProcessor": SPEECH.format("Bark"),
+    "BarkEosPrioritizerLogitsProcessor": SPEECH.format("Bark"),
+    "DiaClassifierFreeGuidanceLogitsProcessor": SPEECH.format("Dia"),
+    "DiaEOSChannelFilterLogitsProcessor": SPEECH.format("Dia"),
+    "DiaEOSDelayPatternLogitsProcessor": SPEECH.format("Dia"),
+}
+RUNS = [(name, way) for name, ways in WAYS.items() for way in ways]
+by_way = pytest.mark.parametrize(("name", "way"), RUNS, ids=lambda value: value if isinstance(value, str) else "")
+
+
+def compare_with_transformers() -> None:
+    """Asserts that every class of transformers is listed, and no other."""
+    found = {
+        name
+        for name, value in vars(logits_process).items()
+        if isinstance(value, type) and issubclass(value, LogitsProcessor) and value is not LogitsProcessor
+    }
+    unknown = sorted(found - set(WAYS) - set(OTHERS))
+    assert not unknown, f"transformers has {', '.join(unknown)}: add a Way for each, or to OTHERS why it does not apply"
+    gone = sorted((set(WAYS) | set(OTHERS)) - found)
+    assert not gone, f"transformers no longer has {', '.join(gone)}: remove them here"
+    assert not set(WAYS) & set(OTHERS)
+
+
+def test_every_processor_of_transformers_is_here() -> None:
+    compare_with_transformers()
+
+
+def test_a_new_processor_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logits_process, "NewLogitsWarper", type("New", (LogitsProcessor,), {}), raising=False)
+    with pytest.raises(AssertionError, match="transformers has NewLogitsWarper: add a Way"):
+        compare_with_transformers()
+
+
+@dataclass
+class Asked:
+    """What one class of processors was asked, and whether it ever changed anything."""
+
+    texts: list[list[list[int]]]
+    allowed: list[torch.Tensor]
+    changed: bool = False
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], Asked]]:
+    """Watches a class of processors; what it gives hands out what was asked since the last time."""
+
+    def watching(name: str) -> Callable[[], Asked]:
+        kind, asked = getattr(logits_process, name), [Asked([], [])]
+        original = kind.__call__
+
+        @functools.wraps(original)
+        def call(self: Any, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            before = scores.clone()
+            processed = original(self, input_ids, scores)
+            asked[0].texts.append(input_ids.tolist())
+            asked[0].allowed.append(processed > -torch.inf)
+            asked[0].changed |= not torch.equal(processed, before)
+            return processed
+
+        def since() -> Asked:
+            found, asked[0] = asked[0], Asked([], [])
+            return found
+
+        monkeypatch.setattr(kind, "__call__", call)
+        return since
+
+    return watching
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    made = tiny.llama(2, context=0.6, vocab_size=VOCABULARY)
+    made.generation_config.pad_token_id = 0
+    return made
+
+
+@by_way
+def test_one_text(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> None:
+    """The plain text, greedy and with a seed, from one token on and from several; every question is the plain one."""
+    since, changed, stats = watch(name), False, tr.Stats()
+    for length in (1, 9):
+        for sample in (False, True)[way.sampled :]:
+            arguments = {"max_new_tokens": NEW, "eos_token_id": ENDS, "do_sample": sample, **way.arguments}
+            ids = tiny.prompt(length, length, VOCABULARY)
+            wanted, wanted_state = tiny.seeded(model.generate, ids, **arguments)
+            plain, drafter = since(), architectures.Oracle(wanted)
+            ours, state = tiny.seeded(tr.generate, model, ids, drafter=drafter, stats=stats, **arguments)
+            assert torch.equal(ours, wanted)
+            assert torch.equal(state, wanted_state)
+            asked = since()
+            assert asked.texts == plain.texts
+            assert len(asked.texts) == ours.shape[1] - length
+            changed |= asked.changed
+    assert changed
+    assert stats.mat > 1.5
+
+
+@by_way
+def test_a_batch(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> None:
+    """Greedy rows are plain rows. In every row, sampled ones too, the processor is asked for the beginnings of that
+    row, in order, and what it forbids is not said. Where it looks at several texts together, the call is handed back.
+    """
+    since = watch(name)
+    width = max(way.lengths)
+    prompts = [tiny.prompt(seed, length, VOCABULARY) for seed, length in enumerate(way.lengths)]
+    ids = torch.cat([torch.nn.functional.pad(prompt, (width - prompt.shape[1], 0)) for prompt in prompts])
+    arguments = {"max_new_tokens": NEW, "eos_token_id": ENDS, "do_sample": way.sampled, **way.arguments}
+    if "negative_prompt_ids" in arguments:
+        arguments["negative_prompt_ids"] = NEGATIVE.expand(3, -1)
+    inputs = {"inputs": ids, "attention_mask": (ids != 0).long()}
+    wanted, _ = tiny.seeded(model.generate, **inputs, **arguments)
+    since()
+    drafter = architectures.Oracle([row[width - n :] for row, n in zip(wanted, way.lengths, strict=True)])
+    with tr.accelerated(model, drafter) as acceleration:
+        ours, _ = tiny.seeded(model.generate, **inputs, **arguments)
+    if not way.batch:
+        assert name in str(acceleration.fallback)
+        assert torch.equal(ours, wanted)
+        return
+    assert acceleration.fallback is None
+    assert way.sampled or torch.equal(ours, wanted)
+    assert acceleration.stats.mat > (1 if way.sampled else 1.5)
+    asked = since()
+    assert asked.changed
+    for row in ours.tolist():
+        own = [
+            (text, allowed[0])
+            for (text,), allowed in zip(asked.texts, asked.allowed, strict=True)
+            if text[:width] == row[:width]
+        ]
+        assert [text for text, _ in own] == [row[:end] for end in range(width, width + len(own))]
+        assert all(allowed[row[len(text)]] for text, allowed in own)
+        assert len(own) == NEW or row[width + len(own) - 1] in {*ENDS, 11}

@@ -1,0 +1,267 @@
+"""Every way in which a text ends: asked once a token, so that text and number of tokens are those of `generate`.
+
+The drafts go on past the end, along what the model would have said there, so that most texts end in the middle of an
+accepted path. The classes of criteria are found in transformers: a later version with a new one fails the first test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import architectures, tiny
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import ConfidenceCriteria, stopping_criteria
+
+import token_recycling as tr
+
+NEW = 32
+SCORED = {"return_dict_in_generate": True, "output_scores": True}
+TESTED = {"MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "EosTokenCriteria", "ConfidenceCriteria"}
+
+
+def test_every_criterion_of_transformers_is_here() -> None:
+    found = {
+        name
+        for name, value in vars(stopping_criteria).items()
+        if isinstance(value, type) and issubclass(value, StoppingCriteria) and value is not StoppingCriteria
+    }
+    assert found == TESTED, f"transformers has {', '.join(sorted(found))}: test what is new, remove what is gone"
+
+
+@dataclass
+class PastTheEnd(architectures.Oracle):
+    """Counts the steps that were cut in the middle of an accepted path."""
+
+    cut: int = 0
+
+    def observe(self, step: tr.Step) -> None:
+        self.cut += step.beyond is not None
+
+
+@pytest.fixture(scope="module")
+def writer() -> LlamaForCausalLM:
+    """A random llama with the vocabulary of the tiny tokenizer."""
+    model = tiny.llama(4, context=0.4, vocab_size=300)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@pytest.fixture(scope="module")
+def readable(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Arguments that leave tokens of printable characters only."""
+    texts = [tokenizer.decode([token]) for token in range(300)]
+    others = [token for token, text in enumerate(texts) if not (text.isascii() and text.isprintable() and text)]
+    return {"suppress_tokens": others}
+
+
+def endless(model: LlamaForCausalLM, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    """What the model says where nothing ends it."""
+    return model.generate(ids, max_new_tokens=NEW + 12, **arguments)
+
+
+def ended(
+    model: LlamaForCausalLM, ids: torch.Tensor, following: torch.Tensor, **arguments: Any
+) -> tuple[torch.Tensor, PastTheEnd]:
+    """The accelerated text, after it was found to be the plain one, with a state of the generator to match."""
+    drafter, stats = PastTheEnd(following), tr.Stats()
+    wanted, wanted_state = tiny.seeded(model.generate, ids, **arguments)
+    ours, state = tiny.seeded(tr.generate, model, ids, drafter=drafter, stats=stats, **arguments)
+    if not isinstance(wanted, torch.Tensor):
+        ours, wanted = ours.sequences, wanted.sequences
+    assert torch.equal(ours, wanted)
+    assert torch.equal(state, wanted_state)
+    assert stats.tokens == ours.shape[1] - ids.shape[1]
+    return ours, drafter
+
+
+def test_lengths(writer: LlamaForCausalLM) -> None:
+    ids = tiny.prompt(4, 6, 300)
+    following = endless(writer, ids)
+    for length in range(1, 13):
+        by_new, drafter = ended(writer, ids, following, max_new_tokens=length)
+        by_all, _ = ended(writer, ids, following, max_length=6 + length)
+        assert torch.equal(by_new, by_all)
+        assert by_new.shape[1] == 6 + length
+        assert drafter.cut == 0, "a draft is never deeper than the text may become"
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_ends_of_sequence(writer: LlamaForCausalLM, sample: bool) -> None:
+    """Each token of a text in turn as its end, alone and among others; tokens of the prompt alone end nothing."""
+    ids = tiny.prompt(5, 7, 300)
+    sampling = {"do_sample": sample}
+    torch.manual_seed(0)
+    following = endless(writer, ids, **sampling)
+    others, cut, lengths = sorted(set(range(300)) - set(following[0].tolist())), 0, set()
+    for place in range(NEW):
+        end = int(following[0, 7 + place])
+        eos = [*others[:2], end] if place % 2 else end
+        ours, drafter = ended(writer, ids, following, eos_token_id=eos, max_new_tokens=NEW, **sampling)
+        assert end in ours[0, 7:]
+        cut, lengths = cut + drafter.cut, lengths | {ours.shape[1]}
+    assert cut > NEW / 4
+    assert len(lengths) > NEW / 2
+    prompt = sorted(set(ids[0].tolist()) - set(following[0, 7:].tolist()))
+    ours, _ = ended(writer, ids, following, eos_token_id=prompt, max_new_tokens=NEW, **sampling)
+    assert ours.shape[1] == 7 + NEW
+
+
+def test_stop_strings_across_tokens(
+    writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, readable: dict[str, Any]
+) -> None:
+    """Every piece of the text from within one token into within another one, one to four tokens on."""
+    ids = tiny.prompt(6, 5, 300)
+    following = endless(writer, ids, **readable)
+    tokens = [tokenizer.decode([token]) for token in following[0, 5 : 5 + NEW].tolist()]
+    cut, lengths = 0, set()
+    for place in range(NEW - 4):
+        span = tokens[place : place + 2 + place % 3]
+        stop = span[0][-1:] + "".join(span[1:-1]) + span[-1][:1]
+        stopping = {"stop_strings": [stop, "never said"], "tokenizer": tokenizer}
+        ours, drafter = ended(writer, ids, following, max_new_tokens=NEW, **stopping, **readable)
+        assert stop in tokenizer.decode(ours[0, 5:])
+        assert ours.shape[1] < 5 + NEW
+        cut, lengths = cut + drafter.cut, lengths | {ours.shape[1]}
+    assert cut > NEW / 4
+    assert len(lengths) > NEW / 4
+    assert max(map(len, tokens)) > 1, "some stop strings end within a token"
+
+
+def test_time(writer: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by a second whenever a criterion looks at it: once a token."""
+    ids = tiny.prompt(7, 4, 300)
+    following = endless(writer, ids)
+    cut = 0
+    for seconds in range(1, 20):
+        clock = iter(range(10**6))
+        monkeypatch.setattr(stopping_criteria, "time", SimpleNamespace(time=lambda clock=clock: next(clock)))
+        ours, drafter = ended(writer, ids, following, max_new_tokens=NEW, max_time=float(seconds))
+        assert ours.shape[1] == 4 + seconds + 1
+        cut += drafter.cut
+    assert cut > 5
+
+
+def test_confidence(writer: LlamaForCausalLM) -> None:
+    """Reads the scores, which must be there for the newest token and all before it."""
+    cut, lengths = 0, set()
+    for seed in range(8):
+        ids = tiny.prompt(seed, 4, 300)
+        plain = endless(writer, ids, **SCORED)
+        threshold = float(torch.cat(plain.scores).softmax(-1).max(-1).values.quantile(0.2))
+        stopping = {"stopping_criteria": StoppingCriteriaList([ConfidenceCriteria(threshold)])}
+        ours, drafter = ended(writer, ids, plain.sequences, max_new_tokens=NEW, **stopping, **SCORED)
+        cut, lengths = cut + drafter.cut, lengths | {ours.shape[1]}
+    assert cut > 1
+    assert len(lengths) > 3
+
+
+class OneOfMyOwn(StoppingCriteria):
+    """Has a state: ends the text when so many even tokens were said, and remembers all that it was shown."""
+
+    def __init__(self, evens: int, lone: bool) -> None:
+        self.evens, self.lone, self.seen = evens, lone, []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        self.seen.append(input_ids.tolist())
+        self.evens -= int(input_ids[0, -1]) % 2 == 0
+        return self.evens <= 0 if self.lone else torch.full((len(input_ids),), self.evens <= 0)
+
+
+@pytest.mark.parametrize("lone", [False, True])
+def test_criteria_of_ones_own(writer: LlamaForCausalLM, lone: bool) -> None:
+    ids = tiny.prompt(9, 4, 300)
+    following, cut = endless(writer, ids), 0
+    for evens in range(1, 12):
+        seen = []
+
+        def make(evens: int = evens, seen: list[Any] = seen) -> StoppingCriteriaList:
+            seen.append(OneOfMyOwn(evens, lone))
+            return StoppingCriteriaList([seen[-1]])
+
+        drafter = PastTheEnd(following)
+        wanted = writer.generate(ids, max_new_tokens=NEW, stopping_criteria=make())
+        ours = tr.generate(writer, ids, drafter=drafter, max_new_tokens=NEW, stopping_criteria=make())
+        assert torch.equal(ours, wanted)
+        assert seen[0].seen == seen[1].seen
+        cut += drafter.cut
+    assert cut > 2
+
+
+def test_whatever_comes_first(
+    writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, readable: dict[str, Any]
+) -> None:
+    """Length, end of sequence, stop string, time and a criterion of one's own together; each comes first somewhere."""
+    ids = tiny.prompt(10, 5, 300)
+    following = endless(writer, ids, **readable)
+    said = following[0, 5:].tolist()
+    for order in range(4):
+        place = {name: 3 + 6 * ((index + order) % 4) for index, name in enumerate(("eos", "stop", "own", "new"))}
+        ours, _ = ended(
+            writer,
+            ids,
+            following,
+            eos_token_id=said[place["eos"]],
+            stop_strings=tokenizer.decode(said[place["stop"] - 1 : place["stop"] + 1]),
+            tokenizer=tokenizer,
+            stopping_criteria=StoppingCriteriaList([lambda ids, scores, end=place["own"] + 6: ids.shape[1] >= end]),
+            max_new_tokens=place["new"] + 1,
+            max_time=1e6,
+            **readable,
+        )
+        assert ours.shape[1] == 5 + 4
+
+
+def test_rows_of_a_batch_end_on_their_own(
+    writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, readable: dict[str, Any]
+) -> None:
+    """Ends, stop strings across tokens, lengths and no time at all, each by the texts of every row in turn."""
+    lengths, width = (6, 2, 9, 4), 9
+    prompts = [tiny.prompt(seed, length, 300) for seed, length in enumerate(lengths)]
+    ids = torch.cat([torch.nn.functional.pad(prompt, (width - prompt.shape[1], 0)) for prompt in prompts])
+    inputs = {"inputs": ids, "attention_mask": (ids != 0).long(), **readable}
+    following = writer.generate(**inputs, max_new_tokens=NEW + 12)
+    wanted = [row[width - length :] for row, length in zip(following, lengths, strict=True)]
+    said = following[:, width:].tolist()
+    ways: list[dict[str, Any]] = [{"max_new_tokens": 7}, {"max_length": 20}, {"max_time": 1e-9, "eos_token_id": 299}]
+    for row in range(4):
+        stop = "".join(tokenizer.decode([token]) for token in said[row][12:14])
+        ways.append({"eos_token_id": [said[row][10], said[row - 1][5]]})
+        ways.append({"eos_token_id": 299, "stop_strings": [stop], "tokenizer": tokenizer})
+    ends = set()
+    for way in ways:
+        arguments = {"max_new_tokens": NEW, **inputs, **way} if "max_length" not in way else {**inputs, **way}
+        plain = writer.generate(**arguments)
+        with tr.accelerated(writer, PastTheEnd(wanted)) as acceleration:
+            assert torch.equal(writer.generate(**arguments), plain)
+        assert acceleration.fallback is None
+        ends |= {row[width:].index(0) for row in plain.tolist() if 0 in row[width:]}
+    assert len(ends) > 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: OneOfMyOwn(9, lone=False), lambda: lambda ids, scores: ids[:, -1] % 7 == 0],
+    ids=["a class with a state", "a function"],
+)
+def test_criteria_that_may_look_at_several_texts_are_asked_as_generate_asks_them(
+    make: Any, writer: LlamaForCausalLM
+) -> None:
+    ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])
+    asked = {"max_new_tokens": 12, "eos_token_id": 299, "pad_token_id": 0}
+    wanted = writer.generate(ids, stopping_criteria=StoppingCriteriaList([make()]), **asked)
+    with tr.accelerated(writer) as acceleration:
+        ours = writer.generate(ids, stopping_criteria=StoppingCriteriaList([make()]), **asked)
+    assert acceleration.fallback is None
+    assert torch.equal(ours, wanted)
+
+
+def test_criteria_that_could_read_the_scores_of_a_batch_are_handed_back(writer: LlamaForCausalLM) -> None:
+    ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])
+    stopping = {"eos_token_id": 299, "stopping_criteria": StoppingCriteriaList([ConfidenceCriteria(0.01)])}
+    with tr.accelerated(writer) as acceleration:
+        writer.generate(ids, max_new_tokens=6, **stopping, **SCORED)
+    assert "ConfidenceCriteria" in str(acceleration.fallback)

@@ -1,0 +1,257 @@
+"""Every architecture that is claimed: trees against linear decoding, and the same text as plain `generate`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import architectures, tiny
+from support.architectures import BORDERS, KEY_POSITIONS, REFUSED, SUPPORTED, TOLERANCE, WINDOWS, Case
+from transformers import DynamicCache, PreTrainedModel
+
+import token_recycling as tr
+from token_recycling.model.architectures import TESTED, Border, Reach
+from token_recycling.model.kv_cache import TreeLayer
+from token_recycling.model.tree_inputs import masks
+from token_recycling.model.tree_model import TreeModel
+
+RUNS = [(case, attention) for case in SUPPORTED for attention in ("sdpa", "eager")[not case.sdpa :]]
+
+
+def named(family: str, tested: str = "") -> Case:
+    return next(case for case in SUPPORTED if case.family == family and tested in case.tested)
+
+
+@pytest.mark.parametrize(("case", "attention"), RUNS, ids=lambda value: str(value).replace(" ", "-"))
+def test_trees_equal_linear_decoding_and_texts_those_of_generate(case: Case, attention: str) -> None:
+    result = architectures.measured(case, attention)
+    assert result.difference < TOLERANCE
+    assert result.identical == result.texts
+    assert result.mat > (1 if case in BORDERS else 2.5)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_recurrent_models_are_refused_with_the_cause(case: Case) -> None:
+    model = architectures.model_of(case)
+    found = tr.check(model)
+    assert not found.supported
+    assert "cannot go back to before a rejected token" in str(found.reason)
+    with pytest.raises(tr.UnsupportedModelError, match="cannot go back"):
+        tr.accelerate(model)
+
+
+def test_the_families_that_count_as_tested_are_those_tested_here() -> None:
+    assert {case.family for case in SUPPORTED} == TESTED
+
+
+# A test of equality is worth something only if what is claimed to matter does.
+
+
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_without_its_windows_a_tree_is_wrong(case: Case) -> None:
+    target = TreeModel(architectures.model_of(case))
+    target.support = replace(target.support, layers={"full_attention": Reach()})
+    text = architectures.random_text(target, 27)
+    assert architectures.largest_difference(target, text, architectures.TREES["a random tree"])[0] > 1e-3
+
+
+@pytest.mark.parametrize("case", [*KEY_POSITIONS, *BORDERS[:-1]], ids=str)
+def test_without_its_exception_a_tree_is_wrong(case: Case) -> None:
+    target = TreeModel(architectures.model_of(case))
+    if case in KEY_POSITIONS:
+        target.support = replace(target.support, key_bias=replace(target.support.key_bias, argument="not_there"))
+        with pytest.raises(KeyError):
+            architectures.largest_difference(
+                target, architectures.random_text(target, 27), architectures.TREES["a chain"]
+            )
+        return
+    length = {"llama4_text": 10}.get(case.family, 28)
+    tree = architectures.TREES["a random tree"]
+    assert target.depth_limit(tree, length) == 0
+    text = architectures.random_text(target, length + 1)
+    assert architectures.largest_difference(target, text, tree)[0] > 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "gpt_neo", "codegen", "xglm", "biogpt", "llama4_text"])
+def test_texts_up_to_the_models_limit(family: str) -> None:
+    case = next(case for case in SUPPORTED if case.family == family)
+    limit = {"max_position_embeddings": 48} | ({"max_seq_len": 48} if family == "mpt" else {})
+    model = architectures.model_of(replace(case, config={**case.config, **limit}))
+    ids = tiny.prompt(3, 20, architectures.VOCABULARY)
+    plain = model.generate(ids, max_new_tokens=28, do_sample=False)
+    ours = tr.generate(model, ids, drafter=architectures.Oracle(plain), max_new_tokens=28, do_sample=False)
+    assert torch.equal(ours, plain)
+
+
+SLIDING = [
+    named("mistral", "window of 8"),
+    named("gemma3_text"),
+    named("gemma3n_text"),
+    named("deepseek_v32"),
+    named("llama4_text"),
+]
+
+
+@pytest.mark.parametrize("case", SLIDING, ids=str)
+def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case: Case) -> None:
+    """Four turns on one cache, every other one by transformers, windows crossed in between."""
+    model, cache = architectures.model_of(case), None
+    text = tiny.prompt(1, 5, architectures.VOCABULARY)
+    for turn in range(4):
+        wanted = model.generate(text, max_new_tokens=9, do_sample=False)
+        cache = DynamicCache(config=model.config.get_text_config(decoder=True)) if cache is None else cache
+        arguments: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "past_key_values": cache}
+        if turn % 2:
+            text = model.generate(text, **arguments)
+        else:
+            text = tr.generate(model, text, drafter=architectures.Oracle(wanted), **arguments)
+            assert any(isinstance(layer, TreeLayer) for layer in cache.layers)
+        assert torch.equal(text, wanted)
+        assert cache.get_seq_length() == text.shape[1] - 1
+        text = torch.cat([text, tiny.prompt(turn, 1 + turn, architectures.VOCABULARY)], dim=1)
+
+
+BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deepseek_v3"), *BORDERS]
+
+
+@pytest.mark.parametrize("case", BATCHES, ids=str)
+def test_a_batch_is_decoded_as_each_text_alone(case: Case) -> None:
+    model, new = architectures.model_of(case), 16
+    prompts = [tiny.prompt(length, length, architectures.VOCABULARY) for length in (3, 21, 12)]
+    wanted = []
+    for ids in prompts:
+        architectures.forget(model)
+        wanted.append(model.generate(ids, max_new_tokens=new, do_sample=False)[0])
+    padded = torch.cat([torch.nn.functional.pad(ids, (21 - ids.shape[1], 0)) for ids in prompts])
+    tr.accelerate(model, architectures.Oracle(wanted))
+    found = model.generate(padded, attention_mask=padded != 0, max_new_tokens=new, do_sample=False)
+    if model.acceleration.fallback is not None:
+        assert case in BORDERS or case.family == "mpt"
+        assert "one text without padding for" in model.acceleration.fallback
+        return
+    for text, row in zip(wanted, found, strict=True):
+        assert torch.equal(row[-new:], text[-new:])
+    assert model.acceleration.stats.mat > 2
+
+
+@pytest.mark.parametrize("new", [3, 5, 6, 20])
+@pytest.mark.parametrize("case", SLIDING, ids=str)
+def test_a_cache_of_plain_generate_is_taken_over(case: Case, new: int) -> None:
+    """Also one whose layers have dropped what left their windows."""
+    model = architectures.model_of(case)
+    first = model.generate(tiny.prompt(0, 3, 96), max_new_tokens=new, do_sample=False, return_dict_in_generate=True)
+    wanted = model.generate(first.sequences, max_new_tokens=20, do_sample=False)
+    ours = tr.generate(
+        model, first.sequences, past_key_values=first.past_key_values, max_new_tokens=20, do_sample=False
+    )
+    assert torch.equal(ours, wanted)
+
+
+def test_masks_by_hand_for_rows_of_different_positions() -> None:
+    """Two texts, the second with one slot of padding; a root with two children in the last three slots."""
+    positions = torch.tensor([[0, 1, 2, 3, 4, 4], [0, 0, 1, 2, 3, 3]])
+    visible = torch.ones(2, 1, 3, 6, dtype=torch.bool)
+    visible[:, 0, :, 3:] = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    visible[1, :, :, 0] = False
+    layers = {"full_attention": Reach(), "sliding_attention": Reach("sliding", 3), "chunked": Reach("chunked", 2)}
+    made = masks(layers, visible, positions[:, 3:], positions, torch.float32)
+    assert isinstance(made, dict)
+    seen = {kind: (mask == 0).int().squeeze(1).tolist() for kind, mask in made.items()}
+    assert seen["full_attention"] == visible.int().squeeze(1).tolist()
+    assert seen["sliding_attention"] == [
+        [[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 1]],
+        [[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 1]],
+    ]
+    assert seen["chunked"] == [
+        [[0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]],
+        [[0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 0, 1]],
+    ]
+
+
+def test_borders() -> None:
+    plain = Border(32, "")
+    assert [plain.fits(28, 4), plain.fits(29, 4), plain.fits(40, 4)] == [True, False, False]
+    crossed = replace(plain, beyond=True)
+    assert [crossed.fits(28, 4), crossed.fits(31, 4), crossed.fits(32, 4)] == [True, False, True]
+    repeated = replace(plain, repeats=True)
+    assert [repeated.fits(27, 4), repeated.fits(28, 4), repeated.fits(31, 4), repeated.fits(60, 4)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("wanted", ["flash_attention_2", "flex_attention"])
+def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_calls_only(
+    wanted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, ids = tiny.llama(), tiny.prompt(0, 6)
+    plain = model.generate(ids, max_new_tokens=12, do_sample=False)
+    model.config._attn_implementation = wanted
+    assert tr.check(model).notes == (f"{wanted} takes no tree mask: accelerated calls use sdpa",)
+    with caplog.at_level(logging.WARNING, logger="token_recycling"):
+        tr.accelerate(model)
+        assert torch.equal(model.generate(ids, max_new_tokens=12, do_sample=False), plain)
+        model.generate(ids, max_new_tokens=2, do_sample=False)
+    said = [record.getMessage() for record in caplog.records if record.name == "token_recycling"]
+    assert len(said) == 1
+    assert f"{wanted} takes no tree mask: accelerated calls use sdpa" in said[0]
+    assert model.config._attn_implementation == wanted
+    tr.decelerate(model)
+    assert model.config._attn_implementation == wanted
+
+
+def unknown(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as of a family that nobody has tried."""
+    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
+    return model
+
+
+def test_an_unknown_family_is_tried_before_it_is_accelerated() -> None:
+    model = unknown(tiny.llama())
+    assert "is not among those tested" in " ".join(tr.check(model).notes)
+    assert tr.unsupported(model) is None
+    ids = tiny.prompt(0, 6)
+    assert torch.equal(tr.generate(model, ids, max_new_tokens=9), model.generate(ids, max_new_tokens=9))
+
+
+def test_an_unknown_family_that_counts_slots_is_refused() -> None:
+    model = unknown(architectures.model_of(named("gpt_neo")))
+    model.config.window_size = 8
+    for block in model.transformer.h:
+        if block.attn.attention_type == "local":
+            bias = block.attn.attention.bias
+            block.attn.attention.bias = bias & ~torch.tril(torch.ones_like(bias), -8)
+    with pytest.raises(tr.UnsupportedModelError, match="does not follow the mask or the positions"):
+        tr.accelerate(model)
+
+
+@pytest.mark.parametrize("case", [named("llama"), named("gemma2"), named("bloom")], ids=str)
+def test_check_with_a_self_test(case: Case) -> None:
+    found = tr.check(architectures.model_of(case), self_test=True)
+    assert found.supported
+    assert found.difference is not None
+    assert found.difference < TOLERANCE
+    assert tr.check(architectures.model_of(case)).difference is None
+
+
+def test_check_says_how() -> None:
+    def how(case: Case) -> str:
+        return tr.check(architectures.model_of(case)).how
+
+    assert how(named("qwen3")) == "one mask"
+    assert how(named("mistral", "window of 8")) == "one mask, sliding by 8"
+    assert how(named("gemma2")) == "a mask per layer type"
+    assert how(named("bloom")) == "one mask, ALiBi by position"
+    notes = tr.check(architectures.model_of(named("gpt_neo"))).notes
+    assert notes == ("no trees beyond 32 tokens: local attention counts cache slots, not positions",)
+
+
+def test_the_page_of_architectures_is_what_was_measured() -> None:
+    page = Path(__file__).parents[2] / "docs" / "architectures.md"
+    assert page.read_text(encoding="utf-8") == architectures.page(), "stale: run python benchmarks/architectures.py"

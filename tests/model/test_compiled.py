@@ -1,0 +1,64 @@
+"""Models compiled with torch.compile say the same. The backend `eager` traces as others do, and generates no code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from support import tiny
+from torch._dynamo.utils import counters
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+
+
+def forward(model: LlamaForCausalLM) -> None:
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+def forward_whole(model: LlamaForCausalLM) -> None:
+    """As one graph, with sizes that may change from the start."""
+    model.forward = torch.compile(model.forward, backend="eager", fullgraph=True, dynamic=True)
+
+
+def in_place(model: LlamaForCausalLM) -> None:
+    model.compile(backend="eager")
+
+
+def inner(model: LlamaForCausalLM) -> None:
+    model.model = torch.compile(model.model, backend="eager")
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "compiled", [in_place, *(pytest.param(way, marks=pytest.mark.slow) for way in (forward, forward_whole, inner))]
+)
+def test_a_compiled_model_says_the_same_in_few_graphs(compiled: Callable[[LlamaForCausalLM], None]) -> None:
+    plain, model = tiny.llama(), tiny.llama()
+    compiled(model)
+    tr.accelerate(model, tree=6)
+    for seed in range(3):
+        ids = tiny.prompt(seed, 6 + seed)
+        wanted = plain.generate(ids, max_new_tokens=12, do_sample=False)
+        assert torch.equal(model.generate(ids, max_new_tokens=12, do_sample=False), wanted)
+        assert model.acceleration.fallback is None
+    assert 1 <= counters["stats"]["unique_graphs"] <= 6
+
+
+def test_the_wrapper_of_a_compiled_model_follows_the_model_in_it(model: LlamaForCausalLM) -> None:
+    wanted, wrapper = model.generate(tiny.prompt(0, 6), max_new_tokens=12), torch.compile(model, backend="eager")
+    with pytest.raises(
+        tr.UnsupportedModelError, match=r"OptimizedModule; pass the LlamaForCausalLM in its \._orig_mod"
+    ):
+        tr.accelerate(wrapper)
+    tr.accelerate(wrapper._orig_mod)
+    assert torch.equal(wrapper.generate(tiny.prompt(0, 6), max_new_tokens=12), wanted)
+    assert model.acceleration.stats.steps

@@ -1,0 +1,213 @@
+"""Models on several devices: weights offloaded by accelerate, and a stand-in for a second device (see elsewhere.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hf.test_batch import batch
+from model.test_architectures import named
+from support import tiny
+from support.architectures import model_of
+from support.elsewhere import THERE, Elsewhere, another_device, put_there
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+
+import token_recycling as tr
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+HERE = torch.device("cpu")
+
+MAPS = {
+    "all on the cpu": {"": "cpu"},
+    "a layer on disk": {
+        "model.embed_tokens": "cpu",
+        "model.rotary_emb": "cpu",
+        "model.layers.0": "cpu",
+        "model.layers.1": "disk",
+        "model.norm": "cpu",
+        "lm_head": "cpu",
+    },
+    "all on disk": {"": "disk"},
+}
+
+
+@pytest.mark.parametrize("placed", MAPS.values(), ids=MAPS.keys())
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_placed_by_a_device_map(tmp_path: Path, placed: dict[str, str], tied: bool) -> None:
+    """Offloaded weights, the embedding's too, are on the meta device between the passes."""
+    model, ids, inputs = tiny.llama(tie_word_embeddings=tied), tiny.prompt(0, 8), batch([5, 9, 3], 1)
+    model.generation_config.pad_token_id = 0
+    wanted, wanted_batch = model.generate(ids, **GREEDY), model.generate(**inputs, **GREEDY)
+    model.save_pretrained(tmp_path / "model")
+    model = LlamaForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=placed, offload_folder=str(tmp_path / "off"), dtype=torch.float32
+    )
+    tr.accelerate(model, tree="paper")
+    assert torch.equal(model.generate(ids, **GREEDY), wanted)
+    assert torch.equal(model.generate(**inputs, **GREEDY), wanted_batch)
+    assert model.acceleration.fallback is None
+    assert tr.check(model, self_test=True).supported
+
+
+def test_a_model_without_its_weights_is_refused(model: LlamaForCausalLM) -> None:
+    model.to("meta")
+    with pytest.raises(tr.UnsupportedModelError, match="its weights, got LlamaForCausalLM with an embedding on"):
+        tr.stream(model, tiny.prompt(0, 4))
+
+
+@pytest.fixture
+def two_devices() -> Iterator[None]:
+    with another_device():
+        yield
+
+
+def test_the_stand_in_refuses_what_a_real_device_refuses(two_devices: None) -> None:
+    there = torch.arange(3, device=THERE)
+    assert (there.device, there.to(HERE).device) == (THERE, HERE)
+    with pytest.raises(RuntimeError, match="same device"):
+        there + torch.arange(3)
+    assert (there + 1).tolist() == [1, 2, 3]
+    assert isinstance(there[1:].narrow(0, 0, 1).clone(), Elsewhere)
+
+
+def bring(module: torch.nn.Module, device: torch.device) -> None:
+    """Lets a module bring what it is given to its device, as accelerate's hooks do."""
+
+    def brought(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(brought, value))
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: forward(
+        *map(brought, args), **{name: brought(value) for name, value in kwargs.items()}
+    )
+
+
+def all_there(model: PreTrainedModel) -> None:
+    put_there(model)
+
+
+def begins_there(model: PreTrainedModel) -> None:
+    """The logits come back here."""
+    inner = model.model
+    for module in (inner.embed_tokens, inner.rotary_emb, inner.layers[0]):
+        put_there(module)
+        bring(module, THERE)
+    for module in (inner.layers[1], inner.norm, model.lm_head):
+        bring(module, HERE)
+
+
+@pytest.mark.parametrize(
+    ("place", "prompts", "drafter"),
+    [
+        (all_there, HERE, "published"),
+        (all_there, THERE, "recycling"),
+        (begins_there, HERE, "recycling:tree=paper"),
+        (begins_there, THERE, "published"),
+    ],
+)
+def test_prompts_drafts_and_logits_on_different_devices(
+    two_devices: None, place: Any, prompts: torch.device, drafter: str
+) -> None:
+    model, ids, inputs = tiny.llama(), tiny.prompt(0, 8), batch([5, 9, 3], 1)
+    model.generation_config.pad_token_id = 0
+    ways: list[dict[str, Any]] = [
+        {"input_ids": ids},
+        {"input_ids": ids, "repetition_penalty": 1.3, "eos_token_id": [3, 9]},
+        {"input_ids": ids, "do_sample": True, "top_k": 20},
+        inputs,
+        {**inputs, "return_dict_in_generate": True, "output_scores": True, "eos_token_id": [3, 9]},
+    ]
+    wanted = [tiny.seeded(model.generate, **{**GREEDY, **way})[0] for way in ways]
+    place(model)
+    tr.accelerate(model, drafter)
+    for way, text in zip(ways, wanted, strict=True):
+        given = {name: value.to(prompts) if isinstance(value, torch.Tensor) else value for name, value in way.items()}
+        ours, _ = tiny.seeded(model.generate, **{**GREEDY, **given})
+        assert model.acceleration.fallback is None
+        if not isinstance(text, torch.Tensor):
+            ours, text = ours.sequences, text.sequences
+        assert ours.device == prompts
+        assert torch.equal(ours.to(HERE), text)
+
+
+class Stream:
+    """Copies here are done when they are asked for."""
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+
+@pytest.fixture
+def offloading(two_devices: None) -> Iterator[None]:
+    """With it transformers' own offloaded caches work on the stand-in."""
+    with (
+        mock.patch.object(torch, "Stream", Stream),
+        mock.patch.object(torch.cuda, "default_stream", return_value=Stream()),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("case", [named("llama"), named("mistral", "window of 8"), named("deepseek_v3")], ids=str)
+@pytest.mark.parametrize("lengths", [[11], [5, 9, 3]])
+def test_an_offloaded_cache_stays_on_the_host(offloading: None, case: Any, lengths: list[int]) -> None:
+    model, inputs = model_of(case, "eager"), batch(lengths, 1)
+    model.generation_config.pad_token_id = 0
+    wanted = model.generate(**inputs, **GREEDY)
+    put_there(model)
+    inputs = {name: value.to(THERE) for name, value in inputs.items()}
+    arguments = {"cache_implementation": "offloaded", "return_dict_in_generate": True, **GREEDY}
+    plain = model.generate(**inputs, **arguments)
+    tr.accelerate(model, tree="paper")
+    ours = model.generate(**inputs, **arguments)
+    assert model.acceleration.fallback is None
+    assert torch.equal(ours.sequences.to(HERE), wanted)
+    assert {layer.keys.device for layer in ours.past_key_values.layers} == {HERE}
+    following = torch.cat([ours.sequences, tiny.prompt(7, 3).expand(len(wanted), 3).to(THERE)], dim=1)
+    mask = torch.ones(following.shape, dtype=torch.long)
+    mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"].to(HERE)
+    inputs = {"input_ids": following, "attention_mask": mask.to(THERE)}
+    continued = [model.generate(**inputs, past_key_values=ours.past_key_values, **GREEDY)]
+    assert model.acceleration.fallback is None
+    tr.decelerate(model)
+    continued += [model.generate(**inputs, past_key_values=plain.past_key_values, **GREEDY)]
+    assert torch.equal(*(text.to(HERE) for text in continued))
+
+
+def test_an_offloaded_cache_of_plain_generate_is_taken_over(offloading: None) -> None:
+    model, texts = tiny.llama(), []
+    put_there(model)
+    for ours in ("", "12", "1"):
+        cache, text = DynamicCache(config=model.config, offloading=True), tiny.prompt(0, 8).to(THERE)
+        for turn in range(3):
+            generate = (
+                (lambda *given, **more: tr.generate(model, *given, **more)) if str(turn) in ours else model.generate
+            )
+            text = generate(text, past_key_values=cache, **GREEDY)
+            assert cache.get_seq_length() == text.shape[1] - 1
+            text = torch.cat([text, tiny.prompt(turn, 2).to(THERE)], dim=1)
+        texts.append(text.to(HERE))
+    assert all(torch.equal(text, texts[0]) for text in texts)
+
+
+def test_an_offloaded_static_cache_is_filled_at_the_end(offloading: None) -> None:
+    model, ids = tiny.llama(), tiny.prompt(0, 8)
+    put_there(model)
+    arguments = {"cache_implementation": "offloaded_static", "return_dict_in_generate": True, **GREEDY}
+    wanted = model.generate(ids.to(THERE), **arguments)
+    ours = tr.generate(model, ids.to(THERE), **arguments)
+    assert torch.equal(ours.sequences.to(HERE), wanted.sequences.to(HERE))
+    for own, theirs in zip(ours.past_key_values.layers, wanted.past_key_values.layers, strict=True):
+        assert own.keys.device == theirs.keys.device
+        torch.testing.assert_close(own.keys.to(HERE), theirs.keys.to(HERE), atol=1e-5, rtol=1e-4)

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from support import tiny
+from transformers import DynamicCache, LlamaForCausalLM
+from transformers.cache_utils import Cache
+
+import token_recycling as tr
+from token_recycling.model.kv_cache import TreeCache, TreeLayer
+from token_recycling.model.tree_model import TreeModel
+
+
+def rebuilt(model: LlamaForCausalLM, text: torch.Tensor) -> DynamicCache:
+    """A cache made by one forward over the text without its last token."""
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=text[:, :-1], past_key_values=cache)
+    return cache
+
+
+def assert_same(cache: Cache, wanted: Cache) -> None:
+    assert cache.get_seq_length() == wanted.get_seq_length()
+    for ours, theirs in zip(cache.layers, wanted.layers, strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(ours.values, theirs.values, atol=1e-5, rtol=1e-4)
+
+
+def after_each_step(model: LlamaForCausalLM, ids: torch.Tensor, cache: Cache, **arguments) -> int:
+    """Runs `stream` and compares the cache with a rebuilt one after every step; returns the number of steps."""
+    text, count = ids, 0
+    for count, step in enumerate(tr.stream(model, ids, past_key_values=cache, **arguments), start=1):  # noqa: B007
+        text = torch.cat([text, torch.tensor([step.tokens])], dim=1)
+        assert_same(cache, rebuilt(model, text))
+    return count
+
+
+@pytest.mark.parametrize("tree", ["paper", "static:8", "chain:4", "0 1 2 00 20 200"])
+@pytest.mark.parametrize("length", [1, 2, 30])
+def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(
+    model: LlamaForCausalLM, tree: str, length: int
+) -> None:
+    drafter = tr.make_drafter("published", tree=tree)
+    for seed in range(2):
+        ids, cache = tiny.prompt(seed, length), DynamicCache(config=model.config)
+        assert after_each_step(model, ids, cache, drafter=drafter, max_new_tokens=30) <= 30
+
+
+def test_scattered_nodes_are_moved_together(counting: LlamaForCausalLM) -> None:
+    """The right tokens stand at the tree's last ranks, so that every accepted slot has to move."""
+    drafter = tr.make_drafter("published", k=3, tree="0 1 2 20 21 22 220 221 222")
+    candidates = drafter.prepare(TreeModel(counting)).candidates
+    candidates[:, 2] = (torch.arange(16) + 1) % 16
+    drafter.observe = lambda step: None
+    steps = after_each_step(
+        counting, torch.tensor([[0]]), DynamicCache(config=counting.config), drafter=drafter, max_new_tokens=12
+    )
+    assert steps == 3
+
+
+def storage(states: torch.Tensor) -> int:
+    """Where the memory that these states are a view of begins."""
+    return states.untyped_storage().data_ptr()
+
+
+def test_the_cache_grows_past_its_room_and_seldom(model: LlamaForCausalLM) -> None:
+    cache, text = DynamicCache(config=model.config), tiny.prompt(0, 3)
+    sizes = []
+    for step in tr.stream(model, text, "published:tree=chain:8", max_new_tokens=290, past_key_values=cache):
+        text = torch.cat([text, torch.tensor([step.tokens])], dim=1)
+        sizes.append(cache.layers[0].keys.untyped_storage().nbytes())
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == 3
+    assert_same(cache, rebuilt(model, text))
+
+
+def test_keeping_a_path_copies_nothing_of_the_text(model: LlamaForCausalLM) -> None:
+    cache = rebuilt(model, tiny.prompt(0, 41))
+    TreeCache(cache).keep(39, [39], [[0]])
+    before = storage(cache.layers[0].keys)
+    with torch.no_grad():
+        model(input_ids=tiny.prompt(1, 5), past_key_values=cache)
+    wanted = cache.layers[1].values[:, :, [*range(40), 40, 42, 44]].clone()
+    TreeCache(cache).keep(40, [40], [[0, 2, 4]])
+    assert storage(cache.layers[0].keys) == before
+    assert torch.equal(cache.layers[1].values, wanted)
+
+
+def test_all_layers_of_one_shape_share_one_store(model: LlamaForCausalLM) -> None:
+    cache = rebuilt(model, tiny.prompt(0, 20))
+    TreeCache(cache).keep(19, [19], [[]])
+    assert len({storage(states) for layer in cache.layers for states in (layer.keys, layer.values)}) == 1
+
+
+OPERATIONS = {
+    "crop": lambda cache: cache.crop(-7),
+    "crop nothing": lambda cache: cache.crop(0),
+    "reorder": lambda cache: cache.reorder_cache(torch.tensor([0, 0])),
+    "repeat": lambda cache: cache.batch_repeat_interleave(3),
+    "select": lambda cache: (cache.batch_repeat_interleave(3), cache.batch_select_indices(torch.tensor([2, 0]))),
+    "repeat and crop": lambda cache: (cache.batch_repeat_interleave(2), cache.crop(-3)),
+    "reset": lambda cache: cache.reset(),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_transformers_own_operations_work_on_a_kept_cache(
+    model: LlamaForCausalLM, operation: Callable[[Cache], object]
+) -> None:
+    wanted = rebuilt(model, tiny.prompt(0, 20))
+    cache = copy.deepcopy(wanted)
+    TreeCache(cache).keep(19, [19], [[]])
+    assert all(type(layer) is TreeLayer for layer in cache.layers)
+    operation(cache)
+    operation(wanted)
+    if wanted.get_seq_length():
+        assert_same(cache, wanted)
+    batch = wanted.layers[0].keys.shape[0] if wanted.get_seq_length() else 1
+    following = tiny.prompt(1, 3).expand(batch, 3)
+    with torch.no_grad():
+        ours, theirs = (model(input_ids=following, past_key_values=each).logits for each in (cache, wanted))
+    torch.testing.assert_close(ours, theirs)
+    assert_same(cache, wanted)
+
+
+def test_a_reset_cache_takes_a_batch_of_another_size(model: LlamaForCausalLM) -> None:
+    cache = rebuilt(model, tiny.prompt(0, 20))
+    TreeCache(cache).keep(19, [19], [[]])
+    cache.reset()
+    batch = torch.cat([tiny.prompt(1, 6), tiny.prompt(2, 6)])
+    with torch.no_grad():
+        model(input_ids=batch[:, :-1], past_key_values=cache)
+    assert_same(cache, rebuilt(model, batch))
+
+
+def test_more_slots_than_there_are_cannot_be_forgotten(model: LlamaForCausalLM) -> None:
+    cache = rebuilt(model, tiny.prompt(0, 20))
+    TreeCache(cache).keep(19, [19], [[]])
+    with pytest.raises(ValueError, match="0 or less, got 3"):
+        cache.crop(3)
+
+
+def test_plain_generate_continues_an_accelerated_cache(model: LlamaForCausalLM) -> None:
+    ids, cache = tiny.prompt(0, 10), DynamicCache(config=model.config)
+    first = tr.generate(model, ids, max_new_tokens=20, past_key_values=cache)
+    assert isinstance(cache.layers[0], TreeLayer)
+    longer = torch.cat([first, tiny.prompt(1, 4)], dim=1)
+    continued = model.generate(longer, max_new_tokens=20, past_key_values=cache)
+    assert torch.equal(continued, model.generate(longer, max_new_tokens=20))
+
+
+def test_a_cache_passed_in_holds_all_but_the_last_token(model: LlamaForCausalLM) -> None:
+    """Several turns on one cache, as in a chat, each continued by the library."""
+    cache, text = DynamicCache(config=model.config), tiny.prompt(0, 10)
+    drafter = tr.make_drafter()
+    for turn in range(4):
+        wanted = model.generate(text, max_new_tokens=9)
+        text = tr.generate(model, text, drafter=drafter, max_new_tokens=9, past_key_values=cache)
+        assert torch.equal(text, wanted)
+        assert cache.get_seq_length() == text.shape[1] - 1
+        assert_same(cache, rebuilt(model, text))
+        text = torch.cat([text, tiny.prompt(turn, 1 + turn)], dim=1)
+
+
+def test_a_cache_made_by_plain_generate_is_continued(model: LlamaForCausalLM) -> None:
+    first = model.generate(tiny.prompt(0, 10), max_new_tokens=9, return_dict_in_generate=True)
+    longer = torch.cat([first.sequences, tiny.prompt(1, 3)], dim=1)
+    ours = tr.generate(model, longer, max_new_tokens=20, past_key_values=first.past_key_values)
+    assert torch.equal(ours, model.generate(longer, max_new_tokens=20))
+
+
+def test_a_cache_longer_than_the_text_is_refused(model: LlamaForCausalLM) -> None:
+    cache = rebuilt(model, tiny.prompt(0, 20))
+    with pytest.raises(ValueError, match="fewer than the 5 tokens given, got one of 19"):
+        next(tr.stream(model, tiny.prompt(0, 5), past_key_values=cache))

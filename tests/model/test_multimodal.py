@@ -1,0 +1,181 @@
+"""Models that also take pictures, asked about a text alone; with a picture they are left to transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hf.test_batch import batch
+from support import tiny
+from transformers import DynamicCache, PreTrainedModel
+
+import token_recycling as tr
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+PICTURE = 60
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+SEEING = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
+
+
+def gemma3() -> PreTrainedModel:
+    config = transformers.Gemma3Config(
+        text_config={**SIZES, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        vision_config=SEEING,
+        mm_tokens_per_image=4,
+        image_token_index=PICTURE,
+        eos_token_id=None,
+    )
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def llava() -> PreTrainedModel:
+    config = transformers.LlavaConfig(
+        text_config={**SIZES, "model_type": "llama"},
+        vision_config={**SEEING, "model_type": "clip_vision_model", "num_hidden_layers": 2, "projection_dim": 16},
+        image_token_index=PICTURE,
+    )
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+def qwen2_vl() -> PreTrainedModel:
+    """Its positions are three numbers, which are the same for text."""
+    config = transformers.Qwen2VLConfig(
+        text_config={**SIZES, **ROTARY},
+        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 14},
+        image_token_id=PICTURE,
+    )
+    return transformers.Qwen2VLForConditionalGeneration(config)
+
+
+def qwen3_vl() -> PreTrainedModel:
+    config = transformers.Qwen3VLConfig(
+        text_config={**SIZES, **ROTARY},
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "out_hidden_size": 32,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "patch_size": 14,
+            "deepstack_visual_indexes": [0],
+            "num_position_embeddings": 16,
+        },
+        image_token_id=PICTURE,
+    )
+    return transformers.Qwen3VLForConditionalGeneration(config)
+
+
+MODELS = [gemma3, llava, qwen2_vl, qwen3_vl]
+
+
+def made(make: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = make().eval()
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_text_alone_is_accelerated(make: Any) -> None:
+    model = made(make)
+    ids, inputs = tiny.prompt(1, 10, PICTURE), batch([5, 9, 3], 1)
+    inputs["input_ids"] %= PICTURE
+    wanted, wanted_batch = model.generate(ids, **GREEDY), model.generate(**inputs, **GREEDY)
+    tr.accelerate(model, tree="paper")
+    assert torch.equal(model.generate(ids, **GREEDY), wanted)
+    assert model.acceleration.fallback is None
+    assert torch.equal(model.generate(**inputs, **GREEDY), wanted_batch)
+    assert model.acceleration.fallback is None
+    assert model.acceleration.total.mat > 1
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_turns_on_one_cache(make: Any) -> None:
+    model, texts = made(make), []
+    for accelerated in (False, True):
+        if accelerated:
+            tr.accelerate(model)
+        cache, text = DynamicCache(config=model.config.get_text_config()), tiny.prompt(0, 6, PICTURE)
+        for turn in range(3):
+            text = model.generate(text, attention_mask=torch.ones_like(text), past_key_values=cache, **GREEDY)
+            assert cache.get_seq_length() == text.shape[1] - 1
+            text = torch.cat([text, tiny.prompt(turn, 3, PICTURE)], dim=1)
+        texts.append(text)
+    assert model.acceleration.fallback is None
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize(("make", "mark"), [(gemma3, "token_type_ids"), (qwen2_vl, "mm_token_type_ids")])
+def test_marks_that_say_that_all_is_text(make: Any, mark: str) -> None:
+    model, ids = made(make), tiny.prompt(1, 10, PICTURE)
+    wanted = model.generate(ids, **{mark: torch.zeros_like(ids)}, **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(ids, **{mark: torch.zeros_like(ids)}, **GREEDY), wanted)
+    assert model.acceleration.fallback is None
+    marked = torch.zeros_like(ids).index_fill(1, torch.tensor([3]), 1)
+    model.generate(ids, **{mark: marked}, **GREEDY)
+    assert model.acceleration.fallback == f"expected token ids only, got {mark}"
+
+
+def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind() -> None:
+    """Qwen2-VL remembers how far a picture has moved positions."""
+    model = made(qwen2_vl)
+    text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
+    pictured = {
+        "input_ids": text,
+        "mm_token_type_ids": (text == PICTURE).int(),
+        "pixel_values": torch.randn(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(0)),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+    }
+    ids = tiny.prompt(1, 10, PICTURE)
+    wanted, wanted_alone = model.generate(**pictured, **GREEDY), model.generate(ids, **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(**pictured, **GREEDY), wanted)
+    assert model.acceleration.fallback == "expected token ids only, got an encoded image, mm_token_type_ids"
+    assert int(model.model.rope_deltas) != 0
+    assert torch.equal(model.generate(ids, **GREEDY), wanted_alone)
+    assert model.acceleration.fallback is None
+
+
+def test_a_text_after_a_picture_in_the_cache_is_left_to_transformers() -> None:
+    """Its positions do not count from the start of the text."""
+    model, texts = made(qwen2_vl), []
+    text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
+    for accelerated in (False, True):
+        if accelerated:
+            tr.accelerate(model)
+        cache = DynamicCache(config=model.config.get_text_config())
+        first = model.generate(
+            text,
+            mm_token_type_ids=(text == PICTURE).int(),
+            pixel_values=torch.randn(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(0)),
+            image_grid_thw=torch.tensor([[1, 4, 4]]),
+            past_key_values=cache,
+            **GREEDY,
+        )
+        texts.append(model.generate(torch.cat([first, tiny.prompt(2, 3, 50)], 1), past_key_values=cache, **GREEDY))
+    assert torch.equal(*texts)
+    assert "positions that count from 0" in str(model.acceleration.fallback)

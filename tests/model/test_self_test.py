@@ -1,0 +1,286 @@
+"""What cannot be accelerated: calls go to transformers with a warning, models are refused by name and reason."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support import tiny
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+
+import token_recycling as tr
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+
+BATCH = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
+
+
+def never_ends(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def changes_nothing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return scores
+
+
+def contrasting(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """In place of contrastive search and DoLa, which transformers fetches from the hub as such functions."""
+    for _ in range(GREEDY["max_new_tokens"]):
+        chosen = model(input_ids=input_ids).logits[:, -1].topk(2).indices[:, 1:]
+        input_ids = torch.cat([input_ids, chosen], dim=1)
+    return input_ids
+
+
+CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "a batch with a processor": ({"inputs": BATCH, "logits_processor": [changes_nothing]}, "changes_nothing"),
+    "a batch with a criterion that could read scores": (
+        {"inputs": BATCH, "stopping_criteria": [never_ends], "return_dict_in_generate": True, "output_scores": True},
+        "criteria that could read them: never_ends",
+    ),
+    "padding within": ({"attention_mask": torch.tensor([[1, 0, 0, 1, 1, 1]])}, "padding on the left only"),
+    "beams": ({"num_beams": 3}, "got beam search"),
+    "sampled beams": ({"num_beams": 3, "do_sample": True}, "got beam search"),
+    "prompt lookup": ({"prompt_lookup_num_tokens": 3}, "got assisted generation"),
+    "a draft model": ({"assistant_model": tiny.llama(seed=1)}, "got assisted generation"),
+    "a loop of one's own": ({"custom_generate": contrasting}, "got another loop: a custom_generate"),
+    "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
+    "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+    "no cache": ({"use_cache": False}, "use_cache=True"),
+    "a quantised cache": (
+        {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
+        "got a QuantizedCache: it rounds",
+    ),
+    "embeddings": ({"inputs": None, "inputs_embeds": torch.zeros(1, 4, 32)}, "embeddings"),
+    "other positions": ({"position_ids": torch.arange(6)[None] + 3}, "positions that count from 0"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "reason"), CALLS.values(), ids=CALLS.keys())
+def test_other_calls_are_left_to_transformers_with_a_warning(
+    model: LlamaForCausalLM, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], reason: str
+) -> None:
+    if arguments.get("output_attentions"):
+        model.set_attn_implementation("eager")
+    arguments = {"inputs": tiny.prompt(0, 6), **GREEDY, "pad_token_id": 0, **arguments}
+    plain, _ = tiny.seeded(model.generate, **arguments)
+    tr.accelerate(model)
+    with caplog.at_level(logging.WARNING, logger="token_recycling"):
+        ours, _ = tiny.seeded(model.generate, **arguments)
+        tiny.seeded(model.generate, **arguments)
+    if not isinstance(plain, torch.Tensor):
+        ours, plain = ours.sequences, plain.sequences
+    assert torch.equal(ours, plain)
+    said = [record.getMessage() for record in caplog.records if record.name == "token_recycling"]
+    assert len(said) == 1
+    assert reason in said[0]
+    assert "transformers' own decoding is used" in said[0]
+    assert reason in str(model.acceleration.fallback)
+
+
+def test_a_call_left_to_transformers_has_no_statistics(model: LlamaForCausalLM) -> None:
+    tr.accelerate(model).generate(tiny.prompt(0, 6), **GREEDY)
+    model.generate(tiny.prompt(0, 6), use_cache=False, **GREEDY)
+    assert model.acceleration.stats.steps == 0
+    assert model.acceleration.total.tokens == 12
+    model.generate(tiny.prompt(0, 6), **GREEDY)
+    assert model.acceleration.fallback is None
+    assert model.acceleration.total.tokens == 24
+
+
+def test_a_mask_of_ones_is_no_padding(model: LlamaForCausalLM) -> None:
+    ids = tiny.prompt(0, 6)
+    wanted = model.generate(ids, **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY), wanted)
+    assert model.acceleration.fallback is None
+
+
+def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model: LlamaForCausalLM) -> None:
+    """`generate` takes them where the attention mask tells how many tokens the cache holds."""
+    text, answers = tiny.prompt(0, 12), []
+    for accelerated in (False, True):
+        cache = DynamicCache(config=model.config)
+        model(text[:, :9], past_key_values=cache)
+        if accelerated:
+            tr.accelerate(model)
+        mask = torch.ones_like(text)
+        answers.append(model.generate(text[:, 9:], attention_mask=mask, past_key_values=cache, **GREEDY))
+    assert torch.equal(*answers)
+    assert "the whole text" in str(model.acceleration.fallback)
+
+
+def t5() -> PreTrainedModel:
+    config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bert() -> PreTrainedModel:
+    return transformers.BertModel(transformers.BertConfig(**SIZES, intermediate_size=64))
+
+
+def mamba() -> PreTrainedModel:
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+    return transformers.MambaForCausalLM(config)
+
+
+def not_causal() -> PreTrainedModel:
+    return tiny.llama(is_causal=False)
+
+
+def mistral(window: int | None = 8) -> PreTrainedModel:
+    config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=window)
+    return transformers.MistralForCausalLM(config)
+
+
+REFUSED = [
+    (mamba, "MambaForCausalLM: its state over the text"),
+    (t5, "decoder-only model, got the encoder-decoder T5ForConditionalGeneration"),
+    (bert, "generates text, got BertModel"),
+    (not_causal, "causal attention, got LlamaForCausalLM, whose tokens see those after them"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED)
+def test_models_that_cannot_be_accelerated_are_refused_by_name(make: Any, reason: str) -> None:
+    model = make().eval()
+    original = type(model)
+    assert reason in tr.unsupported(model)
+    for attempt in (
+        lambda: tr.accelerate(model),
+        lambda: tr.generate(model, tiny.prompt(0, 4), max_new_tokens=2),
+        lambda: tr.stream(model, tiny.prompt(0, 4)),
+    ):
+        with pytest.raises(tr.UnsupportedModelError, match=reason):
+            attempt()
+    assert type(model) is original
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(tr.UnsupportedModelError, match="got Linear"):
+        tr.accelerate(torch.nn.Linear(2, 2))
+
+
+def test_caches_that_cannot_forget_are_refused(model: LlamaForCausalLM) -> None:
+    static = transformers.StaticCache(config=model.config, max_cache_len=64)
+    with pytest.raises(tr.UnsupportedModelError, match="DynamicCache, got StaticCache"):
+        tr.stream(model, tiny.prompt(0, 4), past_key_values=static)
+    recurrent = DynamicCache(config=mamba().config)
+    with pytest.raises(tr.UnsupportedModelError, match="full-attention layers, got LinearAttentionLayer"):
+        tr.stream(model, tiny.prompt(0, 4), past_key_values=recurrent)
+
+
+LOOP = """
+def generate(model, input_ids=None, **kwargs):
+    return model.generate(input_ids, max_new_tokens=kwargs["max_new_tokens"], custom_generate=loop)
+
+
+def loop(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+    import torch
+
+    for _ in range(generation_config.max_new_tokens):
+        input_ids = torch.cat([input_ids, model(input_ids=input_ids).logits[:, -1:].argmax(-1) ^ 1], dim=1)
+    return input_ids
+"""
+
+
+def test_a_loop_from_a_repository_is_left_alone(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Contrastive search, DoLa and group beams come to transformers as such repositories."""
+    (tmp_path / "custom_generate").mkdir()
+    (tmp_path / "custom_generate" / "generate.py").write_text(LOOP)
+    arguments = {"custom_generate": str(tmp_path), "trust_remote_code": True, "max_new_tokens": 5}
+    wanted = model.generate(input_ids=tiny.prompt(0, 6), **arguments)
+    assert not torch.equal(wanted, model.generate(tiny.prompt(0, 6), max_new_tokens=5))
+    tr.accelerate(model)
+    assert torch.equal(model.generate(input_ids=tiny.prompt(0, 6), **arguments), wanted)
+    assert "got another loop: a custom_generate" in str(model.acceleration.fallback)
+
+
+@pytest.mark.parametrize("way", [{"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": "high"}, {"num_beam_groups": 2}])
+def test_what_transformers_refuses_it_refuses_still(model: LlamaForCausalLM, way: dict[str, Any]) -> None:
+    arguments = {"num_beams": 2, **way} if "num_beam_groups" in way else way
+    messages = []
+    for accelerated in (False, True):
+        if accelerated:
+            tr.accelerate(model)
+        with pytest.raises(ValueError, match="trust_remote_code=True") as error:
+            model.generate(tiny.prompt(0, 6), **GREEDY, **arguments)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+def test_early_exit_drafts_with_the_accelerated_model_itself(model: LlamaForCausalLM) -> None:
+    wanted = model.generate(tiny.prompt(0, 6), assistant_early_exit=1, **GREEDY)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(tiny.prompt(0, 6), assistant_early_exit=1, **GREEDY), wanted)
+    assert "got assisted generation" in str(model.acceleration.fallback)
+    assert model.acceleration.total.steps == 0
+
+
+def test_a_draft_model_that_is_accelerated_drafts_as_before(model: LlamaForCausalLM) -> None:
+    assistant = tiny.llama(seed=1)
+    wanted = model.generate(tiny.prompt(0, 6), assistant_model=assistant, **GREEDY)
+    tr.accelerate(assistant)
+    assert torch.equal(model.generate(tiny.prompt(0, 6), assistant_model=assistant, **GREEDY), wanted)
+    assert "drafts for another model" in str(assistant.acceleration.fallback)
+
+
+class Wrapper(torch.nn.Module):
+    """Around a model, as peft's: it hands calls on."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.base_model = torch.nn.ModuleDict({"model": model})
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model["model"].generate(*args, **kwargs)
+
+
+def test_a_wrapper_is_refused_with_what_to_pass(model: LlamaForCausalLM) -> None:
+    wrapper, wanted = Wrapper(model), model.generate(tiny.prompt(0, 6), **GREEDY)
+    expected = r"got Wrapper; pass the LlamaForCausalLM in its \.base_model\.model, with which calls of the wrapper"
+    with pytest.raises(tr.UnsupportedModelError, match=expected):
+        tr.accelerate(wrapper)
+    tr.accelerate(wrapper.base_model.model)
+    assert torch.equal(wrapper.generate(tiny.prompt(0, 6), **GREEDY), wanted)
+    assert model.acceleration.stats.steps
+
+
+def test_a_pipeline_is_refused_with_what_to_pass() -> None:
+    model = tiny.llama(4, vocab_size=300)
+    pipe = transformers.pipeline("text-generation", model=model, tokenizer=tiny.tokenizer())
+    with pytest.raises(
+        tr.UnsupportedModelError, match=r"TextGenerationPipeline; pass the LlamaForCausalLM in its \.model"
+    ):
+        tr.accelerate(pipe)
+
+
+@pytest.mark.parametrize("nothing", [None, "meta-llama", LlamaForCausalLM])
+def test_what_holds_no_model_is_refused(nothing: Any) -> None:
+    with pytest.raises(tr.UnsupportedModelError, match="load it with AutoModelForCausalLM"):
+        tr.accelerate(nothing)
+
+
+def test_inputs_prepared_by_another_object_are_left_to_it(model: LlamaForCausalLM) -> None:
+    """peft's prompt learning puts embeddings before the prompt this way, and takes its function away again."""
+
+    def prepare(input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
+        inputs = LlamaForCausalLM.prepare_inputs_for_generation(model, input_ids, **kwargs)
+        if kwargs.get("is_first_iteration"):
+            inputs["input_ids"] = inputs["input_ids"].flip(1)
+        return inputs
+
+    plain = model.generate(tiny.prompt(0, 6), **GREEDY)
+    model.prepare_inputs_for_generation = prepare
+    wanted = model.generate(tiny.prompt(0, 6), **GREEDY)
+    assert not torch.equal(wanted, plain)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(tiny.prompt(0, 6), **GREEDY), wanted)
+    assert "prepare its own inputs" in str(model.acceleration.fallback)
+    model.prepare_inputs_for_generation = super(LlamaForCausalLM, model).prepare_inputs_for_generation
+    assert torch.equal(model.generate(tiny.prompt(0, 6), **GREEDY), plain)
+    assert model.acceleration.fallback is None

@@ -1,0 +1,188 @@
+"""What one user's texts tell another: nothing where drafters are kept apart, and something where they are shared.
+
+A secret is planted through one key. What another key sees of the server is compared, bit by bit, with what it sees of
+one where nothing was planted: every draft, and how many tokens every step brought.
+"""
+
+import pytest
+from support import tiny
+from support.serving import keys, matrix_path, serving, speaking_llama
+
+from token_recycling.model.loading import Loaded
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.registry import make_drafter
+from token_recycling.serving.isolation import Drafters
+from token_recycling.serving.modes import Isolation, default_isolation, is_loopback
+
+SECRET = "import os\nfor index in range(10):\n"
+ASKED = {"prompt": SECRET, "max_tokens": 40, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return speaking_llama()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny.tokenizer()
+
+
+def seen(server, key=None, **more):
+    """All that a client sees of drafting: every step without its time, and the statistics without theirs."""
+    (_, *steps, (name, end)) = server.steps(key, **{**ASKED, **more})
+    assert name == "end"
+    usage = end["usage"]["speculation"]
+    counted = {name: usage[name] for name in ("steps", "mat", "drafted_tokens", "accepted_tokens")}
+    return [{**data, "seconds": None} for _, data in steps], counted
+
+
+DRAFTERS = ["recycling", "recycling:tree=8", "layer_skip:nodes=4", "published:tree=chain:4", "lookahead", "suffix"]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_another_key_sees_nothing_of_a_secret(model, tokenizer, drafter):
+    settings = {"drafter": drafter, "keys": keys("a", "b"), "isolation": Isolation.per_key}
+    with serving(model, tokenizer, **settings) as clean:
+        unplanted = [seen(clean, "secret-b"), seen(clean, "secret-b", temperature=1.0, seed=3)]
+    with serving(model, tokenizer, **settings) as server:
+        for _ in range(3):
+            seen(server, "secret-a")
+            seen(server, "secret-a", temperature=1.0, seed=3)
+        assert [seen(server, "secret-b"), seen(server, "secret-b", temperature=1.0, seed=3)] == unplanted
+
+
+def test_nor_while_both_ask_in_turn(model, tokenizer):
+    settings = {"keys": keys("a", "b"), "isolation": Isolation.per_key}
+    with serving(model, tokenizer, **settings) as clean:
+        alone = [seen(clean, "secret-b", seed=turn, temperature=0.5) for turn in range(4)]
+    with serving(model, tokenizer, **settings) as server:
+        mixed = []
+        for turn in range(4):
+            seen(server, "secret-a", seed=turn, temperature=0.5)
+            mixed.append(seen(server, "secret-b", seed=turn, temperature=0.5))
+    assert mixed == alone
+
+
+def test_no_request_sees_another_where_each_is_alone(model, tokenizer):
+    with serving(model, tokenizer, isolation=Isolation.per_request) as server:
+        first = seen(server)
+        assert [seen(server) for _ in range(3)] == [first] * 3
+        assert server.metrics()["token_recycling_drafters"] == 0
+
+
+@pytest.mark.parametrize("drafter", ["recycling:tree=8", "published:tree=chain:4"])
+def test_a_shared_drafter_tells(model, tokenizer, drafter):
+    settings = {"drafter": drafter, "keys": keys("a", "b"), "isolation": Isolation.shared}
+    with serving(model, tokenizer, **settings) as clean:
+        steps, counted = seen(clean, "secret-b")
+    with serving(model, tokenizer, **settings) as server:
+        seen(server, "secret-a")
+        told, more = seen(server, "secret-b")
+    assert told != steps
+    assert more["mat"] > counted["mat"]
+
+
+def test_the_own_key_learns(model, tokenizer):
+    with serving(model, tokenizer, keys=keys("a"), isolation=Isolation.per_key) as server:
+        first, second = seen(server, "secret-a")[1], seen(server, "secret-a")[1]
+    assert second["mat"] > first["mat"]
+
+
+# Drafters, without a server
+
+
+def made(loaded, **more):
+    return Drafters(loaded, "recycling:tree=8,orders=2", **{"isolation": Isolation.per_key, **more})
+
+
+@pytest.fixture
+def both(model, tokenizer):
+    return Loaded(model, tokenizer)
+
+
+def learn(drafter, token):
+    drafter.prepare(TreeModel(tiny.llama(vocab_size=300))).candidates[5, 0] = token
+    drafter.matrix.shares[5, 0] = 1
+
+
+def learned(drafter):
+    return int(drafter.prepare(TreeModel(tiny.llama(vocab_size=300))).candidates[5, 0])
+
+
+def test_every_key_begins_with_the_base_which_never_changes(both, tmp_path):
+    base = make_drafter("recycling:tree=8,orders=2")
+    learn(base, 7)
+    base.matrix.save(matrix_path(tmp_path))
+    written = matrix_path(tmp_path).read_bytes()
+    drafters = made(both, matrix=matrix_path(tmp_path))
+    for name in ("a", "b"):
+        with drafters.lent(name) as drafter:
+            assert learned(drafter) == 7
+            learn(drafter, 9)
+    drafters.save()
+    assert matrix_path(tmp_path).read_bytes() == written
+    assert learned(drafters.fork()) == 7
+
+
+def test_what_a_key_learned_is_saved_beside_the_base_and_found_again(both, tmp_path):
+    drafters = made(both, matrix=matrix_path(tmp_path))
+    with drafters.lent("a") as drafter:
+        learn(drafter, 9)
+    drafters.save()
+    again = made(both, matrix=matrix_path(tmp_path))
+    with again.lent("a") as drafter:
+        assert learned(drafter) == 9
+    with again.lent("b") as drafter:
+        assert learned(drafter) == 0
+    assert again.file("a").parent == tmp_path / "learned.matrix.keys"
+
+
+def test_the_key_used_longest_ago_makes_room(both, tmp_path):
+    for matrix, kept in ((None, 0), (matrix_path(tmp_path), 11)):
+        drafters = made(both, most=2, matrix=matrix)
+        for token, name in enumerate("abac", start=10):
+            with drafters.lent(name) as drafter:
+                learn(drafter, token)
+        assert len(drafters) == 2
+        with drafters.lent("a") as drafter:
+            assert learned(drafter) == 12
+        with drafters.lent("b") as drafter:
+            assert learned(drafter) == kept
+
+
+def test_one_that_cannot_be_saved_is_kept(both, tmp_path, monkeypatch, caplog):
+    outcomes = []
+    drafters = made(both, most=1, matrix=matrix_path(tmp_path), saved=outcomes.append)
+
+    def full(*args):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("token_recycling.candidates.ngram_matrix.NgramMatrix.save", full)
+        for name in "ab":
+            with drafters.lent(name) as drafter:
+                learn(drafter, 9)
+    assert (len(drafters), outcomes) == (2, [False])
+    assert "no space left" in caplog.text
+    drafters.save()
+    assert outcomes == [False, True, True]
+
+
+def test_what_is_wrong_is_said_at_start(both, tmp_path):
+    with pytest.raises(ValueError, match="begin every request"):
+        made(both, isolation=Isolation.per_request, matrix=matrix_path(tmp_path))
+    with pytest.raises(ValueError, match="a drafter with a matrix"):
+        Drafters(both, "suffix", Isolation.shared, matrix_path(tmp_path))
+    matrix_path(tmp_path).write_bytes(b"no matrix")
+    with pytest.raises(ValueError, match="delete it to start anew"):
+        made(both, matrix=matrix_path(tmp_path))
+
+
+def test_which_isolation_is_chosen():
+    assert default_isolation("127.0.0.1", False)[0] is Isolation.shared
+    assert default_isolation("127.0.0.1", True)[0] is Isolation.per_key
+    assert default_isolation("0.0.0.0", False)[0] is Isolation.per_request
+    assert default_isolation("0.0.0.0", True)[0] is Isolation.per_key
+    assert [is_loopback(host) for host in ("localhost", "::1", "127.0.1.1")] == [True] * 3
+    assert [is_loopback(host) for host in ("::", "10.0.0.1", "example.org", "")] == [False] * 4

@@ -1,0 +1,238 @@
+"""The official client against the server: what it asks for it gets, and the text is the model's own."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+import torch
+from support import tiny
+from support.serving import CONTEXT, chatty, serving, speaking_llama
+
+PROMPT = "for index in"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return chatty(tiny.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer):
+    with serving(speaking_llama(), tokenizer) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return server.client()
+
+
+@pytest.fixture(scope="module")
+def reference(tokenizer):
+    """What `generate` of an equal model says."""
+    model = speaking_llama()
+
+    def generated(prompt, seed=None, **arguments):
+        ids = tokenizer(prompt, return_tensors="pt")
+        if seed is not None:
+            torch.manual_seed(seed)
+        said = model.generate(**ids, pad_token_id=0, tokenizer=tokenizer, **arguments)[0, ids["input_ids"].shape[1] :]
+        return tokenizer.decode(said, skip_special_tokens=True)
+
+    return generated
+
+
+def complete(client, prompt=PROMPT, **more):
+    return client.completions.create(**{"model": "tiny", "prompt": prompt, "max_tokens": 24, **more})
+
+
+def streamed(stream):
+    chunks = list(stream)
+    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), chunks
+
+
+def test_greedy_text_is_that_of_generate(client, reference):
+    answer = complete(client, temperature=0)
+    assert answer.choices[0].text == reference(PROMPT, max_new_tokens=24, do_sample=False)
+    assert (answer.model, answer.object, answer.choices[0].finish_reason) == ("tiny", "text_completion", "length")
+    assert answer.usage.completion_tokens == 24
+
+
+def test_usage_tells_what_drafting_was_worth(client):
+    complete(client, temperature=0, max_tokens=60)
+    usage = complete(client, temperature=0, max_tokens=60).usage
+    said = usage.model_extra["speculation"]
+    assert said["accelerated"]
+    assert said["drafter"].startswith("recycling")
+    assert said["mat"] == pytest.approx(60 / said["steps"], abs=1e-4)
+    assert said["steps"] < 60
+    assert said["accepted_tokens"] == 60 - said["steps"]
+    assert said["accepted_tokens"] <= said["drafted_tokens"]
+    assert said["tokens_per_second"] > 0
+
+
+def test_a_stream_is_the_same_text_in_pieces_with_usage_at_its_end(client):
+    whole = complete(client, temperature=0).choices[0].text
+    text, chunks = streamed(complete(client, temperature=0, stream=True))
+    assert text == whole
+    assert len(chunks) > 10
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.model_extra["speculation"]["steps"] > 0
+
+
+def test_a_raw_stream_ends_as_openais(server):
+    answer = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_temperature_draws_and_equal_seeds_give_equal_texts(client, reference):
+    drawn = [complete(client, temperature=1.5, seed=seed).choices[0].text for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] == reference(PROMPT, seed=1, max_new_tokens=24, do_sample=True, temperature=1.5)
+    assert len({complete(client, temperature=1.5).choices[0].text for _ in range(4)}) > 1
+
+
+def test_seeds_hold_among_concurrent_requests(client, reference):
+    with ThreadPoolExecutor(6) as pool:
+        drawn = list(pool.map(lambda seed: complete(client, temperature=1.5, seed=seed).choices[0].text, range(6)))
+    wanted = [reference(PROMPT, seed=seed, max_new_tokens=24, do_sample=True, temperature=1.5) for seed in range(6)]
+    assert drawn == wanted
+
+
+def test_top_p_alone_draws(client):
+    assert len({complete(client, top_p=0.99).choices[0].text for _ in range(6)}) > 1
+
+
+def test_concurrent_requests_each_get_their_own_text(client, reference):
+    prompts = [f"{word} index in" for word in ("for", "print", "import", "while", "def", "return")]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(lambda prompt: complete(client, prompt, temperature=0).choices[0].text, prompts))
+    assert answers == [reference(prompt, max_new_tokens=24, do_sample=False) for prompt in prompts]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_text_ends_before_a_stop_string(client, reference, stream):
+    whole = reference(PROMPT, max_new_tokens=24, do_sample=False)
+    stop = whole[9:12]
+    answer = complete(client, temperature=0, stop=[stop, "never said"], stream=stream)
+    if stream:
+        text, chunks = streamed(answer)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        text, reason = answer.choices[0].text, answer.choices[0].finish_reason
+    assert text == whole[: whole.index(stop)]
+    assert reason == "stop"
+
+
+def test_an_answer_without_a_limit_ends_where_the_context_does(client, server):
+    answer = complete(client, server.service.loaded.tokenizer.decode([5]) * (CONTEXT - 40), max_tokens=1000)
+    assert answer.usage.total_tokens == CONTEXT
+    assert answer.choices[0].finish_reason == "length"
+
+
+def chat(client, **more):
+    messages = [{"role": "user", "content": "import os"}]
+    return client.chat.completions.create(**{"model": "tiny", "messages": messages, "max_tokens": 24, **more})
+
+
+def test_chat_goes_through_the_template(client, reference):
+    wanted = reference("user: import os\nassistant: ", max_new_tokens=24, do_sample=False)
+    answer = chat(client, temperature=0)
+    assert answer.choices[0].message.content == wanted
+    assert answer.usage.model_extra["speculation"]["steps"] > 0
+    assert chat(client, temperature=0, max_tokens=None, max_completion_tokens=5).usage.completion_tokens == 5
+    parts = [{"role": "user", "content": [{"type": "text", "text": "import os"}]}]
+    assert chat(client, temperature=0, messages=parts).choices[0].message.content == wanted
+
+
+def test_chat_streams(client):
+    chunks = list(chat(client, temperature=0, stream=True))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == chat(client, temperature=0).choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage.model_extra["speculation"]["mat"] > 0
+
+
+def test_responses(client, reference):
+    wanted = reference("user: import os\nassistant: ", max_new_tokens=24, do_sample=False)
+    arguments = {"model": "tiny", "input": "import os", "max_output_tokens": 24, "temperature": 0}
+    answer = client.responses.create(**arguments)
+    assert answer.output_text == wanted
+    assert answer.usage.model_extra["speculation"]["steps"] > 0
+    events = list(client.responses.create(**arguments, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == wanted
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.usage.model_extra["speculation"]["steps"] > 0
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other/model")
+
+
+def test_generation_config_of_transformers_own_clients(client, reference):
+    given = '{"do_sample": false, "repetition_penalty": 1.3, "max_new_tokens": 12}'
+    answer = complete(client, max_tokens=None, extra_body={"generation_config": given})
+    assert answer.choices[0].text == reference(PROMPT, max_new_tokens=12, do_sample=False, repetition_penalty=1.3)
+
+
+BAD = {
+    "no prompt": ({"prompt": None}, "prompt"),
+    "an empty prompt": ({"prompt": ""}, "one token"),
+    "several prompts": ({"prompt": ["a", "b"]}, "prompt"),
+    "a negative temperature": ({"temperature": -1}, "temperature"),
+    "a temperature in words": ({"temperature": "hot"}, "temperature"),
+    "top_p of 0": ({"top_p": 0}, "top_p"),
+    "no tokens": ({"max_tokens": 0}, "max_tokens"),
+    "an empty stop string": ({"stop": ""}, "stop"),
+    "a seed in words": ({"seed": "x"}, "seed"),
+    "two answers": ({"n": 2}, "n: "),
+    "the prompt again": ({"echo": True}, "echo"),
+    "log probabilities": ({"logprobs": 3}, "logprobs"),
+    "a field that is none": ({"extra_body": {"swing": 1}}, "swing"),
+    "beams": ({"extra_body": {"generation_config": '{"num_beams": 4}'}}, "num_beams"),
+    "no JSON": ({"extra_body": {"generation_config": "num_beams"}}, "JSON"),
+    "a penalty that divides by 0": ({"frequency_penalty": -1.0}, "frequency_penalty"),
+    "a prompt beyond the context": ({"prompt": "import " * 5000}, str(CONTEXT)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests_are_refused_with_a_reason(client, server, name):
+    changes, word = BAD[name]
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match=word) as caught:
+            complete(client, stream=stream, **changes)
+        assert caught.value.body["type"] == "invalid_request_error"
+    assert server.service.running == 0
+
+
+def test_other_bad_requests(client, server):
+    with pytest.raises(openai.NotFoundError, match="tiny"):
+        complete(client, model="another")
+    with pytest.raises(openai.BadRequestError, match="messages"):
+        chat(client, messages=[])
+    with pytest.raises(openai.BadRequestError, match="type"):
+        chat(client, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}])
+    with pytest.raises(openai.BadRequestError, match="chat_template"):
+        chat(client, extra_body={"chat_template_kwargs": {"chat_template": "{{ 1 }}"}})
+    with pytest.raises(openai.BadRequestError, match="type"):
+        client.responses.create(
+            model="tiny", input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
+        )
+    answer = server.post("/v1/completions", None)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert server.post("/v1/nothing", {}).json()["error"]["type"] == "not_found_error"
+    assert server.service.running == 0
+
+
+def test_a_base_model_refuses_chat_and_says_why():
+    with serving(speaking_llama(), tiny.tokenizer()) as server:
+        with pytest.raises(openai.BadRequestError, match="--chat-template"):
+            chat(server.client())
+        with pytest.raises(openai.BadRequestError, match="--chat-template"):
+            server.client().responses.create(model="tiny", input="import os")
+        assert complete(server.client()).usage.completion_tokens == 24

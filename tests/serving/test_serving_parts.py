@@ -1,0 +1,133 @@
+"""The parts of the server that need none: keys, stop strings, and whether transformers is the one that is known."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.cli.serving.utils import GenerateManager
+
+from token_recycling.draft import Retrieval
+from token_recycling.drafter import Drafter, DrafterTraits
+from token_recycling.serving.internals import check_installed
+from token_recycling.serving.job import Watched
+from token_recycling.serving.keys import find_key, parse_key, parse_keys
+from token_recycling.serving.service import Settings
+from token_recycling.serving.wire import Trimmed
+from token_recycling.templates import root_only
+
+TEXTS = st.text("ab\n", max_size=30)
+
+
+def test_keys_are_read_from_options_and_a_file(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# users\n\nann:one:with:colons\n  bob:two  \n")
+    found = parse_keys(["zoe:three=="], file)
+    assert [key.name for key in found] == ["zoe", "ann", "bob"]
+    assert find_key(found, "Bearer one:with:colons").name == "ann"
+    assert find_key(found, "bearer two").name == "bob"
+    assert find_key(found, "Bearer three==").name == "zoe"
+    for wrong in (None, "", "Bearer", "Bearer ", "two", "Basic two", "Bearer Two", "Bearer bob:two"):
+        assert find_key(found, wrong) is None
+
+
+@pytest.mark.parametrize("text", ["secret", ":secret", "ann:", "", "../up:secret", "a b:secret", "ann\n:x"])
+def test_a_key_that_is_none_is_refused_without_repeating_it(text):
+    with pytest.raises(ValueError, match="NAME:KEY") as caught:
+        parse_key(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_keys_must_differ(tmp_path):
+    with pytest.raises(ValueError, match="different names"):
+        parse_keys(["ann:one", "ann:two"])
+    with pytest.raises(ValueError, match="different keys"):
+        parse_keys(["ann:one", "bob:one"])
+    (tmp_path / "keys").write_text("# none\n")
+    with pytest.raises(ValueError, match="got none"):
+        parse_keys([], tmp_path / "keys")
+
+
+def test_keys_are_not_kept():
+    assert "hidden" not in repr(parse_keys(["ann:hidden"]))
+
+
+@given(st.lists(TEXTS, max_size=8), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3))
+def test_a_text_in_pieces_is_cut_where_the_whole_text_is(pieces, stops):
+    whole = "".join(pieces)
+    # The first stop string that is complete ends the text, as it did the generation.
+    ends = [(whole.index(stop) + len(stop), whole.index(stop)) for stop in stops if stop in whole]
+    text = Trimmed(stops)
+    shown = "".join(map(text.push, pieces))
+    assert whole.startswith(shown)
+    shown += text.flush()
+    if not ends:
+        assert shown == whole
+    else:
+        assert all(stop not in shown for stop in stops)
+        assert shown == whole[: len(shown)]
+        assert len(shown) <= min(start for _, start in ends)
+
+
+def test_pieces_do_not_wait_longer_than_they_must():
+    text = Trimmed(["\n\n"])
+    assert [text.push(piece) for piece in ("one", "\n", "two\n", "\nthree", "four")] == ["one", "", "\ntwo", "", ""]
+    assert text.flush() == ""
+
+
+def test_this_version_of_transformers_is_known():
+    check_installed()
+
+
+def test_another_one_is_refused_with_what_is_different(monkeypatch):
+    monkeypatch.setattr(GenerateManager, "generate_streaming", lambda self, request: None)
+    with pytest.raises(ValueError, match=r"GenerateManager\.generate_streaming\(self, request\) instead of"):
+        check_installed()
+    monkeypatch.delattr("transformers.cli.serving.utils.GenerationState")
+    with pytest.raises(ValueError, match="GenerationState"):
+        check_installed()
+
+
+WRONG = [{name: 0} for name in ("max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "save_every")]
+
+
+@pytest.mark.parametrize("settings", [*WRONG, {"timeout": 0}, {"max_body": -1}, {"isolation": "per-key"}])
+def test_settings_that_do_not_fit(settings):
+    with pytest.raises(ValueError, match="expected"):
+        Settings(**settings)
+
+
+def test_a_metrics_key_is_no_user():
+    with pytest.raises(ValueError, match="expected an API key"):
+        Settings(isolation="per-key", keys=parse_keys(["metrics:one"]))
+
+
+def test_a_watched_drafter_hands_everything_on():
+    methods = {name for name, value in vars(Drafter).items() if callable(value) and not name.startswith("_")}
+    assert methods - {"fork"} <= vars(Watched).keys()
+
+    class Needy(Drafter):
+        traits = DrafterTraits(hidden_states=True, top_k=5, draws=True, retrieval=Retrieval(root_only(), None, "last"))
+
+    watched = Watched(Needy(), lambda step, seconds: None)
+    assert watched.traits == DrafterTraits(hidden_states=True, top_k=5, draws=True)
+
+
+def test_names_of_openai_fields_that_are_ignored_are_known():
+    """A field that transformers' handlers would ignore is either refused here, or cannot change the text."""
+    from transformers.cli.serving.chat_completion import UNUSED_CHAT_COMPLETION_FIELDS
+    from transformers.cli.serving.completion import UNUSED_LEGACY_COMPLETION_FIELDS
+    from transformers.cli.serving.response import UNUSED_RESPONSE_FIELDS
+
+    from token_recycling.serving.requests import ChatBody, ResponsesBody, TextBody
+
+    harmless = {
+        "user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls", "reasoning_effort",
+    }  # fmt: skip
+    for fields, body in (
+        (UNUSED_CHAT_COMPLETION_FIELDS, ChatBody),
+        (UNUSED_LEGACY_COMPLETION_FIELDS, TextBody),
+        (UNUSED_RESPONSE_FIELDS, ResponsesBody),
+    ):
+        assert fields - harmless <= body.ignored.keys()
+    assert len(list(itertools.chain(UNUSED_CHAT_COMPLETION_FIELDS))) > 10

@@ -1,0 +1,183 @@
+"""The playground without a browser: its files and headers, what it is told, and the drafters that it may choose."""
+
+import re
+from pathlib import Path
+
+import httpx2
+import pytest
+from support import tiny
+from support.commandline import run
+from support.serving import keys, serving, speaking_llama
+
+from token_recycling.serving import playground
+from token_recycling.serving.errors import ApiError
+from token_recycling.serving.offers import DEFAULT, Offers
+
+FILES = {path.name: path for path in Path(playground.__file__).parent.iterdir() if path.suffix in playground._KINDS}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return speaking_llama()
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with serving(model, tiny.tokenizer(), offers=("recycling:tree=4", "published"), free_options=True) as running:
+        yield running
+
+
+# The files
+
+
+@pytest.mark.parametrize("path", ["/", *(f"/playground/{name}" for name in FILES)])
+def test_every_file_is_served_with_headers_that_keep_all_else_out(server, path):
+    answer = httpx2.get(server.url + path)
+    assert answer.status_code == 200
+    name = path.rpartition("/")[2] or "index.html"
+    assert answer.text == FILES[name].read_text(encoding="utf-8")
+    assert answer.headers["content-type"].startswith(playground._KINDS[FILES[name].suffix])
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "nothing.js", "..%2Fapp.py", "%2Fetc%2Fpasswd"])
+def test_no_other_file_is_served(server, name):
+    answer = httpx2.get(f"{server.url}/playground/{name}")
+    assert answer.status_code == 404
+    assert "error" in answer.json()
+
+
+def test_the_page_has_no_script_or_style_of_its_own_and_names_no_other_place():
+    page = FILES["index.html"].read_text(encoding="utf-8")
+    assert re.findall(r"<script[^>]*>", page) == ['<script type="module" src="playground/main.js">']
+    assert "<style" not in page
+    assert not re.search(r"\s(style|on\w+)=", page)
+    for file in FILES.values():
+        text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert "//" not in re.sub(r"(?m)(^|\s)// .*$", "", text), f"{file.name} names an address"
+
+
+def test_everything_that_the_page_names_is_there():
+    page = FILES["index.html"].read_text(encoding="utf-8")
+    named = set(re.findall(r'(?:src|href)="playground/([^"]+)"', page))
+    scripts = [text.read_text(encoding="utf-8") for name, text in FILES.items() if name.endswith(".js")]
+    named |= {name for text in scripts for name in re.findall(r'from "\./([^"]+)"', text)}
+    assert named | {"index.html"} == set(FILES)
+    asked = {name for text in scripts for name in re.findall(r'byId\("([^"]+)"\)', text)}
+    assert asked <= set(re.findall(r'\sid="([^"]+)"', page))
+
+
+# What the page is told
+
+
+def test_the_page_is_told_what_there_is(server, model):
+    about = httpx2.get(f"{server.url}/v1/token_recycling/about").json()
+    assert (about["model"], about["dtype"], about["device"]) == ("tiny", "float32", "cpu")
+    assert about["max_new_tokens"] == model.config.max_position_embeddings
+    assert about["chat"] is False
+    assert about["isolation"] == "shared"
+    assert about["drafter_name"] == "recycling"
+    assert [one["spec"] for one in about["drafters"]] == ["recycling:tree=4", "published"]
+    tree = next(option for option in about["drafters"][0]["options"] if option["name"] == "tree")
+    assert tree["kind"] == "int"
+    assert tree["default"] == "4"
+
+
+def test_it_is_told_only_with_a_key_while_the_page_needs_none(model):
+    with serving(model, tiny.tokenizer(), keys=keys("ann"), max_new_tokens=7) as running:
+        assert httpx2.get(running.url).status_code == 200
+        assert httpx2.get(f"{running.url}/v1/token_recycling/about").status_code == 401
+        headers = {"Authorization": "Bearer secret-ann"}
+        about = httpx2.get(f"{running.url}/v1/token_recycling/about", headers=headers).json()
+    assert about["max_new_tokens"] == 7
+    assert [one["spec"] for one in about["drafters"]] == list(DEFAULT)
+    assert not any(one["options"] for one in about["drafters"])
+
+
+# Drafters that a request names
+
+
+def drafted(server, **body):
+    """The number of nodes drafted at each step."""
+    events = server.steps(prompt="for index in", max_tokens=40, temperature=0, **body)
+    return [len(data["draft"]["tokens"]) - 1 for name, data in events if name == "step"]
+
+
+def test_a_drafter_that_is_offered_drafts_anew_each_time(server):
+    first, again = (drafted(server, drafter="recycling:tree=4") for _ in range(2))
+    assert first == again
+    assert 0 < max(first) <= 4
+
+
+def test_options_change_what_is_drafted(server):
+    assert 4 < max(drafted(server, drafter="recycling:tree=4,tree=9,k=3")) <= 9
+    assert server.steps(prompt="a", max_tokens=1, drafter="published:k=9")[-1][0] == "end"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "said"),
+    [
+        ("suffix", "expected a drafter of accelerated, plain, recycling:tree=4, published, got 'suffix'"),
+        ("recycling", "expected a drafter of"),
+        ("published:tree=/etc/passwd", "expected an option of k, update, learns_prompt, got 'tree'"),
+        ("recycling:tree=4,tree=/etc/passwd", "expected a whole number for tree, got '/etc/passwd'"),
+        ("recycling:tree=4,k=3,k=4", "got k twice"),
+        ("recycling:tree=4,k", "expected options as NAME=VALUE"),
+        ("recycling:tree=4,suffix=maybe", "expected true or false for suffix, got 'maybe'"),
+        ("recycling:tree=4,favours=much", "expected a number for favours, got 'much'"),
+        ("recycling:tree=4,favours=2", "expected favours from 0 to less than 1"),
+        ("published:k=2", "raise k or choose another tree"),
+        ("published:update=best", "expected last or first or unordered for update, got 'best'"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(server, drafter, said):
+    answer = server.post("/v1/token_recycling/steps", {"prompt": "a", "max_tokens": 2, "drafter": drafter})
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+    server.wait_until_idle()
+
+
+def test_options_are_not_changed_where_the_server_is_not_for_one_user(model):
+    offers = Offers(["recycling:tree=4"])
+    assert offers.make("recycling:tree=4").tree == 4
+    with pytest.raises(ApiError, match="leaves no options to requests"):
+        offers.make("recycling:tree=4,k=3")
+
+
+OFFERED = {
+    "those that need no option": ([], list(DEFAULT), True),
+    "the own one with its options": (["--drafter", "suffix:min_match=2"], ["suffix:min_match=2", *DEFAULT], True),
+    "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT), True),
+    "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"], True),
+    "none": (["--offer", "none"], [], True),
+    "no options with keys": (["--api-key", "ann:one"], list(DEFAULT), False),
+    "no options from elsewhere": (["--host", "0.0.0.0"], list(DEFAULT), False),
+}
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_the_command_says_what_is_offered(model, tmp_path, monkeypatch, name):
+    options, specs, free = OFFERED[name]
+    model.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    served = []
+    monkeypatch.setattr("token_recycling.cli.commands.serve._run", lambda app, service, *rest: served.append(service))
+    options = [option.replace("MODEL", str(tmp_path)) for option in options]
+    result = run("serve", tmp_path, "--port", 0, "--max-prompt-tokens", 8, *options)
+    assert result.exit_code == 0, result.stderr
+    (service,) = served
+    assert [one["spec"] for one in service.offers.described()] == specs
+    assert any(one["options"] for one in service.offers.described()) == (free and bool(specs))
+
+
+def test_an_error_in_a_generation_that_has_begun_is_told(server, monkeypatch):
+    def broken(*args, **more):
+        raise ValueError("expected something else")
+
+    monkeypatch.setattr(server.service.loaded.model, "generate", broken)
+    name, data = server.steps(prompt="a", max_tokens=2)[-1]
+    assert name == "error"
+    assert data["error"]["message"] == "expected something else"

@@ -1,0 +1,251 @@
+"""Keys, limits, cancellation and counts of the server."""
+
+import contextlib
+import time
+
+import httpx2
+import openai
+import pytest
+from support import tiny
+from support.serving import keys, serving, speaking_llama, wait_for
+
+from token_recycling.serving.errors import ApiError
+from token_recycling.serving.job import Job
+
+LONG = {"prompt": "for index in", "max_tokens": 3500, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def model():
+    """One that takes its time on every machine, so that a long text is long."""
+    made = speaking_llama()
+    made.register_forward_pre_hook(lambda *args: time.sleep(0.004))
+    return made
+
+
+def complete(client, **more):
+    return client.completions.create(**{"model": "tiny", "prompt": "for index in", "max_tokens": 8, **more})
+
+
+@pytest.fixture(scope="module")
+def open_server(model):
+    with serving(model, tiny.tokenizer()) as running:
+        yield running
+
+
+# Cancellation
+
+
+def generations(server):
+    return server.metrics().get('token_recycling_generations_total{outcome="cancelled"}', 0)
+
+
+def tokens(server):
+    return server.metrics()["token_recycling_generated_tokens_total"]
+
+
+def test_closing_a_stream_ends_the_generation(open_server):
+    before, cancelled = tokens(open_server), generations(open_server)
+    with complete(open_server.client(), max_tokens=3500, stream=True) as stream:
+        for _ in zip(range(3), stream, strict=False):
+            pass
+    open_server.wait_until_idle(2)
+    assert generations(open_server) == cancelled + 1
+    assert 3 <= tokens(open_server) - before < 2000
+
+
+def test_a_client_that_goes_away_ends_a_generation_that_is_not_streamed(open_server):
+    before, cancelled = tokens(open_server), generations(open_server)
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(f"{open_server.url}/v1/completions", json=LONG, timeout=0.3)
+    open_server.wait_until_idle(2)
+    assert generations(open_server) == cancelled + 1
+    assert 3 <= tokens(open_server) - before < 3000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_that_waits_is_given_up_too(open_server, stream):
+    cancelled = generations(open_server)
+    with open_server.client().completions.create(model="tiny", **LONG, stream=True) as running:
+        next(iter(running))
+        with pytest.raises(Exception, match="timed out"):
+            list(complete(open_server.client().with_options(timeout=0.2), stream=stream))
+        wait_for(lambda: open_server.service.running == 1)
+    open_server.wait_until_idle(2)
+    assert generations(open_server) == cancelled + 2
+    assert complete(open_server.client()).usage.completion_tokens == 8
+
+
+def test_steps_are_cancelled_with_their_client(open_server):
+    cancelled = generations(open_server)
+    with httpx2.stream("POST", f"{open_server.url}/v1/token_recycling/steps", json=LONG) as answer:
+        for _ in zip(range(5), answer.iter_lines(), strict=False):
+            pass
+    open_server.wait_until_idle(2)
+    assert generations(open_server) == cancelled + 1
+
+
+# Limits
+
+
+def refused(client, **more):
+    with pytest.raises(openai.APIStatusError) as caught:
+        complete(client, **more)
+    return caught.value
+
+
+def test_too_many_requests(model):
+    settings = {"keys": keys("a", "b"), "isolation": "per-key", "max_requests": 2, "max_requests_per_key": 1}
+    with serving(model, tiny.tokenizer(), **settings) as server:
+        a, b = server.client("secret-a"), server.client("secret-b")
+        with complete(a, max_tokens=3500, stream=True) as first:
+            next(iter(first))
+            of_key = refused(a)
+            assert (of_key.status_code, of_key.code) == (429, "too_many_requests")
+            assert int(of_key.response.headers["retry-after"]) > 0
+            with complete(b, max_tokens=3500, stream=True):
+                of_all = refused(server.client("secret-b"))
+                assert of_all.status_code == 429
+        server.wait_until_idle()
+        assert complete(a).usage.completion_tokens == 8
+
+
+def test_a_full_server(model):
+    with serving(model, tiny.tokenizer(), max_requests=1) as server:
+        with complete(server.client(), max_tokens=3500, stream=True) as first:
+            next(iter(first))
+            error = refused(server.client())
+            assert (error.status_code, error.code) == (503, "overloaded")
+            assert int(error.response.headers["retry-after"]) > 0
+        server.wait_until_idle()
+        server.service.closing = True
+        assert refused(server.client()).code == "shutting_down"
+        assert httpx2.get(f"{server.url}/health").status_code == 503
+
+
+def test_lengths(model):
+    with serving(model, tiny.tokenizer(), max_prompt_tokens=10, max_new_tokens=5, max_body=0.001) as server:
+        error = refused(server.client(), prompt="import os\n" * 10)
+        assert (error.status_code, error.code) == (400, "context_length_exceeded")
+        assert complete(server.client(), prompt="import").usage.completion_tokens == 5
+        error = refused(server.client(), prompt="x" * 1000)
+        assert (error.status_code, error.code) == (413, "request_too_large")
+        pieces = iter([b'{"prompt": "', *[b"x" * 100] * 20, b'"}'])
+        answer = httpx2.post(f"{server.url}/v1/completions", content=pieces, timeout=5)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_time_is_limited(model):
+    with serving(model, tiny.tokenizer(), timeout=0.4) as server:
+        error = refused(server.client(), max_tokens=3500)
+        assert (error.status_code, error.code) == (504, "timeout")
+        assert error.response.headers["x-should-retry"] == "false"
+        with pytest.raises(openai.APIError, match=r"within 0\.4 s"):
+            list(complete(server.client(), max_tokens=3500, stream=True))
+        assert server.steps(**LONG)[-1][0] == "error"
+        assert server.metrics()['token_recycling_generations_total{outcome="failed"}'] == 3
+
+
+def test_one_whose_time_is_over_before_its_turn_does_not_begin(model):
+    job = Job(model, lend=contextlib.nullcontext, timeout=0.01)
+    time.sleep(0.02)
+    with pytest.raises(ApiError, match="waited") as caught:
+        job.generate(input_ids=tiny.prompt(0, 4))
+    assert (caught.value.status_code, caught.value.headers["Retry-After"]) == (503, "5")
+    assert job.outcome is None
+
+
+def test_a_failure_in_a_stream_is_an_error_of_the_client(model, monkeypatch):
+    with serving(model, tiny.tokenizer()) as server:
+
+        def broken(*args, **kwargs):
+            raise RuntimeError('no "room"\nleft')
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.lm_head, "forward", broken)
+            with pytest.raises(openai.APIError, match="no 'room' left"):
+                list(complete(server.client(), stream=True))
+            assert refused(server.client()).status_code == 500
+        assert complete(server.client()).usage.completion_tokens == 8
+
+
+# Keys
+
+
+def test_api_keys(model):
+    settings = {"keys": keys("a", "metrics"), "isolation": "per-key"}
+    with serving(model, tiny.tokenizer(), **settings) as server:
+        assert complete(server.client("secret-a")).usage.completion_tokens == 8
+        assert [one.id for one in server.client("secret-a").models.list()] == ["tiny"]
+        for wrong in ("secret-b", "secret-metrics", "a"):
+            with pytest.raises(openai.AuthenticationError):
+                complete(server.client(wrong))
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/token_recycling/steps"):
+            body = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
+            assert server.post(path, body).status_code == 401
+        assert httpx2.get(f"{server.url}/v1/models").status_code == 401
+        assert httpx2.get(f"{server.url}/metrics").status_code == 401
+        assert httpx2.get(f"{server.url}/metrics", headers={"Authorization": "Bearer secret-a"}).status_code == 401
+        assert server.metrics("secret-metrics")["token_recycling_steps_total"] > 0
+        assert httpx2.get(f"{server.url}/health").json() == {"status": "ok"}
+
+
+# Steps and metrics
+
+
+def test_steps_put_together_are_the_text(open_server):
+    whole = complete(open_server.client(), max_tokens=40, temperature=0).choices[0].text
+    for drafter in ("accelerated", "plain"):
+        (start, *steps, end) = open_server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
+        assert (start[0], end[0]) == ("start", "end")
+        assert start[1]["prompt_tokens"] == end[1]["usage"]["prompt_tokens"]
+        assert "".join("".join(data["texts"]) for _, data in steps) + end[1]["text"] == whole
+        assert [data["index"] for _, data in steps] == list(range(len(steps)))
+        for _, data in steps:
+            draft = data["draft"]
+            assert len(draft["parents"]) == len(draft["tokens"]) == len(draft["texts"])
+            assert draft["parents"][0] == -1
+            walked = [draft["tokens"][node] for node in data["path"][1:]]
+            assert data["tokens"][: data["accepted"]] == walked
+            for node, parent in zip(data["path"][1:], data["path"], strict=False):
+                assert draft["parents"][node] == parent
+        said = end[1]["usage"]["speculation"]
+        assert said["steps"] == len(steps)
+        assert (len(steps) == 40) == (drafter == "plain")
+        assert end[1]["finish_reason"] == "length"
+
+
+def test_the_model_is_loaded_as_transformers_chat_asks(open_server):
+    answer = open_server.post("/load_model", {"model": "tiny"})
+    assert '"status": "ready"' in answer.text
+    assert open_server.post("/load_model", {"model": "another"}).status_code == 404
+
+
+def test_metrics_count_what_usage_says(model):
+    with serving(model, tiny.tokenizer()) as server:
+        usages = [complete(server.client(), max_tokens=30, temperature=0).usage for _ in range(3)]
+        refused(server.client(), max_tokens=0)
+        counted = server.metrics()
+        said = [usage.model_extra["speculation"] for usage in usages]
+        assert counted["token_recycling_generated_tokens_total"] == 90
+        assert counted["token_recycling_prompt_tokens_total"] == sum(usage.prompt_tokens for usage in usages)
+        for name, metric in (("steps", "steps"), ("drafted_tokens", "drafted_tokens"), ("accepted_tokens",) * 2):
+            assert counted[f"token_recycling_{metric}_total"] == sum(one[name] for one in said)
+        assert counted["token_recycling_mean_accepted_tokens"] == pytest.approx(90 / sum(one["steps"] for one in said))
+        assert counted['token_recycling_generations_total{outcome="complete"}'] == 3
+        assert counted['token_recycling_requests_total{path="/v1/completions",status="200"}'] == 3
+        assert counted['token_recycling_requests_total{path="/v1/completions",status="400"}'] == 1
+        for phase in ("wait", "prefill", "forward", "retrieve", "update matrix"):
+            assert counted[f'token_recycling_seconds_total{{phase="{phase}"}}'] > 0
+        assert counted["token_recycling_drafters"] == 1
+        assert counted["token_recycling_requests_in_progress"] == 0
+
+
+def test_what_cannot_be_accelerated_says_so(model, monkeypatch):
+    with serving(model, tiny.tokenizer()) as server:
+        why_not = "token_recycling.hf.accelerate.GenerateCall.why_not"
+        monkeypatch.setattr(why_not, lambda call, model: "expected better weather")
+        said = complete(server.client()).usage.model_extra["speculation"]
+        assert not said["accelerated"]
+        assert said["not_accelerated_because"] == "expected better weather"
+        assert server.metrics()["token_recycling_not_accelerated_total"] == 1

@@ -1,0 +1,156 @@
+"""What was learned outlives the server: saved at intervals and at its end, and readable whenever it is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx2
+import pytest
+from support import tiny
+from support.commandline import run
+from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
+
+from token_recycling.candidates.matrix import fingerprint
+from token_recycling.candidates.matrix_file import read_matrix_file
+
+ROOT = Path(__file__).parents[2]
+ASKED = {"prompt": "import os", "max_tokens": 20}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+
+
+def rows(path):
+    return int(read_matrix_file(path)[0]["shares"].any(dim=1).sum())
+
+
+def test_it_is_saved_at_intervals_if_it_changed(tmp_path):
+    with serving(speaking_llama(), tiny.tokenizer(), matrix=matrix_path(tmp_path), save_every=0.05) as server:
+        server.post("/v1/completions", ASKED)
+        wait_for(matrix_path(tmp_path).exists)
+        saves = 'token_recycling_matrix_saves_total{outcome="good"}'
+        wait_for(lambda: server.metrics().get(saves) == 1)
+        server.wait_until_idle()
+        written = matrix_path(tmp_path).stat().st_mtime_ns
+        server.post("/v1/completions", {**ASKED, "prompt": "for index"})
+        wait_for(lambda: server.metrics()[saves] == 2)
+        assert matrix_path(tmp_path).stat().st_mtime_ns > written
+    assert rows(matrix_path(tmp_path)) > 5
+
+
+def test_it_is_saved_at_the_end_and_loaded_at_the_beginning(tmp_path):
+    model, tokenizer = speaking_llama(), tiny.tokenizer()
+    settings = {"matrix": matrix_path(tmp_path), "save_every": 1000}
+    with serving(model, tokenizer, **settings) as server:
+        cold = server.post("/v1/completions", {**ASKED, "temperature": 0}).json()
+        assert not matrix_path(tmp_path).exists()
+    with serving(model, tokenizer, **settings) as server:
+        warm = server.post("/v1/completions", {**ASKED, "temperature": 0}).json()
+    assert warm["choices"] == cold["choices"]
+    assert warm["usage"]["speculation"]["steps"] < cold["usage"]["speculation"]["steps"]
+    assert read_matrix_file(matrix_path(tmp_path))[1]["tokenizer"] == fingerprint(tokenizer)
+
+
+def test_a_request_that_runs_at_the_end_is_ended_and_kept(tmp_path):
+    with serving(speaking_llama(), tiny.tokenizer(), matrix=matrix_path(tmp_path)) as server:
+        asking = threading.Thread(target=server.post, args=("/v1/completions", {**ASKED, "max_tokens": 200}))
+        asking.start()
+        wait_for(lambda: server.service.running == 1)
+    asking.join()
+    assert rows(matrix_path(tmp_path)) > 5
+
+
+def test_each_key_has_its_own_file(tmp_path):
+    settings = {"matrix": matrix_path(tmp_path), "keys": keys("a", "b"), "isolation": "per-key"}
+    with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
+        server.post("/v1/completions", ASKED, "secret-a")
+    assert [file.name for file in (tmp_path / "learned.matrix.keys").iterdir()] == ["a"]
+    assert not matrix_path(tmp_path).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_file_is_readable_whenever_the_server_is_killed(tmp_path):
+    command = [sys.executable, ROOT / "tests" / "support" / "serving_worker.py", tmp_path, "2", "16"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert [what for what, _ in found] == ["server"] * 2 + ["saver"] * 16
+    assert all(int(rows) > 5 for what, rows in found if what == "server")
+    # They were killed in the midst: what they had begun to write lies beside the file.
+    assert len(list(tmp_path.iterdir())) > 5
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    speaking_llama().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    (folder / "template.jinja").write_text(chatty(tiny.tokenizer()).chat_template)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
+    code = "from token_recycling.cli.app import app; app()"
+    options = ["--port", "0", "--matrix", matrix_path(tmp_path), "--name", "small", "--drafter", "recycling:tree=4"]
+    options += ["--chat-template", folder / "template.jinja", "--api-key-file", tmp_path / "keys"]
+    (tmp_path / "keys").write_text("# who may\nann:one\n\n")
+    environment = {**ENVIRONMENT, "TOKEN_RECYCLING_API_KEYS": "bob:two"}
+    command = [sys.executable, "-c", code, "serve", folder, *options]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        lines = iter(server.stderr.readline, "")
+        said = [next(lines), next(lines)]
+        assert "isolation per-key, since API keys are configured" in said[0]
+        url = said[1].split(" at ")[1].split(";")[0]
+        body = {"messages": [{"role": "user", "content": "import os"}], "model": "small", "max_tokens": 8}
+        for key in ("one", "two"):
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = httpx2.post(f"{url}/chat/completions", json=body, headers=headers, timeout=60)
+            assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == -signal.SIGTERM
+        assert list(lines) == []
+    kept = matrix_path(tmp_path).with_name("learned.matrix.keys")
+    assert sorted(file.name for file in kept.iterdir()) == ["ann", "bob"]
+    assert rows(kept / "ann") > 5
+
+
+REFUSED = {
+    "a key without a name": (["--api-key", "secret"], "NAME:KEY"),
+    "per-key without keys": (["--isolation", "per-key"], "API key"),
+    "an unknown drafter": (["--drafter", "crystal"], "crystal"),
+    "an unknown drafter to offer": (["--offer", "marble"], "marble"),
+    "no such template": (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
+    "no such file of keys": (["--api-key-file", "nowhere.keys"], "nowhere.keys"),
+    "an address of another machine": (["--host", "192.0.2.1"], "192.0.2.1"),
+    "nothing to begin with": (["--isolation", "per-request", "--matrix", "nowhere.matrix"], "nowhere.matrix"),
+    "a timeout of nothing": (["--timeout", "0"], "--timeout"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_options_are_refused_in_one_line(folder, name):
+    options, word = REFUSED[name]
+    result = run("serve", folder, "--port", 0, *options)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert word in result.stderr.splitlines()[-1]
+
+
+def test_a_port_that_is_taken(folder):
+    with serving(speaking_llama(), tiny.tokenizer()) as server:
+        result = run("serve", folder, "--port", server.url.rsplit(":", 1)[1])
+    assert result.exit_code == 2
+    assert "expected a free address" in result.stderr
+
+
+def test_without_the_extra_it_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fastapi" else name)
+    result = run("serve", folder)
+    assert result.exit_code == 2
+    assert "got no fastapi; pip install fastapi" in result.stderr

@@ -1,0 +1,60 @@
+"""A benchmark in a test: a tiny model, a few texts, rows in a folder, and what of a row the clock has no part in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support import tiny
+
+from token_recycling.bench.run import session
+from token_recycling.bench.run.courses import Plan
+from token_recycling.bench.run.data import Question
+from token_recycling.bench.run.environment import environment
+from token_recycling.bench.run.prompts import Setup
+from token_recycling.bench.run.runner import Hook, measure
+from token_recycling.bench.run.store import Store
+
+TEXTS = (
+    "def add(a, b):\n    return a + b\n\nprint(add(1, 2))",
+    "import os\nimport sys\n\nfor index in range(10):\n    print(index)",
+    "for index in range(10):\n    for index in range(10):\n        print(index)",
+    "import sys\n\ndef add(a, b):\n    return a + b\n",
+)
+TIMES = {"seconds", "prefill_seconds", "total_seconds", "parts"}
+
+
+def questions(number: int = len(TEXTS), form: str = "text", references: tuple[str, ...] = ()) -> list[Question]:
+    return [Question(f"texts/{place}", "texts", (text,), form, references) for place, text in enumerate(TEXTS[:number])]
+
+
+def setup(**options: Any) -> Setup:
+    tokenizer = tiny.tokenizer()
+    model = tiny.llama(vocab_size=len(tokenizer), **options.pop("config", {}))
+    return Setup(model, tokenizer, options.pop("max_new_tokens", 24), **options)
+
+
+def run(where: Setup, plan: Plan, folder: Path, hook: Hook = lambda _: None, fresh: bool = False) -> list[dict]:
+    """Measures what is missing in the folder, and returns all rows."""
+    here = environment(where.model, "tiny")
+    store = Store(folder, session.settings(where, [], plan, here), plan, fresh)
+    measure(where, plan, store, here, hook)
+    return rows(folder)
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+def timeless(found: list[dict]) -> list[dict]:
+    """Rows without what differs from run to run."""
+    return [{key: value for key, value in row.items() if key not in TIMES | {"environment"}} for row in found]
+
+
+def by_method(found: list[dict], mode: str = "generate") -> dict[str, list[dict]]:
+    kept: dict[str, list[dict]] = {}
+    for row in found:
+        if row["mode"] == mode:
+            kept.setdefault(row["method"], []).append(row)
+    return kept

@@ -1,0 +1,69 @@
+"""Every drafter that is installed, made small: for tests that know none by name. A new one with required options
+has its entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from token_recycling.drafter import Drafter
+from token_recycling.drafters.draft_model import DraftModel
+from token_recycling.drafters.fuse import Fuse
+from token_recycling.drafters.layer_skip import LayerSkip
+from token_recycling.drafters.layer_skip.layers import decoder_layers
+from token_recycling.drafters.medusa import Medusa
+from token_recycling.drafters.medusa.heads import MedusaHeads, save_heads
+from token_recycling.drafters.rest import Rest
+from token_recycling.drafters.rest.datastore import build
+from token_recycling.drafters.specdec_pp import SpecDecPP
+from token_recycling.drafters.specdec_pp.head import AcceptanceHead
+from token_recycling.model.inspection import output_width
+from token_recycling.registry import drafter_class
+
+
+def example(name: str, model: PreTrainedModel, folder: Path) -> Drafter:
+    """A drafter of that name that drafts for `model`; its files are in the empty `folder`."""
+    return EXAMPLES.get(name, lambda model, folder: drafter_class(name)())(model, folder)
+
+
+def _layer_skip(model: PreTrainedModel, folder: Path) -> Drafter:
+    return LayerSkip(layers=[len(decoder_layers(model)[1]) - 1])
+
+
+def _medusa(model: PreTrainedModel, folder: Path) -> Drafter:
+    """With two heads that have learned nothing."""
+    save_heads(folder, MedusaHeads(2, output_width(model)), model, [[0.5, 0.2], [0.3, 0.1]])
+    return Medusa(folder, tree=6, k=4)
+
+
+def _rest(model: PreTrainedModel, folder: Path) -> Drafter:
+    """With a datastore of what the model itself says after a few random tokens."""
+    draws = torch.Generator().manual_seed(0)
+    prompts = torch.randint(1, model.config.vocab_size, (8, 4), generator=draws).to(model.device)
+    texts = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=32, do_sample=False)
+    build(texts.tolist(), folder / "datastore")
+    return Rest(folder / "datastore")
+
+
+def _specdec_pp(model: PreTrainedModel, folder: Path) -> Drafter:
+    """A model drafts for itself, with a head that believes in two tokens of three."""
+    head = AcceptanceHead(output_width(model), depth=1)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        head.output.weight.copy_(torch.randn(1, head.width, generator=generator))
+        head.output.bias.fill_(1.0)
+    return SpecDecPP(model, head)
+
+
+EXAMPLES: dict[str, Callable[[PreTrainedModel, Path], Drafter]] = {
+    "draft_model": lambda model, folder: DraftModel(model),  # a model drafts for itself
+    "fuse": lambda model, folder: Fuse("recycling(tree=16)+suffix", nodes=16),
+    "layer_skip": _layer_skip,
+    "medusa": _medusa,
+    "rest": _rest,
+    "specdec_pp": _specdec_pp,
+}

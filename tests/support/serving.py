@@ -1,0 +1,110 @@
+"""A server in a test: an app in a thread of its own, on a free port, asked by the official client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import torch
+import uvicorn
+from openai import OpenAI
+from support import tiny
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from token_recycling.serving import create_app
+
+CONTEXT = 4096
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def speaking_llama() -> LlamaForCausalLM:
+    """A random llama that says ASCII when it is greedy, so that every token is a whole character or more."""
+    model, tokenizer = tiny.llama(vocab_size=300, max_position_embeddings=CONTEXT), tiny.tokenizer()
+    with torch.no_grad():
+        for token in range(300):
+            if not tokenizer.decode([token]).isascii() or token == tokenizer.eos_token_id:
+                model.lm_head.weight[token] = 0
+    return model
+
+
+def chatty(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+class Serving:
+    """A server that runs: its address, its service and clients of it."""
+
+    def __init__(self, service: Any, port: int) -> None:
+        self.service, self.url = service, f"http://127.0.0.1:{port}"
+
+    def client(self, key: str = "none") -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+
+    def post(self, path: str, body: Any, key: str | None = None, **more: Any) -> httpx2.Response:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=30, **more)
+
+    def steps(self, key: str | None = None, **body: Any) -> list[tuple[str, Any]]:
+        """The events of /v1/token_recycling/steps."""
+        answer = self.post("/v1/token_recycling/steps", body, key)
+        assert answer.status_code == 200, answer.text
+        events = [event.split("\n", 1) for event in answer.text.split("\n\n") if event]
+        return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in events]
+
+    def metrics(self, key: str | None = None) -> dict[str, float]:
+        """Every line of /metrics."""
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        answer = httpx2.get(f"{self.url}/metrics", headers=headers)
+        assert answer.status_code == 200
+        lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    def wait_until_idle(self, seconds: float = 5.0) -> None:
+        wait_for(lambda: self.service.running == 0, seconds)
+
+
+def wait_for(condition: Any, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def serving(model: Any, tokenizer: Any, **settings: Any) -> Iterator[Serving]:
+    settings = {"name": "tiny", "drafter": "recycling:tree=8", **settings}
+    app = create_app(model, tokenizer, **settings)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        wait_for(lambda: server.started or not thread.is_alive(), 60)
+        assert server.started
+        yield Serving(app.state.service, listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def keys(*names: str) -> Any:
+    """API keys; the key of NAME is secret-NAME."""
+    from token_recycling.serving import parse_keys
+
+    return parse_keys([f"{name}:secret-{name}" for name in names])
+
+
+def matrix_path(folder: Path) -> Path:
+    return folder / "learned.matrix"

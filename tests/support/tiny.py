@@ -1,0 +1,99 @@
+"""Small things to test with: random llamas, a llama that counts, prompts, a tokenizer, seeded runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.measure import PassCosts
+from token_recycling.drafter import Drafter
+from token_recycling.model.tree_model import TreeModel
+
+SENTENCES = [
+    "def add(a, b):\n    return a + b\n",
+    "for index in range(10):\n    print(index)\n",
+    "import os\nimport sys\n",
+]
+
+
+def llama(seed: int = 0, context: float = 0.1, **config: Any) -> LlamaForCausalLM:
+    """A random llama in float32 with grouped queries and no end of sequence; wide weights make its choices vary.
+
+    `context` scales what the layers add to the newest token's embedding: at 1 a random model seldom repeats itself, at
+    0.1 a third of its choices follow from the newest token alone, and drafts are accepted as with a trained model.
+    """
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **config})).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(context)
+            layer.mlp.down_proj.weight.mul_(context)
+    return model
+
+
+def counting_llama(vocab_size: int = 16) -> LlamaForCausalLM:
+    """A llama that counts: after token t its candidates are t + 1, t + 2, ... modulo the vocabulary, best first."""
+    model = llama(
+        context=0, vocab_size=vocab_size, hidden_size=vocab_size, num_attention_heads=1, num_key_value_heads=1
+    )
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.eye(vocab_size))
+        for token in range(vocab_size):
+            following = (token + 1 + torch.arange(vocab_size)) % vocab_size
+            model.lm_head.weight[following, token] = torch.linspace(3, -3, vocab_size)
+    return model
+
+
+def prompt(seed: int, length: int, vocab_size: int = 64) -> torch.Tensor:
+    """(1, length) random ids; none is 0, which serves as padding."""
+    return torch.randint(1, vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of 300 tokens, trained here."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<end>"], show_progress=False
+    )
+    made.train_from_iterator(SENTENCES * 3, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")
+
+
+def seeded(run: Any, *args: Any, seed: int = 0, **kwargs: Any) -> tuple[Any, torch.Tensor]:
+    """What `run` returns after `torch.manual_seed(seed)`, and the state it leaves the generator in."""
+    torch.manual_seed(seed)
+    return run(*args, **kwargs), torch.get_rng_state()
+
+
+def begin(drafter: Drafter, prompts: list[torch.Tensor], target: TreeModel, costs: PassCosts | None = None) -> None:
+    """Starts a drafter on texts as the loop does."""
+    drafter.start(prompts, target, costs or PassCosts(target))
+
+
+class Costs(PassCosts):
+    """One curve for every length."""
+
+    def __init__(self, curve: CostCurve) -> None:
+        self._curve = curve
+
+    def curve(self, length: int) -> CostCurve:
+        return self._curve

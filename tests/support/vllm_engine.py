@@ -1,0 +1,87 @@
+"""vLLM on a CPU for tests: small models in folders, engines, and what transformers says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+# Before vLLM is imported. An engine in the process of the test can be looked into.
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_LOGGING_LEVEL="WARNING",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+)
+
+import torch
+from support import tiny
+from transformers import LlamaForCausalLM
+from vllm import LLM, SamplingParams
+
+PROPOSER = "token_recycling.engines.vllm.TokenRecycling"
+VOCABULARY = 32
+SHIPPED = Path(__file__).parents[2] / "models" / "target"
+
+
+def speculation(tokens: int) -> dict[str, Any]:
+    """What a user writes."""
+    return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens}
+
+
+def llama(**config: Any) -> LlamaForCausalLM:
+    """A random llama whose heads are as large as vLLM's attention on a CPU wants them."""
+    return tiny.llama(
+        **{"vocab_size": VOCABULARY, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, **config}
+    )
+
+
+def engine(folder: Path, options: dict[str, Any] | None = None, tokens: int = 6, **arguments: Any) -> LLM:
+    """An engine that recycles, on token ids alone."""
+    settings = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "disable_log_stats": False,
+        "enable_prefix_caching": False,
+        "max_model_len": 256,
+        "speculative_config": speculation(tokens),
+        "additional_config": {"token_recycling": options or {}},
+    }
+    return LLM(model=str(folder), **{**settings, **arguments})
+
+
+def runner_of(llm: LLM) -> Any:
+    """The model runner of an engine in this process."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+def say(llm: LLM, prompts: list[list[int]], parameters: SamplingParams | list[SamplingParams]) -> list[list[int]]:
+    """What the engine says after prompts of ids."""
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return [list(answer.outputs[0].token_ids) for answer in llm.generate(asked, parameters, use_tqdm=False)]
+
+
+def counts(llm: LLM) -> dict[str, int]:
+    """vLLM's own counters of speculation: drafts, draft_tokens, accepted_tokens."""
+    prefix = "vllm:spec_decode_num_"
+    found = {metric.name: metric for metric in llm.get_metrics() if metric.name.startswith(prefix)}
+    return {name.removeprefix(prefix): metric.value for name, metric in found.items() if hasattr(metric, "value")}
+
+
+def greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+
+
+def wanted(model: LlamaForCausalLM, prompt: list[int], tokens: int) -> list[int]:
+    """What transformers' own greedy decoding says."""
+    ids = torch.tensor([prompt])
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+    return said[0, len(prompt) :].tolist()
+
+
+def prompts(number: int, shortest: int = 1, longest: int = 90) -> list[list[int]]:
+    """Prompts of many lengths."""
+    lengths = [shortest + seed * 37 % (longest - shortest + 1) for seed in range(number)]
+    return [tiny.prompt(seed, length, VOCABULARY)[0].tolist() for seed, length in enumerate(lengths)]

@@ -1,0 +1,1 @@
+"""Reports on rows: tables, plots, one page."""

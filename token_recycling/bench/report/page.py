@@ -1,0 +1,36 @@
+"""The report as one HTML page that needs nothing else: plots are in it, styles are in it, there is no script."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import jinja2
+from markupsafe import Markup
+
+from . import findings, plots, words
+from .summary import Summary
+
+if TYPE_CHECKING:
+    from .write import Section
+
+
+def html(title: str, summary: Summary, sections: list[Section]) -> str:
+    """The page. Everything from the rows is escaped: labels and messages of errors are other people's text."""
+    made_by = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = made_by.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    return template.render(
+        title=title,
+        where=words.where(summary),
+        findings=findings.findings(summary),
+        warnings=findings.warnings(summary),
+        sections=sections,
+        environments=[words.environment(each) for each in summary.environments],
+        settings=words.settings(summary),
+        how=words.HOW,
+        light=Markup(plots.css(dark=False)),
+        dark=Markup(plots.css(dark=True)),
+        inline=lambda plot: Markup(plot.inline()),
+    )

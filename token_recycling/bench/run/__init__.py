@@ -1,0 +1,1 @@
+"""Measuring: methods side by side, into rows."""

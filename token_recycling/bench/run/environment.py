@@ -1,0 +1,92 @@
+"""Where a measurement was made: hardware, versions, and which model, so that a row says it all by itself."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from ... import __version__
+
+_SAMPLED = 64
+
+
+def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
+    """Everything as plain values; `name` is what the user calls the model."""
+    return {
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": _accelerator(model.device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "token_recycling": __version__,
+        "model": name,
+        "model_fingerprint": model_fingerprint(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
+    }
+
+
+@torch.no_grad()
+def model_fingerprint(model: PreTrainedModel) -> str:
+    """A short digest of the configuration and of some values of every parameter, as loaded: another checkpoint or
+    another type of the weights has another one. Reading all of a large model would take minutes.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key not in _CHANGING}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().flatten()
+        some = values[:: max(1, len(values) // _SAMPLED)][:_SAMPLED]
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(some.to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+_CHANGING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):  # another system, or a processor that does not say
+        return platform.processor() or platform.machine()
+
+
+def _accelerator(device: torch.device) -> str | None:
+    if device.type == "cpu":
+        return None
+    named = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return str(named(device)) if named else device.type
+
+
+def _commit() -> str | None:
+    """The commit of this package, with -dirty if its files differ from it; None outside a checkout of its own."""
+    package = Path(__file__).parents[1]
+    if not (package.parent / ".git").exists():
+        return None
+    try:
+        commit = _git(package, "rev-parse", "--short=12", "HEAD")
+        changed = _git(package, "status", "--porcelain", "--", ".")
+    except (OSError, subprocess.SubprocessError):  # no git here, or a checkout that it does not trust
+        return None
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(folder: Path, *command: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

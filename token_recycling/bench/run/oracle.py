@@ -1,0 +1,97 @@
+"""The oracle of SpecDec++: what speculative decoding with a draft model could reach if it knew how long to draft.
+
+It knows the target's text in hindsight, and drafts as long as the draft model says the same: up to the token before the
+first one that would be rejected. So nothing is discarded and no pass of the target is spared that could be (Huang et
+al., 2405.19715, lemma 2.1): the target makes one pass for every token at which the two models disagree. It stands here
+and not among the drafters, since only a benchmark knows a text before it is decoded. Cost, outside the measured time:
+the text is decoded once before, and read once by the draft model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ...costs.measure import PassCosts
+from ...draft import Context
+from ...drafters.draft_model.base import ModelDrafter
+from ...drafters.draft_model.expand import Rules
+from ...drafters.draft_model.pairing import SecondModel
+from ...model.prefill import prefill
+from ...model.tree_model import TreeModel
+from .lanes import DraftedLane
+from .outcome import Outcome
+
+
+@dataclass
+class Hindsight(SecondModel, ModelDrafter):
+    """Drafts what a draft model says, as long as it is what the text will be."""
+
+    name = "oracle"
+
+    def knows(self, text: torch.Tensor) -> None:
+        """`text` (length,) is what the next text will be, prompt included."""
+        self._known = text
+
+    def rules_for(
+        self, target: TreeModel, model: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts
+    ) -> Rules:
+        (prompt,) = prompts
+        known = self._known.to(prompt.device)
+        assert torch.equal(known[: len(prompt)], prompt)
+        said = _choices(model, known, target.vocab_size)
+        self._runs = _runs(said == known[1 : len(said) + 1])
+        longest = max([1, *self._runs])
+        return Rules(longest, 1, longest)
+
+    def depth_for(self, context: Context, rules: Rules) -> int:
+        place = len(context.tokens) - 1
+        return self._runs[place] if place < len(self._runs) else 0
+
+    def _shape(self, rules: Rules) -> str:
+        return "as many tokens as will be accepted"
+
+
+def _choices(model: TreeModel, text: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """The model's likeliest token after every token of `text` (length,) but the last, as far as it can read."""
+    choices: list[torch.Tensor] = [text[:0]]
+    known = text.clamp(max=model.embedded - 1)[: model.max_length]
+    prefill(
+        model, [known], model.new_cache(), lambda _, logits, __: choices.append(logits[:, :vocabulary].argmax(dim=-1))
+    )
+    return torch.cat(choices)
+
+
+def _runs(agreed: torch.Tensor) -> list[int]:
+    """For every place how many are true from there on, one after another."""
+    runs, length = [], 0
+    for same in reversed(agreed.tolist()):
+        length = length + 1 if same else 0
+        runs.append(length)
+    return runs[::-1]
+
+
+@dataclass
+class OracleLane:
+    """Decodes a text once, untimed, and then as one who knew it."""
+
+    model: PreTrainedModel
+    drafter: Hindsight
+
+    def generate(self, arguments: dict[str, Any]) -> Outcome:
+        if arguments.get("do_sample"):
+            raise ValueError("expected greedy decoding, got sampling: what will be drawn cannot be known")
+        self.drafter.knows(self.model.generate(**arguments)[0])
+        return self._lane.generate(arguments)
+
+    def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
+        self.drafter.knows(torch.cat([prompt, text]))
+        return self._lane.replay(prompt, text)
+
+    @property
+    def _lane(self) -> DraftedLane:
+        return DraftedLane(self.model, self.drafter)

@@ -1,0 +1,80 @@
+"""Replay: held-out text taken as the output, so that no loop of the model can flatter a method.
+
+The target reads drafts and text as always, and drafters learn from its logits as always; only the choice at each node
+on the path is the text's own next token. What is measured is how well a method foresees real text, and what that takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+from ...decode import decode
+from ...drafter import Drafter
+from ...model.self_test import ready
+from ...sequence import Sequence, TokenSelector
+from ...stats import Stats
+from ...tree import RankPath, Tree
+from .outcome import Outcome, wait
+
+
+class ReplaySelector(TokenSelector):
+    """Chooses the given text, token after token. The model's own choice is made too, so that it costs what it costs."""
+
+    def __init__(self, sequence: Sequence, following: torch.Tensor) -> None:
+        """`following` (length,) are the tokens after the text so far."""
+        super().__init__(sequence, LogitsProcessorList(), sample=False)
+        self._own = TokenSelector(sequence, LogitsProcessorList(), sample=False)
+        self._start, self._following = sequence.length, following.tolist()
+        self.greedy = False  # so that every choice is asked for here
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        self._own(logits)
+        return self._following[self.sequence.length - self._start]
+
+
+def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, following: torch.Tensor) -> Outcome:
+    """Decodes `following` (length,) after `prompt` (length,); raises UnsupportedModelError as `accelerate` does."""
+    stats, lengths, walked = Stats(synchronize=True), [], []
+    wait(model.device)
+    began = time.perf_counter()
+    target = ready(model)
+    limit = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + len(following))])
+    sequence = Sequence(prompt.to(target.device), limit)
+    for (step,) in decode(
+        target, [sequence], drafter, [ReplaySelector(sequence, following)], target.new_cache(), stats
+    ):
+        lengths.append(len(step.tokens))
+        walked.append((step.draft.tree, step.accepted))
+    wait(model.device)
+    seconds = time.perf_counter() - began
+    emitted = sequence.tokens[len(prompt) :].tolist()
+    assert emitted == following.tolist()
+    return Outcome(
+        prompts=[prompt],
+        tokens=[emitted],
+        lengths=lengths,
+        steps=stats.steps,
+        prefill_seconds=stats.prefill_seconds,
+        seconds=stats.decode_seconds,
+        total_seconds=seconds,
+        stats=stats,
+        paths=_by_path(walked),
+    )
+
+
+def _by_path(walked: Iterable[tuple[Tree, list[int]]]) -> dict[RankPath, tuple[int, int]]:
+    """Tried and accepted nodes by rank path, from the tree and the accepted nodes of every step.
+
+    Counted when the clock has stopped: making the paths of a new tree takes longer than the rest of a step's counting.
+    """
+    tried, accepted = Counter[RankPath](), Counter[RankPath]()
+    for tree, nodes in walked:
+        tried.update(tree.paths[child] for node in nodes for child in tree.children[node])
+        accepted.update(tree.paths[node] for node in nodes[1:])
+    return {path: (count, accepted[path]) for path, count in tried.items()}

@@ -1,0 +1,129 @@
+"""The file of a matrix: safetensors, written atomically, and checked before anything of it is used.
+
+`candidates` (vocabulary, k) int32 is the adjacency matrix. A file of what goes beyond the paper has `shares` of the
+same shape (uint16, 65,535 for 1), the hashed rows of longer contexts (`context_candidates`, `context_shares`,
+`context_keys`), and `calibration`. The header says whose ids these are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ..files import replacing
+
+FORMAT, VERSION = "token_recycling.adjacency_matrix", "1"
+_KINDS = (
+    {"candidates"},
+    {"candidates", "shares"},
+    {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration"},
+)
+
+
+class MatrixFileError(ValueError):
+    """A saved matrix that cannot be used: what was expected, what came and what to do."""
+
+
+def write_matrix(
+    path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], tokenizer: str = "", **header: object
+) -> None:
+    """Writes a matrix: a reader sees the old file or the new one, never a part."""
+    vocab_size, k = tensors["candidates"].shape
+    described = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "k": k, "tokenizer": tokenizer}
+    held = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        save_file(held, temporary, metadata={name: str(value) for name, value in {**described, **header}.items()})
+
+
+def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the header of a saved matrix, checked; raises MatrixFileError, or FileNotFoundError."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no matrix file at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header, names = dict(file.metadata() or {}), set(file.keys())
+            if header.get("format") != FORMAT or names not in _KINDS:
+                raise MatrixFileError(
+                    f"{path}: expected a saved adjacency matrix, got another safetensors file; "
+                    "give a file written by --matrix"
+                )
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise MatrixFileError(
+            f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
+        ) from None
+    if header.get("version") != VERSION:
+        raise MatrixFileError(
+            f"{path}: expected format version {VERSION}, got {header.get('version')}; update token_recycling"
+        )
+    reason = _shapes(tensors, header) or _ids(tensors) or _counts(tensors)
+    if reason is not None:
+        raise MatrixFileError(f"{path}: {reason}; delete it to start anew")
+    return tensors, {"tokenizer": "", **header}
+
+
+def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], header: Mapping[str, str]) -> None:
+    """Raises MatrixFileError where the header of a file differs from what is wanted, both being stated."""
+    said = {"vocab_size": "a vocabulary", "tokenizer": "the tokenizer"}
+    for name, value in ours.items():
+        theirs = header.get(name, "")
+        if str(value) and theirs and str(value) != theirs:
+            raise MatrixFileError(
+                f"{path}: expected {said.get(name, name)} of {value}, got {theirs}; "
+                "use the file of this model and these options, or start a new one"
+            )
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str | None:
+    """What is wrong with types and shapes, or None."""
+    stated, candidates = (header.get("vocab_size"), header.get("k")), tensors["candidates"]
+    if (
+        candidates.dtype != torch.int32
+        or candidates.ndim != 2
+        or stated != tuple(map(str, candidates.shape))
+        or not candidates.numel()
+    ):
+        shape = "x".join(map(str, candidates.shape))
+        return f"expected int32 ids of vocabulary x k = {stated[0]} x {stated[1]}, got {candidates.dtype} {shape}"
+    if candidates.shape[1] > candidates.shape[0]:
+        return f"expected k of at most the vocabulary, got {candidates.shape[1]} > {candidates.shape[0]}"
+    k, hashed = candidates.shape[1], tensors.get("context_keys", candidates[:0]).shape[0]
+    wanted = {
+        "shares": (torch.uint16, tuple(candidates.shape)),
+        "context_candidates": (torch.int32, (hashed, k)),
+        "context_shares": (torch.uint16, (hashed, k)),
+        "context_keys": (torch.int64, (hashed,)),
+    }
+    if "calibration" in tensors:
+        wanted["calibration"] = (torch.float32, (len(tensors["calibration"]), 2))
+    for name in wanted.keys() & tensors.keys():
+        found = (tensors[name].dtype, tuple(tensors[name].shape))
+        if found != wanted[name]:
+            return f"expected {name} of {wanted[name]}, got {found}"
+    return None
+
+
+def _ids(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Whether a token is named that does not exist, or None."""
+    vocab_size = len(tensors["candidates"])
+    for name in ("candidates", "context_candidates"):
+        if name in tensors and tensors[name].numel():
+            low, high = int(tensors[name].min()), int(tensors[name].max())
+            if low < 0 or high >= vocab_size:
+                return f"expected ids from 0 to {vocab_size - 1}, got {low} to {high}"
+    return None
+
+
+def _counts(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Whether more candidates were chosen than there were, or None."""
+    if "calibration" in tensors:
+        chosen, seen = tensors["calibration"].unbind(dim=1)
+        if not bool(((chosen >= 0) & (chosen <= seen) & seen.isfinite()).all()):
+            return "expected counts in calibration, the chosen ones no more than the seen ones, got other numbers"
+    return None

@@ -1,0 +1,307 @@
+"""Candidates after contexts of several tokens: the adjacency matrix with probabilities and longer contexts.
+
+The matrix of Token Recycling (section 3.1) has one row a vocabulary token. Here every row holds the candidates'
+probabilities too, and more rows are kept for the last two, three or four tokens, in a table of fixed size: a row's
+place is a hash of its tokens, and a newer context takes the place of an older one. Probabilities have 16 bits, so that
+32,000 tokens with 8 candidates take 1.5 MB; `memory` is what the longer contexts may take besides.
+
+The arrays lie on the CPU, whatever the model's device: trees are grown there, from a few thousand numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+
+from .calibration import new_calibration
+from .matrix_file import MatrixFileError, check_header, read_matrix_file, write_matrix
+
+MAX_ORDER = 4
+ABSENT = -1
+"""In a context: no token, before the beginning of the text. In `chosen`: not known what followed."""
+FULL = 65_535
+"""The probability 1 in 16 bits."""
+
+
+class Rows(NamedTuple):
+    """The arrays of a `NgramMatrix`; those of a single token come first, by token, then the hashed ones."""
+
+    candidates: np.ndarray
+    """(rows, k) int32, best first."""
+    shares: np.ndarray
+    """(rows, k) uint16: probabilities, 65,535 for 1; 0 in the first place where nothing was learned."""
+    keys: np.ndarray
+    """(hashed rows,) int64: the context of a hashed row, mixed into one number; 0 where free."""
+
+
+@njit(cache=True)
+def find_row(rows: Rows, vocab_size: int, context: np.ndarray, order: int) -> int:
+    """The row of the last `order` tokens of a context (newest first), or -1 if nothing was learned for them."""
+    if order == 1:
+        known = 0 <= context[0] < vocab_size and rows.shares[context[0], 0] > 0
+        return context[0] if known else -1
+    if len(rows.keys) == 0 or context[order - 1] < 0:
+        return -1
+    key = _mixed(context, order)
+    place = key % len(rows.keys)
+    return vocab_size + place if rows.keys[place] == key else -1
+
+
+@njit(cache=True)
+def _mixed(context: np.ndarray, order: int) -> int:
+    """A number for the last `order` tokens: the finalizer of splitmix64, token by token; never 0, never negative."""
+    mixed = np.uint64(order)
+    for place in range(order):
+        mixed = (mixed + np.uint64(context[place])) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(27)
+    return np.int64(mixed >> np.uint64(1)) | np.int64(1)
+
+
+@njit(cache=True)
+def _learn(
+    rows: Rows,
+    vocab_size: int,
+    contexts: np.ndarray,
+    candidates: np.ndarray,
+    probabilities: np.ndarray,
+    chosen: np.ndarray,
+    remembers: float,
+    favours: float,
+) -> None:
+    n, k = candidates.shape
+    merged_ids, merged = np.empty(2 * k, np.int32), np.empty(2 * k, np.float32)
+    for node in range(n):
+        if contexts[node, 0] >= vocab_size:  # embedded, but never said: it has no row
+            continue
+        ids, shares = candidates[node].copy(), probabilities[node].copy()
+        if favours and chosen[node] >= 0:
+            _favour(ids, shares, chosen[node], favours)
+        for order in range(1, contexts.shape[1] + 1):
+            if contexts[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
+                break
+            row = find_row(rows, vocab_size, contexts[node], order)
+            known = row >= 0
+            if order == 1:
+                row = contexts[node, 0]
+            elif not known:
+                key = _mixed(contexts[node], order)
+                row = vocab_size + key % len(rows.keys)
+                rows.keys[row - vocab_size] = key
+            if known and remembers:
+                count = _merge(rows, row, ids, shares, remembers, merged_ids, merged)
+                best = np.argsort(-merged[:count], kind="mergesort")
+                for place in range(k):
+                    rows.candidates[row, place] = merged_ids[best[place]]
+                    rows.shares[row, place] = _sixteen_bits(merged[best[place]])
+            else:
+                for place in range(k):
+                    rows.candidates[row, place] = ids[place]
+                    rows.shares[row, place] = _sixteen_bits(shares[place])
+            if not rows.shares[row, 0]:
+                rows.shares[row, 0] = 1
+
+
+@njit(cache=True)
+def _sixteen_bits(share: float) -> int:
+    return np.uint16(min(share, np.float32(1.0)) * FULL + np.float32(0.5))
+
+
+@njit(cache=True)
+def _favour(ids: np.ndarray, shares: np.ndarray, chosen: int, favours: float) -> None:
+    """Moves a share of `favours` from all candidates to the one that was emitted, which is put in order."""
+    k = len(ids)
+    place = k - 1
+    for rank in range(k):
+        shares[rank] *= 1 - favours
+        if ids[rank] == chosen:
+            place = rank
+    value = favours + (shares[place] if ids[place] == chosen else np.float32(0.0))
+    while place > 0 and shares[place - 1] < value:
+        ids[place], shares[place] = ids[place - 1], shares[place - 1]
+        place -= 1
+    ids[place], shares[place] = chosen, value
+
+
+@njit(cache=True)
+def _merge(
+    rows: Rows, row: int, ids: np.ndarray, shares: np.ndarray, remembers: float, into: np.ndarray, sums: np.ndarray
+) -> int:
+    """The mean of an old row and a new one, the old weighted by `remembers`; returns the number of candidates."""
+    k = len(ids)
+    for place in range(k):
+        into[place], sums[place] = ids[place], (1 - remembers) * shares[place]
+    count = k
+    for place in range(k):
+        token, share = rows.candidates[row, place], remembers * rows.shares[row, place] / FULL
+        for other in range(k):
+            if into[other] == token:
+                sums[other] += share
+                break
+        else:
+            into[count], sums[count] = token, share
+            count += 1
+    return count
+
+
+class NgramMatrix:
+    """What was learned from verified drafts: candidates and probabilities after the last one to `orders` tokens."""
+
+    def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 0.4) -> None:
+        """`memory`: megabytes for the contexts of two tokens and more. Raises ValueError."""
+        if vocab_size < 1 or not 1 <= k <= vocab_size:
+            raise ValueError(
+                f"expected a vocabulary of 1 or more and k from 1 to its size, got vocabulary {vocab_size} and k {k}"
+            )
+        if not 1 <= orders <= MAX_ORDER:
+            raise ValueError(f"expected orders from 1 to {MAX_ORDER}, got {orders}")
+        if memory < 0:
+            raise ValueError(f"expected memory of 0 MB or more, got {memory}")
+        self.vocab_size, self.k, self.orders = vocab_size, k, orders
+        hashed = int(memory * 1_000_000) // (8 + 6 * k) if orders > 1 else 0
+        self.rows = Rows(
+            candidates=np.zeros((vocab_size + hashed, k), np.int32),
+            shares=np.zeros((vocab_size + hashed, k), np.uint16),
+            keys=np.zeros(hashed, np.int64),
+        )
+        self.calibration = new_calibration()
+        """How likely candidates of each kind are: `calibration`."""
+
+    @property
+    def candidates(self) -> np.ndarray:
+        """(vocab_size, k) int32: the adjacency matrix, best first."""
+        return self.rows.candidates[: self.vocab_size]
+
+    @property
+    def shares(self) -> np.ndarray:
+        """(vocab_size, k) uint16: their probabilities, 65,535 for 1."""
+        return self.rows.shares[: self.vocab_size]
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """(vocab_size, k) float32: of the candidates, when they were last seen."""
+        return self.shares.astype(np.float32) / FULL
+
+    @property
+    def filled(self) -> np.ndarray:
+        """(vocab_size,) bool: the tokens that something was learned for."""
+        return self.shares[:, 0] > 0
+
+    @property
+    def contexts(self) -> int:
+        """Number of contexts of two tokens and more that something is known for."""
+        return int((self.rows.keys > 0).sum())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"NgramMatrix({self.vocab_size:,} tokens x {self.k}, {int(self.filled.sum()):,} rows filled, "
+            f"{self.contexts:,} of {len(self.rows.keys):,} longer contexts)"
+        )
+
+    def look_up(self, *context: int) -> list[tuple[int, float]]:
+        """Candidates and probabilities after the last tokens of a text, the newest last; empty if never seen.
+
+        Raises ValueError for more tokens than `orders`, or none.
+        """
+        if not 1 <= len(context) <= self.orders:
+            raise ValueError(f"expected 1 to {self.orders} tokens, got {len(context)}")
+        newest_first = np.array(context[::-1], np.int64)
+        row = find_row(self.rows, self.vocab_size, newest_first, len(context))
+        if row < 0:
+            return []
+        shares = self.rows.shares[row] / FULL
+        return [(int(token), float(p)) for token, p in zip(self.rows.candidates[row], shares, strict=True)]
+
+    def learn(
+        self,
+        contexts: np.ndarray,
+        candidates: np.ndarray,
+        probabilities: np.ndarray,
+        chosen: np.ndarray | None = None,
+        remembers: float = 0.0,
+        favours: float = 0.0,
+    ) -> None:
+        """Overwrites the rows of n contexts, in order, so that of equal ones the last stays.
+
+        `contexts` is (n, orders) int64, the newest token first, -1 before the beginning of a text; `candidates` and
+        `probabilities` (n, k), best first; `chosen` (n,) int64 the token that followed, -1 where it is not known. A row
+        keeps a share of `remembers` of what it held, and a chosen token gains a share of `favours` of the others'.
+        Raises ValueError for another number of rows or of candidates.
+        """
+        wanted = (len(contexts), self.k)
+        if candidates.shape != wanted or probabilities.shape != wanted:
+            raise ValueError(
+                f"expected candidates and probabilities of {wanted[0]} x {wanted[1]}, "
+                f"got {candidates.shape} and {probabilities.shape}"
+            )
+        if chosen is None:
+            chosen = np.full(len(contexts), ABSENT, np.int64)
+        _learn(self.rows, self.vocab_size, contexts, candidates, probabilities, chosen, remembers, favours)
+
+    def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
+        """Writes a safetensors file atomically: a reader sees the old file or the new one, never a part.
+
+        `tokenizer` is the `fingerprint` of the tokenizer whose ids these are; a matrix of other ids is never loaded.
+        """
+        tensors = {name: torch.from_numpy(array) for name, array in self._arrays().items()}
+        write_matrix(path, tensors, tokenizer, orders=self.orders)
+
+    def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
+        """Replaces the contents by those of a file; after any error the matrix is as it was.
+
+        Raises MatrixFileError for a file that is damaged, of another format, vocabulary, k, orders or memory, or, if
+        both sides state one, of another tokenizer.
+        """
+        tensors, header = read_matrix_file(path)
+        if "shares" not in tensors:
+            raise MatrixFileError(
+                f"{path}: expected a matrix with probabilities, got one of the drafter 'published'; "
+                "load it there, or start a new one"
+            )
+        if "calibration" not in tensors:
+            raise MatrixFileError(
+                f"{path}: expected a matrix with contexts, got rows of single tokens alone; "
+                "give a file written by --matrix"
+            )
+        ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
+        check_header(path, ours, header)
+        for name, array in self._arrays().items():
+            if tuple(tensors[name].shape) != array.shape:
+                raise MatrixFileError(
+                    f"{path}: expected {name} of {array.shape}, got {tuple(tensors[name].shape)}; "
+                    "set the option memory to what it was"
+                )
+        for name, array in self._arrays().items():
+            array[:] = tensors[name].numpy()
+
+    def _arrays(self) -> Mapping[str, np.ndarray]:
+        """Everything that is learned, by its name in a file; parts are views."""
+        hashed = slice(self.vocab_size, None)
+        return {
+            "candidates": self.candidates,
+            "shares": self.shares,
+            "context_candidates": self.rows.candidates[hashed],
+            "context_shares": self.rows.shares[hashed],
+            "context_keys": self.rows.keys,
+            "calibration": self.calibration,
+        }
+
+
+def contexts_of(tokens: np.ndarray, orders: int, before: np.ndarray | None = None) -> np.ndarray:
+    """The context of every token (n,) of a piece of text: (n, orders) int64, the newest first.
+
+    `before` (orders - 1,) are the tokens before the piece, -1 where there are none.
+    """
+    if before is None:
+        before = np.full(orders - 1, ABSENT, np.int64)
+    whole = np.concatenate([before, tokens])
+    return np.lib.stride_tricks.sliding_window_view(whole, orders)[:, ::-1].copy()

@@ -1,0 +1,49 @@
+"""Drafted branches with a common beginning, merged: what retrieval finds is sequences, what is verified is a tree.
+
+Two nodes with the same token after the same parent see the same text, so that the target's logits at them are equal and
+one of them is enough. Cost: one dictionary entry a node, in Python.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..draft import Context, Draft
+from ..tree import Tree
+
+
+class Trie:
+    """A tree of tokens that grows in order of depth below a root, node 0."""
+
+    def __init__(self) -> None:
+        self.parents, self.tokens = [-1], [0]
+        """Of every node; the root's token is not known here."""
+        self._ranks = [0]
+        self._children: dict[tuple[int, int], int] = {}
+        self._degrees = [0]
+
+    def __len__(self) -> int:
+        """Number of nodes, the root included."""
+        return len(self.parents)
+
+    def add(self, parent: int, token: int) -> int:
+        """The child of `parent` that carries `token`: the one that is there, or a new one of the next rank.
+
+        Nodes must be added in order of depth.
+        """
+        known = self._children.get((parent, token))
+        if known is not None:
+            return known
+        node = self._children[parent, token] = len(self.parents)
+        self.parents.append(parent)
+        self._ranks.append(self._degrees[parent])
+        self.tokens.append(token)
+        self._degrees[parent] += 1
+        self._degrees.append(0)
+        return node
+
+    def draft(self, context: Context) -> Draft:
+        """The tree and its tokens, the root that of `context`."""
+        found = torch.tensor(self.tokens, device=context.tokens.device)
+        found[:1] = context.root
+        return Draft(Tree(tuple(self.parents), tuple(self._ranks)), found)

@@ -1,0 +1,152 @@
+"""t(n) measured: the passes of one model, timed on this machine.
+
+It is measured on random tokens, briefly, the first time that it is needed, for bands of length. `token-recycling tune`
+measures at leisure and saves the curves (`store`); afterwards they are read from there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from ..draft import Draft
+from ..model.kv_cache import TreeCache, unroll
+from ..model.prefill import prefill
+from ..model.remembered import forget, remembered
+from ..model.tensor_parallel import agreed
+from ..model.tree_model import TreeModel
+from ..stats import synchronize
+from ..templates import star
+from . import store
+from .curve import SHORTEST_BAND, CostCurve, band
+
+CPU_SIZES = (1, 2, 4, 6, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64)
+ACCELERATOR_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_BRIEFLY, _BRIEF_SIZES = 0.1, frozenset((1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256))
+"""Seconds, and sizes, for a curve that is measured on the way."""
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
+"""Passes over each size: the best of a few, since other work only ever adds; at least three, whatever they take."""
+_TICK = 1e-7
+"""Seconds; no pass is quicker than a clock can tell."""
+_PROMPT = 16
+
+Measure = Callable[[int, float], CostCurve]
+"""The curve for texts of a number of tokens, measured for about that many seconds."""
+
+
+class PassCosts:
+    """What the passes of one model cost, by length of text: from curves that `tune` saved, else measured once in this
+    process.
+    """
+
+    def __init__(self, model: TreeModel, kind: str = "", measure: Measure | None = None) -> None:
+        """`measure`, for steps that are made in another way than by ordinary passes, has a name, `kind`."""
+        self.model, self.kind, self._measure = model, kind, measure
+
+    def curve(self, length: int) -> CostCurve:
+        """The curve for texts of `length` tokens."""
+        return self._curves(with_room(self.model, band(length)))
+
+    def _curves(self, length: int) -> CostCurve:
+        key = ("costs", self.kind, length, torch.get_num_threads())
+        return remembered(self.model.model, key, lambda: self._found(length), values_matter=False)
+
+    def _found(self, length: int) -> CostCurve:
+        saved = agreed(self.model.model, {curve.length: curve for curve in store.load(self.model, self.kind)})
+        return saved.get(length) or self._brief(length)
+
+    def _brief(self, length: int) -> CostCurve:
+        if self._measure is not None:
+            return self._measure(length, _BRIEFLY)
+        sizes = [size for size in _sizes(self.model) if size in _BRIEF_SIZES]
+        return measure(self.model, length, sizes, _BRIEFLY).convex()
+
+    def measure(self, length: int, seconds: float) -> CostCurve:
+        """Measures anew, at leisure; nothing is kept."""
+        return (self._measure or (lambda *given: measure(self.model, given[0], seconds=given[1])))(length, seconds)
+
+    def keep(self, curves: Sequence[CostCurve]) -> None:
+        """Saves curves beside those of other lengths that were saved before, for this process and later ones."""
+        kept = {curve.length: curve for curve in (*store.load(self.model, self.kind), *curves)}
+        store.save(self.model, [kept[length] for length in sorted(kept)], self.kind)
+        forget(self.model.model, "costs")
+
+    def lengths(self, longest: int) -> list[int]:
+        """Where curves are measured so that texts of up to `longest` tokens have one: 256, 1,024, 4,096, ..., shorter
+        where the model's context ends before.
+        """
+        found: list[int] = []
+        length = 1
+        while not found or length <= longest:
+            here = with_room(self.model, band(length))
+            if here not in found:
+                found.append(here)
+            length = band(length) + 1
+        return found
+
+
+@torch.no_grad()
+def measure(
+    model: TreeModel, length: int = SHORTEST_BAND, sizes: Sequence[int] | None = None, seconds: float = 1.0
+) -> CostCurve:
+    """Times forward passes over trees of the given sizes after `length` random tokens, for about `seconds`.
+
+    Nothing is left behind. The text is shorter where the model's context has no room for both; sizes for which there is
+    none are left out. Trees that are not exact at that length are timed as well: that is for `decode` to decide, at
+    each step. On an accelerator the device is waited for after each pass. Processes that share a model all have the
+    curve of the first one.
+    """
+    wanted = tuple(sizes or _sizes(model))
+    length = with_room(model, length, wanted[-1])
+    limit = model.max_length or math.inf
+    trees = {n: star(n) for n in wanted if n == 1 or length + n <= limit}
+    cache = filled(model, length)
+    held, kept = cache.get_seq_length(), TreeCache(cache)
+    best: dict[int, float] = {}
+    began = time.perf_counter()
+    for done in range(_MOST_ROUNDS):
+        if done >= _LEAST_ROUNDS and agreed(model.model, time.perf_counter() - began) > seconds:
+            break
+        for n, tree in trees.items():
+            draft = Draft(tree, torch.zeros(n, dtype=torch.long, device=model.device))
+            synchronize(model.device)
+            start = time.perf_counter()
+            model.forward(model.inputs.of([draft], [held], held), cache)
+            synchronize(model.device)
+            taken = max(time.perf_counter() - start, _TICK)
+            kept.keep(held, [held], [[]])
+            best[n] = min(taken, best.get(n, taken))
+    return agreed(model.model, CostCurve(length, tuple(best), tuple(best.values())))
+
+
+def with_room(model: TreeModel, length: int, nodes: int | None = None) -> int:
+    """The length, less where the model's context has no room for it and `nodes` (default the largest measured tree)."""
+    if model.max_length is None:
+        return length
+    return max(1, min(length, model.max_length - (nodes or _sizes(model)[-1])))
+
+
+def _sizes(model: TreeModel) -> tuple[int, ...]:
+    return CPU_SIZES if model.device.type == "cpu" else ACCELERATOR_SIZES
+
+
+def filled(model: TreeModel, length: int) -> DynamicCache:
+    """A cache as after `length` tokens. Where the layers allow it, a few tokens' states are repeated."""
+    cache = model.new_cache()
+    tokens = torch.arange(1, min(_PROMPT, length) + 2, device=model.device) % model.embedded
+    prefill(model, [tokens], cache)
+    unroll(cache)
+    if all(type(layer) is DynamicLayer for layer in cache.layers):
+        times = -(-length // cache.get_seq_length())
+        for layer in cache.layers:
+            layer.keys = layer.keys.repeat(1, 1, times, 1)[:, :, :length]
+            layer.values = layer.values.repeat(1, 1, times, 1)[:, :, :length]
+        return cache
+    cache = model.new_cache()
+    prefill(model, [torch.arange(length + 1, device=model.device) % model.embedded], cache)
+    return cache

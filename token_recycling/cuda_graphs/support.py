@@ -1,0 +1,152 @@
+"""Where fast steps hold, and if not, why."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicIndexedLayer
+
+from ..draft import Draft
+from ..drafter import Drafter
+from ..model.architectures import Support
+from ..model.kv_cache import TreeCache
+from ..model.prefill import prefill
+from ..model.remembered import remembered
+from ..model.tree_model import TreeModel
+from ..processors import Scope, scope
+from ..sequence import Sequence, TokenSelector
+from ..templates import root_only
+from ..tree import Tree
+from .runner import StepRunner
+from .step import Choice, StepPlan
+from .syncs import HostWaitsError, without_waiting
+
+_TREE = Tree.from_paths([(0,), (1,), (1, 0)])
+_TRIED = 8
+_ALIKE = {8: 1e-3, 4: 1e-3, 2: 0.1, 1: 0.2}
+"""Differences that come from the order of additions, by bytes of a number; what stands at a wrong place makes larger
+ones.
+"""
+
+
+def by_configuration(known: Support) -> str | None:
+    """Why fast steps do not hold for a model, by what is known of it without its weights; None if nothing speaks
+    against them.
+    """
+    if not known.supported:
+        return known.reason
+    if not known.tested:
+        return f"expected a family that was tested, got {known.family!r}"
+    if known.key_bias is not None:
+        return f"expected positions that the model is given, got ALiBi in {known.model}"
+    if known.border is not None:
+        return f"expected a model that computes alike at every length, got {known.model}: {known.border.why}"
+    return None
+
+
+def runner_or_reason(target: TreeModel) -> StepRunner | str:
+    """What runs the model's fast steps, made once, or why it has none."""
+    reason = by_configuration(target.support) or _by_weights(target.model)
+    if reason is not None:
+        return reason
+    return remembered(target.model, "captured steps", lambda: _tried_out(target))
+
+
+def without_fast_path(target: TreeModel) -> str | None:
+    """Why a model has no fast steps, tried out, or None if it has."""
+    found = runner_or_reason(target)
+    return found if isinstance(found, str) else None
+
+
+def _by_weights(model: PreTrainedModel) -> str | None:
+    parameters = list(model.parameters())
+    devices = sorted({str(parameter.device) for parameter in parameters})
+    if len(devices) > 1 or (getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1):
+        return f"expected all weights on one device, got {', '.join(devices)} or offloaded ones"
+    if any(hasattr(parameter, "placements") for parameter in parameters):
+        return "expected a model of one process, got weights shared among several"
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        return "expected a model without hooks, got those of a device map"
+    if any(hasattr(module.forward, "_torchdynamo_orig_callable") for module in model.modules()) or any(
+        getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()
+    ):
+        return "expected a model that is not compiled, got one that torch.compile was applied to"
+    if model.training:
+        return "expected a model in evaluation mode, got one in training; call model.eval()"
+    return None
+
+
+@torch.no_grad()
+def _tried_out(target: TreeModel) -> StepRunner | str:
+    """Small steps: one watched, whether the model's own operations would make the host wait, and some compared with
+    the ordinary way.
+    """
+    cache = target.new_cache()
+    if any(isinstance(layer, DynamicIndexedLayer) for layer in cache.layers):
+        return f"expected keys and values alone, got index keys (sparse attention) in {type(target.model).__name__}"
+    runner = StepRunner(target)
+    runner.begin(cache, 1)
+    runner.reserve(1)
+    plan, source = StepPlan(1, 1, runner.cache.capacity, 0, False, False), runner.host_source(1)
+    try:
+        with without_waiting():
+            runner.rehearse(target, plan, source, Choice())
+    except HostWaitsError as error:
+        return f"expected a forward pass that does not wait for the device, got {type(target.model).__name__}: {error}"
+    try:
+        deviation = _deviation(target, runner)
+    except RuntimeError as error:
+        return f"expected a forward pass that can be captured, got {type(target.model).__name__}: {error}"
+    if deviation > _ALIKE[target.dtype.itemsize]:
+        return (
+            f"expected the logits of the ordinary way, got others by {deviation:.2g} of the largest one; "
+            "this is a fault: please report it"
+        )
+    return runner
+
+
+def _deviation(target: TreeModel, runner: StepRunner) -> float:
+    """The largest difference between the logits of small trees on the fast and on the ordinary way, as a share of the
+    largest logit. The second tree sees what was kept of the first; where steps are captured, it is a replay.
+    """
+    cache = target.new_cache()
+    text = torch.arange(1, _TRIED, device=target.device) % target.embedded
+    prefill(target, [text], cache)
+    runner.begin(cache, _TRIED + 2 * len(_TREE))
+    runner.root.copy_(text[-1:])
+    kept, source, worst = TreeCache(cache), runner.host_source(len(_TREE)), 0.0
+    plan = StepPlan(source.nodes, source.depths, runner.cache.capacity, 0, False, False)
+    for _ in range(2):
+        held, root = cache.get_seq_length(), runner.root.clone()
+        alone = target.forward(target.inputs.of([Draft(root_only(), root)], [held], held), cache)
+        kept.keep(held, [held], [[]])
+        right = int(alone[0, 0].argmax())
+        tokens = torch.tensor([int(root), (right + 1) % target.embedded, right, 0], device=target.device)
+        draft = Draft(_TREE, tokens)
+        source.send(draft)
+        report, logits = runner.run(target, plan, source, Choice())
+        wanted = target.forward(target.inputs.of([draft], [held], held), cache)[0].float()
+        worst = max(worst, float((logits.float() - wanted).abs().max() / wanted.abs().max()))
+        kept.keep(held, [held], [report.path])
+    return worst
+
+
+def why_not(sequences: list[Sequence], selectors: list[TokenSelector], drafter: Drafter, cache: Cache) -> str | None:
+    """Why fast steps do not hold for a run, or None."""
+    if len(sequences) > 1:
+        return f"expected one text, got {len(sequences)}"
+    if cache.offloading:
+        return "expected a cache on the device, got an offloaded one"
+    (selector,) = selectors
+    if selector.sequence.scores is not None or selector.logits is not None:
+        return "expected tokens alone to be asked for, got output_scores or output_logits"
+    others = sorted({type(one).__name__ for one in selector.processors if scope(one) < Scope.EACH_ROW})
+    if others:
+        return f"expected processors that look at the scores alone, got {', '.join(others)}"
+    if not selector.sample and not selector.greedy:
+        return "expected greedy decoding without processors"
+    if drafter.traits.hidden_states:
+        return f"expected a drafter that learns from logits, got one that needs hidden states ({drafter.describe()})"
+    if selector.sample and drafter.traits.draws:
+        return f"expected a draft that is chosen, got one that is drawn ({drafter.describe()})"
+    return None

@@ -1,0 +1,102 @@
+"""What a fast step of n nodes costs: t(n) as `costs` wants it, measured on the step that will run.
+
+A tree is filled up to a bucket, so that the curve is a staircase: one node more costs nothing until the next bucket.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..costs.curve import CostCurve
+from ..costs.measure import filled, with_room
+from ..draft import Draft
+from ..stats import synchronize
+from ..templates import star
+from .graphs import Graphs
+from .slots import band_of
+from .sources import BUCKETS, bucket_of
+from .step import Choice, StepPlan, TreeArrays, tree_masks
+
+if TYPE_CHECKING:
+    from ..model.tree_model import TreeModel
+    from .runner import StepRunner
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
+
+
+def staircase(target: TreeModel, runner: StepRunner, length: int, seconds: float = 1.0) -> CostCurve:
+    """The curve for texts of `length` tokens, the best of some rounds within some `seconds`, three at least."""
+    length = with_room(target, length, BUCKETS[-1])
+    limit = length + BUCKETS[-1] if target.max_length is None else target.max_length
+    sizes = [nodes for nodes in BUCKETS if nodes == 1 or length + nodes <= limit]
+    best = timed(target, runner, length, sizes, seconds)
+    firsts = [1, *(before + 1 for before in sizes[:-1])]
+    ends = sorted({*firsts, *sizes})
+    return CostCurve(length, tuple(ends), tuple(best[bucket_of(end)] for end in ends))
+
+
+@torch.no_grad()
+def timed(
+    target: TreeModel, runner: StepRunner, length: int, sizes: Sequence[int], seconds: float, k: int = 8
+) -> dict[int, float]:
+    """Seconds of a step by number of nodes, each a size of its own, after `length` tokens: from the draft on the host
+    to what the host reads, `k` candidates for every node among it.
+    """
+    runner.begin(filled(target, length), length + max(sizes))
+    best: dict[int, float] = {}
+    began = time.perf_counter()
+    for done in range(_MOST_ROUNDS + 1):
+        if done > _LEAST_ROUNDS and time.perf_counter() - began > seconds:
+            break
+        for nodes in sizes:
+            source = runner.host_source(nodes)
+            plan = StepPlan(nodes, source.depths, band_of(length + nodes), k, bool(k), False)
+            runner.cache.shared.length.fill_(length)
+            draft = Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
+            synchronize(target.device)
+            start = time.perf_counter()
+            source.send(draft)
+            runner.run(target, plan, source, Choice())
+            taken = time.perf_counter() - start
+            if done:  # the first round captures and compiles
+                best[nodes] = min(taken, best.get(nodes, taken))
+            else:
+                began = time.perf_counter()
+    return best
+
+
+@torch.no_grad()
+def forward_alone(target: TreeModel, runner: StepRunner, length: int, nodes: int, rounds: int = _MOST_ROUNDS) -> float:
+    """Seconds of the model's forward pass over `nodes` nodes after `length` tokens, run as a step runs it and with the
+    same shapes, but alone: what of a step is not this is overhead. The best of some rounds.
+    """
+    runner.begin(filled(target, length), length + nodes)
+    cache, tree = runner.cache, star(nodes)
+    cache.shared.band = band_of(length + nodes)
+    shape = TreeArrays.of(tree, target.device)
+    mask = tree_masks(target.support.layers, shape, cache.shared.length, cache.shared.band, target.dtype)
+    tokens = torch.zeros(1, nodes, dtype=torch.long, device=target.device)
+    positions = (shape.depths + cache.shared.length)[None]
+    cache.aim(nodes)
+
+    def forward() -> torch.Tensor:
+        return target.model(
+            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        ).logits
+
+    best = math.inf
+    graphs = Graphs(target.device)
+    for done in range(rounds + 1):
+        synchronize(target.device)
+        start = time.perf_counter()
+        with runner.attending(target):
+            graphs.run(nodes, forward, [])
+        synchronize(target.device)
+        if done:  # the first round captures and compiles
+            best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,135 @@
+"""What passes between the loop and a drafter: what a draft may depend on, the draft, what its verification revealed."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from .candidates.topk import top_candidates
+from .tree import Tree
+
+if TYPE_CHECKING:
+    from .candidates.matrix import AdjacencyMatrix, UpdateRule
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree and its tokens (n,) int64, on the target's device or the host; `tokens[0]` is the root, the newest token
+    of the text.
+    """
+
+    tree: Tree
+    tokens: torch.Tensor
+    drawn_from: Mapping[int, torch.Tensor] | None = None
+    """For each node whose token was drawn at random, the distribution (vocabulary,) that it and its siblings were drawn
+    from, without replacement and in their order. A node that is not named here, or any node if this is None, was chosen
+    otherwise. Wherever the text is sampled, drawn nodes are accepted by what is said here: it must be true, or the
+    text is not the target's. A drawn node must not be left out of a draft because of what was drawn.
+    """
+    confidence: np.ndarray | None = None
+    """(n,) float32: how likely the drafter thinks that each node is accepted if its parent is; 1 for the root. It is
+    read where drafts are fused, and calibrated there, so that it need only be in the right order.
+    """
+    needed: frozenset[int] = frozenset()
+    """Nodes that the drafter learns from whether they are accepted or not; where drafts are fused, they are kept if
+    there is room for all of them.
+    """
+
+    def cut(self, depth: int) -> Draft:
+        """The draft without the nodes deeper than `depth`."""
+        tree = self.tree.cut(depth)
+        if tree is self.tree:
+            return self
+        drawn_from = self.drawn_from and {node: q for node, q in self.drawn_from.items() if node < len(tree)}
+        confidence = None if self.confidence is None else self.confidence[: len(tree)]
+        needed = frozenset(node for node in self.needed if node < len(tree))
+        return Draft(tree, self.tokens[: len(tree)], drawn_from, confidence, needed)
+
+    def places_in(self, other: Draft) -> list[int | None]:
+        """For each node the one of `other` after the same tokens, None where there is none; both have one root."""
+        there: dict[tuple[int, int], int] = {}
+        for node, token in enumerate(other.tokens.tolist()):
+            there.setdefault((other.tree.parents[node], token), node)
+        places: list[int | None] = [0]
+        for token, parent in zip(self.tokens.tolist()[1:], self.tree.parents[1:], strict=True):
+            above = places[parent]
+            places.append(None if above is None else there.get((above, token)))
+        return places
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a draft may depend on."""
+
+    tokens: torch.Tensor
+    """(length,) int64: the whole text so far, prompt included; the last one is the root of the draft."""
+    room: int
+    """How many more tokens may be emitted; a node deeper than `room - 1` cannot be of use."""
+    row: int = 0
+    """Which text of a batch this is, counted from 0."""
+    warp: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Shapes logits (n, vocabulary) as the target's are before a token is drawn from their softmax: temperature, top-k
+    and the like, but no penalties. None where the text is not sampled.
+    """
+
+    @property
+    def root(self) -> torch.Tensor:
+        """(1,) int64: the newest token."""
+        return self.tokens[-1:]
+
+
+class Retrieval(typing.NamedTuple):
+    """Drafting that is one look-up: a template, and the matrix that it is filled from and that learns."""
+
+    tree: Tree
+    matrix: AdjacencyMatrix
+    update: UpdateRule
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one verification revealed, trimmed at the end of the text."""
+
+    draft: Draft
+    """What was verified: the drafter's own draft, as far as the loop could use it, or one that other drafters have a
+    part in.
+    """
+    logits: torch.Tensor
+    """(n, vocabulary): the target's logits after every node, the rejected ones too."""
+    accepted: list[int]
+    """Accepted nodes, the root first."""
+    tokens: list[int]
+    """Emitted tokens, one per accepted node: those of the accepted nodes after the root, then the last one."""
+    finished: bool
+    """True for the last step of a text."""
+    beyond: int | None = None
+    """The node that carries the last token of the text, if one was accepted and trimmed: it and what follows it are no
+    part of any text.
+    """
+    row: int = 0
+    """Which text of a batch it is, counted from 0."""
+    hidden: torch.Tensor | None = None
+    """(n, hidden): the target's last hidden states at every node, from which its output layer made `logits`. None
+    unless the drafter's traits ask for `hidden_states`.
+    """
+    candidates: tuple[np.ndarray, np.ndarray] | None = None
+    """What `top` gives, where the device has found it already."""
+
+    def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k likeliest tokens after every node, best first, and their probabilities: (n, k) int32 and float32."""
+        if self.candidates is not None and self.candidates[0].shape[1] >= k:
+            return self.candidates[0][:, :k], self.candidates[1][:, :k]
+        return top_candidates(self.logits, k)
+
+    @property
+    def learnable(self) -> list[int] | slice:
+        """Index of the nodes to learn from: all, without those beyond the end of the text."""
+        if self.beyond is None:
+            return slice(None)
+        beyond = set(self.draft.tree.below(self.beyond))
+        return [node for node in range(len(self.draft.tree)) if node not in beyond]

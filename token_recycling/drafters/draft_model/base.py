@@ -1,0 +1,204 @@
+"""The drafter behind every draft model: one model reads each text, and drafts ahead of it by one set of rules.
+
+Cost per step: one forward pass of the draft model for every drafting step, over the nodes that are followed. What was
+drafted and became text stays in the draft model's cache; an accepted node that was never read on its own path (a leaf,
+a merged node and all that is copied below it) is read with the next step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+
+from ...costs.budget import Budget
+from ...costs.measure import PassCosts
+from ...draft import Context, Draft, Step
+from ...drafter import Drafter, DrafterTraits
+from ...model.tree_model import TreeModel
+from ...templates import root_only
+from .expand import Rules, Stop, grow, verified
+from .graph import Graph
+from .reader import Reader
+
+Mode = Literal["sequence", "tree", "graph"]
+_DRAWN_NODES = 16
+"""Nodes of drafts that are drawn: the same on every machine, so that a seed gives the same text."""
+
+
+@dataclass(kw_only=True)
+class ModelDrafter(Drafter):
+    """Drafts with the model that `drafting_model` gives, by the rules that `rules_for` gives."""
+
+    sampled: bool = False
+    """Where the text is sampled, draw the draft too, instead of taking the most likely tokens."""
+
+    def __post_init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._rules: Rules | None = None
+
+    def drafting_model(self, target: TreeModel) -> TreeModel:
+        """The model that drafts for this target; raises ValueError if there is none that can."""
+        raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
+
+    def rules_for(
+        self, target: TreeModel, model: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts
+    ) -> Rules | None:
+        """What is drafted; None for nothing at all."""
+        raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
+
+    def reader(self, model: TreeModel) -> Reader:
+        """What reads a new text with the drafting model."""
+        return Reader(model)
+
+    def stop(self, reader: Reader) -> Stop | None:
+        """What may end the draft that is about to begin."""
+        return None
+
+    def depth_for(self, context: Context, rules: Rules) -> int:
+        """Drafting steps at most for this text as it is."""
+        return rules.depth
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(draws=self.sampled)
+
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+        model = self.drafting_model(target)
+        self._target = target
+        self._rules = self.rules_for(target, model, prompts, costs)
+        self._readers = [self.reader(model) for _ in prompts]
+        self._graphs: dict[int, Graph] = {}
+        self._counts.clear()
+        if self._rules is not None:
+            for reader, prompt in zip(self._readers, prompts, strict=True):
+                reader.prefill(prompt)
+
+    def draft(self, context: Context) -> Draft:
+        reader, rules = self._readers[context.row], self._rules
+        self._graphs.pop(context.row, None)
+        if rules is None:
+            return Draft(root_only(), context.root)
+        text, warp = context.tokens, context.warp if self.sampled else None
+        depth = min(self.depth_for(context, rules), context.room - 1, reader.reach(len(text)))
+        # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
+        if depth < 1 or (warp and not self._target.support.fits(len(text) - 1, rules.nodes + 1)):
+            return Draft(root_only(), context.root)
+        chosen = replace(rules, depth=depth)
+        graph = grow(reader, text, chosen, self._target.vocab_size, warp, self.stop(reader))
+        self._graphs[context.row] = graph
+        places = verified(graph, rules)
+        self._counts.update(
+            draft_forwards=graph.steps,
+            drafted_by_model=len(graph) - 1,
+            merged_nodes=len(graph.merged),
+            verified_copies=sum(place.copied for place in places),
+        )
+        return graph.draft(places, self._target.device)
+
+    def observe(self, step: Step) -> None:
+        """Of the nodes that were read, those of the text stay in the draft model's cache."""
+        graph = self._graphs.pop(step.row, None)
+        if graph is None:
+            return
+        # The last token is the next root, which is read anew for what follows it.
+        path = graph.follow(step.tokens[:-1])
+        self._counts["steps_with_merge_accepted"] += any(crossed for _, crossed in path)
+        kept = []
+        for node, _ in path:
+            if node not in graph.read:  # a leaf or a merged node: what follows was not read on this path
+                break
+            kept.append(graph.read[node])
+        self._readers[step.row].keep(kept)
+
+    def statistics(self) -> Mapping[str, float]:
+        counts, self._counts = self._counts, Counter()
+        return counts
+
+    def describe(self) -> str:
+        if self._rules is None:
+            return f"{self.name}: {self._what()}, nothing drafted, since a drafting step costs what it may save"
+        how = "drawn drafts for sampled texts" if self.sampled else "deterministic drafts"
+        return f"{self.name}: {self._what()}, {self._shape(self._rules)}, {how}"
+
+    def _what(self) -> str:
+        """What drafts, in words."""
+        return "a draft model"
+
+    def _shape(self, rules: Rules) -> str:
+        """What is drafted, in words."""
+        raise NotImplementedError(f"{type(self).__name__} must define _shape()")
+
+
+@dataclass(kw_only=True)
+class CausalDrafter(ModelDrafter):
+    """Drafts a sequence, a tree or a graph by the draft model's probabilities alone."""
+
+    mode: Mode = "graph"
+    """sequence: one branch of fixed length; tree: up to k children a node, where they are likely enough; graph: a tree
+    whose recurring parts are drafted once.
+    """
+    depth: int = 10
+    """Drafting steps at most; the length of a sequence."""
+    k: int = 4
+    """Children of a node at most, in a tree or graph."""
+    theta_prob: float = 0.4
+    """A node of a tree or graph whose token has a lower probability is not followed."""
+    theta_sib: float = 0.1
+    """Nor is one with less than this share of its best sibling's probability."""
+    tau: int = 1
+    """In a graph: as many equal tokens at the ends of two paths make their continuations one."""
+    nodes: int | Literal["auto"] = "auto"
+    """Nodes verified at most, the most probable ones; auto: drafting and verification end where they do not pay on this
+    machine. A sequence, and drafts that are drawn, have fixed sizes.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"expected a mode of {', '.join(get_args(Mode))}, got {self.mode!r}")
+        for name in ("depth", "k", "tau"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} of 1 or more, got {getattr(self, name)}")
+        for name in ("theta_prob", "theta_sib"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
+        if self.nodes != "auto" and (isinstance(self.nodes, str) or self.nodes < 1):
+            raise ValueError(f"expected auto or 1 node or more, got nodes={self.nodes!r}")
+
+    def step_cost(self, target: TreeModel, model: TreeModel, costs: PassCosts, length: int) -> float:
+        """A pass of the drafting model over one token after `length`, as a share of the target's."""
+        return PassCosts(model).curve(length).seconds[0] / costs.curve(length).seconds[0]
+
+    def rules_for(
+        self, target: TreeModel, model: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts
+    ) -> Rules | None:
+        """None where a drafting step costs as much as the token that it may save."""
+        if self.mode == "sequence":
+            return Rules(self.depth if self.nodes == "auto" else min(self.depth, int(self.nodes)), 1, self.depth)
+        tau = self.tau if self.mode == "graph" else 0
+        rules = Rules(self.depth, self.k, _DRAWN_NODES, self.theta_prob, self.theta_sib, tau)
+        if self.nodes != "auto":
+            return replace(rules, nodes=int(self.nodes))
+        if self.sampled:  # what was measured must not decide how many numbers are drawn
+            return rules
+        length, texts = max(map(len, prompts)), len(prompts)
+        curve = costs.curve(length)
+        verification = curve.relative(texts)
+        # The texts of a batch are verified together, but drafted for one after another.
+        alone = self.step_cost(target, model, costs, length) * curve.seconds[0]
+        step = texts * alone / float(np.interp(texts, curve.sizes, curve.seconds))
+        nodes = len(verification) - 1
+        return replace(rules, nodes=nodes, budget=Budget(verification, step)) if nodes and step < 1 else None
+
+    def _shape(self, rules: Rules) -> str:
+        shape = f"{self.mode} of {rules.depth} steps"
+        if self.mode != "sequence":
+            shape += " and nodes at most, as far as they pay" if rules.budget else f" and {rules.nodes} nodes at most"
+            shape += f", k = {rules.k}"
+            shape += f", theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
+        return shape + (f", tau = {rules.tau}" if rules.tau else "")

@@ -1,0 +1,146 @@
+"""How a draft model's tokens become a sequence, a tree or a graph.
+
+Each drafting step is one forward pass over the nodes that were found worth following, and gives each of them at most k
+children: the most likely tokens, or tokens drawn without replacement. All of them are drafted, but not all are
+followed. A node is left as a leaf if its probability is below `theta_prob` (probability pruning) or below `theta_sib`
+times that of its best sibling (sibling pruning), as in Graph-structured Speculative Decoding (2407.16207, section 4.2);
+if it can be merged (`graph`); or if it cannot be among the nodes that are verified.
+
+Nothing that was drawn is ever taken back: which nodes are followed is decided before their children are drawn, so that
+each set of children has the distribution that is noted with it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+
+from ...costs.budget import Budget
+from .graph import Graph, Place
+from .reader import Reader
+
+Warp = Callable[[torch.Tensor], torch.Tensor]
+Stop = Callable[[Graph], bool]
+"""Asked once the newest nodes were read, before anything is drafted below them: whether drafting ends there."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is drafted and followed."""
+
+    depth: int
+    """Drafting steps at most."""
+    k: int
+    """Children of a node at most."""
+    nodes: int
+    """Nodes that are verified, at most."""
+    theta_prob: float = 0.0
+    theta_sib: float = 0.0
+    tau: int = 0
+    """Tokens that must recur for a merge; 0 for a tree."""
+    budget: Budget | None = None
+    """Where given, drafting ends where one more step does not pay, and only as many nodes are verified as do."""
+
+
+def grow(
+    reader: Reader,
+    text: torch.Tensor,
+    rules: Rules,
+    vocabulary: int,
+    warp: Warp | None = None,
+    stop: Stop | None = None,
+) -> Graph:
+    """What the model in `reader` drafts after `text` (length,), and in `reader` the nodes that were followed.
+
+    Ids are below `vocabulary`, the target's. With `warp` tokens are drawn, from the softmax of the logits (n,
+    vocabulary) that it makes of the model's. `stop` may end a draft by what was read of it.
+    """
+    graph, followed = Graph(text[-max(1, rules.tau) :].tolist(), rules.tau), [0]
+    logits = reader.read(text)
+    for step in range(rules.depth):
+        added = _add_children(graph, followed, logits[:, :vocabulary], rules, vocabulary, warp)
+        followed = _worth_following(graph, added, rules, warp is not None) if step + 1 < rules.depth else []
+        if not followed or not _pays(graph, followed, rules.budget):
+            break
+        graph.read.update(zip(followed, count(len(graph.read)), strict=False))
+        graph.steps += 1
+        parents = [graph.read[graph.parents[node]] for node in followed]
+        logits = reader.read_layer(parents, [graph.tokens[node] for node in followed])
+        if stop is not None and stop(graph):
+            break
+    return graph
+
+
+def verified(graph: Graph, rules: Rules) -> list[Place]:
+    """The tree that is verified in the graph's place."""
+    places = graph.unrolled(rules.nodes)
+    if rules.budget is None:
+        return places
+    chosen, _ = rules.budget.best([place.probability for place in places[1:]], graph.steps)
+    return places if chosen == len(places) - 1 else graph.unrolled(chosen)
+
+
+def _pays(graph: Graph, followed: Sequence[int], budget: Budget | None) -> bool:
+    if budget is None:
+        return True
+    probabilities = graph.probabilities
+    return budget.goes_on([probabilities[node] for node in followed], probabilities[1:], graph.steps)
+
+
+def _add_children(
+    graph: Graph, parents: Sequence[int], logits: torch.Tensor, rules: Rules, vocabulary: int, warp: Warp | None
+) -> list[list[int]]:
+    """Children of each parent, from logits (n, vocabulary of the draft model) after them."""
+    k = min(rules.k, rules.nodes, logits.shape[1])
+    if warp is None:
+        shares, tokens = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(k)
+        given = zip(parents, tokens.tolist(), shares.tolist(), strict=True)
+        return [graph.add(parent, chosen, likely) for parent, chosen, likely in given]
+    fitted = torch.nn.functional.pad(logits, (0, vocabulary - logits.shape[1]), value=float("-inf"))
+    probabilities = torch.softmax(warp(fitted), dim=-1)
+    tokens = draw(probabilities, k)
+    shares = probabilities.gather(1, tokens)
+    added = []
+    for row, (parent, chosen, likely) in enumerate(zip(parents, tokens.tolist(), shares.tolist(), strict=True)):
+        possible = [place for place, share in enumerate(likely) if share > 0]
+        graph.drawn_from[parent] = probabilities[row]
+        added.append(graph.add(parent, [chosen[place] for place in possible], [likely[place] for place in possible]))
+    return added
+
+
+def draw(probabilities: torch.Tensor, k: int) -> torch.Tensor:
+    """(n, k) ids drawn one after another without replacement from each row of (n, vocabulary), in their order; ids of
+    probability 0 come last.
+
+    The first k of a race: each id arrives after an exponential time whose rate is its probability.
+    """
+    return (probabilities / torch.empty_like(probabilities).exponential_()).topk(k).indices
+
+
+def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules, drawn: bool) -> list[int]:
+    """The nodes to read next, most probable first: neither pruned nor merged, as many as can matter."""
+    kept = []
+    for siblings in added:
+        best = max((graph.shares[node] for node in siblings), default=0.0)
+        least = max(rules.theta_prob, rules.theta_sib * best)
+        kept += [node for node in siblings if graph.shares[node] >= least]
+    kept.sort(key=lambda node: -graph.probabilities[node])
+    if drawn:
+        # All children are verified, whatever they are: only as many nodes are followed as there is room for theirs.
+        room = (rules.nodes - (len(graph) - 1)) // min(rules.k, rules.nodes)
+    else:
+        # A child is less probable than its parent: it is verified only if the parent is not the last that is.
+        most = heapq.nlargest(rules.nodes - 1, graph.probabilities[1:])
+        kept = [node for node in kept if most and graph.probabilities[node] >= most[-1]]
+        room = len(kept)
+    followed: list[int] = []
+    for node in kept:
+        if len(followed) >= room:
+            break
+        if not graph.merge(node):
+            followed.append(node)
+    return followed

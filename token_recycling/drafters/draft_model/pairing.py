@@ -1,0 +1,110 @@
+"""A draft model for a target: found, loaded, and refused if the two do not speak of the same tokens.
+
+Ids mean the same where both tokenizers are known and agree on every id that both have; one may have more than the
+other. Where a tokenizer is not known, because a model was made in memory, the numbers of logits must be equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ...model.architectures import UnsupportedModelError
+from ...model.self_test import ready
+from ...model.tree_model import TreeModel
+
+
+@dataclass
+class SecondModel:
+    """The option `model` of a drafter that drafts with a second model: put before the drafter's base class."""
+
+    model: str | PreTrainedModel
+    """A local folder or a hub name; in Python also a model."""
+
+    _pairs: WeakKeyDictionary[PreTrainedModel, TreeModel] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
+
+    def drafting_model(self, target: TreeModel) -> TreeModel:
+        """The model, loaded and compared once for each target."""
+        if target.model not in self._pairs:
+            self._pairs[target.model] = paired(self.model, target)
+        return self._pairs[target.model]
+
+    def fork(self) -> Any:
+        """A drafter that shares the second model, which is loaded once for all."""
+        other = replace(self)
+        other._pairs = self._pairs
+        return other
+
+    def _what(self) -> str:
+        return str(self.model) if isinstance(self.model, str) else type(self.model).__name__
+
+
+def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
+    """The draft model for a target, ready to read; raises ValueError with what does not fit."""
+    loaded = _loaded(model, target) if isinstance(model, str) else model
+    try:
+        draft = ready(loaded)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"as a draft model: {error}") from None
+    border = target.support.border
+    if loaded is target.model and border is not None and border.at_once:
+        raise UnsupportedModelError(
+            f"expected another model than the target to draft for {type(loaded).__name__}: {border.why}, "
+            "and a draft would change it too"
+        )
+    check_tokens(draft, target)
+    return draft
+
+
+def _loaded(name: str, target: TreeModel) -> PreTrainedModel:
+    """From a folder or the hub, in the target's type and on its device."""
+    path = Path(name).expanduser()
+    # What is in form a hub name is meant as a path if its first part is a folder here.
+    if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
+        raise ValueError(
+            f"expected the folder of a model or a hub name to draft with, got {name!r}: there is no such folder"
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=target.dtype)
+    except Exception as error:  # a folder of somebody else can be wrong in any way
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ValueError(f"expected a causal language model at {name} to draft with, got: {first}") from error
+    return model.to(target.device).eval()
+
+
+def check_tokens(draft: TreeModel, target: TreeModel) -> None:
+    """Raises ValueError unless ids of the draft model are the target's."""
+    theirs, ours = vocabulary(target.model), vocabulary(draft.model)
+    if theirs is None or ours is None:
+        if draft.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"expected a draft model of {target.vocab_size} tokens, as the target has, got {draft.vocab_size}, and "
+                "no tokenizer beside both models to compare; load them from folders with their tokenizers, or choose "
+                "a draft model of the target's family"
+            )
+        return
+    different = [token for token in sorted(theirs.keys() & ours.keys()) if theirs[token] != ours[token]]
+    if different or not theirs.keys() & ours.keys():
+        example = f"; token {different[0]} is {theirs[different[0]]!r} and {ours[different[0]]!r}" if different else ""
+        raise ValueError(
+            f"expected a draft model with the target's tokenizer, got one that differs in {len(different)} of "
+            f"{len(theirs)} tokens{example}; choose a draft model of the target's family"
+        )
+
+
+def vocabulary(model: PreTrainedModel) -> dict[int, str] | None:
+    """What each id means, from the tokenizer where the model was loaded from; None if there is none on this machine."""
+    name = model.name_or_path
+    if not name:
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except Exception:  # no tokenizer there, or not on this machine, or one that cannot be read: none is known
+        return None
+    return {index: token for token, index in tokenizer.get_vocab().items()}

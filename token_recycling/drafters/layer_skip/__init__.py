@@ -1,0 +1,109 @@
+"""Self-speculation: the target itself, without some of its layers, drafts (Zhang et al., 2309.08168).
+
+No second model and no copy of weights, but a key/value cache of its own. Whole layers are skipped; the paper skips
+attention and feed-forward parts one by one, found by a search of hours. Cost per step: one forward pass without these
+layers for every drafting step. Cost of the search, once: a continuation of 64 tokens and two forward passes over it and
+the prompt for every layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...costs.measure import PassCosts
+from ...model.architectures import UnsupportedModelError
+from ...model.prefill import continued
+from ...model.tree_model import TreeModel
+from ..draft_model.base import CausalDrafter, Mode
+from .layers import best_layers, cost_by_layers, decoder_layers, why_not, without_layers
+
+_SAMPLE, _LONGEST = 64, 512
+"""Tokens that the target adds to the first prompt for the search, and tokens of both together that are looked at."""
+
+
+@dataclass(kw_only=True)
+class LayerSkip(CausalDrafter):
+    """Drafts with the target, some of its layers left out; by default one branch, which ends where the draft is
+    unsure.
+    """
+
+    layers: str | Sequence[int] = "auto"
+    """The layers to skip, counted from 0, the first not among them: such as `4-9 12`. auto: chosen by a short search on
+    the first prompt and what the target makes of it.
+    """
+    mode: Mode = "tree"
+    depth: int = 6
+    k: int = 1
+    theta_prob: float = 0.6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._skipped = None if self.layers == "auto" else _numbers(self.layers)
+        self._expected: float | None = None
+
+    def fork(self) -> LayerSkip:
+        """Skips the same layers of the same weights."""
+        other = replace(self)
+        other._skipped, other._expected = self._skipped, self._expected
+        return other
+
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+        if self._skipped is None:
+            self.choose(target, prompts[0])
+        super().start(prompts, target, costs)
+
+    def choose(self, target: TreeModel, prompt: torch.Tensor) -> list[int]:
+        """Chooses the layers by what the target makes of `prompt` (length,); they are kept for all later texts."""
+        _check(target)
+        room = _SAMPLE if target.max_length is None else min(_SAMPLE, target.max_length - len(prompt))
+        text = continued(target, prompt, max(0, room))
+        self._skipped, self._expected = best_layers(target.model, text[-_LONGEST:], self.depth)
+        return self._skipped
+
+    def drafting_model(self, target: TreeModel) -> TreeModel:
+        assert self._skipped is not None
+        if getattr(self, "_view_of", None) is not target.model:
+            _check(target)
+            layers = len(decoder_layers(target.model)[1])
+            if not self._skipped or not all(0 < number < layers for number in self._skipped):
+                raise ValueError(
+                    f"expected layers to skip from 1 to {layers - 1}, got {self.layers!r}; the first one has to stay"
+                )
+            self._view = TreeModel(without_layers(target.model, self._skipped))
+            self._view_of = target.model
+        return self._view
+
+    def step_cost(self, target: TreeModel, model: TreeModel, costs: PassCosts, length: int) -> float:
+        """By the weights that are read."""
+        assert self._skipped is not None
+        return cost_by_layers(target.model, decoder_layers(target.model)[1])(self._skipped)
+
+    def _what(self) -> str:
+        listed = " ".join(map(str, self._skipped or []))
+        expected = f" (expected to be {self._expected:.2f} times as fast)" if self._expected is not None else ""
+        return f"the target without layers {listed}{expected}"
+
+
+def _check(target: TreeModel) -> None:
+    reason = why_not(target)
+    if reason is not None:
+        raise UnsupportedModelError(f"layers cannot be skipped: {reason}")
+
+
+def _numbers(layers: str | Sequence[int]) -> list[int]:
+    """Layers as written, such as `4-9 12`; raises ValueError."""
+    if not isinstance(layers, str):
+        return sorted(set(layers))
+    numbers: set[int] = set()
+    for part in layers.split():
+        if not re.fullmatch(r"\d+(-\d+)?", part):
+            raise ValueError(f"expected auto or layers such as '4-9 12', got {layers!r}")
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    if not numbers:
+        raise ValueError(f"expected auto or layers such as '4-9 12', got {layers!r}")
+    return sorted(numbers)

@@ -1,0 +1,136 @@
+"""Medusa-1: heads on the target's last hidden state foresee the next tokens (Cai et al., 2401.10774).
+
+The hidden state of the last accepted node gave the newest token. The heads, trained by `token-recycling train medusa`
+(`heads`), give candidates for the tokens after it, head k for depth k; the candidates of one head are the children of
+every candidate of the head before (section 2.1.1). Which of these combinations are verified is either decided once, by
+how often each head's candidates were right when it was trained (section 2.3.3), or at each step by the probabilities
+that the heads give. The paper's typical acceptance changes the text and is not here.
+
+Cost per step: the heads, which is mostly the target's output layer once more; some microseconds a node for the tree. In
+the first step of a text nothing is drafted: no hidden state is kept of a prompt.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...candidates.topk import top_candidates
+from ...costs.budget import Budget
+from ...costs.measure import PassCosts
+from ...draft import Context, Draft, Step
+from ...drafter import Drafter, DrafterTraits
+from ...model.inspection import output_layer
+from ...model.tree_model import TreeModel
+from ...templates import best_paths, root_only, template_from, tree_of
+from ...tree import Tree
+from .heads import check_heads, load_heads
+
+_STATIC = "static"
+
+
+@dataclass
+class Medusa(Drafter):
+    """Drafts what trained heads foresee from the target's last hidden state."""
+
+    heads: str | Path
+    """Folder made by `token-recycling train medusa` for this target."""
+    tree: str | int = "auto"
+    """auto (at each step as many nodes as pay, by the heads' probabilities) or a number of them; static or static:N,
+    the tree of as many nodes as pay, or of N, by the accuracy measured in training; rank paths, or a file of them.
+    """
+    k: int = 10
+    """Candidates of each head."""
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(hidden_states=True)
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"expected k of 1 or more, got {self.k}")
+        self._saved = load_heads(Path(self.heads).expanduser())
+        self._accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
+        self._template = None if self.tree == _STATIC else self._given_template()
+        self._target: TreeModel | None = None
+        self._hidden: dict[int, torch.Tensor] = {}
+
+    def _given_template(self) -> Tree | None:
+        """The tree that the option gives; None where it depends on the step."""
+        kind, _, number = str(self.tree).rpartition(":")
+        if kind == _STATIC and number.isdigit() and int(number):
+            return tree_of(islice(best_paths(self._accuracy), int(number)))
+        template = template_from(self.tree)
+        if template is not None and (template.depth > len(self._accuracy) or template.breadth > self.k):
+            raise ValueError(
+                f"expected a tree of at most {len(self._accuracy)} layers, one a head, and ranks below k={self.k}, "
+                f"got {template} with ranks up to {template.breadth - 1}"
+            )
+        return template
+
+    def fork(self) -> Medusa:
+        """Shares the heads, which are only read."""
+        other = copy.copy(self)
+        other._hidden = {}
+        return other
+
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+        if self._target is None or self._target.model is not target.model:
+            check_heads(self.heads, self._saved, target.model)
+            self._heads = self._saved.heads.placed(target.device, target.dtype)
+            self._target, self._shared = target, output_layer(target.model)
+        self._hidden.clear()
+        self._budget = self._measured_budget(target, prompts, costs)
+        if self.tree == _STATIC:
+            assert self._budget is not None
+            self._template = self._best_static(self._budget)
+
+    def _measured_budget(self, target: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts) -> Budget | None:
+        """What passes cost, where the tree is to pay; None if its size is given."""
+        if self.tree not in ("auto", _STATIC):
+            return None
+        read = sum(weight.numel() for weight in (*self._heads.parameters(), *self._shared.parameters()))
+        share = read / target.model.num_parameters()
+        return Budget(costs.curve(max(map(len, prompts))).relative(len(prompts)), share)
+
+    def _best_static(self, budget: Budget) -> Tree:
+        paths = list(islice(best_paths(self._accuracy), len(budget.verification) - 1))
+        return _cut(paths, budget)
+
+    def draft(self, context: Context) -> Draft:
+        hidden = self._hidden.get(context.row)
+        if hidden is None or (self._template is not None and len(self._template) == 1):
+            return Draft(root_only(), context.root)
+        logits = self._heads(hidden[None], self._shared)[:, 0]
+        candidates, chances = top_candidates(logits, min(self.k, logits.shape[-1]))
+        tree = self._template or self._grown(chances)
+        layers = [candidates[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
+        following = torch.tensor(layers, dtype=torch.long, device=context.root.device)
+        confidence = np.ones(len(tree), np.float32)
+        confidence[1:] = [chances[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
+        return Draft(tree, torch.cat([context.root, following]), confidence=confidence)
+
+    def _grown(self, chances: np.ndarray) -> Tree:
+        """The best tree by probabilities (heads, k) of this step."""
+        most = int(self.tree) if self._budget is None else len(self._budget.verification) - 1
+        paths = list(islice(best_paths(chances.tolist()), most))
+        return tree_of(paths) if self._budget is None else _cut(paths, self._budget)
+
+    def observe(self, step: Step) -> None:
+        assert step.hidden is not None
+        self._hidden[step.row] = step.hidden[step.accepted[-1]]
+
+    def describe(self) -> str:
+        grown = "as large as pays" if self.tree in ("auto", _STATIC) else f"{self.tree} nodes, best first"
+        return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self._template or grown}"
+
+
+def _cut(paths: Sequence[tuple[float, tuple[int, ...]]], budget: Budget) -> Tree:
+    """Of the best paths as many as pay."""
+    return tree_of(paths[: budget.best([gain for gain, _ in paths], steps=1)[0]])

@@ -1,0 +1,126 @@
+"""Medusa-1 heads: from the target's last hidden state, what it may say two, three, ... tokens later.
+
+Cai et al., 2401.10774, section 2.1: a head is a residual block x + SiLU(Wx + b), W and b zero at first, and an output
+layer that begins as the target's. With such output layers (`own_output`) four heads on the shipped target are as large
+as the target itself, and reading them costs as much as a pass of it. So by default a head's output layer is the
+target's times a square matrix that is learned and begins as the identity: a thirtieth of the size there, and all heads
+are one more product with weights that are read once. The matrix is needed: SiLU hardly goes below zero, so that the
+block alone could not take away what the hidden state says of the next token.
+
+Cost of a draft: the square matrices, and the output layer on a row for each head.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import silu
+from transformers import PreTrainedModel
+
+from ...model.inspection import output_width
+from ...training.saved import TrainedPartError, check_model, load_part, save_part
+
+KIND = "medusa"
+
+
+class MedusaHeads(torch.nn.Module):
+    """`heads` heads of `blocks` residual blocks each, over hidden states of one width."""
+
+    def __init__(self, heads: int, width: int, blocks: int = 1, output: torch.Tensor | None = None) -> None:
+        """`output` (vocabulary, width): where the output layers of the heads begin, one each; None shares the target's.
+        Heads that have learned nothing say what the target's output layer says.
+        """
+        super().__init__()
+        if heads < 1 or blocks < 1:
+            raise ValueError(f"expected 1 head and 1 block or more, got {heads} and {blocks}")
+        self.weight = torch.nn.Parameter(torch.zeros(blocks, heads, width, width))
+        self.bias = torch.nn.Parameter(torch.zeros(blocks, heads, 1, width))
+        self.shares_output = output is None
+        """Whether the target's output layer follows."""
+        output = torch.eye(width) if output is None else output.detach().float()
+        self.output = torch.nn.Parameter(output.repeat(heads, 1, 1))
+
+    @property
+    def heads(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states."""
+        return self.weight.shape[2]
+
+    def placed(self, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
+        """The same heads on a device and in a type, to draft with."""
+        other = MedusaHeads.__new__(MedusaHeads)
+        torch.nn.Module.__init__(other)
+        other.shares_output = self.shares_output
+        for name, weight in self.named_parameters():
+            other.register_parameter(name, torch.nn.Parameter(weight.detach().to(device, dtype), requires_grad=False))
+        return other
+
+    def forward(self, hidden: torch.Tensor, shared: torch.nn.Module) -> torch.Tensor:
+        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer, which is
+        given what it is given by the target, in that type.
+        """
+        states = hidden.to(self.weight.dtype).expand(self.heads, *hidden.shape)
+        for weight, bias in zip(self.weight, self.bias, strict=True):
+            states = states + silu(torch.baddbmm(bias, states, weight))
+        states = torch.bmm(states, self.output.transpose(1, 2))
+        return shared(states.to(hidden.dtype)) if self.shares_output else states
+
+
+@dataclass
+class SavedHeads:
+    """Heads as they were saved, and what was measured of them."""
+
+    heads: MedusaHeads
+    accuracy: list[list[float]]
+    """For each head, how often its candidate of each rank was what the target said, in texts held out."""
+    facts: dict[str, Any]
+
+
+def save_heads(
+    folder: str | os.PathLike[str],
+    heads: MedusaHeads,
+    model: PreTrainedModel,
+    accuracy: Sequence[Sequence[float]],
+    **facts: Any,
+) -> None:
+    """Writes `medusa.safetensors` and `medusa.json`, in the type of `heads`."""
+    described = {"heads": heads.heads, "own_output": not heads.shares_output, "accuracy": accuracy, **facts}
+    save_part(folder, KIND, heads.state_dict(), model, described)
+
+
+def load_heads(folder: str | os.PathLike[str]) -> SavedHeads:
+    """Heads from a folder; raises TrainedPartError for a damaged one, FileNotFoundError where there are none."""
+    tensors, facts = load_part(folder, KIND)
+    weight, output, accuracy = tensors.get("weight"), tensors.get("output"), facts.get("accuracy")
+    if (
+        weight is None
+        or output is None
+        or (weight.ndim, output.ndim) != (4, 3)
+        or not isinstance(accuracy, list)
+        or len(accuracy) != weight.shape[1]
+        or not all(isinstance(ranks, list) and ranks for ranks in accuracy)
+    ):
+        raise TrainedPartError(f"{folder}: expected heads and their accuracy, got something else; train anew")
+    heads = MedusaHeads(
+        weight.shape[1], weight.shape[2], weight.shape[0], output[0] if facts.get("own_output") else None
+    )
+    try:
+        heads.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise TrainedPartError(f"{folder}: expected the tensors of heads, got others ({error}); train anew") from None
+    return SavedHeads(heads.requires_grad_(False), accuracy, facts)
+
+
+def check_heads(folder: str | os.PathLike[str], saved: SavedHeads, model: PreTrainedModel) -> None:
+    """Raises TrainedPartError unless the heads were trained for `model`."""
+    check_model(folder, saved.facts, model)
+    width = output_width(model)
+    if saved.heads.width != width:
+        raise TrainedPartError(f"{folder}: expected heads for hidden states of {width}, got {saved.heads.width}")

@@ -1,0 +1,202 @@
+"""Token Recycling beyond the paper: candidates with more context, and trees that fit the hardware and the text.
+
+Like the published method (Luo et al., 2408.08696; the drafter `published`) it keeps the candidates that the target
+computes anyway, of the rejected nodes too, and drafts a tree from them. Beyond it, each an option: the candidates keep
+their probabilities; they are kept after the last two and three tokens too (`contexts`); what followed the longest
+suffix that stood in the text before is one of the candidates (`suffix`); the prompt's own candidates are learned; and
+the tree is grown at each step from calibrated probabilities, to as many nodes as pay on this machine (`growing`,
+`costs`).
+
+Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ...candidates.best_first import CHILDREN, Growth, contexts_below, count_chosen, fill, grow
+from ...candidates.matrix import check_vocabulary
+from ...candidates.ngram_matrix import ABSENT, NgramMatrix, contexts_of
+from ...candidates.suffix_automaton import SuffixAutomaton
+from ...candidates.topk import top_candidates
+from ...costs.measure import PassCosts
+from ...draft import Context, Draft, Step
+from ...drafter import Drafter, DrafterTraits
+from ...model.tree_model import TreeModel
+from ...templates import root_only, template_from
+from ...tree import Tree
+from .priming import prime
+
+_DEEPEST = 64
+_TIRED, _LOOKS = 16, 4
+"""After so many steps in a row without a node that would have paid, only every fourth step looks and learns."""
+_NO_COSTS = np.empty(0)
+
+
+@dataclass
+class Recycling(Drafter):
+    """Drafts from a matrix of contexts and from the text itself."""
+
+    tree: str | int | Tree = "auto"
+    """auto (at each step as many nodes as pay), a number of nodes grown best first, or a template: paper, chain:N,
+    static:N, rank paths, or a file of them.
+    """
+    k: int = 8
+    """Candidates kept after every context."""
+    orders: int = 3
+    """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
+    memory: float = 0.4
+    """Megabytes for contexts of two tokens and more; with 32,000 tokens the matrix takes 1.9 MB in all."""
+    suffix: bool = True
+    """Draft what followed the longest suffix that stood in the text before."""
+    learns_prompt: bool = True
+    """Learn from the prompt's own candidates first."""
+    primed: bool = False
+    """Ask the model for its candidates after every single token first: seconds, once a model, kept in a file."""
+    remembers: float = 0.0
+    """Share of a row that stays when its context is seen again; 0 keeps the last candidates alone."""
+    favours: float = 0.0
+    """Share of probability that an emitted token takes from the other candidates of its row."""
+    matrix: NgramMatrix | None = field(default=None, init=False)
+    """What has been learned; made at the first text."""
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(learns_prompt=self.learns_prompt, on_host=True, top_k=self.k)
+
+    def __post_init__(self) -> None:
+        for name in ("remembers", "favours"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
+        self._template = template_from(self.tree)
+        if self._template is not None and self._template.breadth > CHILDREN:
+            raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self._template.breadth - 1}")
+        if self._template is not None:
+            self._arrays = np.array(self._template.parents), np.array(self._template.ranks)
+        self._texts: list[_Text] = []
+
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+        self.prepare(target)
+        self._nodes, self._costs = self._budget(costs, prompts)
+        self._texts = [_Text(prompt.cpu().numpy(), self.orders, self._nodes + 1, self.suffix) for prompt in prompts]
+
+    def _budget(self, costs: PassCosts, prompts: Sequence[torch.Tensor]) -> tuple[int, np.ndarray]:
+        """Most drafted nodes, and what passes over them cost if the tree is to pay; no costs if its size is given."""
+        if self._template is not None:
+            return len(self._template) - 1, _NO_COSTS
+        if self.tree != "auto":
+            return int(self.tree), _NO_COSTS  # type: ignore[arg-type]
+        curve = costs.curve(max(map(len, prompts))).relative(len(prompts))
+        return len(curve) - 1, curve
+
+    def prepare(self, target: TreeModel) -> NgramMatrix:
+        """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
+        another vocabulary or has another size than the options say.
+        """
+        if self.matrix is None:
+            self.matrix = NgramMatrix(target.vocab_size, self.k, self.orders, self.memory)
+            if self.primed:
+                prime(self.matrix, target)
+        check_vocabulary(self.matrix.vocab_size, target.vocab_size)
+        if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
+            raise ValueError(
+                f"expected a matrix of k={self.k}, orders={self.orders}, as this drafter's options say, "
+                f"got k={self.matrix.k}, orders={self.matrix.orders}; make the drafter with the options of its matrix"
+            )
+        return self.matrix
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
+        piece, text = tokens.cpu().numpy(), self._texts[row]
+        contexts = contexts_of(piece, self.orders, text.before)
+        text.before = np.concatenate([text.before, piece])[len(piece) :]
+        self._learn(contexts, *top_candidates(logits, self.k), np.append(piece[1:], ABSENT))
+
+    def draft(self, context: Context) -> Draft:
+        assert self.matrix is not None
+        text, matrix = self._texts[context.row], self.matrix
+        if text.rests:
+            text.nodes = 1
+            return Draft(root_only(), context.root)
+        newest = text.read(context.tokens)
+        known = (matrix.rows, matrix.vocab_size, text.automaton.arrays, self.suffix, matrix.calibration)
+        depth = min(_DEEPEST, context.room - 1)
+        if self._template is not None:
+            nodes = fill(text.growth, newest, *known, *self._arrays, depth)
+        else:
+            nodes = grow(text.growth, newest, *known, self._costs, self._nodes, depth)
+        return text.draft(nodes)
+
+    def observe(self, step: Step) -> None:
+        assert self.matrix is not None
+        text, tree = self._texts[step.row], step.draft.tree
+        nodes, text.nodes = text.nodes, 0
+        if not nodes:
+            return
+        rested, text.bare = text.rests, text.bare + 1 if nodes == 1 else 0
+        if rested:
+            return
+        count_chosen(text.growth, nodes, np.array(step.tokens), self.matrix.calibration)
+        # Nodes that others proposed are as good to learn from.
+        tokens = step.draft.tokens.cpu().numpy()
+        contexts = contexts_below(text.growth.contexts[0], np.array(tree.parents), tokens)
+        chosen = np.full(len(tree), ABSENT, np.int64)
+        chosen[step.accepted] = step.tokens
+        learnable = step.learnable
+        ids, probabilities = step.top(self.k)
+        self._learn(contexts[learnable], ids[learnable], probabilities[learnable], chosen[learnable])
+
+    def _learn(self, contexts: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
+        assert self.matrix is not None
+        self.matrix.learn(contexts, ids, probabilities, chosen, self.remembers, self.favours)
+
+    def describe(self) -> str:
+        grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
+        parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
+        parts += [name for name in ("suffix", "primed") if getattr(self, name)]
+        return f"recycling: tree {self._template or grown}; {', '.join(parts)}"
+
+
+class _Text:
+    """What belongs to one text: where its tokens stood before, and the tree that grows."""
+
+    def __init__(self, prompt: np.ndarray, orders: int, nodes: int, suffix: bool) -> None:
+        self._suffix = suffix
+        self.automaton = SuffixAutomaton(prompt if suffix else ())
+        self.growth = Growth.empty(nodes, orders)
+        self.before = np.full(orders - 1, ABSENT, np.int64)
+        """The last tokens of the prompt that were learned from."""
+        self.bare = 0
+        """Steps in a row for which nothing was drafted."""
+        self.nodes = 0
+        """Nodes of this step's draft, the first that grew; 0 where none was asked for."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether this step is not worth a look: nothing has paid for long."""
+        return self.bare >= _TIRED and self.bare % _LOOKS != 0
+
+    def read(self, tokens: torch.Tensor) -> np.ndarray:
+        """Takes in what is new of the text; returns its last tokens, the newest first."""
+        orders = self.growth.contexts.shape[1]
+        if self._suffix:
+            self.automaton.extend(tokens[len(self.automaton) :].cpu().numpy())
+        newest = np.full(orders, ABSENT, np.int64)
+        last = tokens[-orders:].cpu().numpy()
+        newest[: len(last)] = last[::-1]
+        return newest
+
+    def draft(self, nodes: int) -> Draft:
+        """The first `nodes` nodes that have grown."""
+        growth, self.nodes = self.growth, nodes
+        order = np.argsort(growth.depths[:nodes], kind="stable")
+        places = np.empty(nodes, np.int64)
+        places[order] = np.arange(nodes)
+        parents, ranks = growth.parents[order], growth.ranks[order]
+        tree = Tree((-1, *places[parents[1:]].tolist()), tuple(ranks.tolist()))
+        confidence = growth.chances[parents, ranks]
+        confidence[0] = 1
+        return Draft(tree, torch.from_numpy(growth.tokens[order]), confidence=confidence)

@@ -1,0 +1,63 @@
+"""The model's own candidates after every single token, asked once before the first query.
+
+A matrix that is empty at first learns from the prompt and from decoding, and most of its rows stay empty for long.
+Here each token of the vocabulary is shown to the model alone, after the start token if there is one, in big batches;
+nothing is trained. The rows are kept in the user's cache folder, named by the weights, so that it is done once a model.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ...candidates.matrix_file import check_header, read_matrix_file, write_matrix
+from ...candidates.ngram_matrix import ABSENT, NgramMatrix
+from ...candidates.topk import top_candidates
+from ...files import cache_folder
+from ...model.inspection import weights_fingerprint
+from ...model.tree_model import TreeModel
+
+logger = logging.getLogger("token_recycling")
+
+_LOGITS_AT_ONCE = 64_000_000
+_SAMPLED = 64
+
+
+def prime(matrix: NgramMatrix, target: TreeModel) -> None:
+    """Fills the rows of all tokens that nothing was learned for, from the file of an earlier run if there is one."""
+    path = primed_file(target.model, matrix.k)
+    if path.exists():
+        tensors, header = read_matrix_file(path)
+        check_header(path, {"vocab_size": matrix.vocab_size, "k": matrix.k}, header)
+        candidates, shares = tensors["candidates"].numpy(), tensors["shares"].numpy()
+    else:
+        logger.info("asking the model for its candidates after each of %d tokens, once", matrix.vocab_size)
+        candidates, shares = _ask(matrix, target)
+        write_matrix(path, {"candidates": torch.from_numpy(candidates), "shares": torch.from_numpy(shares)})
+    empty = ~matrix.filled
+    matrix.candidates[empty] = candidates[empty]
+    matrix.shares[empty] = shares[empty]
+
+
+@torch.no_grad()
+def _ask(matrix: NgramMatrix, target: TreeModel) -> tuple[np.ndarray, np.ndarray]:
+    """Candidates (vocabulary, k) int32 and their shares (vocabulary, k) uint16 after every token alone."""
+    asked = NgramMatrix(matrix.vocab_size, matrix.k, orders=1)
+    begin = target.config.bos_token_id
+    before = [begin] if isinstance(begin, int) and begin < target.embedded else []
+    at_once = max(1, _LOGITS_AT_ONCE // (matrix.vocab_size * (len(before) + 1)))
+    for tokens in torch.arange(min(target.embedded, matrix.vocab_size), device=target.device).split(at_once):
+        start = torch.tensor(before, device=target.device, dtype=torch.long).expand(len(tokens), -1)
+        logits = target.model(input_ids=torch.cat([start, tokens[:, None]], dim=1), use_cache=False).logits[:, -1]
+        contexts = tokens.cpu().numpy()[:, None]
+        asked.learn(contexts, *top_candidates(logits, matrix.k), np.full(len(contexts), ABSENT))
+    return asked.candidates, asked.shares
+
+
+def primed_file(model: PreTrainedModel, k: int) -> Path:
+    """Where the primed rows of a model are kept."""
+    return cache_folder() / "primed" / f"{weights_fingerprint(model)}-{k}.safetensors"

@@ -1,0 +1,121 @@
+"""REST: retrieval-based speculative decoding (He et al., 2311.08252) from a datastore of past text.
+
+The longest suffix of the context that stands in the datastore is found, 16 tokens down to 2; of what followed it there,
+up to 5,000 continuations of 10 tokens, every prefix is counted, and the 64 most frequent prefixes are the tree
+(sections 3.2 and 3.3). The prefixes of a frequent one are at least as frequent, so that they always make a tree. Where
+there are more continuations than are read, those read stand at even distances in the suffix array: of every kind in
+proportion. The published program reads the first ones.
+
+Cost per step: some 0.4 ms in 50 million tokens, 1 ms more where all 5,000 continuations are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...candidates.trie import Trie
+from ...costs.measure import PassCosts
+from ...draft import Context, Draft
+from ...drafter import Drafter
+from ...model.tree_model import TreeModel
+from ...templates import root_only
+from .datastore import Datastore, DatastoreError, tokenizer_of
+
+
+@dataclass
+class Rest(Drafter):
+    """Drafts what most often followed the last tokens in a datastore of past text."""
+
+    datastore: str | Path
+    """File made by `token-recycling datastore build`."""
+    nodes: int = 64
+    """Drafted nodes at most: the most frequent prefixes."""
+    num_tokens: int = 10
+    """Tokens of a continuation, which is how deep a tree can be."""
+    max_matching_ngram_size: int = 16
+    """How many of the last tokens are looked up at most; fewer where they are not found."""
+    min_matching_ngram_size: int = 2
+    """How many must be found at least; otherwise nothing is drafted."""
+    max_matches: int = 5000
+    """Continuations that are counted at most."""
+
+    def __post_init__(self) -> None:
+        for option in ("nodes", "num_tokens", "min_matching_ngram_size", "max_matches"):
+            if getattr(self, option) < 1:
+                raise ValueError(f"expected {option} of 1 or more, got {getattr(self, option)}")
+        if self.max_matching_ngram_size < self.min_matching_ngram_size:
+            raise ValueError(
+                f"expected max_matching_ngram_size of at least {self.min_matching_ngram_size}, "
+                f"which is min_matching_ngram_size, got {self.max_matching_ngram_size}"
+            )
+        self._store = Datastore(self.datastore)
+        self._checked: str | None = None
+
+    def fork(self) -> Rest:
+        """Opens the datastore once more: it is read only, and not to be copied into memory."""
+        return replace(self)
+
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+        store = self._store
+        if store.vocab_size > target.embedded:
+            raise DatastoreError(
+                f"{store.path}: expected ids below {target.embedded}, the target's vocabulary, "
+                f"got ids up to {store.vocab_size - 1}; build a datastore with --model of this target"
+            )
+        if self._checked is None:
+            self._checked = tokenizer_of(target.model)
+        if store.tokenizer and self._checked and store.tokenizer != self._checked:
+            raise DatastoreError(
+                f"{store.path}: expected the target's tokenizer {self._checked}, got {store.tokenizer}; "
+                "build a datastore with --model of this target"
+            )
+
+    def draft(self, context: Context) -> Draft:
+        recent = context.tokens[-self.max_matching_ngram_size :].tolist()
+        slots, length = self._store.longest_suffix(recent, len(recent), self.min_matching_ngram_size)
+        if not slots:
+            return Draft(root_only(), context.root)
+        num_tokens = min(self.num_tokens, context.room)
+        found = self._store.continuations(slots, length, num_tokens, self.max_matches)
+        trie = Trie()
+        nodes: dict[tuple[int, ...], int] = {(): 0}
+        counts = {(): len(found), **frequent_prefixes(found, self.nodes)}
+        for prefix in list(counts)[1:]:
+            nodes[prefix] = trie.add(nodes[prefix[:-1]], prefix[-1])
+        confidence = np.array([count / counts[prefix[:-1]] for prefix, count in counts.items()], np.float32)
+        return replace(trie.draft(context), confidence=confidence)
+
+    def describe(self) -> str:
+        unsure = "" if self._checked and self._store.tokenizer else ", its tokenizer not checked"
+        return f"rest: at most {self.nodes} nodes from {self._store.path.name} of {len(self._store):,} tokens{unsure}"
+
+
+def frequent_prefixes(continuations: np.ndarray, most: int) -> dict[tuple[int, ...], int]:
+    """The `most` most frequent prefixes of `continuations` (m, length), shorter ones first, then the more frequent;
+    with each how often it stands there.
+
+    The continuations must be sorted, as those of a suffix array are, so that equal prefixes stand together. A negative
+    token ends a continuation. Of equally frequent prefixes the shorter ones are taken.
+    """
+    m, length = continuations.shape
+    new = np.ones((length, m), dtype=bool)
+    np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=new[:, 1:].T)
+    # Prefixes numbered by depth, then by the first row that has them: each is a run of rows.
+    starts = np.flatnonzero(new)
+    counts = np.diff(starts, append=length * m)
+    kept = np.logical_and.accumulate(continuations >= 0, axis=1).T.reshape(-1)[starts]
+    starts, counts = starts[kept], counts[kept]
+    order = starts - counts * (length * m)
+    if len(order) > most:
+        best = np.argpartition(order, most)[:most]
+        starts, counts, order = starts[best], counts[best], order[best]
+    best = np.lexsort((order, starts // m))
+    return {
+        tuple(continuations[start % m, : start // m + 1].tolist()): count
+        for start, count in zip(starts[best].tolist(), counts[best].tolist(), strict=True)
+    }

@@ -1,0 +1,105 @@
+"""SpecDec++: a draft model that stops where the target will probably reject what it drafts (Huang et al., 2405.19715).
+
+A small head looks at the draft model's last hidden state after every drafted token and predicts how likely the target
+accepts it (`draft_models/acceptance.py`). Drafting ends as soon as the predicted probability that some token so far is
+rejected passes the threshold: the form of the optimal policy, by theorem 3.1. The tokens drafted so far are all
+verified, the one after which drafting stopped too, so that whether a token is verified never depends on which one was
+drawn: with drawn drafts the text's distribution stays the target's.
+
+Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft,
+since it judges a token by what the model makes of it; if that token is accepted, the pass is not lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from ...costs.measure import PassCosts
+from ...model.inspection import output_width
+from ...model.tree_model import TreeModel
+from ..draft_model.base import ModelDrafter
+from ..draft_model.expand import Rules, Stop
+from ..draft_model.graph import Graph
+from ..draft_model.pairing import SecondModel
+from ..draft_model.reader import Reader
+from .head import KIND, AcceptanceHead, load_head
+
+
+@dataclass
+class SpecDecPP(SecondModel, ModelDrafter):
+    """Drafts one branch with a second model, as long as it is likely that all of it will be accepted."""
+
+    head: str | AcceptanceHead = ""
+    """The folder of a trained head; by default the one beside the draft model. In Python also a head."""
+    threshold: float = 0.7
+    """Drafting ends where a rejection among the tokens so far is more likely than this, by the head."""
+    min_length: int = 2
+    """Drafted tokens at least."""
+    max_length: int = 20
+    """And at most."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"expected a threshold from 0 to 1, got {self.threshold}")
+        if not 1 <= self.min_length <= self.max_length:
+            raise ValueError(
+                "expected a min_length of 1 or more and a max_length that is no less, "
+                f"got {self.min_length} and {self.max_length}"
+            )
+
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+        model = self.drafting_model(target).model
+        if getattr(self, "_head_for", None) is not model:
+            self._head = self._found_head(model).on(model.get_input_embeddings().weight.device)
+            self._head_for = model
+        super().start(prompts, target, costs)
+
+    def _found_head(self, model: PreTrainedModel) -> AcceptanceHead:
+        if isinstance(self.head, AcceptanceHead):
+            if self.head.width != output_width(model):
+                raise ValueError(
+                    f"expected a head for hidden states of {output_width(model)}, as the draft model has, got one for "
+                    f"{self.head.width}"
+                )
+            return self.head
+        beside = Path(self.head or Path(model.name_or_path) / KIND).expanduser()
+        if not self.head and (not model.name_or_path or not beside.parent.is_dir()):
+            raise ValueError(
+                f"expected the folder of a trained head, since {self._what()} has no folder here where one could be, "
+                "got none: specdec_pp:head=FOLDER"
+            )
+        return load_head(beside, model)
+
+    def rules_for(
+        self, target: TreeModel, model: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts
+    ) -> Rules:
+        return Rules(depth=self.max_length, k=1, nodes=self.max_length)
+
+    def reader(self, model: TreeModel) -> Reader:
+        return Reader(model, states=True)
+
+    def stop(self, reader: Reader) -> Stop:
+        """By the chance that all tokens so far are accepted: the product of what the head predicts for each."""
+        chance = 1.0
+
+        def expected_rejection(graph: Graph) -> bool:
+            nonlocal chance
+            assert reader.states is not None
+            chance *= self._head.acceptance(reader.states[-1])
+            stops = len(graph) - 1 >= self.min_length and 1 - chance > self.threshold
+            self._counts["stopped_by_head"] += stops
+            return stops
+
+        return expected_rejection
+
+    def _shape(self, rules: Rules) -> str:
+        return (
+            f"{self.min_length} to {self.max_length} tokens, ended where a rejection is more likely than "
+            f"{self.threshold:g}"
+        )

@@ -1,0 +1,107 @@
+"""The acceptance head of SpecDec++: how likely the target is to accept a drafted token, given that it accepts those
+before (Huang et al., 2405.19715, section 3.2).
+
+It looks at the draft model's last hidden state after that token, and is small: depth x (width^2 + width) + width + 1
+numbers. Cost per token: as many matrix products of one row. A head is saved as the part `specdec_pp` of the draft model
+that it was trained on (`training/saved.py`), by default in a folder of that name beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ...model.inspection import output_width
+from ...training.saved import TrainedPartError, check_model, load_part, save_part
+
+KIND = "specdec_pp"
+"""Of the part, and the name of its folder within that of the draft model."""
+
+
+class AcceptanceHead(torch.nn.Module):
+    """Residual blocks x + SiLU(W x + b), each with weights of its own, and a linear layer to one number, the log odds
+    of being accepted.
+    """
+
+    def __init__(self, width: int, depth: int) -> None:
+        """`width` is the draft model's hidden size, `depth` the number of blocks, D in the paper. At first the blocks
+        give what they are given, and every token has even odds.
+        """
+        super().__init__()
+        linear = torch.nn.utils.skip_init  # nothing is drawn at random, so that a seed gives the text of `generate`
+        self.blocks = torch.nn.ModuleList(linear(torch.nn.Linear, width, width) for _ in range(depth))
+        self.output = linear(torch.nn.Linear, width, 1)
+        for weight in self.parameters():
+            torch.nn.init.zeros_(weight)
+
+    @torch.no_grad()
+    def reset(self, seed: int = 0) -> None:
+        """Weights to start training from: blocks that differ from each other, and even odds still."""
+        generator = torch.Generator().manual_seed(seed)
+        for block in self.blocks:
+            assert isinstance(block, torch.nn.Linear)
+            block.weight.copy_(torch.randn(block.weight.shape, generator=generator) / self.width**0.5)
+
+    @property
+    def width(self) -> int:
+        """The size of the states that it reads."""
+        return self.output.in_features
+
+    @property
+    def depth(self) -> int:
+        """Its blocks."""
+        return len(self.blocks)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Log odds (...) from states (..., width)."""
+        for block in self.blocks:
+            states = states + torch.nn.functional.silu(block(states))
+        return self.output(states)[..., 0]
+
+    @torch.no_grad()
+    def acceptance(self, state: torch.Tensor) -> float:
+        """The probability that a token is accepted, from the state (width,) after it."""
+        return float(torch.sigmoid(self(state.to(self.output.weight.dtype))))
+
+    def on(self, device: torch.device) -> AcceptanceHead:
+        """A copy on a device, for use alone."""
+        copied = AcceptanceHead(self.width, self.depth)
+        copied.load_state_dict(
+            {name: value.detach().to(device) for name, value in self.state_dict().items()}, assign=True
+        )
+        return copied.eval().requires_grad_(False)
+
+
+def save_head(
+    folder: str | os.PathLike[str], head: AcceptanceHead, draft: PreTrainedModel, facts: Mapping[str, Any]
+) -> None:
+    """Writes a head for a draft model; `facts` say how it was trained."""
+    save_part(folder, KIND, head.state_dict(), draft, {**facts, "width": head.width, "depth": head.depth})
+
+
+def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> AcceptanceHead:
+    """The head in a folder; raises TrainedPartError for one that is damaged or of another draft model, and
+    FileNotFoundError where there is none.
+    """
+    tensors, facts = load_part(folder, KIND)
+    check_model(folder, facts, draft)
+    width, depth = facts.get("width"), facts.get("depth")
+    if width != output_width(draft) or not isinstance(depth, int) or depth < 0:
+        raise TrainedPartError(
+            f"{folder}: expected a head of width {output_width(draft)}, the draft model's hidden size, and of depth 0 "
+            f"or more, got {width!r} and {depth!r}; give the head of this draft model, or train one"
+        )
+    head = AcceptanceHead(width, depth)
+    wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if wanted != found:
+        raise TrainedPartError(
+            f"{folder}: expected the weights of {depth} blocks of width {width}, as its JSON says, got others; "
+            "train it anew"
+        )
+    head.load_state_dict(tensors)
+    return head.eval().requires_grad_(False)

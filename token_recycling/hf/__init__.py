@@ -1,0 +1,1 @@
+"""The library inside transformers' own generate()."""

@@ -1,0 +1,59 @@
+"""Criteria that must see all texts of a batch at once, as `generate` shows them.
+
+`generate` lets all texts grow by one token, asks, and goes on. Here texts accept different numbers of tokens and one is
+ahead of another. So a column of the batch is judged when every text has reached it, in order and once, with the same
+tokens as in `generate`; what a text has said beyond the column at which it ended is withdrawn. A criterion may thus
+compare texts, count its calls or answer for all at once. The cost is what is withdrawn: no forward pass more, since the
+slowest text sets their number.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import StoppingCriteriaList
+
+from ..sequence import Sequence
+
+
+class BatchStopping:
+    """Applies criteria to the texts of a batch, column by column, and ends texts."""
+
+    def __init__(self, sequences: list[Sequence], criteria: StoppingCriteriaList, padding: int | None) -> None:
+        """`padding` fills up texts that have ended; None if, as without an end-of-sequence token, every text goes on
+        until all have ended.
+        """
+        self.sequences, self.criteria, self.padding = sequences, criteria, padding
+        self.withdrawn = 0
+        """Tokens that were emitted beyond an end."""
+        self._columns = sequences[0].columns
+        self._met = [False] * len(sequences)
+
+    def apply(self) -> None:
+        """Asks about every column that all texts have reached."""
+        while not all(self._met) and all(
+            sequence.ended or sequence.columns > self._columns for sequence in self.sequences
+        ):
+            self._columns += 1
+            stops = self.criteria(self._shown(), None).tolist()
+            for row, sequence in enumerate(self.sequences):
+                at_its_end = sequence.ended and sequence.columns <= self._columns
+                if self._met[row] or not (stops[row] or at_its_end):
+                    continue
+                self._met[row] = True
+                if self.padding is not None:
+                    self._end(sequence)
+        if self.padding is None and all(self._met):
+            for sequence in self.sequences:
+                self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        self.withdrawn += max(0, sequence.columns - self._columns)
+        sequence.end_at(min(sequence.columns, self._columns))
+
+    def _shown(self) -> torch.Tensor:
+        """(batch, columns) ids up to the column that is judged, as `generate` would have them there."""
+        shown = self.sequences[0].padded.new_full((len(self.sequences), self._columns), self.padding or 0)
+        for row, sequence in enumerate(self.sequences):
+            own = sequence.padded[0, : self._columns]
+            shown[row, : len(own)] = own
+        return shown

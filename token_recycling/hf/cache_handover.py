@@ -1,0 +1,119 @@
+"""The cache of a call: the one that `generate` made or a caller gave, and the one that decoding works in.
+
+Decoding keeps the slots of every text from slot 0 on, in a `DynamicCache`. `generate` pads shorter texts on the left,
+so that all end in one slot, and a static cache has a place for every slot from the start. Here one becomes the other:
+before the first step what a cache holds is read, and after the last one, if anybody will see the cache, what plain
+decoding would have left in it is written.
+
+Cost: nothing for one text in a dynamic cache. For a batch one pass over its cache; for a static cache a copy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache
+from transformers.cache_utils import Cache, DummyLayer, StaticIndexedLayer, StaticLayer, StaticSlidingWindowLayer
+
+from ..model.kv_cache import TreeCache, unroll, unsupported_cache
+from ..model.prefill import extend
+from ..model.tree_model import TreeModel
+from ..sequence import Sequence, TokenSelector
+
+_STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer)
+
+
+def unsupported_handover(cache: Cache, slots: int) -> str | None:
+    """Why a call with this cache cannot be accelerated, or None if it can. `slots`: how many the call may fill."""
+    if isinstance(cache, QuantizedCache):
+        return (
+            "expected a cache that keeps what is put in, got a QuantizedCache: it rounds states by those that came "
+            "before, rejected ones too"
+        )
+    return _unsupported_static(cache, slots) if type(cache) is StaticCache else unsupported_cache(cache)
+
+
+def _unsupported_static(cache: StaticCache, slots: int) -> str | None:
+    others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in _STATIC})
+    if others:
+        return f"expected a static cache of attention layers, got one with {', '.join(others)}"
+    if cache.offloading and any(type(layer) is StaticIndexedLayer for layer in cache.layers):
+        return "expected an offloaded cache of keys and values alone, got one with index keys (sparse attention)"
+    for layer in cache.layers:
+        sliding = isinstance(layer, StaticSlidingWindowLayer)
+        if isinstance(layer, StaticLayer) and not sliding and layer.max_cache_len < slots:
+            return (
+                f"expected a static cache with room for {slots} tokens, got one of {layer.max_cache_len}; make a "
+                "longer one or ask for fewer tokens"
+            )
+    return None
+
+
+class CacheHandover:
+    """A cache on its way into decoding and back."""
+
+    def __init__(self, given: Cache, paddings: list[int], config: PretrainedConfig) -> None:
+        """`paddings[row]`: how many columns before each text are padding; `config`: that of the text decoder."""
+        self.given, self.paddings = given, paddings
+        held = int(given.get_seq_length())
+        self.cache = given if type(given) is DynamicCache else _read(given, held, config)
+        """Where decoding works: the slots of every text from slot 0 on."""
+        self.lengths = [max(0, held - padding) for padding in paddings]
+        """How many slots of each text it holds."""
+        if held and any(paddings):
+            TreeCache(self.cache).shift([-min(padding, held) for padding in paddings], max(self.lengths))
+
+    def give_back(self, columns: int) -> None:
+        """Leaves in the given cache what plain decoding would: slots for all `columns` of the texts but the last.
+
+        In decoding's cache, every text holds all its tokens but the last. Padding slots hold zeros.
+        """
+        if any(self.paddings) or len(self.paddings) > 1:
+            TreeCache(self.cache).shift(self.paddings, columns - 1)
+        if self.cache is not self.given:
+            _write(self.cache, self.given)
+
+
+def fill_up(
+    target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], cache: Cache, padding: int
+) -> None:
+    """Lets the shorter ones of several texts go on with padding up to the longest, as `generate` does with those that
+    have ended: in the texts, in the cache, and in the scores and logits that are kept.
+    """
+    columns = max(sequence.columns for sequence in sequences)
+    rest = [one.tokens.new_full((columns - one.columns,), padding) for one in sequences]
+    # What follows the last token is padding; the last padding token gets no slot.
+    fed = [torch.cat([one.tokens[-1:], own])[:-1] for one, own in zip(sequences, rest, strict=True)]
+    for pieces, logits in extend(target, fed, [one.length - 1 for one in sequences], cache):
+        for row, piece in enumerate(pieces):
+            for node in range(len(piece)):
+                selectors[row].scored(logits[row, node])
+                sequences[row].push(padding)
+
+
+def _read(static: Cache, held: int, config: PretrainedConfig) -> DynamicCache:
+    """A dynamic cache with copies of the `held` slots of a static one; zeros for those that a window has dropped."""
+    cache = DynamicCache(config=config, offloading=static.offloading)
+    unroll(cache)
+    for index, layer in enumerate(static.layers if held else ()):
+        if layer.keys is None:
+            continue
+        dropped = max(0, held - layer.keys.shape[2])
+        there = [states[:, :, : held - dropped].to(layer.device) for states in (layer.keys, layer.values)]
+        cache.update(*(pad(states, (0, 0, dropped, 0)) for states in there), index)
+        if isinstance(layer, StaticIndexedLayer) and layer.is_indexer_initialized:
+            cache.update_indexer(layer.indexer_keys[:, :held].clone(), index)
+    return cache
+
+
+def _write(cache: DynamicCache, static: Cache) -> None:
+    """Appends to a static cache the slots that it does not have yet."""
+    held = int(static.get_seq_length())
+    for index, layer in enumerate(cache.layers):
+        if layer.keys is None:
+            continue
+        keys, values = (states[:, :, held:].to(layer.device) for states in (layer.keys, layer.values))
+        static.update(keys, values, index)
+        indexer_keys = getattr(layer, "indexer_keys", None)
+        if indexer_keys is not None:
+            static.update_indexer(indexer_keys[:, held:], index)

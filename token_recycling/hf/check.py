@@ -1,0 +1,31 @@
+"""What is supported, said in advance: by what is known of the architecture, and by trying it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from ..cuda_graphs.support import by_configuration, without_fast_path
+from ..model.architectures import Support, support
+from ..model.self_test import tested
+from ..model.tree_model import TreeModel
+
+
+def check(model: PreTrainedModel, self_test: bool = False) -> Support:
+    """Whether and how a model can be accelerated, and why not; never raises for a model.
+
+    `self_test` also compares the logits of a tree with those of linear decoding, and watches whether a step would make
+    the host wait: five short forward passes.
+    """
+    found = support(model)
+    if not found.supported:
+        return found
+    found = replace(found, no_fast_path=by_configuration(found))
+    if not found.tested:
+        note = f"{found.model} (family {found.family!r}) is not among those tested: a self-test decides"
+        found = replace(found, notes=(*found.notes, note))
+    if not self_test:
+        return found
+    found = tested(model, found)
+    return replace(found, no_fast_path=without_fast_path(TreeModel(model))) if found.supported else found

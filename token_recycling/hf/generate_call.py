@@ -1,0 +1,194 @@
+"""One call of `generate`, as transformers hands it to the decoding method, and whether it can be accelerated.
+
+What is not known to give the same tokens is not tried: `GenerateCall.why_not` names the first thing that stands against
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import Cache
+from transformers.generation import logits_process as processors
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from ..model.architectures import support
+from ..model.inspection import prepares_inputs_elsewhere
+from ..model.self_test import unsupported
+from ..processors import Scope, scope
+from .cache_handover import unsupported_handover
+
+_KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "tokenizer"}
+_MARKS = {"mm_token_type_ids", "token_type_ids"}
+"""What processors of models that also take pictures give with every prompt: 0 for a token of text."""
+_CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
+"""Criteria that say the same of a text whether they see it alone or in a batch."""
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """What `generate` has prepared: (batch, length) ids, padded on the left, and all that decides on tokens."""
+
+    input_ids: torch.Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    model_kwargs: dict[str, Any]
+    streamer: BaseStreamer | None = None
+
+    @property
+    def cache(self) -> Cache:
+        """The key/value cache, empty or with a prefix of the text."""
+        return self.model_kwargs["past_key_values"]
+
+    @cached_property
+    def paddings(self) -> list[int]:
+        """Number of padding tokens before each text; -1 where some stand elsewhere, or nothing else is there."""
+        mask = self.model_kwargs.get("attention_mask")
+        if mask is None:
+            return [0] * len(self.input_ids)
+        own = mask.bool() if mask.ndim == 2 else torch.zeros(len(self.input_ids), 1, dtype=torch.bool)
+        lengths = own.sum(dim=1)
+        from_the_right = torch.arange(own.shape[1], 0, -1, device=own.device) <= lengths[:, None]
+        fits = (own == from_the_right).all(dim=1) & (lengths > 0)
+        return torch.where(fits, own.shape[1] - lengths, -1).tolist()
+
+    def why_not(self, model: PreTrainedModel) -> str | None:
+        """Why this call cannot be accelerated, or None."""
+        kwargs, config = self.model_kwargs, self.config
+        if self.input_ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
+            return "expected a prompt of token ids, got embeddings or nothing"
+        if not kwargs.get("use_cache", True) or kwargs.get("past_key_values") is None:
+            return "expected use_cache=True, got a call without a cache"
+        if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
+            return "expected output_attentions and output_hidden_states to be off"
+        others = self._other_inputs(model)
+        if others:
+            return f"expected token ids only, got {', '.join(others)}"
+        if config.is_assistant:
+            return "expected a call of its own, got one that drafts for another model (assisted generation)"
+        if prepares_inputs_elsewhere(model):
+            return (
+                f"expected {type(model).__name__} to prepare its own inputs, got another object's "
+                "prepare_inputs_for_generation set on it (prompt learning?)"
+            )
+        held = int(self.cache.get_seq_length())
+        if held >= self.input_ids.shape[1]:
+            return f"expected the whole text, got {self.input_ids.shape[1]} tokens with a cache of {held}"
+        if min(self.paddings) < 0:
+            return "expected padding on the left only, got zeros elsewhere in the attention mask"
+        if not self._counts_from_zero:
+            return "expected positions that count from 0, got others in position_ids"
+        alone = len(self.input_ids) == 1
+        return (
+            unsupported(model)
+            or (None if alone and not any(self.paddings) else support(model).batch_reason)
+            or (None if alone else self._why_no_batch())
+            or unsupported_handover(self.cache, (config.max_length or 0) - 1)
+        )
+
+    def _other_inputs(self, model: PreTrainedModel) -> list[str]:
+        """Inputs beside the text. A model that takes pictures too is given empty ones with a text alone."""
+        others = {name for name, value in self.model_kwargs.items() if name not in _KNOWN_INPUTS and value is not None}
+        if model.config.get_text_config(decoder=True) is not model.config:
+            others -= {name for name in others & _MARKS if not self.model_kwargs[name].any()}
+            if "mm_encoder_outputs" in others:
+                others.remove("mm_encoder_outputs")
+                encoded = self.model_kwargs["mm_encoder_outputs"]
+                others |= {f"an encoded {kind}" for kind, value in encoded.items() if value is not None}
+        return sorted(others)
+
+    @property
+    def _counts_from_zero(self) -> bool:
+        """Whether positions, (batch, length) or several such tensors for one text, are those of the text's tokens."""
+        positions = self.model_kwargs.get("position_ids")
+        if positions is None:
+            return True
+        if positions.shape[-1] != self.input_ids.shape[1]:
+            return False
+        positions = torch.atleast_2d(positions)
+        kinds = positions.reshape(-1, *positions.shape[-2:]).expand(-1, len(self.paddings), -1)
+        counted = torch.arange(kinds.shape[-1], device=kinds.device)
+        return all(
+            bool((kinds[:, row, padding:] == counted[: len(counted) - padding]).all())
+            for row, padding in enumerate(self.paddings)
+        )
+
+    def _why_no_batch(self) -> str | None:
+        """Why several texts cannot be accelerated where one could, or None."""
+        if self.streamer is not None:
+            return f"expected one text for a streamer, got {len(self.input_ids)}"
+        unknown = sorted({_name(one) for one in self.processors if scope(one) < Scope.EACH_TEXT})
+        if unknown:
+            return (
+                f"expected one text, or processors that look at each text alone, got a batch with {', '.join(unknown)}"
+            )
+        if self.joint_criteria and self.config.return_dict_in_generate and self.config.output_scores:
+            names = ", ".join(sorted({_name(one) for one in self.joint_criteria}))
+            return f"expected one text, or no output_scores, got a batch with criteria that could read them: {names}"
+        return None
+
+    @property
+    def cache_is_seen(self) -> bool:
+        """Whether the caller has the cache, or will get it."""
+        return bool(self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
+
+    @property
+    def pads(self) -> bool:
+        """Whether texts that have ended are filled up with padding, as `generate` decides; else all go on together."""
+        return any(hasattr(one, "eos_token_id") for one in self.criteria)
+
+    @cached_property
+    def padding_token(self) -> int | None:
+        """What a text that has ended is filled up with; None if there is no such token."""
+        token = self.config._pad_token_tensor
+        return None if token is None else int(token)
+
+    @cached_property
+    def joint_criteria(self) -> StoppingCriteriaList:
+        """The criteria that must see all texts at once: those of the caller's own and, where texts that have ended go
+        on with the others, all.
+        """
+        others = [one for one in self.criteria if type(one) not in (EosTokenCriteria, MaxLengthCriteria)]
+        if len(self.input_ids) == 1 or (self.pads and all(type(one) in _CRITERIA_BY_TEXT for one in others)):
+            return StoppingCriteriaList()
+        return StoppingCriteriaList(others)
+
+    @property
+    def criteria_by_text(self) -> StoppingCriteriaList:
+        """The criteria that each text is asked about alone."""
+        return StoppingCriteriaList(
+            one for one in self.criteria if all(one is not other for other in self.joint_criteria)
+        )
+
+    def processors_for(self, row: int) -> LogitsProcessorList:
+        """The processors as one text of a batch sees them, alone."""
+        if len(self.input_ids) == 1:
+            return self.processors
+        return LogitsProcessorList([_for_text(processor, row) for processor in self.processors])
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    if type(processor) is processors.RepetitionPenaltyLogitsProcessor and isinstance(
+        processor.prompt_ignore_length, torch.Tensor
+    ):
+        own = processor.prompt_ignore_length[row : row + 1]
+        return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=own)
+    if type(processor) is processors.PrefixConstrainedLogitsProcessor:
+        allowed = processor._prefix_allowed_tokens_fn
+        return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
+    return processor

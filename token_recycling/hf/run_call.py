@@ -1,0 +1,110 @@
+"""Runs a call of `generate`: the loop on what transformers has prepared, and what its own method would return."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, StaticCache
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from ..cuda_graphs import Fast, stepping
+from ..decode import decode
+from ..drafter import Drafter
+from ..model.remembered import say_once
+from ..model.self_test import ready
+from ..sequence import Sequence, TokenSelector
+from ..stats import Stats
+from .batch_stopping import BatchStopping
+from .cache_handover import CacheHandover, fill_up
+from .generate_call import GenerateCall
+
+
+@dataclass
+class Output(GenerateDecoderOnlyOutput):
+    """What `generate(return_dict_in_generate=True)` returns, with the statistics of the run."""
+
+    stats: Stats | None = None
+
+
+def run_call(
+    model: PreTrainedModel, call: GenerateCall, drafter: Drafter, stats: Stats, fast: Fast = False
+) -> Output | torch.Tensor:
+    """Decodes what `call` asks for: ids (batch, length), or an `Output` where the call wants one."""
+    target = ready(model)
+    if type(call.cache) is StaticCache:
+        say_once(
+            model,
+            "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
+            "the model for it; a cache that is the caller's, or returned, is filled at the end",
+        )
+    sequences, selectors = _beginnings(call)
+    handover = CacheHandover(call.cache, call.paddings, target.config)
+    stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
+    with stepping(fast, target, sequences, selectors, drafter, handover.cache) as way:
+        passes = decode(
+            target,
+            sequences,
+            drafter,
+            selectors,
+            handover.cache,
+            stats,
+            held=handover.lengths,
+            after_pass=stopping.apply if call.joint_criteria else None,
+            stepper=way.stepper,
+            costs=way.costs,
+        )
+        with closing(passes):  # whatever ends the call, before the next one begins
+            for steps in passes:
+                if call.streamer is not None:
+                    call.streamer.put(torch.tensor(steps[0].tokens))
+    if call.streamer is not None:
+        call.streamer.end()
+    stats.tokens -= stopping.withdrawn
+    for sequence, selector in zip(sequences, selectors, strict=True):
+        selector.forget(sequence.columns - call.input_ids.shape[1])
+    if call.cache_is_seen:
+        if len({sequence.columns for sequence in sequences}) > 1:
+            assert call.padding_token is not None, "texts of a batch end apart only where they are padded"
+            fill_up(target, sequences, selectors, handover.cache, call.padding_token)
+        handover.give_back(max(sequence.columns for sequence in sequences))
+    ids = _stacked(sequences, call.padding_token)
+    if not call.config.return_dict_in_generate:
+        return ids
+    scores = _by_step([sequence.scores for sequence in sequences])
+    logits = _by_step([selector.logits for selector in selectors])
+    return Output(sequences=ids, scores=scores, logits=logits, past_key_values=call.cache, stats=stats)
+
+
+def _beginnings(call: GenerateCall) -> tuple[list[Sequence], list[TokenSelector]]:
+    """The texts as they are given, and what selects their tokens."""
+    config = call.config
+    sequences = [
+        Sequence(ids, call.criteria_by_text, pad) for ids, pad in zip(call.input_ids, call.paddings, strict=True)
+    ]
+    selectors = [
+        TokenSelector(
+            sequence,
+            call.processors_for(row),
+            sample=bool(config.do_sample),
+            keep_scores=bool(config.return_dict_in_generate and config.output_scores),
+            keep_logits=bool(config.return_dict_in_generate and config.output_logits),
+        )
+        for row, sequence in enumerate(sequences)
+    ]
+    return sequences, selectors
+
+
+def _stacked(sequences: list[Sequence], padding: int | None) -> torch.Tensor:
+    """(batch, columns) ids, shorter texts filled up with padding."""
+    ids = [sequence.padded[0] for sequence in sequences]
+    if padding is None:
+        return torch.stack(ids)
+    return torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=padding)
+
+
+def _by_step(rows: list[list[torch.Tensor] | None]) -> tuple[torch.Tensor, ...] | None:
+    """Of every text a (1, vocabulary) tensor a token: (batch, vocabulary) a token."""
+    kept = [row for row in rows if row is not None]
+    return tuple(map(torch.cat, zip(*kept, strict=True))) if kept else None

@@ -1,0 +1,75 @@
+"""Step by step, on token ids alone: the surface for whoever wants to see what every verification revealed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import Cache
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from ..cuda_graphs import Fast, checked, stepping
+from ..decode import decode
+from ..draft import Step
+from ..drafter import Drafter
+from ..model.architectures import UnsupportedModelError
+from ..model.kv_cache import unsupported_cache
+from ..model.prefill import checked_prompt
+from ..model.self_test import ready
+from ..registry import make_drafter
+from ..sequence import Sequence, TokenSelector
+from ..stats import Stats
+
+
+def stream(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    drafter: str | Drafter = "recycling",
+    *,
+    max_new_tokens: int = 256,
+    eos_token_id: int | list[int] | None = None,
+    do_sample: bool = False,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    past_key_values: Cache | None = None,
+    stats: Stats | None = None,
+    fast: Fast = "auto",
+    **options: Any,
+) -> Iterator[Step]:
+    """Generates step by step, on token ids alone: each `Step` holds the draft, the logits at its nodes and the emitted
+    tokens.
+
+    `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
+    go to the drafter; `fast` is as in `accelerate`. Pass one made drafter again to keep what it learned. Raises
+    UnsupportedModelError, or ValueError for an input that cannot be continued, at once; what a drafter finds wrong with
+    the model comes with the first step.
+    """
+    target, drafter = ready(model), make_drafter(drafter, **options)
+    prompt = checked_prompt(input_ids, target)
+    if max_new_tokens < 1:
+        raise ValueError(f"expected max_new_tokens of 1 or more, got {max_new_tokens}")
+    checked(fast)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + max_new_tokens), *(stopping_criteria or [])])
+    eos = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
+    if eos is not None and eos != []:
+        criteria.append(EosTokenCriteria(eos))
+    cache = target.new_cache() if past_key_values is None else past_key_values
+    reason = unsupported_cache(cache)
+    if reason is not None:
+        raise UnsupportedModelError(reason)
+    sequences = [Sequence(prompt, criteria)]
+    selectors = [TokenSelector(sequences[0], logits_processor or LogitsProcessorList(), do_sample)]
+    measured = stats if stats is not None else Stats()
+
+    def steps() -> Iterator[Step]:
+        with stepping(fast, target, sequences, selectors, drafter, cache) as way:
+            passes = decode(
+                target, sequences, drafter, selectors, cache, measured, stepper=way.stepper, costs=way.costs
+            )
+            with closing(passes):
+                yield from (step for (step,) in passes)
+
+    return steps()

@@ -1,0 +1,106 @@
+"""Looks into a model and at what others put around it: objects that hold it, functions and hooks in it, its output
+layer, and by what it is known again.
+
+The last hidden states are what the output layer is given, whatever the architecture does before and after it. A hook
+sees them exactly as they are turned into logits: after the last norm, scaled where a family scales them. Where a family
+scales or caps the logits afterwards, the order of candidates stays. Cost: none where no drafter needs them; else
+setting the hook, some microseconds a pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+_SAMPLED = 64
+"""Numbers of a parameter that its fingerprint reads."""
+
+
+def held_by(wrapper: Any) -> str:
+    """What to pass instead of something that is no transformers model itself: the model inside it, in words."""
+    inside = (
+        wrapper.named_modules() if isinstance(wrapper, torch.nn.Module) else getattr(wrapper, "__dict__", {}).items()
+    )
+    for path, held in inside:
+        if isinstance(held, PreTrainedModel) and held.can_generate():
+            return f"pass the {type(held).__name__} in its .{path}, with which calls of the wrapper are accelerated too"
+    return "load it with AutoModelForCausalLM"
+
+
+def prepares_inputs_elsewhere(model: PreTrainedModel) -> bool:
+    """Whether a function set on the model object prepares its inputs, as peft's prompt learning does, in place of its
+    class's own.
+    """
+    own = vars(model).get("prepare_inputs_for_generation")
+    return own is not None and getattr(own, "__func__", own) is not type(model).prepare_inputs_for_generation
+
+
+def input_device(model: PreTrainedModel) -> torch.device | None:
+    """Where token ids go in: the device of the embedding, or the one to which accelerate's hook brings its offloaded
+    weights; None if it has no weights.
+    """
+    embedding = model.get_input_embeddings()
+    if embedding.weight.device.type != "meta":
+        return embedding.weight.device
+    hook = getattr(embedding, "_hf_hook", None)  # may stand for several
+    devices = (getattr(one, "execution_device", None) for one in (hook, *getattr(hook, "hooks", ())))
+    return next((torch.device(device) for device in devices if device is not None), None)
+
+
+class NoHiddenStatesError(ValueError):
+    """A model whose last hidden states cannot be seen."""
+
+
+@contextlib.contextmanager
+def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """Within it every forward pass adds its (batch, n, hidden) to the list: of the positions whose logits are made.
+
+    Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it: a graph that was
+    made without the hook would be used again.
+    """
+    if getattr(model, "_compiled_call_impl", None) or hasattr(model.forward, "_torchdynamo_orig_callable"):
+        raise NoHiddenStatesError(
+            f"expected a model whose hidden states can be seen, got {type(model).__name__} compiled as a whole; "
+            "compile what is before its output layer (`model.model = torch.compile(model.model)`), or choose a drafter "
+            "that needs no hidden states"
+        )
+    seen: list[torch.Tensor] = []
+    hook = output_layer(model).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def output_layer(model: PreTrainedModel) -> torch.nn.Module:
+    """What makes logits of hidden states; raises NoHiddenStatesError where a model has none of its own."""
+    layer = model.get_output_embeddings()
+    if layer is None:
+        raise NoHiddenStatesError(
+            f"expected a model whose output layer is known, got {type(model).__name__} without; "
+            "choose a drafter that needs no hidden states"
+        )
+    return layer
+
+
+def output_width(model: PreTrainedModel) -> int:
+    """The size of the hidden states that the output layer is given."""
+    return int(output_layer(model).in_features)  # type: ignore[arg-type]
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """A short digest of a model's configuration and of some numbers of every parameter."""
+    digest = hashlib.sha256()
+    config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, parameter in model.named_parameters():
+        numbers = parameter.detach().flatten()
+        sampled = numbers[:: max(1, len(numbers) // _SAMPLED)][:_SAMPLED].float().cpu()
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + sampled.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,259 @@
+"""From what a user writes to what the library takes: a model, its tokenizer and prompts.
+
+MODEL is a local folder or a name on the Hugging Face hub. What is missing is said before anything slow begins.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..drafter import Drafter
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HUB_TIMEOUT = 5
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, ready to decode, and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens the model was made for, if its configuration says so."""
+        return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
+class Prompt(NamedTuple):
+    """A text to continue, and where it is from."""
+
+    name: str
+    text: str
+
+
+def load(name: str, dtype: str | None = None, device: str | None = None, threads: int | None = None) -> Loaded:
+    """The model and its tokenizer; raises ValueError with what is wrong in one sentence.
+
+    `dtype` defaults to float32 on a CPU, where 16 bits are slow, and to the file's own elsewhere.
+    """
+    from .architectures import UnsupportedModelError
+    from .self_test import unsupported
+
+    tokenizer = load_tokenizer(name)
+    model = load_model(name, dtype, device, threads)
+    reason = unsupported(model)
+    if reason is not None:
+        raise UnsupportedModelError(f"{name} cannot be accelerated: {reason}")
+    return Loaded(model, tokenizer)
+
+
+def load_model(name: str, dtype: str | None, device: str | None, threads: int | None) -> PreTrainedModel:
+    """The model in evaluation mode; raises ValueError."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    place = _device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    chosen = dtype or ("float32" if place.type == "cpu" else "auto")
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=chosen).to(place).eval()
+    except Exception as error:  # a folder of somebody else can be wrong in any way
+        raise ValueError(f"expected a causal language model at {name}, got: {first_line(error)}") from error
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model; raises ValueError."""
+    from transformers import AutoTokenizer
+
+    check_source(name)
+    quieten()
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # as above
+        raise ValueError(f"expected a tokenizer at {name}, got: {first_line(error)}") from error
+
+
+def quieten() -> None:
+    """Turns off transformers' own bars, and warnings that a user can do nothing about; downloads still show theirs."""
+    from huggingface_hub.utils import enable_progress_bars
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    enable_progress_bars()
+
+
+def check_source(name: str) -> None:
+    """Raises ValueError unless `name` is a folder with a model or the name of one that can be had from the hub."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"expected a model folder with a config.json, got {name} without; is it the right folder?")
+        return
+    if path.exists():
+        raise ValueError(f"expected the folder of a model, got the file {name}; give its folder")
+    # A name such as models/target is a hub name in form; if its first part is a folder here, it is meant as a path.
+    if not _HUB_NAME.fullmatch(name) or ("/" in name and path.parent.is_dir()):
+        raise ValueError(f"expected the folder of a model or a hub name, got {name!r}: there is no such folder")
+    _find_on_hub(name)
+
+
+def _find_on_hub(name: str) -> None:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT)  # unlike a download, this does not try again and again
+    except Exception as error:  # not found, gated, offline, refused: all mean that there is no model to be had
+        raise ValueError(
+            f"expected the folder of a model or a hub name, got {name!r}: "
+            f"there is no such folder, and no answer of the hub with such a model ({first_line(error)})"
+        ) from error
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    here = [torch.device("cpu"), *([accelerator] if accelerator else [])]
+    if name is None:
+        return here[-1]
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    count = torch.accelerator.device_count() if device.type != "cpu" else 1
+    if device.type not in {place.type for place in here} or (device.index or 0) >= count:
+        raise ValueError(f"expected a device of {', '.join(place.type for place in here)}, got {name!r}")
+    return device
+
+
+def encode(loaded: Loaded, prompt: Prompt, chat: bool) -> torch.Tensor:
+    """A prompt as ids (1, length) on the model's device; raises ValueError if the model cannot continue it."""
+    from .prefill import checked_prompt
+    from .tree_model import TreeModel
+
+    text = prompt.text
+    if chat:
+        message = {"role": "user", "content": text}
+        text = str(loaded.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
+    # A chat template writes the special tokens itself.
+    ids = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=not chat)["input_ids"]
+    ids = checked_prompt(ids, TreeModel(loaded.model))[None]
+    if loaded.context is not None and ids.shape[1] >= loaded.context:
+        raise ValueError(
+            f"expected a prompt of fewer tokens than the model's context of {loaded.context}, "
+            f"got {ids.shape[1]} ({prompt.name}); shorten it"
+        )
+    return ids
+
+
+def uses_chat(loaded: Loaded, wanted: bool | None) -> bool:
+    """Whether prompts go through the chat template: as wanted, else if there is one; raises ValueError without one."""
+    has_template = bool(getattr(loaded.tokenizer, "chat_template", None))
+    if wanted and not has_template:
+        raise ValueError("expected a tokenizer with a chat template for --chat, got one without; use --no-chat")
+    return has_template if wanted is None else wanted
+
+
+def arguments(loaded: Loaded, ids: torch.Tensor, max_new_tokens: int, **more: Any) -> dict[str, Any]:
+    """Arguments of `model.generate` for a prompt; no more tokens are asked for than the model's context holds."""
+    room = max_new_tokens if loaded.context is None else loaded.context - ids.shape[1]
+    return {
+        "input_ids": ids,
+        "attention_mask": ids.new_ones(ids.shape),
+        "max_new_tokens": min(max_new_tokens, room),
+        "do_sample": False,
+        **more,
+    }
+
+
+def load_matrix(loaded: Loaded, drafter: Drafter, path: Path) -> None:
+    """Fills the drafter's matrix from a file if there is one; raises ValueError."""
+    from ..candidates.matrix import fingerprint
+    from .tree_model import TreeModel
+
+    if not hasattr(drafter, "matrix") or not hasattr(drafter, "prepare"):
+        raise ValueError(f"expected a drafter with a matrix for --matrix, such as recycling, got {drafter.name}")
+    if path.is_dir():
+        raise ValueError(f"expected a file for --matrix, got the folder {path}")
+    matrix = drafter.prepare(TreeModel(loaded.model))
+    if path.exists():
+        matrix.load(path, tokenizer=fingerprint(loaded.tokenizer))
+
+
+def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
+    """Prompts from arguments, else from a file or all files of a folder, else standard input; raises ValueError.
+
+    Line ends at the very end of a file or of standard input are left out, as a shell does: they are the editor's, not
+    the prompt's.
+    """
+    prompts = _found_prompts(texts, path)
+    for prompt in prompts:
+        if not prompt.text.strip():
+            raise ValueError(f"expected a prompt, got an empty one ({prompt.name}); give a text to continue")
+    return prompts
+
+
+def _found_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
+    if texts and path is not None:
+        raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
+    if texts:
+        return [Prompt(f"argument {place}", text) for place, text in enumerate(texts, start=1)]
+    if path is None:
+        if sys.stdin.isatty():
+            raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
+        return [_read("standard input", sys.stdin.read)]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        if not files:
+            raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
+        return [_read(file.name, partial(file.read_text, encoding="utf-8")) for file in files]
+    if not path.is_file():
+        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
+    return [_read(path.name, partial(path.read_text, encoding="utf-8"))]
+
+
+def text_files(paths: Sequence[Path]) -> list[Path]:
+    """The files among `paths` and, by name, all below the folders among them; hidden ones are left out. Raises
+    ValueError for a path that is neither, and for a folder without files.
+    """
+    found = []
+    for path in paths:
+        if path.is_file():
+            found.append(path)
+            continue
+        if not path.is_dir():
+            raise ValueError(f"expected text files or folders of them, got {path}: there is none")
+        below = sorted(file for file in path.rglob("*") if file.is_file())
+        shown = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        if not shown:
+            raise ValueError(f"expected a folder of text files, got {path}, which holds none")
+        found += shown
+    return found
+
+
+def _read(name: str, read: Callable[[], str]) -> Prompt:
+    try:
+        return Prompt(name, read().rstrip("\r\n"))
+    except UnicodeDecodeError:
+        raise ValueError(f"expected text in UTF-8, got something else ({name})") from None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, as far as one line goes."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

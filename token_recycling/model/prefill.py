@@ -1,0 +1,138 @@
+"""Reads text that is known already: prompts, and whole pieces of text behind what a cache holds.
+
+All of a text but its last token goes into the cache: that token is the root of the first draft. Prompts are read in
+pieces where logits are wanted, so that they are never held whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from transformers.cache_utils import Cache
+
+from ..draft import Draft
+from ..templates import chain, root_only
+from .kv_cache import TreeCache, unroll
+from .tree_model import TreeModel
+
+_PREFILL_PIECE = 512
+"""Tokens of all texts together whose logits are held at once."""
+_EXTENDED_PIECE = 64
+"""Tokens of each text, at most, that are read at once behind what a cache holds already."""
+
+ObservePrompt = Callable[[torch.Tensor, torch.Tensor, int], None]
+"""Told of a piece of a prompt: tokens (length,), the logits (length, vocabulary) after each, and which text it is."""
+
+
+def prefill(
+    model: TreeModel,
+    texts: Sequence[torch.Tensor],
+    cache: Cache,
+    observe: ObservePrompt | None = None,
+    held: Sequence[int] | None = None,
+) -> None:
+    """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
+
+    `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
+    on the right, where nothing of the text sees it. `observe` is shown the logits after every token put there.
+    """
+    unroll(cache)
+    slots, border = cache.get_seq_length(), model.support.border
+    if border is not None and border.at_once and len(texts[0]) > border.at:
+        _read_at_once(model, texts[0], cache)
+        return
+    held = held or [slots] * len(texts)
+    missing = [text[there:-1].to(model.device) for text, there in zip(texts, held, strict=True)]
+    if set(held) != {slots}:
+        for pieces, logits in extend(model, missing, held, cache):
+            for row, own in enumerate(pieces):
+                if observe is not None and len(own):
+                    observe(own, logits[row, : len(own)], row)
+        return
+    tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
+    if not tokens.shape[1]:
+        return
+    if observe is None and model.leaves_logits_out:
+        model.read(tokens, cache, last_logits_only=True)
+        return
+    piece = max(1, _PREFILL_PIECE // len(texts))
+    for start in range(0, tokens.shape[1], piece):
+        logits = model.read(tokens[:, start : start + piece], cache)
+        if observe is not None:
+            for row, text in enumerate(missing):
+                own = text[start : start + piece]
+                if len(own):
+                    observe(own, logits[row, : len(own)], row)
+
+
+def extend(
+    model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
+) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+    """Puts `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there.
+
+    Yields piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; a text with fewer
+    tokens than others has shorter pieces, or empty ones.
+    """
+    kept, lengths = TreeCache(cache), list(lengths)
+    size = max(1, min(_EXTENDED_PIECE, _PREFILL_PIECE // len(tokens)))
+    for start in range(0, max(map(len, tokens)), size):
+        pieces = [own[start : start + size].to(model.device) for own in tokens]
+        slots = cache.get_seq_length()
+        logits = model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
+        kept.keep(slots, lengths, [range(len(piece)) for piece in pieces])
+        lengths = [length + len(piece) for length, piece in zip(lengths, pieces, strict=True)]
+        yield pieces, logits
+
+
+def cross_border(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> None:
+    """Reads a text again if the model does so at its length."""
+    border = model.support.border
+    if border is not None and border.reread and len(texts[0]) == border.at + 1:
+        _read_at_once(model, texts[0], cache)
+
+
+def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tensor:
+    """`prompt` (length,) and what the model says after it, greedily and without an end: `tokens` more."""
+    cache, text = model.new_cache(), prompt.to(model.device)
+    prefill(model, [text], cache)
+    for _ in range(tokens):
+        held = cache.get_seq_length()
+        cross_border(model, [text], cache)
+        logits = model.forward(model.inputs.of([Draft(root_only(), text[-1:])], [held], held), cache)
+        text = torch.cat([text, logits[0, -1:].argmax(dim=-1)])
+    return text
+
+
+def _read_at_once(model: TreeModel, text: torch.Tensor, cache: Cache) -> None:
+    """As `generate` reads a prompt whose length decides how it is read: whole, with its last token."""
+    border = model.support.border
+    if border is not None and border.reread and cache.get_seq_length() <= border.at:
+        cache.crop(-cache.get_seq_length())
+    model.read(text[None, cache.get_seq_length() :], cache, last_logits_only=True)
+    cache.crop(-1)
+
+
+def _chain(tokens: torch.Tensor) -> Draft:
+    """Tokens in a row; where there are none, one that nobody looks at."""
+    if len(tokens) < 2:
+        return Draft(root_only(), tokens if len(tokens) else tokens.new_zeros(1))
+    return Draft(chain(len(tokens) - 1), tokens)
+
+
+def checked_prompt(input_ids: torch.Tensor, model: TreeModel) -> torch.Tensor:
+    """The prompt as (length,) int64 on the model's device; raises ValueError with what is wrong."""
+    shape = tuple(input_ids.shape)
+    if input_ids.ndim == 2 and shape[0] == 1:
+        input_ids = input_ids[0]
+    if input_ids.ndim != 1 or not len(input_ids) or input_ids.is_floating_point():
+        raise ValueError(
+            "expected one prompt of token ids, shape (length,) or (1, length), length 1 or more, "
+            f"got {shape} {input_ids.dtype}"
+        )
+    if int(input_ids.min()) < 0 or int(input_ids.max()) >= model.embedded:
+        raise ValueError(
+            f"expected token ids from 0 to {model.embedded - 1}, "
+            f"got {int(input_ids.min())} to {int(input_ids.max())}; is this the model's tokenizer?"
+        )
+    return input_ids.to(model.device, torch.long)

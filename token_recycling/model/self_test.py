@@ -1,0 +1,105 @@
+"""Tries whether a model follows the mask and the positions of a tree.
+
+The self-test is the claim itself, on a short random text: the logits after every node of a tree, from one forward pass
+with a cache, against those of an ordinary pass over the text up to that node, without one. Families that were compared
+when this library was made need none; any other is tested once. Cost: five short forward passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+
+from ..draft import Draft
+from ..tree import Tree
+from .architectures import MASKED_ATTENTION, Support, UnsupportedModelError, support
+from .prefill import cross_border, prefill
+from .remembered import remembered, say_once
+from .tree_model import TreeModel
+
+_SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
+_LENGTH, _LONGEST = 24, 512
+
+
+def ready(model: PreTrainedModel) -> TreeModel:
+    """The model, ready to read trees; raises UnsupportedModelError where they are not exact."""
+    reason = unsupported(model)
+    if reason is not None:
+        raise UnsupportedModelError(reason)
+    made = TreeModel(model)
+    wanted, used = made.config._attn_implementation, made.support.attention
+    if wanted not in MASKED_ATTENTION:
+        say_once(
+            model,
+            f"{wanted} takes no tree mask: accelerated calls use {used}; all others, and the model after them, "
+            f"keep {wanted}",
+        )
+    return made
+
+
+def unsupported(model: PreTrainedModel) -> str | None:
+    """Why a tree cannot be verified with this model, or None if it can.
+
+    Known families are judged by their configuration. A model of another family is tested once, on a short text.
+    """
+    known = support(model)
+    if not known.supported or known.tested:
+        return known.reason
+    return remembered(model, "self-test", lambda: tested(model, known).reason)
+
+
+def tested(model: PreTrainedModel, known: Support) -> Support:
+    """What is `known` of a supported model, completed by the self-test; never raises for a model."""
+    notes, length = known.notes, _LENGTH
+    windows = [reach.size for reach in known.layers.values() if reach.kind != "full"]
+    if windows and max(windows) < _LONGEST:
+        length += max(windows)
+    elif windows:
+        notes = (*notes, f"the self-test's text of {length} tokens does not cross the window of {max(windows)}")
+    try:
+        target = TreeModel(model)
+        difference, scale = largest_difference(target, random_text(target, length), _SMALL)
+    except Exception as error:  # a model of an unknown kind can fail in any way
+        reason = f"expected a forward pass over a tree, got {type(error).__name__}: {error}"
+        return replace(known, reason=reason, notes=notes)
+    tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
+    if not scale > 0:
+        reason = f"expected logits that differ for the self-test, got {known.model} with all the same; load its weights"
+        return replace(known, reason=reason, notes=notes)
+    if not difference <= tolerance:
+        reason = (
+            f"expected logits of a tree within {tolerance:.1e} of linear decoding, got a difference of "
+            f"{difference:.1e}: {known.model} does not follow the mask or the positions it is given"
+        )
+        return replace(known, reason=reason, difference=difference, notes=notes)
+    return replace(known, difference=difference, notes=notes)
+
+
+def random_text(target: TreeModel, length: int, seed: int = 0) -> torch.Tensor:
+    """(length,) random ids on the target's device."""
+    drawn = torch.randint(0, target.embedded, (length,), generator=torch.Generator().manual_seed(seed))
+    return drawn.to(target.device)
+
+
+@torch.no_grad()
+def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: int = 1) -> tuple[float, float]:
+    """The largest difference between a tree's logits and those of passes over the text up to each leaf, and the
+    standard deviation of the latter.
+
+    `text` (length,) ends with the root; the other nodes are random.
+    """
+    tokens = torch.cat([text[-1:], random_text(target, len(tree) - 1, seed)])
+    cache = target.new_cache()
+    prefill(target, [text], cache)
+    length = len(text) - 1
+    cross_border(target, [text], cache)
+    ours = target.forward(target.inputs.of([Draft(tree, tokens)], [length], length), cache)[0]
+    wanted = torch.empty_like(ours)
+    for leaf, children in enumerate(tree.children):
+        if not children:
+            path = list(tree.lineages[leaf])
+            ids = torch.cat([text[:-1], tokens[path]])[None]
+            wanted[path] = target.model(input_ids=ids, use_cache=False).logits[0, -len(path) :]
+    return float((ours - wanted).abs().max()), float(wanted.float().std())

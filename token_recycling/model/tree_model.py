@@ -1,0 +1,114 @@
+"""A model that reads trees: one forward pass over the nodes of a draft.
+
+A tree forward is an ordinary call of the model with two additions: a mask in which every node sees the context and its
+own ancestors, and positions of context length plus depth (`tree_inputs`). No model code is copied or changed. What a
+family needs beyond that is in `architectures`. The target of a run is such a model, and so is a draft model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from .architectures import UnsupportedModelError, accepts, support
+from .attention import NAME, attending, biased_by_position
+from .inspection import hidden_states, input_device
+from .tree_inputs import TreeInputs
+
+
+class TreeModel:
+    """One model, and what its passes need."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Raises UnsupportedModelError with the reason, as far as it shows without trying; `self_test.ready` tries
+        families that are not known.
+        """
+        self.support = support(model)
+        if self.support.reason is not None:
+            raise UnsupportedModelError(self.support.reason)
+        device = input_device(model)
+        if device is None:
+            raise UnsupportedModelError(
+                f"expected a model with its weights, got {type(model).__name__} with an embedding on the meta device"
+            )
+        self.model, self.device, self.dtype = model, device, model.dtype
+        self.config = model.config.get_text_config(decoder=True)
+        self.inputs = TreeInputs(self.support, device, model.dtype)
+        """Ids, masks and positions of its passes."""
+        self._takes_positions = accepts(model, "position_ids")
+        self._last_logits_only = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits, which is the number of ids a draft may name."""
+        head = self.model.get_output_embeddings()
+        return head.weight.shape[0] if head is not None else self.config.vocab_size
+
+    @property
+    def embedded(self) -> int:
+        """Number of ids that a text may hold."""
+        return self.model.get_input_embeddings().weight.shape[0]
+
+    @property
+    def max_length(self) -> int | None:
+        """The context the model was made for, if its configuration says so."""
+        return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "max_seq_len", None)
+
+    @property
+    def tree_attention(self) -> str:
+        """The attention implementation of passes over trees."""
+        return NAME if self.support.attention == "sdpa" and self.support.named_attention else self.support.attention
+
+    def new_cache(self) -> DynamicCache:
+        return DynamicCache(config=self.config)
+
+    def forward(self, inputs: dict[str, Any], cache: Cache) -> torch.Tensor:
+        """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache.
+
+        They are on the model's input device, even if its last layer is on another.
+        """
+        with attending(self.config, self.tree_attention), self._key_bias(inputs, cache):
+            return self.model(**inputs, past_key_values=cache, use_cache=True).logits.to(self.device)
+
+    def forward_with_hidden(self, inputs: dict[str, Any], cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and the last hidden states (batch, n, hidden) that the logits were made of."""
+        with hidden_states(self.model) as seen:
+            logits = self.forward(inputs, cache)
+        return logits, seen[-1].to(self.device)
+
+    def read(self, tokens: torch.Tensor, cache: Cache, last_logits_only: bool = False) -> torch.Tensor:
+        """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; those of
+        the last token alone, (batch, 1, vocabulary), if no more are wanted and the model can leave the others out.
+        """
+        tokens = tokens.to(self.device)
+        more: dict[str, Any] = dict(self._last_logits_only) if last_logits_only else {}
+        if self._takes_positions:  # some models, made for pictures too, would count on from an earlier call's
+            positions = torch.arange(tokens.shape[1], device=self.device) + cache.get_seq_length()
+            more["position_ids"] = positions.expand(len(tokens), -1)
+        with attending(self.config, self.support.attention):
+            output = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **more)
+        return output.logits.to(self.device)
+
+    @property
+    def leaves_logits_out(self) -> bool:
+        """Whether `read` can leave out the logits of all tokens but the last."""
+        return bool(self._last_logits_only)
+
+    def _key_bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
+        """For a model with ALiBi: takes what such a model cannot be given as an argument out of `inputs`."""
+        bias = self.support.key_bias
+        if bias is None:
+            return contextlib.nullcontext()
+        mask, positions = inputs.pop("attention_mask"), inputs["position_ids"]
+        before = inputs.pop("key_positions", None)
+        if not self._takes_positions:
+            del inputs["position_ids"]
+        if mask is None:
+            return contextlib.nullcontext()
+        if before is None:
+            before = torch.arange(cache.get_seq_length(), device=positions.device).expand(len(positions), -1)
+        return biased_by_position(self.model, bias, mask, torch.cat([before, positions], dim=1))

@@ -1,0 +1,165 @@
+"""Drafters by name, and as a user writes them: `NAME:OPTION=VALUE,...`.
+
+A drafter is a file or a folder in `token_recycling/drafters/` with one `Drafter` class in it. Its name is the drafter's
+name, and the dataclass fields are its options, in Python and on the command line: `recycling:k=16,tree=paper`. Other
+packages add theirs through the entry point group `token_recycling.drafters`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import re
+import types
+import typing
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .drafter import Drafter
+
+ENTRY_POINTS = "token_recycling.drafters"
+
+
+def drafter_names() -> list[str]:
+    """Names of all drafters, the package's own first."""
+    own = _own_names()
+    return own + sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in own)
+
+
+def _own_names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).with_name("drafters"))]))
+
+
+def drafter_class(name: str) -> type[Drafter]:
+    """The drafter class of that name; raises ValueError with all names."""
+    if name not in drafter_names():
+        raise ValueError(f"expected a drafter of {', '.join(drafter_names())}, got {name!r}")
+    if name in _own_names():
+        module = importlib.import_module(f"{__package__}.drafters.{name}")
+        (found,) = (
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, Drafter) and value.__module__ == module.__name__
+        )
+    else:
+        (point,) = metadata.entry_points(group=ENTRY_POINTS, name=name)
+        found = point.load()
+    found.name = name
+    return found
+
+
+def options_of(drafter: type[Drafter]) -> dict[str, dataclasses.Field[Any]]:
+    """The options of a drafter class: its public dataclass fields by name."""
+    if not dataclasses.is_dataclass(drafter):
+        return {}
+    return {field.name: field for field in dataclasses.fields(drafter) if field.init and not field.name.startswith("_")}
+
+
+def is_required(option: dataclasses.Field[Any]) -> bool:
+    """Whether an option has no default."""
+    return option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
+
+
+def make_drafter(spec: str | Drafter = "recycling", **options: Any) -> Drafter:
+    """A drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one that is made
+    already.
+
+    Raises ValueError or TypeError for an unknown drafter, an unknown option, a required one left out or a value of the
+    wrong kind.
+    """
+    if isinstance(spec, Drafter):
+        if options:
+            raise TypeError(
+                f"expected options only with a drafter's name, got a made drafter and {', '.join(options)}; "
+                "set them when making it"
+            )
+        return spec
+    if not isinstance(spec, str):
+        raise TypeError(f"expected a drafter's name or a Drafter, got {type(spec).__name__}")
+    name, _, text = spec.partition(":")
+    found = drafter_class(name)
+    known = options_of(found)
+    written = written_options(name, text, found.unnamed)
+    for option in {**written, **options}:
+        if option not in known:
+            raise ValueError(f"expected an option of {name}: {', '.join(known) or 'it has none'}; got {option!r}")
+    missing = [option for option in known if is_required(known[option]) and option not in {**written, **options}]
+    if missing:
+        listed = ",".join(f"{option}=VALUE" for option in missing)
+        raise ValueError(
+            f"expected every required option of {name}, got none for {', '.join(missing)}: {name}:{listed}"
+        )
+    hints = typing.get_type_hints(found)
+    values = {option: _converted(name, option, value, hints[option]) for option, value in written.items()}
+    return found(**{**values, **options})
+
+
+def _converted(name: str, option: str, text: str, hint: Any) -> Any:
+    """A written option as the first type of its annotation that takes it."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    for kind in (int, float, bool):
+        if kind not in kinds:
+            continue
+        if kind is bool:
+            if text.lower() in {"true", "false"}:
+                return text.lower() == "true"
+            continue
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if str in kinds or any(typing.get_origin(kind) is typing.Literal for kind in kinds):
+        return text
+    expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+    raise ValueError(f"expected {expected} for option {option} of {name}, got {text!r}")
+
+
+def split_outside(text: str, sign: str) -> list[str]:
+    """The pieces of `text` between the places where `sign`, one character, stands in no parentheses; raises ValueError
+    for parentheses without their other half.
+    """
+    pieces, open_at = [""], 0
+    for character in text:
+        open_at += (character == "(") - (character == ")")
+        if open_at < 0:
+            break
+        if character == sign and not open_at:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    if open_at:
+        raise ValueError(f"expected as many '(' as ')', each before its ')', got {text!r}")
+    return pieces
+
+
+def written_options(name: str, text: str, unnamed: str = "") -> dict[str, str]:
+    """The options written after `name`, as text; raises ValueError.
+
+    `unnamed` is the option whose name may be left out, empty if there is none.
+    """
+    written = {}
+    for piece in filter(None, split_outside(text, ",")):
+        option, *values = split_outside(piece, "=")
+        if values and not option.isidentifier():
+            raise ValueError(
+                f"expected NAME=VALUE among the options of {name!r}, got {piece!r}; "
+                "options of a part of it stand in parentheses"
+            )
+        if not values and unnamed and unnamed not in written:
+            option, values = unnamed, [piece]
+        if not values:
+            raise ValueError(f"expected options as NAME=VALUE after {name!r}, got {piece!r}")
+        if option in written:
+            raise ValueError(f"expected every option of {name} once, got {option} twice")
+        written[option] = "=".join(values)
+    return written
+
+
+def name_and_options(text: str) -> tuple[str, str]:
+    """The name and the options of `NAME` or `NAME(OPTIONS)`; raises ValueError."""
+    found = re.fullmatch(r"([^():,=]+)(?:\((.*)\))?", text.strip(), re.DOTALL)
+    if found is None:
+        raise ValueError(f"expected NAME or NAME(OPTION=VALUE,...), got {text!r}")
+    return found[1], found[2] or ""
