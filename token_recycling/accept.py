@@ -1,10 +1,10 @@
 """Which drafted nodes the target agrees with, and where the text ends.
 
 Both ways emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
-choice. `accept_greedy` judges all nodes at once, as tensor operations that never wait for the device;
-`accept_walk` follows the target's choices one by one, in any way of choosing. Both accept the same path: the longest
+choice. `accept_greedy` judges all nodes at once, in tensor operations that captured steps share (`greedy_path`);
+`accept_walk` follows the target's choices node by node, however they are made. Both accept the same path: the longest
 one, and of several that carry the same tokens the one whose end comes first. Nothing is drawn for a node that is not
-visited, nor after the end of the text. None of them touches the cache or the drafter.
+visited, nor after the end of the text. Neither touches the cache or the drafter.
 
 A deterministic draft is verified without loss under sampling too: ONE token is drawn from the target's processed
 distribution at every node visited, and the children that carry it are followed. So a seeded run draws the same numbers
@@ -31,7 +31,7 @@ Append = Callable[[int], bool]
 
 class Selector(Protocol):
     """How a text chooses: logits (vocabulary,) at the end of the path so far -> the next token, or the distribution
-    (vocabulary,) that it would be drawn from. Each node is asked for one of the two, once.
+    (vocabulary,) that it would be drawn from. One of the two is called for each node visited, once.
     """
 
     def __call__(self, logits: torch.Tensor, /) -> int: ...
@@ -86,7 +86,7 @@ def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append, row: int =
 def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Selector, row: int = 0) -> Step:
     """Follows the target's choices from the root as long as a child carries them.
 
-    `selector` is asked once for each emitted token, in order, after the tokens before it were appended, so that logits
+    `selector` is called once for each emitted token, in order, after the tokens before it were appended, so that logits
     processors see the path of the node itself and random draws come in the order of plain decoding. At a node with
     drawn children (`Draft.drawn_from`) these are tried in their order; if none is accepted, the token is drawn from
     what is left of the target's distribution.

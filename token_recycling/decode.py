@@ -56,7 +56,7 @@ class Run:
         return draft if self.target.support.fits(sequence.length - 1, len(draft.tree)) else draft.cut(0)
 
     def depth_limit(self, row: int) -> int:
-        """How deep a node may stand: within the tokens still asked for, and within the positions that the model was
+        """How deep a node may stand: within the tokens still wanted, and within the positions that the model was
         made for.
         """
         sequence, longest = self.sequences[row], self.target.max_length
@@ -76,7 +76,7 @@ class Stepper(Protocol):
         """After the last step, whether or not all texts have ended: leaves in the cache all but their last tokens."""
 
     def describe(self) -> str:
-        """Which way this is and, if another one was asked for, why."""
+        """Which way this is and, if another one was wanted, why not."""
 
 
 class TreeStepper:

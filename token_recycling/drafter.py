@@ -50,7 +50,7 @@ class Drafter:
     """
 
     name: ClassVar[str] = ""
-    """Filled in by discovery: the file's name."""
+    """The file's name, filled in by `registry`."""
     unnamed: ClassVar[str] = ""
     """The option that may be written without `NAME=`, if there is one."""
 
@@ -81,11 +81,11 @@ class Drafter:
 
         Where this drafter is a part of another one, `step.draft` holds nodes of others too and may lack some of its
         own: find them by their tokens, as `Draft.places_in` does, not by number. There may be steps for which this
-        drafter was not asked to draft.
+        drafter did not draft.
         """
 
     def statistics(self) -> Mapping[str, float]:
-        """Numbers of its own since it was last asked, such that they can be added up; asked once a step, and kept in
+        """Counts of its own since the last call, such that they can be added up; called once a step, and kept in
         `Stats.drafter_statistics`.
         """
         return {}

@@ -1,7 +1,7 @@
-"""Which of transformers' logits processors may be asked in which way: the one table.
+"""What each of transformers' logits processors looks at: the one table.
 
-What is not in it is asked as `generate` asks it, about one text at a time, and is left to transformers where that
-cannot be. A new processor of transformers is one entry here.
+A processor that is not in it is called as `generate` calls it, for one text at a time; where that cannot be, the call
+is left to transformers. A new processor of transformers is one entry here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Scope(IntEnum):
     EACH_TEXT = 1
     """Each text of a batch alone."""
     SCORES = 2
-    """The scores alone; it remembers nothing, so that it may be asked about any text."""
+    """The scores alone; it remembers nothing, so that it may be called for any text."""
     EACH_ROW = 3
-    """The same for any row of scores, in tensor operations of known shapes: it can stand in a captured step."""
+    """The same for any row of scores, in tensor operations of known shapes: it can be part of a captured step."""
 
 
 _SCOPES: dict[type, Scope] = {

@@ -117,7 +117,7 @@ def _converted(name: str, option: str, text: str, hint: Any) -> Any:
 
 
 def split_outside(text: str, sign: str) -> list[str]:
-    """The pieces of `text` between the places where `sign`, one character, stands in no parentheses; raises ValueError
+    """The pieces of `text` between the occurrences of `sign`, one character, outside parentheses; raises ValueError
     for parentheses without their other half.
     """
     pieces, open_at = [""], 0
@@ -145,7 +145,7 @@ def written_options(name: str, text: str, unnamed: str = "") -> dict[str, str]:
         if values and not option.isidentifier():
             raise ValueError(
                 f"expected NAME=VALUE among the options of {name!r}, got {piece!r}; "
-                "options of a part of it stand in parentheses"
+                "put the options of a part of it in parentheses"
             )
         if not values and unnamed and unnamed not in written:
             option, values = unnamed, [piece]

@@ -1,6 +1,6 @@
 """A text that grows: its tokens, what ends it, and how its next token is chosen.
 
-Both are exactly `generate`'s: the criteria and processors that transformers prepares are asked once a token, with the
+Both are exactly `generate`'s: the criteria and processors that transformers prepares are called once a token, with the
 tokens that they would see there, the padding before a prompt included.
 """
 
@@ -24,7 +24,7 @@ class Sequence:
         if not limits:
             raise ValueError("expected a limit on the length of the text; set max_new_tokens")
         self.max_length = min(limits)
-        # The two criteria of every run are checked on numbers; all others are asked as they are, once per token.
+        # The two criteria of every run are checked on numbers; all others are called as they are, once per token.
         eos = [criterion.eos_token_id.tolist() for criterion in criteria if type(criterion) is EosTokenCriteria]
         self._eos = frozenset(token for tokens in eos for token in tokens)
         self._others = [
@@ -32,7 +32,7 @@ class Sequence:
         ]
         self._buffer = prompt.new_empty(max(self.max_length, len(prompt) + 1))
         self._buffer[: len(prompt)] = prompt
-        # Tokens are written on the host, and copied to the prompt's device when they are asked for there. Writing a
+        # Tokens are written on the host, and copied to the prompt's device when they are read there. Writing a
         # number through numpy costs a fiftieth of writing it through torch.
         self._host = self._buffer.cpu()
         self._cells = self._host.numpy()
@@ -118,7 +118,7 @@ class TokenSelector:
         self.logits: list[torch.Tensor] | None = [] if keep_logits else None
         sequence.scores = [] if keep_scores else None
         self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
-        """True if the choice is the argmax of the logits and nothing else is asked for."""
+        """True if the choice is the argmax of the logits and nothing else is wanted."""
         self._warpers = [processor for processor in processors if scope(processor) >= Scope.SCORES]
 
     def __call__(self, logits: torch.Tensor) -> int:
@@ -144,7 +144,7 @@ class TokenSelector:
         return scores
 
     def scored(self, logits: torch.Tensor) -> torch.Tensor:
-        """The processed scores (1, vocabulary) after the text so far, which are kept where they are asked for."""
+        """The processed scores (1, vocabulary) after the text so far, which are kept where they are wanted."""
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self.sequence.padded.device)
         scores = self.processors(self.sequence.padded, raw)
         if self.sequence.scores is not None:

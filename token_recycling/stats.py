@@ -46,7 +46,7 @@ class Stats:
     accepted: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Nodes that were accepted, by depth and rank; the root left out."""
     drafter: str = ""
-    """What drafted, in words."""
+    """Description of the drafter."""
     path: str = ""
     """Which way the passes were made, `ordinary` or `fast`, and why."""
     drafter_statistics: Counter[str] = field(default_factory=Counter)
@@ -221,6 +221,6 @@ class Clock:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until an accelerator has done all that it was asked for."""
+    """Waits until an accelerator has done all its queued work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

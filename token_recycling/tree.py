@@ -39,7 +39,7 @@ class TreeShape(Protocol):
 
 
 class TreeTensors:
-    """A tree's arrays on one device; n nodes. Each is made when first asked for: a tree may serve one step only."""
+    """A tree's arrays on one device; n nodes. Each is made when first read: a tree may serve one step only."""
 
     def __init__(self, tree: Tree, device: torch.device) -> None:
         self._tree, self._device = tree, device

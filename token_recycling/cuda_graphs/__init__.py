@@ -31,7 +31,7 @@ Fast = bool | Literal["auto"]
 
 
 class NoFastPathError(ValueError):
-    """Fast steps were asked for where they do not hold."""
+    """Fast steps were insisted on where they do not hold."""
 
 
 class Stepping(NamedTuple):
@@ -62,7 +62,7 @@ def runner_of(target: TreeModel, fast: Fast) -> StepRunner | str:
     insisted on.
     """
     if not checked(fast):
-        return "expected fast steps to be asked for, got fast=False"
+        return "expected fast='auto' or True, got False"
     from .support import runner_or_reason
 
     reason = why_not_by_itself(target.device) if fast == "auto" else None

@@ -108,7 +108,7 @@ class StepRunner:
         return attending(target.config, self._attention)
 
     def rehearse(self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice) -> None:
-        """One step whose result nobody looks at, operation by operation."""
+        """One step, operation by operation, whose result is not used."""
         self.cache.shared.band = plan.band
         with self.attending(target):
             self._step(target, plan, source, choice)

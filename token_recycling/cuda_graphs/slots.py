@@ -21,7 +21,7 @@ _SHORTEST_BAND = 256
 
 
 def band_of(slots: int) -> int:
-    """The band for so many slots: 256, 512, 768, 1024, 1536, 2048, 3072, ...: at most a third of it is empty, but for
+    """The band for `slots` slots: 256, 512, 768, 1024, 1536, 2048, 3072, ...: at most a third of it is empty, but for
     the first.
     """
     band = _SHORTEST_BAND
@@ -57,7 +57,7 @@ class FixedLayer(CacheLayerMixin):
         return self.shared.length[0]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The band, from slot 0 on; asked only where no mask is given."""
+        """The band, from slot 0 on; called only where no mask is given."""
         return self.shared.band, 0
 
     def get_max_length(self) -> int:

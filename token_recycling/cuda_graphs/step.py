@@ -57,7 +57,7 @@ class Source(Protocol):
         """Tokens (n,) int64, `PADDING` where there is none, below `root` (1,), the newest token of the text."""
 
     def note(self, tokens: torch.Tensor, candidates: torch.Tensor) -> None:
-        """Told of the nodes' tokens (n,) and of the k likeliest tokens (n, k) after each, if any were asked for."""
+        """Told of the nodes' tokens (n,) and of the k likeliest tokens (n, k) after each, if the plan has any."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Choice:
     sample: bool = False
 
     def __call__(self, logits: torch.Tensor, noise: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """(n,) int64 from logits (n, vocabulary); `noise(vocabulary)`, of that shape, is asked for if one samples."""
+        """(n,) int64 from logits (n, vocabulary); `noise(vocabulary)`, of that shape, is called if one samples."""
         if not self.sample:
             return logits.argmax(dim=-1)
         scores = logits.to(torch.float32)
@@ -198,7 +198,7 @@ class Report:
         """(n,) int32: the tokens of the nodes, where the device drafts."""
         self.candidates: tuple[np.ndarray, np.ndarray] | None = None
         """(n, k) int32 and (n, k) float32: the likeliest tokens after every node, best first, and their probabilities;
-        None if they were not asked for.
+        None if the plan does not report them.
         """
         if plan.reports_candidates:
             ids, shares = candidates.reshape(2, plan.nodes, plan.k)

@@ -24,7 +24,7 @@ from .syncs import HostWaitsError, without_waiting
 _TREE = Tree.from_paths([(0,), (1,), (1, 0)])
 _TRIED = 8
 _ALIKE = {8: 1e-3, 4: 1e-3, 2: 0.1, 1: 0.2}
-"""Differences that come from the order of additions, by bytes of a number; what stands at a wrong place makes larger
+"""Differences that come from the order of additions, by bytes of a number; a value at a wrong place makes larger
 ones.
 """
 
@@ -139,7 +139,7 @@ def why_not(sequences: list[Sequence], selectors: list[TokenSelector], drafter: 
         return "expected a cache on the device, got an offloaded one"
     (selector,) = selectors
     if selector.sequence.scores is not None or selector.logits is not None:
-        return "expected tokens alone to be asked for, got output_scores or output_logits"
+        return "expected a call for tokens alone, got output_scores or output_logits"
     others = sorted({type(one).__name__ for one in selector.processors if scope(one) < Scope.EACH_ROW})
     if others:
         return f"expected processors that look at the scores alone, got {', '.join(others)}"

@@ -166,7 +166,7 @@ class GenerateCall:
 
     @property
     def criteria_by_text(self) -> StoppingCriteriaList:
-        """The criteria that each text is asked about alone."""
+        """The criteria that are applied to each text alone."""
         return StoppingCriteriaList(
             one for one in self.criteria if all(one is not other for other in self.joint_criteria)
         )

@@ -153,7 +153,7 @@ class Support:
     reason: str | None = None
     """Why it is refused; None if it is supported."""
     how: str = "not at all"
-    """What trees need with it, in words."""
+    """Description of what trees need with it."""
     tested: bool = False
     """Whether the family was compared with linear decoding when this library was made."""
     attention: str = "sdpa"

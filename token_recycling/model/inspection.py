@@ -23,7 +23,7 @@ _SAMPLED = 64
 
 
 def held_by(wrapper: Any) -> str:
-    """What to pass instead of something that is no transformers model itself: the model inside it, in words."""
+    """A remedy for something that is no transformers model itself: which model inside it to pass instead."""
     inside = (
         wrapper.named_modules() if isinstance(wrapper, torch.nn.Module) else getattr(wrapper, "__dict__", {}).items()
     )

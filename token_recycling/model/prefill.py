@@ -114,7 +114,7 @@ def _read_at_once(model: TreeModel, text: torch.Tensor, cache: Cache) -> None:
 
 
 def _chain(tokens: torch.Tensor) -> Draft:
-    """Tokens in a row; where there are none, one that nobody looks at."""
+    """Tokens in a row; where there are none, a dummy whose logits are not used."""
     if len(tokens) < 2:
         return Draft(root_only(), tokens if len(tokens) else tokens.new_zeros(1))
     return Draft(chain(len(tokens) - 1), tokens)
