@@ -65,8 +65,9 @@ def tree_attention(
 
 def _repeated(mask: torch.Tensor, times: int) -> torch.Tensor:
     """The mask with its rows `times` times over; made in the first layer of a pass and kept for the others."""
-    made = _masks_of_pass.get()
-    if made is None or torch.compiler.is_compiling():  # a compiler finds what is made twice
+    # A compiler finds by itself what is made twice, and cannot look into context variables.
+    made = None if torch.compiler.is_compiling() else _masks_of_pass.get()
+    if made is None:
         return mask.repeat(1, 1, times, 1)
     key = id(mask), times
     if key not in made:
