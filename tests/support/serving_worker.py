@@ -24,8 +24,8 @@ from support.serving import matrix_path, speaking_llama, wait_for
 from token_recycling.candidates.matrix_file import read_matrix_file
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import create_app
-from token_recycling.serving.isolation import Drafters
-from token_recycling.serving.modes import Isolation
+from token_recycling.serving.drafter_pool import DrafterPool
+from token_recycling.serving.isolation import Isolation
 
 BODY = b'{"prompt": "import os", "max_tokens": 64, "temperature": 1.5}'
 SMALL, LARGE = "recycling:tree=4", "recycling:tree=4,memory=16"
@@ -46,9 +46,9 @@ def ask(port: int) -> None:
     urllib.request.urlopen(request, timeout=30).read()
 
 
-def save(drafters: Drafters) -> None:
+def save(drafters: DrafterPool) -> None:
     while True:
-        with drafters.lent(""):
+        with drafters.acquire(""):
             drafters.save()
 
 
@@ -92,8 +92,8 @@ def main(folder: Path, servers: int, savers: int) -> None:
         ask(port)
         killed(child, folder, "server", before)
     matrix_path(folder).unlink()
-    drafters = Drafters(Loaded(speaking_llama(), tiny.tokenizer()), LARGE, Isolation.shared, matrix_path(folder))
-    with drafters.lent(""):
+    drafters = DrafterPool(Loaded(speaking_llama(), tiny.tokenizer()), LARGE, Isolation.shared, matrix_path(folder))
+    with drafters.acquire(""):
         drafters.save()
     for _ in range(savers):
         before = held(folder)

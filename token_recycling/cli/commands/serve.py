@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...model import loading
-from ...serving.modes import Isolation, default_isolation, is_loopback
+from ...serving.isolation import Isolation, default_isolation, is_loopback
 from .. import console
 from ..options import Device, Drafting, DTypeOption, Model, Threads
 
@@ -140,13 +140,15 @@ def serve(
         _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1; playground at {address}")
 
 
-def _offers(drafter: str, asked: list[str] | None) -> tuple[str, ...]:
-    """What requests may choose from: what was asked for, else the usual ones, the server's own with its options."""
-    from ...serving.offers import DEFAULT
+def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
+    """The drafters that requests may choose: those of `--offer`, else the default ones, and the server's own with its
+    options if it is one of them.
+    """
+    from ...serving.offered_drafters import DEFAULT_OFFERS as DEFAULT
 
-    if asked is None:
+    if offer is None:
         return tuple(dict.fromkeys((drafter, *DEFAULT) if drafter.partition(":")[0] in DEFAULT else DEFAULT))
-    return tuple(spec for spec in asked if spec != "none")
+    return tuple(spec for spec in offer if spec != "none")
 
 
 def _keys(texts: list[str], file: Path | None) -> tuple[Key, ...]:
