@@ -1,8 +1,8 @@
 """Servers that are killed: run by test_serving_saving.py as `serving_worker.py FOLDER SERVERS SAVERS`.
 
-Each time a process is forked and killed at a random moment, and the file must be readable. The first ones serve, are
-asked and save as often as they can; the others do nothing but save, as a server does, so that they are killed in the
-midst of it. Forking saves the seconds that importing torch takes.
+Each process is forked and killed at a random moment, and the file must be readable then. The first ones serve requests
+and save as often as they can; the others do nothing but save, as a server does, so that they are killed while writing.
+Forking saves the seconds that importing torch takes.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from token_recycling.serving.isolation import Isolation
 
 BODY = b'{"prompt": "import os", "max_tokens": 64, "temperature": 1.5}'
 SMALL, LARGE = "recycling:tree=4", "recycling:tree=4,memory=16"
-"""It takes longer to write a large matrix than to do anything else."""
+"""Writing a large matrix takes longer than anything else."""
 DRAWS = random.Random(0)
 
 
