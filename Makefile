@@ -28,11 +28,14 @@ test-lowest:     ## all tests with the lowest versions that pyproject.toml allow
 BROWSER := $(shell command -v chromium || command -v chromium-headless-shell || command -v chromium-browser || \
 	command -v google-chrome)
 
-test-browser: setup ## the playground in a real browser (apt install chromium-headless-shell)
-	@test -n "$(BROWSER)" || { echo "expected a browser: chromium, chromium-headless-shell, chromium-browser or" \
-		"google-chrome; install one, as with: apt install chromium-headless-shell" >&2; exit 1; }
+browser: setup   ## playwright for tests/browser, and chromium by apt (as root) where there is no browser
+	test -n "$(BROWSER)" || { apt-get update --quiet --quiet && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends \
+		chromium-headless-shell >/dev/null; }
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
-	$(RUN)/python -m pytest tests/browser
+
+test-browser: browser ## the playground in a real browser
+	REQUIRE_BROWSER=1 $(RUN)/python -m pytest tests/browser
 
 lint: setup      ## format, lint and types
 	$(RUN)/ruff format --check .
@@ -96,5 +99,5 @@ test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, b
 bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
-.PHONY: help setup demo test test-lowest test-browser lint bench bench-gpu test-vllm test-sglang bench-vllm \
+.PHONY: help setup demo test test-lowest browser test-browser lint bench bench-gpu test-vllm test-sglang bench-vllm \
 	test-llama-cpp bench-llama-cpp

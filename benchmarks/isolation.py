@@ -26,8 +26,8 @@ from rich.table import Table
 from token_recycling import Drafter, Stats, generate
 from token_recycling.bench.run.replay import replay
 from token_recycling.model.loading import Loaded, load
-from token_recycling.serving.isolation import Drafters
-from token_recycling.serving.modes import Isolation
+from token_recycling.serving.drafter_pool import DrafterPool
+from token_recycling.serving.isolation import Isolation
 
 ROOT = Path(__file__).parent.parent
 Run = Callable[[torch.Tensor, Drafter], Stats]
@@ -66,7 +66,7 @@ def main(
                 for name, run in ways.items():
                     found = Stats()
                     for fold, file in zip(folds, reversed(bases), strict=True):
-                        drafters = Drafters(loaded, drafter, isolation, None if base == "none" else file)
+                        drafters = DrafterPool(loaded, drafter, isolation, None if base == "none" else file)
                         for stats in asked(drafters, fold, run):
                             found += stats
                     row[name] = f"{found.mat:.2f}"
@@ -77,16 +77,16 @@ def main(
     print(json.dumps(rows))
 
 
-def asked(drafters: Drafters, texts: Sequence[Text], run: Run) -> Iterator[Stats]:
+def asked(drafters: DrafterPool, texts: Sequence[Text], run: Run) -> Iterator[Stats]:
     """One text after another."""
     for user, ids in texts:
-        with drafters.lent(user) as lent:
-            yield run(ids, lent)
+        with drafters.acquire(user) as acquired:
+            yield run(ids, acquired)
 
 
 def learned(loaded: Loaded, drafter: str, texts: Sequence[Text], run: Run, file: Path) -> Path:
     """The file of a matrix learned from texts that are generated."""
-    drafters = Drafters(loaded, drafter, Isolation.shared, file)
+    drafters = DrafterPool(loaded, drafter, Isolation.shared, file)
     for _ in asked(drafters, texts, run):
         pass
     drafters.save()

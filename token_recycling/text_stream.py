@@ -83,3 +83,8 @@ class StepRecorder:
 
     def end(self) -> None:
         """Called by `generate` after the last step; there is nothing to do."""
+
+
+def one_line(text: object) -> str:
+    """Without line breaks and repeated spaces."""
+    return " ".join(str(text).split())

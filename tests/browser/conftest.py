@@ -1,7 +1,10 @@
-"""A browser, and pages of it: Debian's chromium, driven by playwright. Without either these tests are skipped."""
+"""A browser, and pages of it: Debian's chromium, driven by playwright. Without either these tests are skipped, or fail
+where REQUIRE_BROWSER is set.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -9,7 +12,11 @@ from support import tiny
 from support.serving import serving, speaking_llama
 
 BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
-HOW = "`make test-browser` says how to install it"
+
+
+def missing(what):
+    """Skips the tests; fails where a browser was installed for them."""
+    (pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip)(f"{what}; `make browser` installs it")
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +24,12 @@ def browser():
     """Ended with each file: playwright's loop would be in the way of other tests."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        pytest.skip(f"no browser of {', '.join(BROWSERS)}: {HOW}")
-    sync_api = pytest.importorskip("playwright.sync_api", reason=f"playwright is not installed: {HOW}")
-    with sync_api.sync_playwright() as playwright:
+        missing(f"no browser of {', '.join(BROWSERS)}")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright is not installed")
+    with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path)
         yield started
         started.close()
@@ -39,7 +49,7 @@ def server(model):
 
 @pytest.fixture
 def opened(browser):
-    """Opens a page of a server; at the end nothing must have gone wrong in it, and nothing been asked elsewhere."""
+    """Opens a page of a server; fails at the end if it logged errors or made requests to another server."""
     contexts, wrong, asked = [], [], []
 
     def opening(server, width=1200, height=800, **context):
@@ -62,7 +72,7 @@ def opened(browser):
 
 @pytest.fixture
 def page(opened, server):
-    """A page that is ready, and keeps still."""
+    """A page that is ready, without motion."""
     page = opened(server, reduced_motion="reduce")
     page.wait_for_selector("#drafter option", state="attached")
     return page

@@ -45,7 +45,7 @@ def test_what_the_drafter_knew_before_is_said(page):
 
 
 def measured(page, plain, drafted):
-    """Has the page get runs of four tokens, with so many seconds for each."""
+    """Answers the page's requests with runs of four tokens, each of `plain` or `drafted` seconds."""
 
     def fulfil(route):
         seconds = plain if route.request.post_data_json["drafter"] == "plain" else drafted

@@ -75,6 +75,16 @@ def test_a_chat_is_asked_as_messages(opened, model):
     assert asked.value.post_data_json["messages"] == [{"role": "user", "content": PROMPT}]
 
 
+def test_the_limit_of_the_server_is_that_of_the_form(opened, model):
+    with serving(model, tiny.tokenizer(), max_new_tokens=7) as server:
+        page = opened(server, reduced_motion="reduce")
+        page.wait_for_selector("#drafter option", state="attached")
+        assert page.input_value("#max-tokens") == "7"
+        page.click("#generate")
+        page.wait_for_selector("#explorer:not([hidden])")
+        assert figures(page)["tokens"] == "7"
+
+
 # What the server says is text, and what goes wrong is said
 
 

@@ -11,8 +11,8 @@ from support.serving import keys, matrix_path, serving, speaking_llama
 from token_recycling.model.loading import Loaded
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.registry import make_drafter
-from token_recycling.serving.isolation import Drafters
-from token_recycling.serving.modes import Isolation, default_isolation, is_loopback
+from token_recycling.serving.drafter_pool import DrafterPool
+from token_recycling.serving.isolation import Isolation, default_isolation, is_loopback
 
 SECRET = "import os\nfor index in range(10):\n"
 ASKED = {"prompt": SECRET, "max_tokens": 40, "temperature": 0}
@@ -93,7 +93,7 @@ def test_the_own_key_learns(model, tokenizer):
 
 
 def made(loaded, **more):
-    return Drafters(loaded, "recycling:tree=8,orders=2", **{"isolation": Isolation.per_key, **more})
+    return DrafterPool(loaded, "recycling:tree=8,orders=2", **{"isolation": Isolation.per_key, **more})
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_every_key_begins_with_the_base_which_never_changes(both, tmp_path):
     written = matrix_path(tmp_path).read_bytes()
     drafters = made(both, matrix=matrix_path(tmp_path))
     for name in ("a", "b"):
-        with drafters.lent(name) as drafter:
+        with drafters.acquire(name) as drafter:
             assert learned(drafter) == 7
             learn(drafter, 9)
     drafters.save()
@@ -127,33 +127,33 @@ def test_every_key_begins_with_the_base_which_never_changes(both, tmp_path):
 
 def test_what_a_key_learned_is_saved_beside_the_base_and_found_again(both, tmp_path):
     drafters = made(both, matrix=matrix_path(tmp_path))
-    with drafters.lent("a") as drafter:
+    with drafters.acquire("a") as drafter:
         learn(drafter, 9)
     drafters.save()
     again = made(both, matrix=matrix_path(tmp_path))
-    with again.lent("a") as drafter:
+    with again.acquire("a") as drafter:
         assert learned(drafter) == 9
-    with again.lent("b") as drafter:
+    with again.acquire("b") as drafter:
         assert learned(drafter) == 0
     assert again.file("a").parent == tmp_path / "learned.matrix.keys"
 
 
 def test_the_key_used_longest_ago_makes_room(both, tmp_path):
     for matrix, kept in ((None, 0), (matrix_path(tmp_path), 11)):
-        drafters = made(both, most=2, matrix=matrix)
+        drafters = made(both, max_keys=2, matrix=matrix)
         for token, name in enumerate("abac", start=10):
-            with drafters.lent(name) as drafter:
+            with drafters.acquire(name) as drafter:
                 learn(drafter, token)
         assert len(drafters) == 2
-        with drafters.lent("a") as drafter:
+        with drafters.acquire("a") as drafter:
             assert learned(drafter) == 12
-        with drafters.lent("b") as drafter:
+        with drafters.acquire("b") as drafter:
             assert learned(drafter) == kept
 
 
 def test_one_that_cannot_be_saved_is_kept(both, tmp_path, monkeypatch, caplog):
     outcomes = []
-    drafters = made(both, most=1, matrix=matrix_path(tmp_path), saved=outcomes.append)
+    drafters = made(both, max_keys=1, matrix=matrix_path(tmp_path), on_save=outcomes.append)
 
     def full(*args):
         raise OSError("no space left")
@@ -161,7 +161,7 @@ def test_one_that_cannot_be_saved_is_kept(both, tmp_path, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr("token_recycling.candidates.ngram_matrix.NgramMatrix.save", full)
         for name in "ab":
-            with drafters.lent(name) as drafter:
+            with drafters.acquire(name) as drafter:
                 learn(drafter, 9)
     assert (len(drafters), outcomes) == (2, [False])
     assert "no space left" in caplog.text
@@ -173,7 +173,7 @@ def test_what_is_wrong_is_said_at_start(both, tmp_path):
     with pytest.raises(ValueError, match="begin every request"):
         made(both, isolation=Isolation.per_request, matrix=matrix_path(tmp_path))
     with pytest.raises(ValueError, match="a drafter with a matrix"):
-        Drafters(both, "suffix", Isolation.shared, matrix_path(tmp_path))
+        DrafterPool(both, "suffix", Isolation.shared, matrix_path(tmp_path))
     matrix_path(tmp_path).write_bytes(b"no matrix")
     with pytest.raises(ValueError, match="delete it to start anew"):
         made(both, matrix=matrix_path(tmp_path))

@@ -10,10 +10,10 @@ from transformers.cli.serving.utils import GenerateManager
 from token_recycling.draft import Retrieval
 from token_recycling.drafter import Drafter, DrafterTraits
 from token_recycling.serving.internals import check_installed
-from token_recycling.serving.job import Watched
+from token_recycling.serving.job import StepReporter
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
+from token_recycling.serving.postprocess import StopTrimmer
 from token_recycling.serving.service import Settings
-from token_recycling.serving.wire import Trimmed
 from token_recycling.templates import root_only
 
 TEXTS = st.text("ab\n", max_size=30)
@@ -57,7 +57,7 @@ def test_a_text_in_pieces_is_cut_where_the_whole_text_is(pieces, stops):
     whole = "".join(pieces)
     # The first stop string that is complete ends the text, as it did the generation.
     ends = [(whole.index(stop) + len(stop), whole.index(stop)) for stop in stops if stop in whole]
-    text = Trimmed(stops)
+    text = StopTrimmer(stops)
     shown = "".join(map(text.push, pieces))
     assert whole.startswith(shown)
     shown += text.flush()
@@ -70,7 +70,7 @@ def test_a_text_in_pieces_is_cut_where_the_whole_text_is(pieces, stops):
 
 
 def test_pieces_do_not_wait_longer_than_they_must():
-    text = Trimmed(["\n\n"])
+    text = StopTrimmer(["\n\n"])
     assert [text.push(piece) for piece in ("one", "\n", "two\n", "\nthree", "four")] == ["one", "", "\ntwo", "", ""]
     assert text.flush() == ""
 
@@ -104,13 +104,13 @@ def test_a_metrics_key_is_no_user():
 
 def test_a_watched_drafter_hands_everything_on():
     methods = {name for name, value in vars(Drafter).items() if callable(value) and not name.startswith("_")}
-    assert methods - {"fork"} <= vars(Watched).keys()
+    assert methods - {"fork"} <= vars(StepReporter).keys()
 
     class Needy(Drafter):
         traits = DrafterTraits(hidden_states=True, top_k=5, draws=True, retrieval=Retrieval(root_only(), None, "last"))
 
-    watched = Watched(Needy(), lambda step, seconds: None)
-    assert watched.traits == DrafterTraits(hidden_states=True, top_k=5, draws=True)
+    reporter = StepReporter(Needy(), lambda step, seconds: None)
+    assert reporter.traits == DrafterTraits(hidden_states=True, top_k=5, draws=True)
 
 
 def test_names_of_openai_fields_that_are_ignored_are_known():

@@ -11,7 +11,7 @@ from support.serving import keys, serving, speaking_llama
 
 from token_recycling.serving import playground
 from token_recycling.serving.errors import ApiError
-from token_recycling.serving.offers import DEFAULT, Offers
+from token_recycling.serving.offered_drafters import DEFAULT_OFFERS, OfferedDrafters
 
 FILES = {path.name: path for path in Path(playground.__file__).parent.iterdir() if path.suffix in playground._KINDS}
 
@@ -93,7 +93,7 @@ def test_it_is_told_only_with_a_key_while_the_page_needs_none(model):
         headers = {"Authorization": "Bearer secret-ann"}
         about = httpx2.get(f"{running.url}/v1/token_recycling/about", headers=headers).json()
     assert about["max_new_tokens"] == 7
-    assert [one["spec"] for one in about["drafters"]] == list(DEFAULT)
+    assert [one["spec"] for one in about["drafters"]] == list(DEFAULT_OFFERS)
     assert not any(one["options"] for one in about["drafters"])
 
 
@@ -141,20 +141,24 @@ def test_what_cannot_be_chosen_is_refused(server, drafter, said):
 
 
 def test_options_are_not_changed_where_the_server_is_not_for_one_user(model):
-    offers = Offers(["recycling:tree=4"])
-    assert offers.make("recycling:tree=4").tree == 4
+    offered = OfferedDrafters(["recycling:tree=4"])
+    assert offered.make("recycling:tree=4").tree == 4
     with pytest.raises(ApiError, match="leaves no options to requests"):
-        offers.make("recycling:tree=4,k=3")
+        offered.make("recycling:tree=4,k=3")
 
 
 OFFERED = {
-    "those that need no option": ([], list(DEFAULT), True),
-    "the own one with its options": (["--drafter", "suffix:min_match=2"], ["suffix:min_match=2", *DEFAULT], True),
-    "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT), True),
+    "those that need no option": ([], list(DEFAULT_OFFERS), True),
+    "the own one with its options": (
+        ["--drafter", "suffix:min_match=2"],
+        ["suffix:min_match=2", *DEFAULT_OFFERS],
+        True,
+    ),
+    "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT_OFFERS), True),
     "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"], True),
     "none": (["--offer", "none"], [], True),
-    "no options with keys": (["--api-key", "ann:one"], list(DEFAULT), False),
-    "no options from elsewhere": (["--host", "0.0.0.0"], list(DEFAULT), False),
+    "no options with keys": (["--api-key", "ann:one"], list(DEFAULT_OFFERS), False),
+    "no options from elsewhere": (["--host", "0.0.0.0"], list(DEFAULT_OFFERS), False),
 }
 
 
@@ -169,8 +173,8 @@ def test_the_command_says_what_is_offered(model, tmp_path, monkeypatch, name):
     result = run("serve", tmp_path, "--port", 0, "--max-prompt-tokens", 8, *options)
     assert result.exit_code == 0, result.stderr
     (service,) = served
-    assert [one["spec"] for one in service.offers.described()] == specs
-    assert any(one["options"] for one in service.offers.described()) == (free and bool(specs))
+    assert [one["spec"] for one in service.offered.described()] == specs
+    assert any(one["options"] for one in service.offered.described()) == (free and bool(specs))
 
 
 def test_an_error_in_a_generation_that_has_begun_is_told(server, monkeypatch):

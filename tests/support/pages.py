@@ -1,4 +1,4 @@
-"""What is done with a page of the playground, and what can be read from it; canned answers of a server."""
+"""Actions on a page of the playground, what can be read from it, and canned answers of a server."""
 
 import json
 
@@ -31,7 +31,7 @@ def figures(page, lane=0):
 
 
 def shown(page, lane=0):
-    """The text of a lane as its steps: of each token its class and its text."""
+    """The text of a lane by steps: the class and the text of each token."""
     return (
         page.locator(".lane .text")
         .nth(lane)
@@ -47,7 +47,7 @@ def events(server, **more):
 
 
 def answered(page, *parts, status=200):
-    """Has the page get this answer for steps."""
+    """Answers the page's requests for steps with these events."""
     body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in parts)
     page.route("**/steps", lambda route: route.fulfill(status=status, content_type="text/event-stream", body=body))
 

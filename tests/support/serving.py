@@ -1,4 +1,4 @@
-"""A server in a test: an app in a thread of its own, on a free port, asked by the official client."""
+"""A server in a test: an app in a thread of its own, on a free port, with the official client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEMPLATE = (
 
 
 def speaking_llama() -> LlamaForCausalLM:
-    """A random llama that says ASCII when it is greedy, so that every token is a whole character or more."""
+    """A random llama that emits ASCII when greedy, so that every token is a whole character or more."""
     model, tokenizer = tiny.llama(vocab_size=300, max_position_embeddings=CONTEXT), tiny.tokenizer()
     with torch.no_grad():
         for token in range(300):
@@ -43,7 +43,7 @@ def chatty(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 
 
 class Serving:
-    """A server that runs: its address, its service and clients of it."""
+    """A running server: its address, its service and clients of it."""
 
     def __init__(self, service: Any, port: int) -> None:
         self.service, self.url = service, f"http://127.0.0.1:{port}"

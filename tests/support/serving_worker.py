@@ -1,8 +1,8 @@
 """Servers that are killed: run by test_serving_saving.py as `serving_worker.py FOLDER SERVERS SAVERS`.
 
-Each time a process is forked and killed at a random moment, and the file must be readable. The first ones serve, are
-asked and save as often as they can; the others do nothing but save, as a server does, so that they are killed in the
-midst of it. Forking saves the seconds that importing torch takes.
+Each process is forked and killed at a random moment, and the file must be readable then. The first ones serve requests
+and save as often as they can; the others do nothing but save, as a server does, so that they are killed while writing.
+Forking saves the seconds that importing torch takes.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from support.serving import matrix_path, speaking_llama, wait_for
 from token_recycling.candidates.matrix_file import read_matrix_file
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import create_app
-from token_recycling.serving.isolation import Drafters
-from token_recycling.serving.modes import Isolation
+from token_recycling.serving.drafter_pool import DrafterPool
+from token_recycling.serving.isolation import Isolation
 
 BODY = b'{"prompt": "import os", "max_tokens": 64, "temperature": 1.5}'
 SMALL, LARGE = "recycling:tree=4", "recycling:tree=4,memory=16"
-"""It takes longer to write a large matrix than to do anything else."""
+"""Writing a large matrix takes longer than anything else."""
 DRAWS = random.Random(0)
 
 
@@ -46,9 +46,9 @@ def ask(port: int) -> None:
     urllib.request.urlopen(request, timeout=30).read()
 
 
-def save(drafters: Drafters) -> None:
+def save(drafters: DrafterPool) -> None:
     while True:
-        with drafters.lent(""):
+        with drafters.acquire(""):
             drafters.save()
 
 
@@ -92,8 +92,8 @@ def main(folder: Path, servers: int, savers: int) -> None:
         ask(port)
         killed(child, folder, "server", before)
     matrix_path(folder).unlink()
-    drafters = Drafters(Loaded(speaking_llama(), tiny.tokenizer()), LARGE, Isolation.shared, matrix_path(folder))
-    with drafters.lent(""):
+    drafters = DrafterPool(Loaded(speaking_llama(), tiny.tokenizer()), LARGE, Isolation.shared, matrix_path(folder))
+    with drafters.acquire(""):
         drafters.save()
     for _ in range(savers):
         before = held(folder)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .app import create_app
+    from .isolation import Isolation
     from .keys import parse_keys
-    from .modes import Isolation
 
 __all__ = ["Isolation", "create_app", "parse_keys"]
 
-_HOMES = {"create_app": "app", "Isolation": "modes", "parse_keys": "keys"}
+_HOMES = {"create_app": "app", "Isolation": "isolation", "parse_keys": "keys"}
 
 
 def __getattr__(name: str) -> Any:

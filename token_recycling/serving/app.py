@@ -1,10 +1,9 @@
 """The app: routes for OpenAI's API, for metrics and for steps, around one `Service`.
 
-`create_app(model, tokenizer, ...)` makes a FastAPI app whose `state.service` is the `Service`. More routes are included
-in `_routes`, from a module with a function `router(service) -> APIRouter`; the path `/` is free. A route that needs the
-API key has a parameter of type `User`, which is the `Key`, or None where no keys are configured. One that generates
-gets a job from `service.admit` and runs it as `steps.step_events` does. A page in a browser needs none of this: it asks
-the route of `steps`.
+`create_app(model, tokenizer, ...)` makes a FastAPI app whose `state.service` is the `Service`. Routes of one's own are
+added with `app.include_router`. One that needs the API key has a parameter of type `access.User`, which is the `Key`,
+or None where no keys are configured; one that generates gets a job from `service.create_job` and runs it as
+`steps.step_events` does.
 """
 
 from __future__ import annotations
@@ -13,31 +12,25 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ..model.loading import Loaded
-from . import errors, wire
-from .errors import CancelledError
+from . import playground
+from .access import MetricsUser, User
+from .errors import CancelledError, add_error_handlers, client_error
 from .job import Job
 from .keys import Key
-from .middleware import Gate
+from .middleware import LimitMiddleware
+from .postprocess import complete_answer, stream_events
 from .requests import ChatBody, ResponsesBody, StepsBody, TextBody, _Body
 from .service import Service, Settings
 from .steps import prepare, server_sent, step_events
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-async def _key_of(request: Request) -> Key | None:
-    return request.app.state.service.key_of(request.headers.get("authorization"))
-
-
-User = Annotated[Key | None, Depends(_key_of)]
-"""Parameter of a route that needs an API key, where keys are configured."""
 
 
 def create_app(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> FastAPI:
@@ -64,23 +57,15 @@ def app_of(service: Service) -> FastAPI:
 
     app = FastAPI(title="token-recycling", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
-    errors.install(app)
-    app.add_middleware(Gate, service=service)
-    _routes(app, service)
+    add_error_handlers(app)
+    app.add_middleware(LimitMiddleware, max_bytes=int(service.settings.max_body * 1_000_000), metrics=service.metrics)
+    for router in (_openai_routes(service), _own_routes(service), playground.router(service)):
+        app.include_router(router)
     return app
 
 
-def _routes(app: FastAPI, service: Service) -> None:
-    """All routes; further ones are included here."""
-    app.include_router(_openai(service))
-    app.include_router(_own(service))
-    from .playground import router as playground  # which takes `User` from here
-
-    app.include_router(playground(service))
-
-
-def _openai(service: Service) -> APIRouter:
-    """What OpenAI's API has."""
+def _openai_routes(service: Service) -> APIRouter:
+    """OpenAI's API."""
     router, name = APIRouter(), service.settings.name
     described = {"id": name, "object": "model", "created": service.created, "owned_by": "token-recycling"}
 
@@ -95,45 +80,42 @@ def _openai(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(request: Request, body: TextBody, key: User) -> Response:
-        return await _answer(service, service.text, request, body, service.admit(key, "cmpl-", **_chosen(body)))
+        return await _answer(service, service.text, "cmpl-", request, body, key)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request, body: ChatBody, key: User) -> Response:
         service.check_chat()
-        return await _answer(service, service.chat, request, body, service.admit(key, "chatcmpl-", **_chosen(body)))
+        return await _answer(service, service.chat, "chatcmpl-", request, body, key)
 
     @router.post("/v1/responses")
     async def responses(request: Request, body: ResponsesBody, key: User) -> Response:
         service.check_chat()
-        job = service.admit(key, "", **_chosen(body))
-        return await _answer(service, service.responses, request, body, job)
+        return await _answer(service, service.responses, "", request, body, key)
 
     return router
 
 
-def _own(service: Service) -> APIRouter:
-    """What is ours, and the address at which the server is asked whether it lives."""
+def _own_routes(service: Service) -> APIRouter:
+    """Steps, metrics and health, and what `transformers chat` calls first."""
     router = APIRouter()
 
     @router.post("/v1/token_recycling/steps")
     async def steps(request: Request, body: StepsBody, key: User) -> Response:
         service.check_model(body.model)
-        job = service.admit(key, "steps-", drafter=body.drafter, **_chosen(body))
-        watch = asyncio.create_task(_gone(request, job))
-        with _ended_if_refused(job, watch):
+        job = service.create_job(key, "steps-", body.drafter, seed=body.seed, stop=body.stops)
+        with _cancelled_on_disconnect(request, job) as watch:
             arguments = prepare(service, body, job)
         return _streaming(server_sent(step_events(service, job, arguments)), job, watch)
 
     @router.post("/load_model")
     async def load_model(body: dict[str, Any]) -> Response:
-        """What `transformers chat` asks before anything else; the model is loaded."""
+        """`transformers chat` waits for this before anything else; the model is loaded already."""
         service.check_model(body.get("model"))
         ready = {"status": "ready", "model": service.settings.name, "cached": True}
         return Response(f"data: {json.dumps(ready)}\n\n", media_type="text/event-stream")
 
     @router.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        service.check_metrics(request.headers.get("authorization"))
+    async def metrics(key: MetricsUser) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/health")
@@ -143,14 +125,12 @@ def _own(service: Service) -> APIRouter:
     return router
 
 
-def _chosen(body: _Body) -> dict[str, Any]:
-    return {"seed": body.seed, "stop": body.stops}
-
-
-async def _answer(service: Service, handler: Any, request: Request, body: _Body, job: Job) -> Response:
-    """What transformers' handler answers, completed."""
-    watch = asyncio.create_task(_gone(request, job))
-    with _ended_if_refused(job, watch):
+async def _answer(
+    service: Service, handler: Any, prefix: str, request: Request, body: _Body, key: Key | None
+) -> Response:
+    """The answer of one of transformers' handlers, postprocessed."""
+    job = service.create_job(key, prefix, seed=body.seed, stop=body.stops)
+    with _cancelled_on_disconnect(request, job) as watch:
         service.check_model(body.model)
         given = {**body.model_dump(exclude_unset=True), "stream": bool(body.stream)}
         try:
@@ -158,17 +138,17 @@ async def _answer(service: Service, handler: Any, request: Request, body: _Body,
         except CancelledError:
             return Response(status_code=499)
     if isinstance(response, StreamingResponse):
-        source = wire.events(response.body_iterator, job, done=handler is not service.responses)  # type: ignore[arg-type]
+        source = stream_events(response.body_iterator, job, done=handler is not service.responses)  # type: ignore[arg-type]
         return _streaming(source, job, watch)
     watch.cancel()
-    return JSONResponse(wire.complete(json.loads(response.body), job), headers={"x-request-id": job.id})
+    return JSONResponse(complete_answer(json.loads(response.body), job), headers={"x-request-id": job.id})
 
 
 def _streaming(source: AsyncIterator[str], job: Job, watch: asyncio.Task[None]) -> StreamingResponse:
     async def watched() -> AsyncIterator[str]:
         try:
-            async for some in source:
-                yield some
+            async for event in source:
+                yield event
         finally:
             watch.cancel()
             await source.aclose()  # type: ignore[attr-defined]
@@ -177,25 +157,27 @@ def _streaming(source: AsyncIterator[str], job: Job, watch: asyncio.Task[None]) 
     return StreamingResponse(watched(), media_type="text/event-stream", headers=headers)
 
 
-async def _gone(request: Request, job: Job) -> None:
-    """Waits until the client has gone, and cancels: even while there is nothing to send to it."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    job.cancel()
-
-
 @contextlib.contextmanager
-def _ended_if_refused(job: Job, watch: asyncio.Task[None]) -> Iterator[None]:
-    """Ends a job whose request turns out to be wrong, and says so in OpenAI's form."""
+def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[asyncio.Task[None]]:
+    """Cancels the job when its client disconnects, even while there is nothing to send; gives the task that watches,
+    which goes on after the block. If the block raises, the job ends, and what the client did wrong is an ApiError.
+    """
+
+    async def cancel_on_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        job.cancel()
+
+    watch = asyncio.create_task(cancel_on_disconnect())
     try:
-        yield
+        yield watch
     except Exception as error:
         watch.cancel()
         job.end()
-        told = errors.told(error)
-        if told is error:
+        answered = client_error(error)
+        if answered is error:
             raise
-        raise told from error
+        raise answered from error
     except BaseException:  # the server ends while the client waits
         watch.cancel()
         job.cancel()

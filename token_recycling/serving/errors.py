@@ -11,13 +11,13 @@ from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
-from ..cli.console import one_line
+from ..text_stream import one_line
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ApiError(HTTPException):
-    """What a client is told: a status, a sentence, and a code that programs can read."""
+    """An error for the client: a status, a sentence, and a code that programs can read."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ApiError(HTTPException):
 
 
 class CancelledError(Exception):
-    """Raised in a generation whose client has gone."""
+    """Raised in a generation whose client has disconnected."""
 
 
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
@@ -44,18 +44,15 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def told(error: Exception) -> Exception:
-    """What a client is told of an exception that came from its request: of a wrong one 400, else the error itself."""
-    if isinstance(error, HTTPException):
-        return error
-    kinds = (ValueError, TypeError, KeyError, TemplateError)
-    if isinstance(error, kinds):
+def client_error(error: Exception) -> Exception:
+    """An exception that a request caused, as an ApiError of status 400 if the request is wrong; else as it is."""
+    if isinstance(error, (ValueError, TypeError, KeyError, TemplateError)):
         return ApiError(400, one_line(error) or type(error).__name__, "invalid_request")
     return error
 
 
-def install(app: FastAPI) -> None:
-    """Makes every error that leaves the app one of OpenAI's form."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Gives every error that leaves the app OpenAI's form."""
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
@@ -66,7 +63,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        # Of all that a value could have been, the error that is found deepest is of what it was meant to be.
+        # A value may be of several kinds; the error found deepest is about the kind that it was meant to be.
         found = max(error.errors(), key=lambda one: len(one["loc"]))
         param = ".".join(str(part) for part in found["loc"] if part != "body") or None
         message = found["msg"].removeprefix("Value error, ")

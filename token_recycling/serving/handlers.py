@@ -1,4 +1,4 @@
-"""transformers' handlers with one model that is loaded already, and requests that are `Job`s."""
+"""transformers' handlers for one model that is loaded already, with a `Job` for each request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import GenerationConfig
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
@@ -15,10 +15,9 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.utils import GenerateManager, GenerationState
 
+from ..model.loading import Loaded
 from .errors import ApiError
-
-if TYPE_CHECKING:
-    from .service import Service
+from .job import Job
 
 _SAMPLING = {
     "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -32,27 +31,27 @@ _SAMPLING = {
 class OneModel(ModelManager):
     """Knows the model that is served, under one name."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, loaded: Loaded, name: str) -> None:
         super().__init__(device="cpu", model_timeout=-1)  # nothing is ever loaded
-        self.force_model = service.settings.name
-        self._service = service
+        self.force_model, self._loaded = name, loaded
 
     @staticmethod
     def process_model_name(model_id: str) -> str:
         return model_id
 
     def load_model_and_processor(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        return self._service.loaded.model, self._service.loaded.tokenizer
+        return self._loaded.model, self._loaded.tokenizer
 
 
 class Worker(GenerateManager):
-    """One thread in which everything is generated, one request after another; it is given jobs for the model.
+    """One thread in which everything is generated, one request after another. `checked_job` gives the job of a request
+    id, which takes the model's place, for its inputs and configuration; it raises ApiError.
 
-    The thread is one of an executor: transformers' own ends with the first answer that finds the event loop closed.
+    The thread is an executor's: transformers' own ends with the first answer that finds the event loop closed.
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, checked_job: Callable[[str, Any, GenerationConfig], Job]) -> None:
+        self._checked_job = checked_job
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
@@ -70,13 +69,13 @@ class Worker(GenerateManager):
         request_id: str,
         response_parser: Any = None,
     ) -> Any:
-        job = self._service.prepared(request_id, inputs, gen_config)
+        job = self._checked_job(request_id, inputs, gen_config)
         return super().generate_streaming(job, processor, inputs, gen_config, request_id, response_parser)
 
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> Any:
-        job = self._service.prepared(request_id, inputs, gen_config)
+        job = self._checked_job(request_id, inputs, gen_config)
         return await super().generate_non_streaming(job, processor, inputs, gen_config, request_id)
 
 
@@ -91,14 +90,14 @@ class State(GenerationState):
         return self._worker
 
 
-class _Configured:
-    """What the fields of a request mean, where OpenAI's API says more than transformers' server does."""
+class _GenerationConfigMixin:
+    """The configuration that a request asks for, where OpenAI's API says more than transformers' server does."""
 
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
     ) -> GenerationConfig:
         given = _given_config(body.get("generation_config"))
-        # The seed is set where the text is generated: here another text may be in the middle of its draws.
+        # The seed is set where the text is generated: at this moment another text may be drawing its tokens.
         known = {name: value for name, value in body.items() if name not in ("seed", "generation_config")}
         config = super()._build_generation_config(known, model_generation_config, use_cb)  # type: ignore[misc]
         for name, value in given.items():
@@ -111,7 +110,7 @@ class _Configured:
 
 
 def _given_config(text: str | None) -> dict[str, Any]:
-    """The extra field `generation_config`, JSON of a GenerationConfig, as far as it was set; raises ApiError."""
+    """What the extra field `generation_config`, JSON of a GenerationConfig, sets; raises ApiError."""
     if text is None:
         return {}
     try:
@@ -128,13 +127,13 @@ def _given_config(text: str | None) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in _SAMPLING}
 
 
-class ChatHandler(_Configured, ChatCompletionHandler):
+class ChatHandler(_GenerationConfigMixin, ChatCompletionHandler):
     """/v1/chat/completions."""
 
 
-class TextHandler(_Configured, CompletionHandler):
+class TextHandler(_GenerationConfigMixin, CompletionHandler):
     """/v1/completions."""
 
 
-class ResponsesHandler(_Configured, ResponseHandler):
+class ResponsesHandler(_GenerationConfigMixin, ResponseHandler):
     """/v1/responses."""

@@ -1,4 +1,4 @@
-"""What is used of transformers' own server, in one place, and whether this version of transformers has it.
+"""Which parts of transformers' own server are used, and the check that this version of transformers has them.
 
 The handlers of transformers check a request, make the prompt, call `generate` in a thread of its own and write the
 answer. They are given a `ModelManager` that knows one model, and a `GenerateManager` that puts a `Job` where they
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def _found() -> dict[str, Any]:
-    """The parts by their names; raises ImportError or AttributeError where one is not there."""
+    """The classes by their names; raises ImportError or AttributeError where one is missing."""
     from transformers.cli.serving import chat_completion, completion, model_manager, response, utils
 
     return {
@@ -58,8 +58,8 @@ _PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client", "jinja2")
 
 
 def check_installed() -> None:
-    """Raises ValueError if a package of the extra `serving` is missing, or if the server of this transformers is not
-    the one that is known, with what is different.
+    """Raises ValueError if a package of the extra `serving` is missing, or if transformers' server differs from the
+    supported one, with the difference.
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -74,19 +74,19 @@ def check_installed() -> None:
             f"{error}; install transformers 5.23 and newer versions of fastapi and openai"
         ) from error
     except AttributeError as error:
-        raise _unknown(str(error)) from error
+        raise _unsupported(str(error)) from error
     for name, methods in _EXPECTED.items():
         for method, expected in methods.items():
-            parameters = tuple(inspect.signature(getattr(found[name], method, _absent)).parameters)
+            parameters = tuple(inspect.signature(getattr(found[name], method, _missing)).parameters)
             if parameters != expected:
-                raise _unknown(f"{name}.{method}({', '.join(parameters)}) instead of ({', '.join(expected)})")
+                raise _unsupported(f"{name}.{method}({', '.join(parameters)}) instead of ({', '.join(expected)})")
 
 
-def _absent() -> None:
-    """Stands for a method that is not there."""
+def _missing() -> None:
+    """Stands for a missing method."""
 
 
-def _unknown(what: str) -> ValueError:
+def _unsupported(what: str) -> ValueError:
     import transformers
 
     return ValueError(

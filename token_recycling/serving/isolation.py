@@ -1,127 +1,36 @@
-"""Who drafts from what: drafters that are shared, kept apart by API key, or made anew for every request.
-
-What a drafter learned from one text decides what it drafts for the next, and so how many tokens come at once: a matrix
-shared by users is a side channel. `shared` has one drafter for all. `per-key` has one for each API key, begun as a copy
-of the base. `per-request` has a copy of the base for every request, dropped afterwards. The base is what the file of
-the matrix holds, or nothing; it never changes.
-
-All methods but the constructor are called in the one thread that generates, one after another, so that nothing is ever
-read while it is written. A copy of the base costs a millisecond for two megabytes.
-"""
+"""Isolation: whose texts a drafter may learn from, and the default for an address and its keys."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-from ..candidates.matrix import fingerprint
-from ..drafter import Drafter
-from ..model.loading import Loaded, load_matrix
-from ..registry import make_drafter
-from .modes import Isolation
-
-logger = logging.getLogger("token_recycling.serving")
+import ipaddress
+from enum import Enum
 
 
-class Drafters:
-    """The drafters of a server."""
+class Isolation(str, Enum):
+    """Who shares a drafter."""
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        spec: str,
-        isolation: Isolation,
-        matrix: Path | None = None,
-        most: int = 64,
-        saved: Callable[[bool], None] = lambda good: None,
-    ) -> None:
-        """`saved` is called with True for every matrix that was saved, and with False where that failed. Raises
-        ValueError for a drafter without a matrix, or a file that cannot be used.
-        """
-        self.isolation, self._loaded, self._matrix, self._most, self._saved = isolation, loaded, matrix, most, saved
-        self._base = make_drafter(spec)
-        self._kept: OrderedDict[str, Drafter] = OrderedDict()
-        self._changed: set[str] = set()
-        self._tokenizer = fingerprint(loaded.tokenizer)
-        if matrix is not None:
-            if isolation is Isolation.per_request and not matrix.exists():
-                raise ValueError(
-                    f"expected a matrix file to begin every request with, got none at {matrix}; learn one first, with "
-                    "`token-recycling generate --matrix` or `serve --isolation shared`"
-                )
-            load_matrix(loaded, self._base, matrix)
+    shared = "shared"
+    """All requests."""
+    per_key = "per-key"
+    """The requests of one API key."""
+    per_request = "per-request"
+    """None: every request begins with a copy of the base, which is dropped afterwards."""
 
-    def __len__(self) -> int:
-        """Number of drafters that are kept."""
-        return len(self._kept)
 
-    @property
-    def describe(self) -> str:
-        """The drafter in words."""
-        return self._base.describe()
+def default_isolation(host: str, has_keys: bool) -> tuple[Isolation, str]:
+    """The default isolation, and the reason for it."""
+    if has_keys:
+        return Isolation.per_key, "since API keys are configured"
+    if is_loopback(host):
+        return Isolation.shared, f"since {host} is reached from this machine alone, and no API keys are configured"
+    return Isolation.per_request, f"since {host} is reached from elsewhere, and no API keys are configured"
 
-    def fork(self) -> Drafter:
-        """A drafter that knows the base, and is nobody's."""
-        return self._base.fork()
 
-    @contextlib.contextmanager
-    def lent(self, name: str) -> Iterator[Drafter]:
-        """The drafter for a request with the key of that name, for the length of a `with` block."""
-        if self.isolation is Isolation.per_request:
-            yield self.fork()
-            return
-        name = "" if self.isolation is Isolation.shared else name
-        if name not in self._kept:
-            self._kept[name] = self._remembered(name)
-        self._kept.move_to_end(name)
-        self._changed.add(name)
-        yield self._kept[name]
-        self._make_room()
-
-    def save(self) -> None:
-        """Saves every matrix that changed since it was last saved. What fails is logged, and tried again next time."""
-        for name in sorted(self._changed):
-            self._save(name)
-
-    def _remembered(self, name: str) -> Drafter:
-        """The drafter of that key, with what was saved of it."""
-        drafter, file = self.fork(), self.file(name)
-        if name and file is not None:
-            load_matrix(self._loaded, drafter, file)
-        return drafter
-
-    def file(self, name: str) -> Path | None:
-        """Where the matrix of that key is kept: that of no key in the file that was given, others in a folder beside
-        it.
-        """
-        if self._matrix is None:
-            return None
-        return self._matrix.with_name(f"{self._matrix.name}.keys") / name if name else self._matrix
-
-    def _save(self, name: str) -> bool:
-        file, drafter = self.file(name), self._kept[name]
-        matrix: Any = getattr(drafter, "matrix", None)
-        if file is None or matrix is None:
-            self._changed.discard(name)
-            return True
-        try:
-            matrix.save(file, self._tokenizer)
-        except OSError as error:
-            logger.error("the matrix could not be saved in %s: %s", file, error)
-            self._saved(False)
-            return False
-        self._changed.discard(name)
-        self._saved(True)
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own."""
+    if host == "localhost":
         return True
-
-    def _make_room(self) -> None:
-        """Drops those used longest ago; one that cannot be saved stays."""
-        while len(self._kept) > self._most:
-            oldest = next(iter(self._kept))
-            if oldest in self._changed and not self._save(oldest):
-                return
-            del self._kept[oldest]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,8 +1,8 @@
-"""One request, from its admission to its last token.
+"""One request, from its arrival to its last token.
 
 transformers' handlers call `generate` on what they take for the model; what they are given is a `Job`. It runs in the
-one thread that generates: it seeds torch, borrows the drafter that the isolation allows, calls the model's own
-`generate`, accelerated, and ends as soon as its client has gone or its time is over.
+one thread that generates: it seeds torch, acquires the drafter that the isolation allows, calls the model's own
+`generate`, accelerated, and ends as soon as its client disconnects or its time is over.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..cli.console import one_line
 from ..costs.measure import PassCosts
 from ..draft import Context, Draft, Step
 from ..drafter import Drafter, DrafterTraits
 from ..hf.accelerate import accelerated
 from ..model.tree_model import TreeModel
 from ..stats import Stats
+from ..text_stream import one_line
 from .errors import ApiError, CancelledError
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("token_recycling.serving")
+
+AcquireDrafter = Callable[[], AbstractContextManager[Drafter]]
+"""Gives a drafter for the length of a `with` block."""
 
 
 class _Streamer(Protocol):
@@ -42,25 +45,24 @@ class _Streamer(Protocol):
 
 @dataclass
 class Job:
-    """A request that was let in. All but `cancel` and `generate` is for the thread of the event loop."""
+    """An accepted request. All but `cancel` and `generate` is for the thread of the event loop."""
 
     model: PreTrainedModel
-    lend: Callable[[], AbstractContextManager[Drafter]]
-    """Gives the drafter, for as long as the text is generated."""
+    acquire: AcquireDrafter
     key: str = ""
-    """Name of the API key it came with; empty where none is needed."""
+    """Name of its API key; empty where none is needed."""
+    prefix: str = ""
+    """What its id begins with."""
     seed: int | None = None
     stop: Sequence[str] = ()
     timeout: float | None = None
-    """Seconds from admission to the last token at most."""
+    """Seconds from arrival to the last token at most."""
     on_step: Callable[[Step, float], None] | None = None
     """Called in the thread that generates, with every step and the seconds since the prompt was read."""
     on_end: Callable[[Job], None] = lambda job: None
     """Called once, when nothing more will be generated."""
-    free: bool = False
-    """Whether its prompt may be longer than clients' may."""
-    prefix: str = ""
-    """What its id begins with."""
+    warm_up: bool = False
+    """The server's own request at start: its prompt may be longer than clients' may."""
 
     stats: Stats = field(default_factory=Stats, init=False)
     fallback: str | None = field(default=None, init=False)
@@ -77,14 +79,14 @@ class Job:
         self._ended, self._failed, self._ending = False, False, threading.Lock()
 
     def cancel(self) -> None:
-        """The client has gone: a running generation ends with its step, one that waits will not begin."""
+        """The client has disconnected: a running generation ends with its step, a waiting one never begins."""
         if not self._ended:
             self._cancelled.set()
         if not self.started:
             self.end()
 
     def end(self) -> None:
-        """Says that nothing more will be generated; only the first call counts."""
+        """Nothing more will be generated: calls `on_end`, the first time only."""
         with self._ending:
             first, self._ended = not self._ended, True
         if first:
@@ -111,7 +113,7 @@ class Job:
             return
         if not self.started:
             raise ApiError(503, f"the request waited for {self.timeout:g} s", "timeout", headers={"Retry-After": "5"})
-        # Clients try again after a 504 unless they are told that it is of no use.
+        # Clients retry after a 504 unless a header forbids it.
         headers = {"x-should-retry": "false"}
         raise ApiError(504, f"the text was not complete within {self.timeout:g} s", "timeout", headers=headers)
 
@@ -126,12 +128,12 @@ class Job:
             self._failed = True
             if streamer is None:
                 raise
-            # Of an answer that has begun only the text of the error is left, which is put between quotation marks.
+            # Once a stream has begun, transformers sends the error's text between quotation marks, without escapes.
             logger.exception("the generation %s failed", self.id)
             raise RuntimeError(one_line(error).replace("\\", "/").replace('"', "'")) from error
         finally:
             self.end()
-        # Only now, so that whoever reads the end of the stream finds the statistics.
+        # Only now, so that the statistics are there when the stream ends.
         if streamer is not None:
             streamer.end()
         return result
@@ -139,20 +141,20 @@ class Job:
     def _generated(self, streamer: _Streamer | None, arguments: dict[str, Any]) -> Any:
         self.check()
         self.started, self.waited = True, time.monotonic() - self._since
-        # The generator of random numbers is one for all requests: nobody may know another's draws.
+        # All requests share one random generator: none may predict another's draws.
         torch.manual_seed(secrets.randbits(63) if self.seed is None else self.seed)
-        with self.lend() as drafter, accelerated(self.model, self._watched(drafter)) as acceleration:
-            try:
-                return self.model.generate(**arguments, streamer=_Watch(self, streamer))
-            finally:
-                self.stats, self.fallback = acceleration.stats, acceleration.fallback
+        with self.acquire() as drafter:
+            if self.on_step is not None:
+                drafter = StepReporter(drafter, self.on_step)
+            with accelerated(self.model, drafter) as acceleration:
+                try:
+                    return self.model.generate(**arguments, streamer=_CancellingStreamer(self, streamer))
+                finally:
+                    self.stats, self.fallback = acceleration.stats, acceleration.fallback
 
-    def _watched(self, drafter: Drafter) -> Drafter:
-        return drafter if self.on_step is None else Watched(drafter, self.on_step)
 
-
-class _Watch:
-    """A streamer that ends a generation which nobody waits for, and hands on to another one."""
+class _CancellingStreamer:
+    """Forwards to another streamer, and ends a generation that was cancelled or takes too long."""
 
     def __init__(self, job: Job, inner: _Streamer | None) -> None:
         self._job, self._inner = job, inner
@@ -163,21 +165,21 @@ class _Watch:
             self._inner.put(value)
 
     def end(self) -> None:
-        """The job itself says when the end has come."""
+        """The job itself ends the inner streamer, once its statistics are known."""
 
 
-class Watched(Drafter):
-    """A drafter whose every step is shown to `watcher` after it has learned from it, with the seconds since the
-    prompt was read.
+class StepReporter(Drafter):
+    """Wraps a drafter: calls `on_step` with every step that it has learned from, and the seconds since the prompt was
+    read.
     """
 
-    def __init__(self, inner: Drafter, watcher: Callable[[Step, float], None]) -> None:
-        self._inner, self._watcher = inner, watcher
+    def __init__(self, inner: Drafter, on_step: Callable[[Step, float], None]) -> None:
+        self._inner, self._on_step = inner, on_step
         self._since: float | None = None
 
     @property
     def traits(self) -> DrafterTraits:
-        # A device that drafts by itself would not show its steps.
+        # A device that drafts by itself would not report its steps.
         return replace(self._inner.traits, retrieval=None)
 
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
@@ -194,7 +196,7 @@ class Watched(Drafter):
     def observe(self, step: Step) -> None:
         self._inner.observe(step)
         assert self._since is not None
-        self._watcher(step, time.perf_counter() - self._since)
+        self._on_step(step, time.perf_counter() - self._since)
 
     def statistics(self) -> Mapping[str, float]:
         return self._inner.statistics()

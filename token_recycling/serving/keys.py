@@ -1,7 +1,7 @@
-"""API keys: each has a name, by which what was learned is kept apart and which is all that is ever shown of it.
+"""API keys. Each has a name, which separates what its requests teach the drafter; nothing else of a key is ever shown.
 
 A key is written NAME:KEY, in an option, in the environment, or one to a line of a file. Only digests are kept, and a
-key that comes is compared with all of them in constant time.
+received key is compared with all of them in constant time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def parse_key(text: str) -> Key:
 
 
 def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...]:
-    """All keys, those of a file too, where lines that are empty or begin with # are left out; raises ValueError."""
+    """Keys from texts and a file, whose empty lines and those that begin with # are left out; raises ValueError."""
     lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
     written = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
     if file is not None and not written:
@@ -50,7 +50,7 @@ def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...
 
 
 def find_key(keys: Iterable[Key], authorization: str | None) -> Key | None:
-    """The key of an Authorization header, `Bearer KEY`, or None. Takes as long whichever it is."""
+    """The key of an Authorization header, `Bearer KEY`, or None. Takes equally long for each."""
     scheme, _, secret = (authorization or "").partition(" ")
     digest = _digest(secret.strip())
     found = None

@@ -1,19 +1,16 @@
-"""What a server did since it started, in the text format of Prometheus."""
+"""What a server has done since it started, in the text format of Prometheus."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-if TYPE_CHECKING:
-    from .job import Job
+from .job import Job
 
 _PREFIX = "token_recycling"
 
 
 class Metrics:
-    """Counters of one server; they can be counted up from any thread."""
+    """Counters of one server, safe to increment from any thread."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -29,7 +26,7 @@ class Metrics:
         self._saves = self._counter("matrix_saves", "Savings of a matrix, by whether they succeeded.", "outcome")
         self._mat = self._gauge("mean_accepted_tokens", "Tokens a step since the start (MAT).")
         self.running = self._gauge("requests_in_progress", "Requests that run or wait.")
-        self.matrices = self._gauge("drafters", "Drafters, each with its matrix, that are kept.")
+        self.drafters = self._gauge("drafters", "Drafters, each with its matrix, that are kept.")
         self._sums = [0, 0]
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -43,7 +40,7 @@ class Metrics:
         self._requests.labels(path, str(status)).inc()
 
     def count_job(self, job: Job) -> None:
-        """What a request has cost and given; one after another."""
+        """What a request has cost and generated. Calls must not overlap."""
         if job.outcome is None:
             return
         stats = job.stats
@@ -62,9 +59,9 @@ class Metrics:
             self._mat.set(self._sums[0] / self._sums[1])
 
     def count_save(self, good: bool) -> None:
-        """One more matrix saved, or not."""
+        """A matrix was saved, or saving it failed."""
         self._saves.labels("good" if good else "failed").inc()
 
     def text(self) -> bytes:
-        """All of it."""
+        """All metrics, for an answer."""
         return generate_latest(self._registry)

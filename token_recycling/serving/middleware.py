@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, error_body
-
-if TYPE_CHECKING:
-    from .service import Service
+from .metrics import Metrics
 
 
-class Gate:
+class LimitMiddleware:
     """ASGI middleware; a body that is too large is not read to its end."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
-        self._most = int(service.settings.max_body * 1_000_000)
+    def __init__(self, app: ASGIApp, max_bytes: int, metrics: Metrics) -> None:
+        self._app, self._max_bytes, self._metrics = app, max_bytes, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -30,24 +25,23 @@ class Gate:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > self._most:
+            if read > self._max_bytes:
                 raise self._too_large()
             return message
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                route = scope.get("route")
-                path = getattr(route, "path", "other")
-                self._service.metrics.count_request(path, message["status"])
+                path = getattr(scope.get("route"), "path", "other")
+                self._metrics.count_request(path, message["status"])
             await send(message)
 
-        said = dict(scope["headers"]).get(b"content-length", b"0")
-        if said.isdigit() and int(said) > self._most:
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_bytes:
             error = self._too_large()
-            response = JSONResponse(error_body(413, str(error.detail), error.code), 413)
+            response = JSONResponse(error_body(413, error.detail, error.code), 413)
             await response(scope, receive, counted)
             return
         await self._app(scope, limited, counted)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"expected a body of at most {self._most:,} bytes, got more", "request_too_large")
+        return ApiError(413, f"expected a body of at most {self._max_bytes:,} bytes, got more", "request_too_large")

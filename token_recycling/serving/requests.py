@@ -1,7 +1,7 @@
-"""What a request may say, checked before anything is done: fields of the wrong kind, and fields that would be ignored.
+"""The bodies of requests, checked before anything is done: for fields of the wrong kind, and fields without effect.
 
-The fields themselves are OpenAI's; transformers' handlers read them. A field that they do not know how to obey is
-refused, unless its value asks for what happens anyway.
+The fields themselves are OpenAI's; transformers' handlers read them. A field that they ignore is refused, unless its
+value asks for what happens anyway.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Body(BaseModel):
     generation_config: str | None = None
 
     ignored: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Fields that have no effect, with the values that ask for none."""
+    """Fields without effect, with the values that are harmless."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> _Body:
@@ -69,7 +69,7 @@ class TextBody(_Completing):
 
 
 class Part(BaseModel):
-    """A part of a message: text, since nothing else is served."""
+    """A part of a message: text, since nothing else is supported."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -78,7 +78,7 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """One of a chat."""
+    """One message of a chat."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -91,15 +91,12 @@ class _Templated(_Body):
 
     @model_validator(mode="after")
     def _variables_only(self) -> _Templated:
-        """What the template is given, not how it is applied, and above all not another template."""
-        taken = sorted(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() & self._given)
+        """Variables of the template, not arguments of `apply_chat_template`, and above all not another template."""
+        arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
+        taken = sorted(arguments & (self.chat_template_kwargs or {}).keys())
         if taken:
             raise ValueError(f"chat_template_kwargs: expected variables of the template, got {', '.join(taken)}")
         return self
-
-    @property
-    def _given(self) -> set[str]:
-        return set(self.chat_template_kwargs or ())
 
 
 class ChatBody(_Completing, _Templated):
@@ -116,7 +113,7 @@ class ResponsesBody(_Templated):
     input: str | list[dict[str, Any]]
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
     stream: bool | None = False
-    """As in OpenAI's API; transformers' server streams unless it is told not to."""
+    """False by default, as in OpenAI's API; transformers' server streams unless told otherwise."""
 
     ignored = {
         "previous_response_id": (), "background": (False,), "top_logprobs": (0,), "truncation": ("disabled",),
@@ -127,7 +124,7 @@ class ResponsesBody(_Templated):
     @field_validator("input")
     @classmethod
     def _text_alone(cls, value: Any) -> Any:
-        """Messages, and parts of one; items of other kinds, such as calls of tools, are left to the handler."""
+        """Checks messages and their parts; items of other kinds, such as tool calls, are left to the handler."""
         for item in value if isinstance(value, list) else ():
             if "role" in item:
                 Message.model_validate(item)

@@ -1,11 +1,11 @@
-"""`POST /v1/token_recycling/steps`: a text as it is made, step by step, with the draft tree of each.
+"""`POST /v1/token_recycling/steps`: a text step by step, as it is generated, with the draft tree of each step.
 
 The same API key, limits, isolation and cancellation as every other request. The body is JSON:
 
 | field | meaning |
 |---|---|
-| `prompt` or `messages` | a text to continue, or a chat, put into the chat template |
-| `drafter` | `accelerated` (default): the server's; `plain`: the same loop without drafts; or one of `offers` |
+| `prompt` or `messages` | a text to continue, or a chat, for which the chat template is used |
+| `drafter` | `accelerated` (default): the server's; `plain`: the same loop without drafts; or one of `--offer` |
 | `max_tokens`, `temperature`, `top_p`, `seed`, `stop` | as in /v1/completions |
 
 The answer is a stream of server-sent events, each with a name and JSON:
@@ -15,13 +15,13 @@ The answer is a stream of server-sent events, each with a name and JSON:
     event: end     {"text", "finish_reason", "usage"}
     event: error   {"error": {"message", "type", "param", "code"}}
 
-`start` comes at once, while the request may still wait for its turn. `seconds` counts from the moment at which the
-prompt has been read, so that it is comparable between drafters. `tokens` are the ids that the step emitted and `texts`
+`start` comes at once, while the request may still wait for its turn. `seconds` counts from the end of the prefill, so
+that it is comparable between drafters. `tokens` are the ids that the step emitted and `texts`
 what each adds to the text: put together, with the `text` of `end`, they are the whole text; that of a token may be
 empty while a character is not complete. The first `accepted` of them were drafted; the others, one as a rule, are the
 model's own. `draft` is the tree: of every node the parent (-1 for the root, which is the newest token of the text
 before), the token and its text; `path` names the accepted nodes, the root first. `usage` is that of /v1/completions.
-The last event is `end` or `error`. A client that goes away ends the generation.
+The last event is `end` or `error`. A client that disconnects ends the generation.
 
 What is refused before the stream begins (401, 400, 413, 429, 503) is answered with that status and the JSON of `error`.
 
@@ -34,17 +34,15 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..draft import Step
 from ..text_stream import IncrementalText
-from .errors import ApiError, CancelledError, error_body, told
+from .errors import ApiError, CancelledError, client_error, error_body
 from .job import Job
+from .postprocess import speculation
 from .requests import StepsBody
-from .wire import speculation
-
-if TYPE_CHECKING:
-    from .service import Service
+from .service import Service
 
 logger = logging.getLogger("token_recycling.serving")
 
@@ -62,7 +60,7 @@ def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
         inputs = tokenizer(body.prompt, return_tensors="pt")
     given = body.model_dump(exclude_unset=True)
     config = service.text._build_generation_config(given, service.loaded.model.generation_config)
-    service.prepared(job.id, inputs, config)
+    service.checked_job(job.id, inputs, config)
     return {**inputs.to(service.target.device), "generation_config": config, "tokenizer": tokenizer}
 
 
@@ -75,7 +73,7 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
 
     def on_end(generation: asyncio.Future[Any]) -> None:
         if not generation.cancelled():
-            generation.exception()  # taken note of here, since nobody waits for it when the client has gone
+            generation.exception()  # marks it as retrieved: nothing awaits it once the client has disconnected
         queue.put_nowait(None)
 
     job.on_step = on_step
@@ -111,16 +109,16 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
 
 
 def _error(error: Exception) -> dict[str, Any]:
-    """What a client is told when its text ends with an exception."""
-    said = told(error)
-    if not isinstance(said, ApiError):
+    """The body for a text that ends with an exception."""
+    answered = client_error(error)
+    if not isinstance(answered, ApiError):
         logger.error("a generation failed", exc_info=error)
-        said = ApiError(500, "the server failed; its log says how", "internal_error")
-    return error_body(said.status_code, str(said.detail), said.code)
+        answered = ApiError(500, "the server failed; its log says how", "internal_error")
+    return error_body(answered.status_code, answered.detail, answered.code)
 
 
 async def server_sent(events: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[str]:
-    """Events as they go over the wire."""
+    """Events as text: `event: NAME` and `data: JSON`."""
     try:
         async for name, data in events:
             yield f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
@@ -129,7 +127,7 @@ async def server_sent(events: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[s
 
 
 def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:
-    """What an event says of a step; the logits must not be kept."""
+    """The data of a step event, as plain values: the logits must not be kept alive."""
     tree = step.draft.tree
     return {
         "seconds": round(seconds, 6),

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...model import loading
-from ...serving.modes import Isolation, default_isolation, is_loopback
+from ...serving.isolation import Isolation, default_isolation, is_loopback
+from ...serving.keys import parse_keys
 from .. import console
 from ..options import Device, Drafting, DTypeOption, Model, Threads
 
 if TYPE_CHECKING:
-    from ...serving.keys import Key
     from ...serving.service import Service
 
 _KEYS = "TOKEN_RECYCLING_API_KEYS"
@@ -101,7 +101,7 @@ def serve(
 ) -> None:
     """Serves the model as OpenAI's API does: completions, chat completions and responses, until Ctrl-C."""
     loading.check_source(model)
-    keys = _keys(api_key or [], api_key_file)
+    keys = parse_keys(api_key or [], api_key_file)
     chosen, why = (isolation, "as asked") if isolation else default_isolation(host, bool(keys))
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     with contextlib.closing(_listening(host, port)) as listener:
@@ -140,23 +140,20 @@ def serve(
         _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1; playground at {address}")
 
 
-def _offers(drafter: str, asked: list[str] | None) -> tuple[str, ...]:
-    """What requests may choose from: what was asked for, else the usual ones, the server's own with its options."""
-    from ...serving.offers import DEFAULT
+def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
+    """The drafters that requests may choose: those of `--offer`, else the default ones, and the server's own with its
+    options if it is one of them.
+    """
+    from ...serving.offered_drafters import DEFAULT_OFFERS
 
-    if asked is None:
-        return tuple(dict.fromkeys((drafter, *DEFAULT) if drafter.partition(":")[0] in DEFAULT else DEFAULT))
-    return tuple(spec for spec in asked if spec != "none")
-
-
-def _keys(texts: list[str], file: Path | None) -> tuple[Key, ...]:
-    from ...serving.keys import parse_keys
-
-    return parse_keys(texts, file)
+    if offer is not None:
+        return tuple(spec for spec in offer if spec != "none")
+    own = (drafter,) if drafter.partition(":")[0] in DEFAULT_OFFERS else ()
+    return tuple(dict.fromkeys((*own, *DEFAULT_OFFERS)))
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens, before anything slow begins; raises ValueError."""
+    """A listening socket, made before anything slow begins; raises ValueError."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

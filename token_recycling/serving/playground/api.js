@@ -1,9 +1,9 @@
-// What is asked of the server: what it is, and the steps of a text as they are made.
+// Requests to the server: about itself, and for the steps of a text as they are generated.
 
 const KEY = "token-recycling.key";
 const BROKEN = "The stream broke off before its end.";
 
-/** An answer that is an error; its message is made for the user. */
+/** An error from the server; its message is for the user. */
 export class ServerError extends Error {
   constructor(message, status) {
     super(message);
@@ -11,29 +11,29 @@ export class ServerError extends Error {
   }
 }
 
-/** The API key of this tab; nothing is kept after it is closed. */
+/** The API key, kept until this tab is closed. */
 export const key = {
   get: () => sessionStorage.getItem(KEY) ?? "",
   set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
 };
 
-/** The model, its limits and the drafters there are. */
+/** The model, its limits and the drafters to choose from. */
 export async function about() {
-  return (await ask("v1/token_recycling/about")).json();
+  return (await send("v1/token_recycling/about")).json();
 }
 
 /**
- * Generates: `onEvent(name, data)` is called with every event of the stream but the last, whose data is returned.
+ * Generates a text: calls `onEvent(name, data)` with every event of the stream but the last, whose data is returned.
  * Aborting the signal ends the generation.
  */
 export async function steps(body, signal, onEvent) {
-  const answer = await ask("v1/token_recycling/steps", {
+  const response = await send("v1/token_recycling/steps", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
     signal,
   });
-  for await (const { name, data } of events(answer.body)) {
+  for await (const { name, data } of events(response.body)) {
     if (name === "end") return data;
     if (name === "error") throw new ServerError(data.error.message);
     onEvent(name, data);
@@ -41,19 +41,19 @@ export async function steps(body, signal, onEvent) {
   throw new ServerError(BROKEN);
 }
 
-async function ask(path, request = {}) {
+async function send(path, request = {}) {
   const headers = { ...request.headers };
   if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
-  let answer;
+  let response;
   try {
-    answer = await fetch(path, { ...request, headers });
+    response = await fetch(path, { ...request, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server cannot be reached.");
   }
-  if (answer.ok) return answer;
-  const said = await answer.json().catch(() => null);
-  throw new ServerError(said?.error?.message ?? `The server answered ${answer.status}.`, answer.status);
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  throw new ServerError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
 }
 
 /** Server-sent events: each a name and its data, which is JSON. */

@@ -1,21 +1,21 @@
-// Small things for making elements. Text is always set as text, never as markup.
+// Helpers that make elements. Text is always set as text, never as markup.
 
 export const byId = (id) => document.getElementById(id);
 
-/** Whether the user wants things to keep still. */
-export const calm = matchMedia("(prefers-reduced-motion: reduce)");
+/** `matches` where the user prefers reduced motion. */
+export const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** An element with attributes, and children that are nodes or texts. */
 export function element(name, attributes = {}, ...children) {
-  return furnish(document.createElement(name), attributes, children);
+  return fill(document.createElement(name), attributes, children);
 }
 
-/** The same of SVG. */
-export function drawn(name, attributes = {}, ...children) {
-  return furnish(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+/** The same in SVG. */
+export function svgElement(name, attributes = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
 
-function furnish(made, attributes, children) {
+function fill(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === true) made.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
@@ -31,16 +31,16 @@ const SUPERSCRIPTS = [..."⁰¹²³⁴⁵⁶⁷⁸⁹"];
 const MARKS = { "\n": "↵", "\r": "␍", "\t": "⇥" };
 const LONGEST = 16;
 
-/** A token's text on one line, with everything that is invisible made visible. */
+/** A token's text on one line, with invisible characters made visible. */
 export function visible(text) {
   const shown = text
     .replace(/ {4,}/g, (run) => "·" + [...String(run.length)].map((digit) => SUPERSCRIPTS[digit]).join(""))
     .replaceAll(" ", "·")
     .replace(/[\n\r\t]/g, (mark) => MARKS[mark])
-    .replace(/\p{C}/gu, (odd) => `\\u${odd.codePointAt(0).toString(16).padStart(4, "0")}`);
+    .replace(/\p{C}/gu, (char) => `\\u${char.codePointAt(0).toString(16).padStart(4, "0")}`);
   const characters = [...shown];
   return characters.length > LONGEST ? characters.slice(0, LONGEST - 1).join("") + "…" : shown || "∅";
 }
 
 /** "1 token", "2 tokens". */
-export const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;

@@ -1,6 +1,6 @@
-// The steps of a run to choose from, as a strip of bars, and the draft tree of the chosen one.
+// The steps of a run as a strip of bars to choose from, and the draft tree of the chosen one.
 
-import { byId, counted, drawn, parity } from "./dom.js";
+import { byId, parity, plural, svgElement } from "./dom.js";
 import { treeOf } from "./tree.js";
 
 const WIDEST_BAR = 16;
@@ -49,7 +49,7 @@ export class Explorer {
     this.run = run;
     this.bars = steps.map((step, at) => bar(step.tokens.length, step.accepted, at, tallest));
     const box = { class: "strip", viewBox: `0 0 ${steps.length} ${tallest}`, preserveAspectRatio: "none" };
-    const svg = drawn("svg", { ...box, "aria-hidden": "true" }, ...this.bars);
+    const svg = svgElement("svg", { ...box, "aria-hidden": "true" }, ...this.bars);
     svg.style.maxWidth = `${steps.length * WIDEST_BAR}px`;
     this.strip.replaceChildren(svg);
     this.strip.setAttribute("aria-valuemin", 1);
@@ -81,21 +81,22 @@ export class Explorer {
   }
 }
 
-/** A step as a bar: the model's own token below, the accepted ones on it; it may be chosen over its whole height. */
+/** A step as a bar: the model's own token below, the accepted ones above; its whole height can be clicked. */
 function bar(tokens, accepted, at, tallest) {
   const part = (name, from, size) =>
-    drawn("rect", { class: name, x: at + 0.1, width: 0.8, y: tallest - from - size, height: size });
-  const whole = drawn("rect", { class: "whole", x: at, width: 1, y: 0, height: tallest });
+    svgElement("rect", { class: name, x: at + 0.1, width: 0.8, y: tallest - from - size, height: size });
+  const whole = svgElement("rect", { class: "whole", x: at, width: 1, y: 0, height: tallest });
   const own = tokens - accepted;
-  return drawn("g", { class: parity(at) }, whole, part("accepted", own, accepted), part("own", 0, own));
+  return svgElement("g", { class: parity(at) }, whole, part("accepted", own, accepted), part("own", 0, own));
 }
 
-/** A step in words. */
+/** A step as a sentence. */
 export function describe(run, index) {
   const step = run.steps[index];
   const drafted = step.draft.tokens.length - 1;
   const milliseconds = (1000 * (step.seconds - (run.steps[index - 1]?.seconds ?? 0))).toFixed(0);
-  const draft = drafted ? `${counted(drafted, "token")} drafted, ${step.accepted} accepted` : "nothing drafted";
-  const emitted = step.accepted ? `with the model’s own, ${counted(step.tokens.length, "token")}` : "the model’s own token";
+  const draft = drafted ? `${plural(drafted, "token")} drafted, ${step.accepted} accepted` : "nothing drafted";
+  const total = plural(step.tokens.length, "token");
+  const emitted = step.accepted ? `with the model’s own, ${total}` : "the model’s own token";
   return `Step ${index + 1} of ${run.steps.length}: ${draft}; ${emitted} in ${milliseconds} ms.`;
 }

@@ -1,4 +1,4 @@
-// What the user asks for: the form, and the drafters and limits that the server offers for it.
+// The form, filled with the drafters and limits that the server offers, and the request made from it.
 
 import { byId, element } from "./dom.js";
 import { key } from "./api.js";
@@ -23,33 +23,38 @@ export function offer(served) {
   offered = served.drafters;
   byId("served").textContent = `${served.model} · ${served.dtype} on ${served.device}`;
   byId("kind").hidden = !served.chat;
-  if (served.max_new_tokens !== null) byId("max-tokens").max = served.max_new_tokens;
+  if (served.max_new_tokens !== null) limitTokens(served.max_new_tokens);
   const own = element("option", { value: "accelerated" }, `${served.drafter_name}, the server’s own`);
   const anew = offered.map(({ spec }) => element("option", { value: spec }, spec));
   const group = element("optgroup", { label: "Anew for every text" }, ...anew);
   byId("drafter").replaceChildren(own, ...(anew.length ? [group] : []));
-  const choose = () => chosen(served);
-  byId("drafter").onchange = choose;
-  choose();
+  byId("drafter").onchange = () => showOptions(served);
+  showOptions(served);
 }
 
-/** Puts an example where the user has not written anything. */
-export function suggest() {
+function limitTokens(most) {
+  const field = byId("max-tokens");
+  field.max = most;
+  if (Number(field.value) > most) field.value = most;
+}
+
+/** Puts an example into an empty prompt. */
+export function suggestPrompt() {
   byId("prompt").value ||= EXAMPLE;
 }
 
-/** Asks for the API key, or stops asking. */
+/** Shows or hides the field for the API key. */
 export function askForKey(wanted) {
   byId("key-field").hidden = !wanted;
   byId("key").required = wanted;
 }
 
-/** Remembers the key that was typed. */
+/** Remembers the API key that was typed. */
 export function takeKey() {
   if (!byId("key-field").hidden) key.set(byId("key").value.trim());
 }
 
-/** True if everything can be sent; otherwise the browser says what is missing. */
+/** True if the form is valid; otherwise the browser says what is missing. */
 export const isComplete = () => byId("form").reportValidity();
 
 /** The body of a request. */
@@ -66,7 +71,7 @@ export function request() {
   };
 }
 
-/** The chosen drafter as the server reads it, with the options that were changed. */
+/** The spec of the chosen drafter, with the options that were changed. */
 function drafter() {
   const spec = byId("drafter").value;
   const changed = [...byId("option-fields").querySelectorAll("[data-default]")]
@@ -79,7 +84,7 @@ function ownDrafter({ drafter, isolation }) {
   return isolation === "per-request" ? `${drafter}.` : `${drafter}. It learns from text to text.`;
 }
 
-function chosen(served) {
+function showOptions(served) {
   const found = offered.find(({ spec }) => spec === byId("drafter").value);
   byId("drafter-hint").textContent = found ? `${found.summary} It begins with nothing learned.` : ownDrafter(served);
   const options = found?.options ?? [];

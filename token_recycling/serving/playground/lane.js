@@ -1,6 +1,6 @@
 // A text with its steps in colours, and its figures above it. A race has two of them.
 
-import { drawn, element, parity } from "./dom.js";
+import { element, parity, svgElement } from "./dom.js";
 
 const FIGURES = [
   ["rate", "tokens/s", (value) => value.toFixed(0)],
@@ -26,7 +26,7 @@ export class Lane {
     });
     this.values = Object.fromEntries(FIGURES.map(([name]) => [name, element("dd", {}, "–")]));
     this.finished = element("p", { class: "finished" });
-    this.track = drawn("svg", { class: "track", preserveAspectRatio: "none", "aria-hidden": "true" });
+    this.track = svgElement("svg", { class: "track", preserveAspectRatio: "none", "aria-hidden": "true" });
     this.track.toggleAttribute("hidden", true);
     this.element = element(
       "section",
@@ -44,7 +44,7 @@ export class Lane {
     return element("div", { title: NAMES[name] }, element("dt", {}, label), this.values[name]);
   }
 
-  /** Shows the steps that are not shown yet; follows the text unless the reader has scrolled up. */
+  /** Appends the steps that are not shown yet; scrolls along unless the reader has scrolled up. */
   extend() {
     const { text } = this;
     const following = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
@@ -61,7 +61,7 @@ export class Lane {
     return element("span", { class: `step ${parity(index)}`, "data-step": index }, ...tokens);
   }
 
-  /** The text is complete: what no token completed is appended. */
+  /** The text is complete: appends the rest that belongs to no step. */
   complete() {
     this.extend();
     this.text.append(this.run.rest);
@@ -82,13 +82,13 @@ export class Lane {
     this.track.setAttribute("viewBox", `0 0 ${span} 1`);
     this.marks = this.run.steps.map((step, index, all) => {
       const begin = index ? all[index - 1].seconds : 0;
-      return drawn("rect", { class: parity(index), x: begin, y: 0, width: step.seconds - begin, height: 1 });
+      return svgElement("rect", { class: parity(index), x: begin, y: 0, width: step.seconds - begin, height: 1 });
     });
     this.track.replaceChildren(...this.marks);
     this.track.toggleAttribute("hidden", false);
   }
 
-  /** Shows what there was at a moment of a replay; the place of the rest is kept, so that nothing moves. */
+  /** Shows the state at a moment of a replay; later steps keep their place, so that nothing moves. */
   showAt(seconds) {
     const count = this.run.countAt(seconds);
     this.spans.forEach((span, index) => span.classList.toggle("ahead", index >= count));
@@ -99,14 +99,14 @@ export class Lane {
     this.figures(count);
   }
 
-  /** Marks a step; null marks none. */
+  /** Marks a step as chosen; null marks none. */
   mark(index) {
     this.spans[this.chosen]?.classList.remove("chosen");
     this.chosen = index;
     this.spans[index]?.classList.add("chosen");
   }
 
-  /** Scrolls the text, and only the text, so that a step can be seen. */
+  /** Scrolls the text, and nothing else, so that a step is in view. */
   reveal(index) {
     const span = this.spans[index];
     if (!span) {

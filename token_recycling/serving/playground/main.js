@@ -1,7 +1,7 @@
-// The page: what happens when something is generated, raced, stopped or chosen.
+// The page: generating, racing, stopping, and choosing a step.
 
 import { about, ServerError, steps } from "./api.js";
-import { byId, calm, counted } from "./dom.js";
+import { byId, plural, reducedMotion } from "./dom.js";
 import { Explorer } from "./explorer.js";
 import * as form from "./form.js";
 import { Lane } from "./lane.js";
@@ -13,10 +13,10 @@ const FIGURES_EVERY = 200; // milliseconds, so that the numbers can be read
 
 const explorer = new Explorer(choose);
 const replay = new Replay();
-const seen = new Set(); // prompts that the server's own drafter was given from here
-let [lanes, served, going, races] = [[], null, null, 0];
+const seen = new Set(); // prompts that this page has given to the server's own drafter
+let [lanes, served, controller, races] = [[], null, null, 0];
 
-/** Shows a step everywhere. */
+/** Shows a step in all lanes and in the explorer. */
 function choose(run, index) {
   for (const lane of lanes) {
     lane.mark(lane.run === run ? index : null);
@@ -25,31 +25,31 @@ function choose(run, index) {
   explorer.show(run, index);
 }
 
-const say = (text) => (byId("status").textContent = text);
+const setStatus = (text) => (byId("status").textContent = text);
 
-function complain(text) {
+function showError(text) {
   byId("error").textContent = text;
   byId("error").hidden = !text;
 }
 
-/** Runs `work` with a signal that the stop button aborts; whatever goes wrong is said. */
+/** Runs `work` with a signal that the stop button aborts; shows its errors, or `stopped()` where it was aborted. */
 async function busy(work, stopped) {
-  if (going) return;
+  if (controller) return;
   form.takeKey();
   if (!form.isComplete()) return;
-  going = new AbortController();
-  complain("");
+  controller = new AbortController();
+  showError("");
   clear();
   showButtons(true);
   bringIntoView();
   try {
     if (!served) await connect();
-    await work(form.request(), going.signal);
+    await work(form.request(), controller.signal);
   } catch (error) {
-    if (error.name === "AbortError") say(stopped());
+    if (error.name === "AbortError") setStatus(stopped());
     else failed(error);
   } finally {
-    going = null;
+    controller = null;
     byId("progress").hidden = true;
     showButtons(false);
   }
@@ -59,15 +59,15 @@ function failed(error) {
   const expected = error instanceof ServerError;
   if (!expected) console.error(error);
   if (error.status === 401) form.askForKey(true);
-  complain(expected ? error.message : `The page failed: ${error.message}`);
-  say("");
+  showError(expected ? error.message : `The page failed: ${error.message}`);
+  setStatus("");
 }
 
 /** Scrolls to the results where they begin in the lower half of the window, as on a phone. */
 function bringIntoView() {
   const status = byId("status");
   if (status.getBoundingClientRect().top < 0.5 * innerHeight) return;
-  status.scrollIntoView({ block: "start", behavior: calm.matches ? "instant" : "smooth" });
+  status.scrollIntoView({ block: "start", behavior: reducedMotion.matches ? "instant" : "smooth" });
 }
 
 function clear() {
@@ -94,8 +94,8 @@ function showButtons(running) {
   if (focused) (running ? byId("stop") : started[0]).focus({ preventScroll: true });
 }
 
-/** One text; `onStep(run)` is called after every step. */
-async function made(run, body, signal, onStep) {
+/** Generates one text into `run`; calls `onStep(run)` after every step. */
+async function fillRun(run, body, signal, onStep) {
   if (body.drafter === "accelerated") seen.add(promptOf(body));
   const end = await steps(body, signal, (name, data) => {
     if (name !== "step") return;
@@ -115,27 +115,27 @@ async function generate(body, signal) {
   const run = new Run(titleOf(body), false);
   const lane = new Lane(run, choose);
   show([lane]);
-  say("Generating …");
+  setStatus("Generating …");
   const draw = inFrames(lane);
   try {
-    const end = await made(run, body, signal, draw);
+    const end = await fillRun(run, body, signal, draw);
     const why = end.finish_reason === "length" ? "The limit of tokens is reached" : "The text is complete";
-    say(`${why}. ${summary(run)}`);
+    setStatus(`${why}. ${summary(run)}`);
   } finally {
     lane.complete();
     if (!run.steps.length) show([]);
-    else choose(run, explorer.run === run ? explorer.index : run.telling);
+    else choose(run, explorer.run === run ? explorer.index : run.example);
   }
 }
 
-/** Draws what has come once a frame, and figures less often. */
+/** Draws new steps at most once a frame, and figures less often. */
 function inFrames(lane) {
-  let [asked, last] = [false, 0];
+  let [requested, last] = [false, 0];
   return () => {
-    if (asked) return;
-    asked = true;
+    if (requested) return;
+    requested = true;
     requestAnimationFrame((now) => {
-      asked = false;
+      requested = false;
       lane.extend();
       if (now - last < FIGURES_EVERY) return;
       last = now;
@@ -146,11 +146,11 @@ function inFrames(lane) {
 
 function summary(run) {
   const { tokens, steps: taken, mat, rate } = run.figures();
-  const made = `${counted(tokens, "token")} in ${counted(taken, "step")}`;
-  return `${made}: ${mat.toFixed(2)} a step, ${rate.toFixed(0)} a second.`;
+  const size = `${plural(tokens, "token")} in ${plural(taken, "step")}`;
+  return `${size}: ${mat.toFixed(2)} a step, ${rate.toFixed(0)} a second.`;
 }
 
-/** Both ways one after the other, the first one in turn, then shown together. */
+/** Measures both runs one after the other, in alternating order, then shows them together. */
 async function race(body, signal) {
   const drafted = new Run(titleOf(body), false);
   const plain = new Run("plain decoding", true);
@@ -158,19 +158,19 @@ async function race(body, signal) {
   const learned = { keeps, prompt: seen.has(promptOf(body)) };
   const order = races++ % 2 ? [drafted, plain] : [plain, drafted];
   for (const [at, run] of order.entries()) {
-    say(`${at + 1} of 2: measuring ${run.title}. Nothing is drawn meanwhile.`);
-    const asked = run.plain ? { ...body, drafter: "plain" } : body;
-    await made(run, asked, signal, progressOf(body.max_tokens));
+    setStatus(`${at + 1} of 2: measuring ${run.title}. Nothing is drawn meanwhile.`);
+    const sent = run.plain ? { ...body, drafter: "plain" } : body;
+    await fillRun(run, sent, signal, progressOf(body.max_tokens));
   }
   show([plain, drafted].map((run) => new Lane(run, choose)));
   for (const lane of lanes) lane.complete();
   showVerdict({ plain, drafted, first: order[0].title, learned, sampled: body.temperature > 0, served });
-  say("Race complete.");
-  choose(drafted, drafted.telling);
+  setStatus("Race complete.");
+  choose(drafted, drafted.example);
   replay.begin(lanes);
 }
 
-/** Shows how far a run is, seldom enough to cost nothing. */
+/** Shows the progress of a run, rarely enough to cost nothing. */
 function progressOf(most) {
   let last = performance.now();
   Object.assign(byId("progress"), { max: most, value: 0, hidden: false });
@@ -195,11 +195,11 @@ byId("form").addEventListener("submit", (event) => {
   startGenerating();
 });
 byId("race").addEventListener("click", () => busy(race, () => "The race was stopped; there is nothing to compare."));
-byId("stop").addEventListener("click", () => going?.abort());
+byId("stop").addEventListener("click", () => controller?.abort());
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") going?.abort();
+  if (event.key === "Escape") controller?.abort();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) startGenerating();
 });
 
-form.suggest();
+form.suggestPrompt();
 connect().catch(failed);

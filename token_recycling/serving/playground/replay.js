@@ -1,6 +1,6 @@
-// Two runs that were measured one after the other, shown side by side on the measured clock.
+// Replays two runs, measured one after the other, side by side on the measured clock.
 
-import { byId, calm } from "./dom.js";
+import { byId, reducedMotion } from "./dom.js";
 
 export class Replay {
   constructor() {
@@ -14,7 +14,7 @@ export class Replay {
     });
   }
 
-  /** Shows the end of a race, and plays it from its beginning unless the user wants things to keep still. */
+  /** Shows the end of a race, and plays it from its beginning unless the user prefers reduced motion. */
   begin(lanes) {
     this.lanes = lanes;
     this.span = Math.max(...lanes.map((lane) => lane.run.seconds));
@@ -22,10 +22,10 @@ export class Replay {
     for (const lane of lanes) lane.drawTrack(this.span);
     byId("replay").hidden = false;
     this.#show(this.span);
-    if (!calm.matches) this.#start(0);
+    if (!reducedMotion.matches) this.#start(0);
   }
 
-  /** Ends what is shown. */
+  /** Stops and hides the replay. */
   clear() {
     this.#pause();
     this.lanes = [];
@@ -60,9 +60,9 @@ export class Replay {
   #show(seconds) {
     this.now = seconds;
     this.clock.value = seconds;
-    const said = `${seconds.toFixed(2)} s of ${this.span.toFixed(2)} s`;
-    this.clock.setAttribute("aria-valuetext", said);
-    this.time.textContent = said;
+    const label = `${seconds.toFixed(2)} s of ${this.span.toFixed(2)} s`;
+    this.clock.setAttribute("aria-valuetext", label);
+    this.time.textContent = label;
     for (const lane of this.lanes) lane.showAt(seconds);
   }
 }

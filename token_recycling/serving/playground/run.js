@@ -1,4 +1,4 @@
-// One text as it was made: its steps, and what can be counted from them.
+// One generated text: its steps, and the figures counted from them.
 
 export class Run {
   /** `title` names it for the user; `plain` is true for one without drafts. */
@@ -57,8 +57,8 @@ export class Run {
     return low;
   }
 
-  /** Index of the step to look at first: the one that emitted most, if it can be one with rejected branches. */
-  get telling() {
+  /** Index of the step to show first: the one that emitted most, preferably of those with rejected branches. */
+  get example() {
     const worth = ({ tokens, path, draft }) => tokens.length + (draft.tokens.length > path.length ? 1000 : 0);
     return this.steps.reduce((best, step, at, all) => (worth(step) > worth(all[best]) ? at : best), 0);
   }

@@ -1,13 +1,13 @@
 // The draft tree of a step, drawn as SVG: the accepted path first and straight, every other branch below it.
 
-import { drawn, parity, visible } from "./dom.js";
+import { parity, svgElement, visible } from "./dom.js";
 
 const [ROW, HEIGHT, GAP, BEND, PADDING, MARGIN] = [28, 22, 30, 6, 8, 6];
 const measure = document.createElement("canvas").getContext("2d");
 
 /**
- * The nodes of a step with their places: the draft's, and the model's own token, which follows the accepted path and
- * reads `ownText`. Each has `text`, `token`, `depth`, `parent`, `role` (root, accepted, own, rejected), `row` and
+ * The nodes of a step with their rows: the draft's, and the model's own token, which follows the accepted path and has
+ * the text `ownText`. Each has `text`, `token`, `depth`, `parent`, `role` (root, accepted, own, rejected), `row` and
  * `children`.
  */
 export function layout(step, ownText) {
@@ -27,13 +27,13 @@ export function layout(step, ownText) {
     node.depth = nodes[node.parent].depth + 1;
     nodes[node.parent].children.push(at);
   });
-  const lit = (at) => nodes[at].role !== "rejected";
+  const lit = (at) => isLit(nodes[at]);
   for (const node of nodes) node.children.sort((one, other) => lit(other) - lit(one) || one - other);
   placeRows(nodes);
   return nodes;
 }
 
-/** The last token of a step; at the limit of a text it may be one that was drafted. */
+/** Adds the last token of a step; at the limit of a text it may be a drafted one. */
 function addOwn(nodes, step, text) {
   const [last, token] = [step.path.at(-1), step.tokens.at(-1)];
   const drafted = nodes.find((node) => node.parent === last && node.token === token);
@@ -55,7 +55,7 @@ function placeRows(nodes) {
 /** The drawing of a step of a run. */
 export function treeOf(run, index, description) {
   const step = run.steps[index];
-  // By itself, as the root that it is next; what it added to the text is empty while a character is not complete.
+  // The own token as the next step's root, decoded alone: what it adds to the text may be empty (part of a character).
   const nodes = layout(step, run.steps[index + 1]?.draft.texts[0] ?? step.texts.at(-1));
   measure.font = `13px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
   const labels = nodes.map((node) => visible(node.text));
@@ -69,7 +69,7 @@ export function treeOf(run, index, description) {
   const width = Math.max(...nodes.map((_, at) => place(at).right)) + MARGIN;
   const height = (Math.max(...nodes.map((node) => node.row)) + 1) * ROW;
   const order = [...nodes.keys()].sort((one, other) => isLit(nodes[one]) - isLit(nodes[other]));
-  return drawn(
+  return svgElement(
     "svg",
     { class: parity(index), width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": description },
     ...order.filter((at) => nodes[at].parent >= 0).map((at) => edge(nodes[at], place(nodes[at].parent), place(at))),
@@ -96,10 +96,10 @@ function edge(node, from, to) {
   const begin = `M${from.right} ${from.y}`;
   const down = `H${stem - BEND}q${BEND} 0 ${BEND} ${BEND}V${to.y - BEND}q0 ${BEND} ${BEND} ${BEND}`;
   const line = from.y === to.y ? `${begin}H${to.left}` : `${begin}${down}H${to.left}`;
-  return drawn("path", { class: `edge ${node.role}`, d: line });
+  return svgElement("path", { class: `edge ${node.role}`, d: line });
 }
 
-const SAID = {
+const ROLE_LABELS = {
   root: "the newest token before this step",
   accepted: "drafted and accepted",
   own: "the model’s own",
@@ -107,12 +107,12 @@ const SAID = {
 };
 
 function pill(node, label, { left, right, y }) {
-  const said = `${JSON.stringify(node.text)}, token ${node.token}: ${SAID[node.role]}`;
-  return drawn(
+  const title = `${JSON.stringify(node.text)}, token ${node.token}: ${ROLE_LABELS[node.role]}`;
+  return svgElement(
     "g",
     { class: `node ${node.role}` },
-    drawn("title", {}, said),
-    drawn("rect", { x: left, y: y - HEIGHT / 2, width: right - left, height: HEIGHT, rx: 5 }),
-    drawn("text", { x: (left + right) / 2, y: y + 0.5 }, label),
+    svgElement("title", {}, title),
+    svgElement("rect", { x: left, y: y - HEIGHT / 2, width: right - left, height: HEIGHT, rx: 5 }),
+    svgElement("text", { x: (left + right) / 2, y: y + 0.5 }, label),
   );
 }

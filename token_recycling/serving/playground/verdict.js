@@ -1,11 +1,11 @@
-// What a race has shown, in words; its losses too.
+// The result of a race as text, also where drafting lost.
 
 import { byId } from "./dom.js";
 import { firstDifference } from "./run.js";
 
 /**
- * Of two runs; `first` is the title of the one that was measured first. `learned` says whether the drafter `keeps` what
- * it learns, and whether it has seen the `prompt` from this page. `served` is what the server says about itself.
+ * Compares two runs; `first` is the title of the one that was measured first. `learned` says whether the drafter
+ * `keeps` what it learns, and whether it has seen the `prompt` from this page. `served` is what `about` returned.
  */
 export function showVerdict({ plain, drafted, first, learned, sampled, served }) {
   const ratio = drafted.tokensPerSecond / plain.tokensPerSecond;
@@ -17,7 +17,7 @@ export function showVerdict({ plain, drafted, first, learned, sampled, served })
   byId("verdict").hidden = false;
 }
 
-/** Who has seen a text before drafts it nearly whole; that must be said. */
+/** A drafter that has seen a text before drafts nearly all of it, which the user must know. */
 function learning({ keeps, prompt }) {
   if (!keeps) return "The drafter began with nothing learned.";
   const often = prompt ? "has drafted for this very prompt before" : "brings what this server has learned so far";

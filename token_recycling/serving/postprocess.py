@@ -1,8 +1,8 @@
-"""What is added to, and taken from, the answers of transformers' handlers on their way out.
+"""Postprocessing of the answers of transformers' handlers.
 
-Statistics of drafting are added to the usage block; the stop string and what follows it is taken away, as in OpenAI's
-API; errors in a stream get OpenAI's form; streams of completions end with `[DONE]`. Only the form of the answers is
-relied on, which is OpenAI's. Cost: an event of a stream is parsed and written again, some 20 microseconds.
+Statistics of drafting are added to the usage block; the stop string and what follows it is cut off, as in OpenAI's
+API; errors in a stream get OpenAI's form; streams of completions end with `[DONE]`. Nothing but OpenAI's format is
+relied on. Cost: every event of a stream is parsed and serialized again, some 20 microseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .job import Job
 
 
 def speculation(job: Job) -> dict[str, Any]:
-    """What the usage block says about drafting."""
+    """The field `speculation` of the usage block."""
     stats = job.stats
     return {
         "drafter": stats.drafter,
@@ -33,25 +33,24 @@ def speculation(job: Job) -> dict[str, Any]:
     }
 
 
-class Trimmed:
-    """A text that comes in pieces, without a stop string and what follows it."""
+class StopTrimmer:
+    """Cuts a text that comes in pieces before the first stop string."""
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self._stop, self._held, self._over = stop, "", False
+        self._stop, self._held, self._stopped = stop, "", False
 
     def push(self, piece: str) -> str:
-        """What may be shown with this piece: an end that a stop string could begin with is held back."""
-        if self._over or not self._stop:
-            return "" if self._over else piece
+        """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
+        if self._stopped or not self._stop:
+            return "" if self._stopped else piece
         self._held += piece
-        places = [place for place in (self._held.find(one) for one in self._stop) if place >= 0]
+        places = [place for place in map(self._held.find, self._stop) if place >= 0]
         if places:
-            shown, self._held, self._over = self._held[: min(places)], "", True
-            return shown
-        kept = max((_overlap(self._held, one) for one in self._stop), default=0)
-        cut = len(self._held) - kept
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown
+            safe, self._held, self._stopped = self._held[: min(places)], "", True
+            return safe
+        cut = len(self._held) - max(_overlap(self._held, stop) for stop in self._stop)
+        safe, self._held = self._held[:cut], self._held[cut:]
+        return safe
 
     def flush(self) -> str:
         """What was held back, at the end of the text."""
@@ -64,24 +63,24 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
-def complete(answer: dict[str, Any], job: Job) -> dict[str, Any]:
-    """A whole answer."""
+def complete_answer(answer: dict[str, Any], job: Job) -> dict[str, Any]:
+    """An answer that is not streamed, postprocessed in place."""
     for choice in answer.get("choices", ()):
         for holder, name in ((choice, "text"), (choice.get("message", {}), "content")):
             if holder.get(name):
-                text = Trimmed(job.stop)
+                text = StopTrimmer(job.stop)
                 holder[name] = text.push(holder[name]) + text.flush()
     if "usage" in answer:
         answer["usage"]["speculation"] = speculation(job)
     return answer
 
 
-async def events(source: AsyncIterator[str], job: Job, done: bool) -> AsyncIterator[str]:
-    """The events of a stream; `done` if they end with `[DONE]`."""
-    text = Trimmed(job.stop)
+async def stream_events(source: AsyncIterator[str], job: Job, done: bool) -> AsyncIterator[str]:
+    """The server-sent events of a stream, postprocessed; with `done` they end with `[DONE]`."""
+    text = StopTrimmer(job.stop)
     try:
-        async for some in source:
-            for event in filter(None, some.split("\n\n")):
+        async for chunk in source:
+            for event in filter(None, chunk.split("\n\n")):
                 yield _event(event, job, text)
         if done:
             yield "data: [DONE]\n\n"
@@ -90,7 +89,7 @@ async def events(source: AsyncIterator[str], job: Job, done: bool) -> AsyncItera
         await source.aclose()  # type: ignore[attr-defined]
 
 
-def _event(event: str, job: Job, text: Trimmed) -> str:
+def _event(event: str, job: Job, text: StopTrimmer) -> str:
     data = json.loads(event.removeprefix("data: "))
     if isinstance(data.get("error"), str):
         data = error_body(500, data["error"], "generation_failed")
@@ -102,7 +101,7 @@ def _event(event: str, job: Job, text: Trimmed) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-def _trim(choice: dict[str, Any], text: Trimmed) -> None:
+def _trim(choice: dict[str, Any], text: StopTrimmer) -> None:
     holder, name = (choice["delta"], "content") if "delta" in choice else (choice, "text")
     if holder.get(name):
         holder[name] = text.push(holder[name])
