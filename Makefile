@@ -37,10 +37,11 @@ browser: setup   ## playwright for tests/browser, and chromium by apt (as root) 
 test-browser: browser ## the playground in a real browser
 	REQUIRE_BROWSER=1 $(RUN)/python -m pytest tests/browser
 
-lint: setup      ## format, lint and types
+lint: setup      ## format, lint, types, and who may import whom
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
+	$(RUN)/lint-imports
 
 METHODS := generate prompt_lookup_hf:n=10 assisted:model=models/draft plain published recycling recycling:primed=true \
 	recycling:tree=16 recycling:tree=80 suffix prompt_lookup lookahead rest:datastore=build/library.datastore,nodes=8 \
