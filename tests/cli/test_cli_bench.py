@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.commandline import assert_refused, run, run_json
 
-import token_recycling.bench
+import token_recycling.bench.report
 from token_recycling.bench.run import runner as runs
 
 
@@ -26,7 +26,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     stub = types.ModuleType("token_recycling.bench.report.write")
     stub.write = write  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, stub.__name__, stub)
-    monkeypatch.setattr(token_recycling.bench, "report", stub, raising=False)
+    monkeypatch.setattr(token_recycling.bench.report, "write", stub, raising=False)
     return asked
 
 

@@ -76,7 +76,7 @@ def _accelerator(device: torch.device) -> str | None:
 
 def _commit() -> str | None:
     """The commit of this package, with -dirty if its files differ from it; None outside a checkout of its own."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     if not (package.parent / ".git").exists():
         return None
     try:
