@@ -83,3 +83,8 @@ class StepRecorder:
 
     def end(self) -> None:
         """Called by `generate` after the last step; there is nothing to do."""
+
+
+def one_line(text: object) -> str:
+    """A text without line breaks and repeated spaces, as for an error message."""
+    return " ".join(str(text).split())

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..cli.console import one_line
 from ..costs.measure import PassCosts
 from ..draft import Context, Draft, Step
 from ..drafter import Drafter, DrafterTraits
 from ..hf.accelerate import accelerated
 from ..model.tree_model import TreeModel
 from ..stats import Stats
+from ..text_stream import one_line
 from .errors import ApiError, CancelledError
 
 if TYPE_CHECKING:
