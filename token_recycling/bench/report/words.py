@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
+from ..row_format import STOPPING
 from . import arithmetic
 from .summary import Summary
 
@@ -29,8 +30,6 @@ class StudyWords(NamedTuple):
     what: str
 
 
-STOPPING = "specdec-pp"
-"""The study that is shown by discard and verification rate."""
 _STUDIES = {
     "breadth": StudyWords("Tree breadth", "nodes", "The tree gets broader, its depth stays."),
     "depth": StudyWords("Tree depth", "depth", "The tree gets deeper, its number of nodes stays."),
@@ -97,6 +96,12 @@ def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
         (name, ", ".join(str(part) for part in parts if part))
         for name, parts in (("model", model), ("machine", machine), ("software", software))
     ]
+
+
+def title(summary: Summary) -> str:
+    """What a report is called."""
+    models = dict.fromkeys(str(each.get("model")) for each in summary.environments)
+    return f"Decoding methods on {' and '.join(models)}"
 
 
 def where(summary: Summary) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..arithmetic import Place
+from ..arithmetic import NodeAcceptance
 from ..summary import Comparison, Result
 from . import style
 from .style import GRID, HEAT, INK, MUTED, PAPER, Plot
@@ -126,7 +126,7 @@ class _Panel:
     """One method's tree, and the room that it takes in inches."""
 
     label: str
-    nodes: dict[Path, Place]
+    nodes: dict[Path, NodeAcceptance]
     across: dict[Path, float]
     """Where nodes stand from left to right, in leaves."""
     steps: int
@@ -160,11 +160,11 @@ def _packed(panels: Sequence[_Panel], width: float) -> list[list[_Panel]]:
     return rows
 
 
-def _most_tried(places: dict[Path, Place]) -> dict[Path, Place]:
+def _most_tried(places: dict[Path, NodeAcceptance]) -> dict[Path, NodeAcceptance]:
     """The nodes to draw, by depth: those tried most, and of them those that all before are known of."""
     within = [path for path in places if len(path) <= _DEPTHS]
     most = set(sorted(within, key=lambda path: (-places[path].tried, len(path), path))[:_NODES])
-    kept: dict[Path, Place] = {}
+    kept: dict[Path, NodeAcceptance] = {}
     for path in sorted(most, key=lambda path: (len(path), path)):
         if path[:-1] in kept or len(path) == 1:
             kept[path] = places[path]
