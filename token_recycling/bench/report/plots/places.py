@@ -31,21 +31,13 @@ def grids(found: Comparison) -> Plot | None:
     shown = [each for each in found.results if each.by_place]
     if not shown:
         return None
-    columns = 2 if len(shown) > 1 else 1
-    rows = -(-len(shown) // columns)
-    labels = [each.label for each in shown]
     depths = min(_DEPTHS, max(depth for each in shown for depth, _ in each.by_place))
     ranks = min(_RANKS, 1 + max(rank for each in shown for _, rank in each.by_place))
-    figure, every = style.canvas(
-        0.75 + rows * (0.5 + 0.19 * depths + style.room(labels)), rows, columns, sharex=True, sharey=True
-    )
+    figure, every = style.panels([each.label for each in shown], 0.75, 0.5 + 0.19 * depths)
     for axes, result in zip(every, shown, strict=False):
         _grid(axes, result, depths, ranks)
-    for axes in every[len(shown) :]:
-        axes.set_visible(False)
-    for place, axes in enumerate(every):
-        if place % columns == 0:
-            axes.set_ylabel("depth")
+    for axes in every[::2]:
+        axes.set_ylabel("depth")
     figure.supxlabel("rank among the candidates of the parent", fontsize=9, color=MUTED)
     _shades(figure)
     return Plot(
