@@ -17,7 +17,7 @@ from . import console
 
 
 class Measuring:
-    """Told of every call; shows a bar on standard error if that is a terminal, and says there what failed early."""
+    """Is called with every event; shows a bar on standard error if that is a terminal, and notes what failed early."""
 
     def __init__(self, plan: BenchmarkPlan, repeats: int, done: int) -> None:
         """`done` items of the plan are measured already."""

@@ -1,4 +1,4 @@
-"""What a report says came out, losses included, and what a reader must know before believing it."""
+"""The findings of a report, losses included, and what a reader must know before believing them."""
 
 from __future__ import annotations
 

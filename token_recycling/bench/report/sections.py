@@ -1,4 +1,4 @@
-"""The parts of a report: which tables and plots stand under which heading, whatever they are written as."""
+"""The parts of a report: which tables and plots stand under which heading, in every format."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Section:
     """What everyone reads."""
     plots: list[Plot] = field(default_factory=list)
     details: list[Table] = field(default_factory=list)
-    """What a page shows when asked to, and a terminal does not."""
+    """Folded on a page, and left out in a terminal."""
     plots_first: bool = False
-    """On a page the plots say it; the tables are shown when asked for."""
+    """On a page the plots come first, and the tables are folded."""
 
 
 def sections_of(summary: Summary, plots: Any = None) -> list[Section]:

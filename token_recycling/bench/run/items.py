@@ -29,7 +29,7 @@ class Item(Protocol):
         """Texts decoded at once."""
 
     def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
-        """One call of the runner for each turn; raises whatever goes wrong."""
+        """One call of the runner for each turn; raises what the runner or the prompt raises."""
 
     def with_question(self, question: Question) -> Item:
         """An item of the same kind and size with another question."""

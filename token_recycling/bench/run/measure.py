@@ -123,7 +123,7 @@ class WorkloadRun:
             torch.manual_seed(self.config.seed + index)
         try:
             found: Repetition | Exception = item.run(config, runner, entry.sampling)
-        except Exception as error:  # whatever goes wrong in a method, or with a prompt, is a failure of theirs
+        except Exception as error:  # of a method or a prompt: it counts as their failure
             found = error
         self.hook(Event(self.workload, entry, item, phase, found))
         return found

@@ -42,7 +42,7 @@ Options = dict[str, Any]
 def template(nodes: int, depth: int, k: int = K) -> Tree:
     """A tree of `nodes` drafted nodes and of that depth, with all `k` candidates of the root.
 
-    Raises ValueError where so many nodes do not fit, or are too few.
+    Raises ValueError where that many nodes do not fit, or are too few.
     """
     needed = {(0,) * length for length in range(1, depth + 1)} | {(rank,) for rank in range(k)}
     acceptance = [_acceptance(rank) for rank in range(k)]
