@@ -20,6 +20,8 @@ from typer.core import TyperGroup
 from ..text_stream import one_line
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
     from ..model.architectures import Support
     from ..stats import Stats
     from .side_by_side import SideBySide
@@ -98,24 +100,22 @@ def _bar(text: str, total: int, done: int) -> Iterator[tuple[Callable[[int], Non
     if not sys.stderr.isatty():
         yield lambda more: None, lambda **change: None
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TimeElapsedColumn
 
     bar = [BarColumn()] if total else []
-    # Standard output is not redirected: it may be a file although standard error is a terminal.
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        *bar,
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        refresh_per_second=5,
-    )
+    progress = transient_progress(*bar, TimeElapsedColumn(), redirect_stderr=False, refresh_per_second=5)
     task = progress.add_task(text, total=total or None, completed=done)
     with progress:
         yield lambda more: progress.advance(task, more), lambda **change: progress.update(task, **change)
+
+
+def transient_progress(*columns: ProgressColumn, **how: Any) -> Progress:
+    """Progress on standard error that leaves no trace: a spinner, what is being done, and `columns`."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    what = SpinnerColumn(), TextColumn("{task.description}", markup=False)
+    # Standard output is not redirected: it may be a file although standard error is a terminal.
+    return Progress(*what, *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, **how)
 
 
 def percent(share: float) -> str:

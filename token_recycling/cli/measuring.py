@@ -7,8 +7,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ..bench.run.measure import Event, calls
 from ..bench.run.plan import BenchmarkPlan
@@ -29,17 +28,8 @@ class Measuring:
 
     def __enter__(self) -> Measuring:
         if sys.stderr.isatty():
-            self._progress = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-                redirect_stdout=False,
-                refresh_per_second=4,
-            )
+            columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._progress = console.transient_progress(*columns, refresh_per_second=4)
             self._open.enter_context(self._progress)
             self._task = self._progress.add_task("", total=self._total, completed=self._done)
         return self

@@ -53,20 +53,17 @@ def finished(rows: Iterable[Row]) -> list[Row]:
 
 def mat(rows: Sequence[Row]) -> float | None:
     """Mean accepted tokens: all tokens by all steps, the target's own token of a step included."""
-    known = _with(rows, "steps")
-    return _ratio(_total(known, "tokens"), _total(known, "steps"))
+    return _share(rows, "tokens", "steps")
 
 
 def discard_rate(rows: Sequence[Row]) -> float | None:
     """Drafted tokens that were not accepted, per emitted token."""
-    known = _with(rows, "discarded")
-    return _ratio(_total(known, "discarded"), _total(known, "tokens"))
+    return _share(rows, "discarded", "tokens")
 
 
 def verification_rate(rows: Sequence[Row]) -> float | None:
     """Steps, which are forward passes of the target, per emitted token."""
-    known = _with(rows, "steps")
-    return _ratio(_total(known, "steps"), _total(known, "tokens"))
+    return _share(rows, "steps", "tokens")
 
 
 def mat_without_loops(rows: Sequence[Row]) -> float | None:
@@ -78,8 +75,7 @@ def mat_without_loops(rows: Sequence[Row]) -> float | None:
 
 def loop_share(rows: Sequence[Row]) -> float | None:
     """Share of the tokens that lie in looping stretches."""
-    known = _with(rows, "loop_tokens")
-    return _ratio(_total(known, "loop_tokens"), _total(known, "tokens"))
+    return _share(rows, "loop_tokens", "tokens")
 
 
 def repeated_4grams(rows: Sequence[Row]) -> float | None:
@@ -207,6 +203,12 @@ def margin(row: Row) -> float:
 def _with(rows: Iterable[Row], *keys: str) -> list[Row]:
     """Rows in which all of these were measured."""
     return [row for row in rows if all(row[key] is not None for key in keys)]
+
+
+def _share(rows: Iterable[Row], above: str, below: str) -> float | None:
+    """The sum of one key by that of another, over the rows that have both."""
+    known = _with(rows, above, below)
+    return _ratio(_total(known, above), _total(known, below))
 
 
 def _total(rows: Iterable[Row], key: str) -> float:

@@ -170,6 +170,11 @@ class Summary:
         return {name: found[name] for name in [*first, *(name for name in order if name not in first)]}
 
     @cached_property
+    def results(self) -> list[Result]:
+        """Of all comparisons."""
+        return [result for each in self.comparisons for result in each.results]
+
+    @cached_property
     def main(self) -> list[Comparison]:
         """The comparisons that belong to no study, one prompt at a time."""
         return [each for each in self.comparisons if each.study is None and each.mode != "batch"]

@@ -113,7 +113,7 @@ def _by_point(points: Sequence[Comparison], title: str, axis: str, columns: list
 
 def divergence_table(summary: Summary, most: int = 20) -> Table | None:
     """Outputs that differ from plain decoding's, the largest margins first."""
-    every = [row for each in summary.comparisons for result in each.results for row in result.divergences]
+    every = [row for result in summary.results for row in result.divergences]
     every.sort(key=lambda row: -arithmetic.margin(row))
     if not every:
         return None
@@ -135,7 +135,7 @@ def divergence_table(summary: Summary, most: int = 20) -> Table | None:
 
 def failure_table(summary: Summary) -> Table | None:
     """Failures by message."""
-    found = failures(result for each in summary.comparisons for result in each.results)
+    found = failures(summary.results)
     if not found:
         return None
     rows = [
