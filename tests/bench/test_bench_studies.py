@@ -50,7 +50,7 @@ def asked(*categories: str) -> list[Question]:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_has_contenders_and_a_baseline(name: str) -> None:
+def test_every_study_has_entries_and_a_baseline(name: str) -> None:
     named = ["specdec_pp:model=FOLDER"] if name == "specdec-pp" else []
     made = session.plan(session.methods(named), asked("a", "b"), studies=[name])
     for workload in made.workloads:
