@@ -56,11 +56,16 @@ build/library.datastore: $(VENV)/.ready
 	library=$$($(RUN)/python -c "import sysconfig; print(sysconfig.get_path('stdlib'))"); \
 	$(RUN)/token-recycling datastore build $(foreach part,$(LIBRARY),$$library/$(part)/*.py) --model models/target --output $@
 
+# The paragraphs of a report but its pictures, each with a heading and a caption before it: git keeps no plots.
+TABLES := { text[NR] = $$0 } END { for (n = 1; n <= NR; n++) \
+	if (text[n] !~ /^!\[/ && text[n + 1] !~ /^!\[/ && text[n + 2] !~ /^!\[/) print text[n] }
+
 bench: setup build/library.datastore ## all methods side by side on the shipped models, generating and replaying, into docs/results
 	$(RUN)/token-recycling bench models/target --data models/prompts --repeats 1 --output docs/results --fresh \
 		$(foreach method,$(METHODS),--method '$(method)')
 	$(RUN)/token-recycling bench models/target --data models/prompts --limit 16 --repeats 1 --max-new-tokens 96 \
 		--output docs/results/batches --fresh --method generate --method recycling $(addprefix --batch ,1 2 4 8)
+	awk -v RS= -v ORS='\n\n' '$(TABLES)' docs/results/report.md > docs/results/table.md
 
 bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped model, into docs/results/gpu
 	for shape in 7B 1B 13B; do $(RUN)/python benchmarks/gpu.py --shape $$shape --seconds 36000 || exit 1; done

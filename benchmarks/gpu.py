@@ -2,8 +2,7 @@
 
 What a step costs does not depend on what the weights say, so that no download is needed. For every shape and length of
 context it measures a token of transformers' own eager `generate`, steps of 1 to 256 nodes, and the forward pass of a
-step alone; then it writes a table with the bars that the fast path is to pass. Steps put through torch.compile, with
-and without flex_attention, are measured at 1 and 64 nodes.
+step alone; then it writes a table with the bars that the fast path is to pass.
 
 Every measurement is a row of `rows.jsonl`, written at once. A run that is stopped, or whose time is up (`--seconds`),
 goes on where it was when it is started again; rows of another machine or commit are measured anew. Nothing is measured
@@ -27,18 +26,19 @@ import numpy as np
 import torch
 import transformers
 import typer
-from gpu_report import COMPARED, KINDS, Row, page
+from gpu_report import ALONE, Row, page
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from token_recycling.bench.run.environment import environment
-from token_recycling.costs.measure import filled, wait
+from token_recycling.costs.measure import filled
 from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.support import found
+from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.cuda_graphs.timing import forward_alone, timed
 from token_recycling.files import replacing
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.stats import synchronize
 
 ROOT = Path(__file__).parent.parent
 SHAPES: dict[str, dict[str, int]] = {
@@ -148,29 +148,29 @@ def eager_generate(target: TreeModel, length: int) -> float:
         do_sample=False,
         streamer=arrivals,
     )
-    wait(target.device)
+    synchronize(target.device)
     gaps = np.diff(arrivals.times[2:])  # the prompt, and a token that warms up
     return statistics.median(gaps.tolist())
 
 
-def measurements(
-    shape: str, context: int, kinds: tuple[str, ...]
-) -> Iterator[tuple[Row, Callable[[TreeModel, StepRunner | None], float]]]:
-    """What is to be measured, and how."""
+Measurement = Callable[[TreeModel, StepRunner], float]
+
+
+def measurements(shape: str, context: int) -> Iterator[tuple[Row, Measurement | None]]:
+    """What is to be measured, and how; of steps that are captured, if not of eager decoding (None)."""
     at = {"shape": shape, "context": context}
-    yield {**at, "what": "generate", "kind": "eager", "nodes": 1}, lambda target, steps: eager_generate(target, context)
+    yield {**at, "what": "generate", "kind": "eager", "nodes": 1}, None
 
-    def step(nodes: int) -> Callable[[TreeModel, Any], float]:
-        return lambda target, steps: timed(target, steps, context, [nodes], 2.0)[nodes]
+    def step(nodes: int) -> Measurement:
+        return lambda target, runner: timed(target, runner, context, [nodes], 2.0)[nodes]
 
-    def forward(nodes: int) -> Callable[[TreeModel, Any], float]:
-        return lambda target, steps: forward_alone(target, steps, context, nodes)
+    def forward(nodes: int) -> Measurement:
+        return lambda target, runner: forward_alone(target, runner, context, nodes)
 
-    for kind in kinds:
-        for nodes in SIZES if kind == "captured" else COMPARED:
-            yield {**at, "what": "step", "kind": kind, "nodes": nodes}, step(nodes)
-        for nodes in COMPARED if kind == "captured" else ():
-            yield {**at, "what": "forward", "kind": kind, "nodes": nodes}, forward(nodes)
+    for nodes in SIZES:
+        yield {**at, "what": "step", "kind": "captured", "nodes": nodes}, step(nodes)
+    for nodes in ALONE:
+        yield {**at, "what": "forward", "kind": "captured", "nodes": nodes}, forward(nodes)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,6 @@ class Job:
 
     rows: Rows
     contexts: list[int]
-    kinds: tuple[str, ...]
     device: torch.device
     dtype: torch.dtype
     until: float
@@ -187,7 +186,7 @@ class Job:
 
     def measure(self, shape: str) -> bool:
         """Measures what is missing of a shape; False if the time was up before."""
-        wanted = [one for context in self.contexts for one in measurements(shape, context, self.kinds)]
+        wanted = [one for context in self.contexts for one in measurements(shape, context)]
         missing = [(key, run) for key, run in wanted if not self.rows.has(**key)]
         if not missing:
             return True
@@ -202,12 +201,12 @@ class Job:
             self.say.print(*list(self.rows.rows[-1].values())[:-1], highlight=False)
         return True
 
-    def _measured(self, target: TreeModel, key: Row, run: Callable[[TreeModel, Any], float]) -> Row:
-        steps = None if key["kind"] == "eager" else found(target, key["kind"])
-        if isinstance(steps, str):
-            return {"error": steps}
+    def _measured(self, target: TreeModel, key: Row, run: Measurement | None) -> Row:
         try:
-            return {"seconds": run(target, steps)}
+            if run is None:
+                return {"seconds": eager_generate(target, key["context"])}
+            runner = runner_or_reason(target)
+            return {"error": runner} if isinstance(runner, str) else {"seconds": run(target, runner)}
         except torch.OutOfMemoryError as error:
             return {"error": f"out of memory: {error}"}
 
@@ -215,11 +214,10 @@ class Job:
 def main(
     shape: Annotated[list[str] | None, typer.Option(help="1B, 7B, 13B or tiny; may be given again")] = None,
     context: Annotated[list[int] | None, typer.Option(help="tokens of context; may be given again")] = None,
-    kind: Annotated[list[str] | None, typer.Option(help="captured, compiled or flex; may be given again")] = None,
     device: Annotated[str, typer.Option(help="cuda, or cpu to try the program")] = "cuda",
     dtype: Annotated[str, typer.Option(help="type of the weights")] = "bfloat16",
     seconds: Annotated[
-        float, typer.Option(help="no measurement begins after so many seconds; run again to go on")
+        float, typer.Option(help="no measurement begins after this many seconds; run again to go on")
     ] = 480,
     output: Annotated[Path, typer.Option(help="folder of rows.jsonl and report.md")] = ROOT
     / "docs"
@@ -229,10 +227,9 @@ def main(
     """Measures what is missing, and writes the report. Exit status 3 if there is more to do."""
     until, say = time.monotonic() + seconds, Console(stderr=True, width=120)
     shapes, contexts = shape or ["7B", "1B", "13B"], sorted(context or [512, 2048, 8192])
-    kinds = tuple(kind or KINDS)
-    unknown = sorted({*shapes} - {*SHAPES} | {*kinds} - {*KINDS})
+    unknown = sorted({*shapes} - {*SHAPES})
     if unknown:
-        raise typer.BadParameter(f"expected shapes of {', '.join(SHAPES)} and known kinds, got {', '.join(unknown)}")
+        raise typer.BadParameter(f"expected shapes of {', '.join(SHAPES)}, got {', '.join(unknown)}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise typer.BadParameter("expected a CUDA device, got none; --device cpu --shape tiny tries the program")
     transformers.utils.logging.set_verbosity_error()
@@ -241,7 +238,7 @@ def main(
         name: where[name] for name in ("accelerator", "cpu", "threads", "dtype", "torch", "transformers", "commit")
     }
     rows = Rows(output, {**setting, "system": platform.system()})
-    job = Job(rows, contexts, kinds, torch.device(device), getattr(torch, dtype), until, say)
+    job = Job(rows, contexts, torch.device(device), getattr(torch, dtype), until, say)
     done = all(list(map(job.measure, shapes)))
     command = "python benchmarks/gpu.py " + " ".join(sys.argv[1:])
     with replacing(output / "report.md") as temporary:

@@ -12,9 +12,8 @@ from token_recycling.templates import RANK_ACCEPTANCE
 
 MAT = 2.7
 """Of the paper's method on Spec-Bench, Vicuna 7B (Luo et al., 2408.08696)."""
-KINDS = ("captured", "compiled", "flex")
-COMPARED = (1, 64)
-"""Sizes at which the kinds of steps are compared, and whose forward pass is measured alone."""
+ALONE = (1, 64)
+"""Nodes of the steps whose forward pass is measured alone."""
 
 Row = dict[str, Any]
 
@@ -35,11 +34,11 @@ class Times:
     def __init__(self, rows: list[Row]) -> None:
         self._seconds = {(row["what"], row["kind"], row["nodes"]): row["seconds"] for row in rows if "seconds" in row}
 
-    def step(self, nodes: int, kind: str = "captured") -> float:
-        return self._seconds.get(("step", kind, nodes), float("nan"))
+    def step(self, nodes: int) -> float:
+        return self._seconds.get(("step", "captured", nodes), float("nan"))
 
-    def forward(self, nodes: int, kind: str = "captured") -> float:
-        return self._seconds.get(("forward", kind, nodes), float("nan"))
+    def forward(self, nodes: int) -> float:
+        return self._seconds.get(("forward", "captured", nodes), float("nan"))
 
     @property
     def generate(self) -> float:
@@ -105,17 +104,13 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
         "A tree of `tune`: drafted nodes that bring most tokens per time, if candidates are right as often as the "
         "shipped model's are, and what it would gain over plain steps.",
         "",
-        "## Kinds of steps",
+        "## The forward pass alone",
         "",
-        "| shape | context | "
-        + " | ".join(f"{kind}, {nodes}" for kind in KINDS for nodes in COMPARED)
-        + " | forward alone, 1 | forward alone, 64 |",
-        "|---|---|" + "---|" * 8,
+        "| shape | context | " + " | ".join(f"{nodes} nodes" for nodes in ALONE) + " |",
+        "|---|---|" + "---|" * len(ALONE),
     ]
     for shape, context in places:
-        own = times[shape, context]
-        cells = [_ms(own.step(nodes, kind)) for kind in KINDS for nodes in COMPARED]
-        cells += [_ms(own.forward(nodes)) for nodes in COMPARED]
+        cells = [_ms(times[shape, context].forward(nodes)) for nodes in ALONE]
         lines.append(f"| {shape} | {context} | " + " | ".join(cells) + " |")
     errors = [row for row in rows if "error" in row]
     lines += [

@@ -95,10 +95,10 @@ def busiest(matrix: AdjacencyMatrix, rows: int) -> list[int]:
     return order[: min(rows, int(filled.sum()))].tolist()
 
 
-def tokens_of(asked: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> list[int]:
-    """Ids of what a user asked for: ids as digits, or texts, of which every token counts; raises ValueError."""
+def tokens_of(given: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> list[int]:
+    """Ids of the tokens that a user names: ids as digits, or texts, of which every token counts; raises ValueError."""
     tokens: list[int] = []
-    for one in asked:
+    for one in given:
         if one.isascii() and one.isdigit():
             if int(one) >= vocab_size:
                 raise ValueError(f"expected a token from 0 to {vocab_size - 1}, got {one}")

@@ -86,5 +86,5 @@ class StepRecorder:
 
 
 def one_line(text: object) -> str:
-    """Without line breaks and repeated spaces."""
+    """A text without line breaks and repeated spaces, as for an error message."""
     return " ".join(str(text).split())

@@ -13,7 +13,7 @@ import pytest
 
 from token_recycling.bench.run import download as downloads
 from token_recycling.bench.run.data import MT_BENCH, digest, load
-from token_recycling.bench.run.download import SOURCES, Source, cache_folder
+from token_recycling.bench.run.download import SOURCES, DataSource, cache_folder
 
 
 def written(path: Path, *rows: object) -> str:
@@ -154,7 +154,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}/question.jsonl"
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(SOURCES, "mbpp", Source(url, hashlib.sha256(CONTENT).hexdigest()))
+    monkeypatch.setitem(SOURCES, "mbpp", DataSource(url, hashlib.sha256(CONTENT).hexdigest()))
     yield asked
     server.shutdown()
     server.server_close()
@@ -192,7 +192,7 @@ def test_an_answer_of_not_found_is_said(served: list[str], monkeypatch: pytest.M
 
 def test_without_a_network_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(SOURCES, "mbpp", Source("http://127.0.0.1:9/question.jsonl", "0" * 64))
+    monkeypatch.setitem(SOURCES, "mbpp", DataSource("http://127.0.0.1:9/question.jsonl", "0" * 64))
     with pytest.raises(OSError, match=r"expected to download mbpp from .*--data mbpp=FILE"):
         load(["mbpp"])
 

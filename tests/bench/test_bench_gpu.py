@@ -29,7 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_it_measures_goes_on_and_reports(gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"shape": ["tiny"], "context": [40], "kind": ["captured"], "device": "cpu"}
+    options: dict[str, Any] = {"shape": ["tiny"], "context": [40], "device": "cpu"}
     options |= {"dtype": "float32", "output": tmp_path}
     with pytest.raises(typer.Exit) as stopped:
         gpu.main(**options, seconds=-1)

@@ -79,7 +79,7 @@ def test_a_chat_template_writes_the_conversation() -> None:
 def test_batches_have_a_row_each(tmp_path: Path) -> None:
     where = benching.setup(max_new_tokens=8)
     made = session.plan(session.methods(["recycling:tree=2"]), benching.questions(3), sizes=[1, 2])
-    assert [len(course.items) for course in made.courses] == [3, 2]
+    assert [len(workload.items) for workload in made.workloads] == [3, 2]
     found = benching.run(where, made, tmp_path)
     assert [(one["method"], one["batch"]) for one in found] == [
         (method, size) for size in (1, 1, 1, 2, 1) for method in ("generate", "recycling:tree=2")
@@ -94,7 +94,7 @@ def test_batches_have_a_row_each(tmp_path: Path) -> None:
 
 def test_batches_leave_out_what_decodes_one_text() -> None:
     made = session.plan(session.methods(["prompt_lookup_hf", "plain"]), benching.questions(2), sizes=[2])
-    assert [one.method.spec for one in made.courses[0].contenders] == ["generate", "plain"]
+    assert [one.method.spec for one in made.workloads[0].entries] == ["generate", "plain"]
     assert made.notes == ["prompt_lookup_hf decodes one text at a time: left out of batches"]
     with pytest.raises(ValueError, match="expected --replay without --batch"):
         session.plan([], benching.questions(2), True, sizes=[2])
@@ -103,13 +103,13 @@ def test_batches_leave_out_what_decodes_one_text() -> None:
 def test_what_cannot_be_replayed_is_said() -> None:
     asked = [*benching.questions(2), Question("q/1", "q", ("Why?",), "turns")]
     made = session.plan(session.methods(["assisted:model=x", "recycling"]), asked)
-    assert [course.mode for course in made.courses] == ["generate", "replay"]
-    assert [one.method.spec for one in made.courses[0].contenders] == ["generate", "assisted:model=x", "recycling"]
-    assert [one.method.spec for one in made.courses[1].contenders] == ["plain", "recycling"]
-    assert len(made.courses[1].items) == 2
+    assert [workload.mode for workload in made.workloads] == ["generate", "replay"]
+    assert [one.method.spec for one in made.workloads[0].entries] == ["generate", "assisted:model=x", "recycling"]
+    assert [one.method.spec for one in made.workloads[1].entries] == ["plain", "recycling"]
+    assert len(made.workloads[1].items) == 2
     assert made.notes == [
         "assisted:model=x decodes by itself and cannot replay a text: left out there",
         "1 of 3 questions have no known answer and are not replayed",
     ]
     unknown = session.plan(session.methods(["plain"]), asked[2:])
-    assert [course.mode for course in unknown.courses] == ["generate"]
+    assert [workload.mode for workload in unknown.workloads] == ["generate"]

@@ -1,4 +1,4 @@
-"""Methods by name, and lanes: each decodes what `generate` does, and counts its steps."""
+"""Methods by name, and their runners: each decodes what `generate` does, and counts its steps."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from transformers import LlamaForCausalLM
 
 from token_recycling import Context, Draft, Drafter, drafter_names
 from token_recycling.bench.run import methods
-from token_recycling.bench.run.courses import arguments
-from token_recycling.bench.run.lanes import DraftedLane
+from token_recycling.bench.run.items import arguments
 from token_recycling.bench.run.methods import DEFAULT, Drafted, parse
 from token_recycling.bench.run.outcome import Outcome
-from token_recycling.bench.run.prompts import Setup
+from token_recycling.bench.run.prompts import BenchmarkConfig
+from token_recycling.bench.run.runners import DraftedRunner
 from token_recycling.bench.run.session import methods as named
 from token_recycling.model.architectures import UnsupportedModelError
 from token_recycling.templates import chain, root_only
 
 
 def decoded(spec: str, model: LlamaForCausalLM, *prompts: torch.Tensor, tokens: int = 30) -> Outcome:
-    where = Setup(model, None, tokens)
+    where = BenchmarkConfig(model, None, tokens)
     return (
-        parse(spec).start(model).generate(arguments(where, [one[0] for one in prompts], tokens, {"do_sample": False}))
+        parse(spec).runner(model).generate(arguments(where, [one[0] for one in prompts], tokens, {"do_sample": False}))
     )
 
 
@@ -38,7 +38,7 @@ def assistant(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("spec", ["generate", "prompt_lookup_hf:n=4,ngram=3", "plain", "recycling:tree=8,k=8"])
-def test_every_lane_decodes_as_generate_does(model: LlamaForCausalLM, spec: str) -> None:
+def test_every_runner_decodes_as_generate_does(model: LlamaForCausalLM, spec: str) -> None:
     prompt = tiny.prompt(3, 6).repeat(1, 3)
     wanted = model.generate(prompt, max_new_tokens=30, do_sample=False)[0, 18:].tolist()
     found = decoded(spec, model, prompt)
@@ -56,7 +56,7 @@ def test_assisted_generation_is_a_method(model: LlamaForCausalLM, assistant: str
     assert found.tokens == [model.generate(tiny.prompt(3, 8), max_new_tokens=30, do_sample=False)[0, 8:].tolist()]
     assert max(found.lengths or ()) <= 4
     with pytest.raises(ValueError, match="expected a causal language model at "):
-        parse(f"assisted:model={tmp_path}").start(model)
+        parse(f"assisted:model={tmp_path}").runner(model)
 
 
 @pytest.mark.parametrize("spec", ["generate", "prompt_lookup_hf"])
@@ -96,19 +96,19 @@ def test_tokens_end_with_the_end_of_sequence(counting: LlamaForCausalLM) -> None
 
 
 def test_a_call_left_to_transformers_is_no_measurement_of_ours(model: LlamaForCausalLM) -> None:
-    where = Setup(model, None, 4)
+    where = BenchmarkConfig(model, None, 4)
     given = arguments(where, [torch.tensor([1, 2])], 4, {"do_sample": False})
     with pytest.raises(UnsupportedModelError, match="left to transformers: expected use_cache=True"):
-        parse("plain").start(model).generate({**given, "use_cache": False})
+        parse("plain").runner(model).generate({**given, "use_cache": False})
 
 
 def test_replay_follows_the_text_whatever_the_model_says(counting: LlamaForCausalLM) -> None:
     """Chains of 4 that count. After 0 the text counts to 5 (4 accepted and 5), jumps to 9 (nothing accepted), counts to
     11 and jumps to 3 (2 accepted and 3): 9 tokens in 3 steps.
     """
-    lane = DraftedLane(counting, learned(counting, "chain:4"))
+    runner = DraftedRunner(counting, learned(counting, "chain:4"))
     text = torch.tensor([1, 2, 3, 4, 5, 9, 10, 11, 3])
-    found = lane.replay(torch.tensor([14, 15, 0]), text)
+    found = runner.replay(torch.tensor([14, 15, 0]), text)
     assert found.lengths == [5, 1, 3]
     assert found.tokens == [text.tolist()]
     assert (found.steps, found.stats.tokens, found.stats.mat) == (3, 9, 3.0)
@@ -119,16 +119,16 @@ def test_replay_follows_the_text_whatever_the_model_says(counting: LlamaForCausa
 
 def test_in_replay_a_drafter_learns_from_the_models_logits(counting: LlamaForCausalLM) -> None:
     """The text jumps by two, the model counts: what is learned after 12 is 13, and 14 is never drafted."""
-    lane = Drafted("published:tree=chain:1,k=1").start(counting)
-    assert lane.replay(torch.tensor([0]), torch.tensor([2, 4, 6, 8, 10, 12, 14])).steps == 7
-    assert lane.drafter.matrix.candidates[[0, 2, 4], 0].tolist() == [1, 3, 5]
-    assert lane.replay(torch.tensor([10]), torch.tensor([12, 14])).lengths == [1, 1]
-    assert lane.replay(torch.tensor([12]), torch.tensor([13, 5])).lengths == [2]
+    runner = Drafted("published:tree=chain:1,k=1").runner(counting)
+    assert runner.replay(torch.tensor([0]), torch.tensor([2, 4, 6, 8, 10, 12, 14])).steps == 7
+    assert runner.drafter.matrix.candidates[[0, 2, 4], 0].tolist() == [1, 3, 5]
+    assert runner.replay(torch.tensor([10]), torch.tensor([12, 14])).lengths == [1, 1]
+    assert runner.replay(torch.tensor([12]), torch.tensor([13, 5])).lengths == [2]
 
 
 def test_plain_replay_takes_one_step_a_token(model: LlamaForCausalLM) -> None:
     text = tiny.prompt(5, 20)[0]
-    assert Drafted("plain").start(model).replay(tiny.prompt(1, 4)[0], text).lengths == [1] * 20
+    assert Drafted("plain").runner(model).replay(tiny.prompt(1, 4)[0], text).lengths == [1] * 20
 
 
 @dataclass
@@ -154,7 +154,7 @@ def test_a_new_drafter_is_a_method(model: LlamaForCausalLM, monkeypatch: pytest.
         True,
         True,
     )
-    assert method.start(model).drafter.length == 3
+    assert method.runner(model).drafter.length == 3
     assert decoded("new:length=3", model, tiny.prompt(0, 9)).stats.drafted == pytest.approx(3 * 30, abs=9)
 
 
@@ -209,6 +209,6 @@ def test_a_method_is_named_once() -> None:
 
 def test_options_besides_the_spec_go_to_the_drafter(model: LlamaForCausalLM, tmp_path: Path) -> None:
     method = Drafted("recycling:k=4", tree="chain:2")
-    assert (method.start(model).drafter.k, method.start(model).drafter.tree) == (4, "chain:2")
+    assert (method.runner(model).drafter.k, method.runner(model).drafter.tree) == (4, "chain:2")
     assert method.spec == "recycling:k=4"
-    assert method.start(model).drafter is not method.start(model).drafter
+    assert method.runner(model).drafter is not method.runner(model).drafter

@@ -12,10 +12,10 @@ from transformers import LlamaForCausalLM
 
 from token_recycling.bench.report import write as report
 from token_recycling.bench.run import session, studies
-from token_recycling.bench.run.courses import arguments
+from token_recycling.bench.run.items import arguments
 from token_recycling.bench.run.methods import Oracle, parse
 from token_recycling.bench.run.outcome import Outcome
-from token_recycling.bench.run.prompts import Setup
+from token_recycling.bench.run.prompts import BenchmarkConfig
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +29,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def decoded(model: LlamaForCausalLM, spec: str, tokens: int, **sampling: Any) -> Outcome:
-    where = Setup(model, None, tokens)
+    where = BenchmarkConfig(model, None, tokens)
     return (
         parse(spec)
-        .start(model)
+        .runner(model)
         .generate(arguments(where, [torch.tensor([3])], tokens, {"do_sample": False, **sampling}))
     )
 
@@ -63,7 +63,7 @@ def test_no_fixed_length_does_better(counting: LlamaForCausalLM, folder: str, de
 def test_the_oracle_replays_a_text(counting: LlamaForCausalLM, folder: str) -> None:
     """The text jumps after 7, where the draft model would count on."""
     text = torch.tensor([4, 5, 6, 7, 12, 13, 14])
-    found = Oracle("", folder).start(counting).replay(torch.tensor([3]), text)
+    found = Oracle("", folder).runner(counting).replay(torch.tensor([3]), text)
     assert (found.tokens, found.lengths) == ([text.tolist()], [3, 2, 2])
     assert found.stats is not None
     assert found.stats.discarded == 0
@@ -89,12 +89,12 @@ def test_the_future_of_drawn_texts_is_not_known(counting: LlamaForCausalLM, fold
 def test_the_study_of_when_to_stop() -> None:
     methods = session.methods(["specdec_pp:threshold=0.3,model=x,max_length=9"])
     made = session.plan(methods, benching.questions(2), studies=["specdec-pp"])
-    for course in made.courses:
-        specs = {one.point: one.method.spec for one in course.contenders}
+    for workload in made.workloads:
+        specs = {one.point: one.method.spec for one in workload.entries}
         assert {specs[f"length {length}"] for length in studies.FIXED_LENGTHS} == {"draft_model:mode=sequence,model=x"}
         assert {specs[f"h = {value:g}"] for value in studies.THRESHOLDS} == {"specdec_pp:model=x,max_length=9"}
         assert specs["oracle"] == "oracle:model=x"
-        assert specs[None] == ("generate" if course.mode == "generate" else "plain")
+        assert specs[None] == ("generate" if workload.mode == "generate" else "plain")
     with pytest.raises(ValueError, match=r"specdec_pp:model=FOLDER for the study specdec-pp, .* got suffix"):
         session.plan(session.methods(["suffix"]), benching.questions(1), studies=["specdec-pp"])
 

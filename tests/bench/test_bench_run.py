@@ -11,19 +11,20 @@ import torch
 from support import benching
 
 from token_recycling.bench.run import session
-from token_recycling.bench.run.courses import Contender, Conversation, Course, Plan
 from token_recycling.bench.run.data import Question
-from token_recycling.bench.run.lanes import DraftedLane
+from token_recycling.bench.run.items import Conversation
+from token_recycling.bench.run.measure import Event, calls
 from token_recycling.bench.run.methods import Drafted, parse
 from token_recycling.bench.run.outcome import Outcome
+from token_recycling.bench.run.plan import BenchmarkPlan, Entry, Workload
 from token_recycling.bench.run.rows import row
-from token_recycling.bench.run.runner import Event, calls
+from token_recycling.bench.run.runners import DraftedRunner
 from token_recycling.model.tree_model import TreeModel
 
 SPECS = ("generate", "prompt_lookup_hf", "plain", "recycling:tree=chain:3")
 
 
-def plan(number: int = 4, replay: bool = True, specs: tuple[str, ...] = SPECS, **more: object) -> Plan:
+def plan(number: int = 4, replay: bool = True, specs: tuple[str, ...] = SPECS, **more: object) -> BenchmarkPlan:
     return session.plan(session.methods(specs), benching.questions(number), replay, **more)
 
 
@@ -173,7 +174,7 @@ def test_every_repeat_has_drafters_that_have_not_seen_the_prompt(tmp_path: Path)
 def test_the_order_of_methods_moves_on(tmp_path: Path) -> None:
     events, hook = stopping(10**6)
     benching.run(benching.setup(repeats=2, max_new_tokens=4), plan(3, replay=False), tmp_path, hook)
-    order = [one.contender.method.spec for one in events if one.phase == "measuring" and one.found is None]
+    order = [one.entry.method.spec for one in events if one.phase == "measuring" and one.found is None]
     firsts = order[:: len(SPECS)]
     assert firsts == [SPECS[place] for place in (0, 1, 1, 2, 2, 3)]
     assert Counter(order) == dict.fromkeys(SPECS, 6)
@@ -185,18 +186,18 @@ def test_the_warm_up_uses_other_drafters_and_another_text(tmp_path: Path) -> Non
     warm = [one for one in events if one.phase == "warming up" and one.found is not None]
     assert {one.item.name for one in warm} == {"warm-up"}
     assert all(not isinstance(one.found, Exception) for one in warm)
-    assert len(warm) == sum(len(course.contenders) for course in plan(1).courses)
+    assert len(warm) == sum(len(workload.entries) for workload in plan(1).workloads)
 
 
 def test_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = DraftedLane.generate
+    generate = DraftedRunner.generate
 
-    def failing(self: DraftedLane, arguments: dict) -> Outcome:
+    def failing(self: DraftedRunner, arguments: dict) -> Outcome:
         if self.drafter.name == "recycling" and arguments["input_ids"].shape[1] > 20:
             raise RuntimeError("out of\nmemory")
         return generate(self, arguments)
 
-    monkeypatch.setattr(DraftedLane, "generate", failing)
+    monkeypatch.setattr(DraftedRunner, "generate", failing)
     where = benching.setup(repeats=2)
     found = benching.by_method(benching.run(where, plan(replay=False), tmp_path))
     assert {method: len(rows) for method, rows in found.items()} == dict.fromkeys(SPECS, 4)
@@ -235,9 +236,9 @@ def outcome(tokens: list[int], total: float, lengths: list[int] | None = None) -
 
 def test_a_row_of_two_turns_and_three_repeats_by_hand() -> None:
     """Turns are summed, counts are those of the median repeat, and one repeat that differs is enough."""
-    contender, baseline = Contender(Drafted("plain")), Contender(parse("generate"))
+    entry, baseline = Entry(Drafted("plain")), Entry(parse("generate"))
     question = Question("set/1", "law", ("a", "b"), "turns")
-    course = Course("generate", None, (baseline, contender), (Conversation(question),))
+    workload = Workload("generate", None, (baseline, entry), (Conversation(question),))
     where = benching.setup()
     loop, answer = [7, 8, 9, 10] * 4, [4, 5, 6, 7]
     repeats = [
@@ -246,7 +247,7 @@ def test_a_row_of_two_turns_and_three_repeats_by_hand() -> None:
         [outcome(loop, 1.0, [4, 12]), outcome([4, 5], 1.0, [2, 0])],
     ]
     wanted = [outcome(loop, 1.0), outcome(answer, 1.0)]
-    found = row(where, course, contender, course.items[0], repeats, wanted, {"cpu": "some"})
+    found = row(where, workload, entry, workload.items[0], repeats, wanted, {"cpu": "some"})
     assert found["total_seconds"] == [18.0, 5.0, 2.0]
     assert found["seconds"] == [16.0, 3.0, 0.0]
     assert found["prefill_seconds"] == [1.0, 1.0, 1.0]
@@ -258,8 +259,8 @@ def test_a_row_of_two_turns_and_three_repeats_by_hand() -> None:
     assert found["identical"] is False
     assert found["divergence"] == {"turn": 1, "place": 2, "margin": None, "expected": 6, "got": None}
     assert (found["prompt"], found["category"], found["environment"]) == ("set/1", "law", {"cpu": "some"})
-    failed = row(where, course, contender, course.items[0], [repeats[0], ValueError("no")], wanted, {})
+    failed = row(where, workload, entry, workload.items[0], [repeats[0], ValueError("no")], wanted, {})
     assert (failed["failure"], failed["tokens"], failed["identical"]) == ("ValueError: no", None, None)
-    unchecked = row(where, course, contender, course.items[0], repeats, RuntimeError("no"), {})
+    unchecked = row(where, workload, entry, workload.items[0], repeats, RuntimeError("no"), {})
     assert unchecked["identical"] is None
     json.dumps(found)

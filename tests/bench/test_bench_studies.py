@@ -50,23 +50,25 @@ def asked(*categories: str) -> list[Question]:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_has_contenders_and_a_baseline(name: str) -> None:
+def test_every_study_has_entries_and_a_baseline(name: str) -> None:
     named = ["specdec_pp:model=FOLDER"] if name == "specdec-pp" else []
     made = session.plan(session.methods(named), asked("a", "b"), studies=[name])
-    for course in made.courses:
-        assert course.study == name
-        plain = "generate" if course.mode == "generate" else "plain"
-        assert any(one.method.spec == plain for one in course.contenders)
-        assert len({(one.method.spec, one.point) for one in course.contenders}) == len(course.contenders)
-        if course.mode == "generate":
-            assert all(course.baseline(one).method.spec == "generate" for one in course.contenders)
+    for workload in made.workloads:
+        assert workload.study == name
+        plain = "generate" if workload.mode == "generate" else "plain"
+        assert any(one.method.spec == plain for one in workload.entries)
+        assert len({(one.method.spec, one.point) for one in workload.entries}) == len(workload.entries)
+        if workload.mode == "generate":
+            assert all(workload.baseline(one).method.spec == "generate" for one in workload.entries)
     modes = {"generate"} if name == "temperature" else {"generate", "replay"}
-    assert {course.mode for course in made.courses} == modes
+    assert {workload.mode for workload in made.workloads} == modes
 
 
 def points(name: str, *methods: str, mode: str = "generate") -> list[tuple[str, str | None]]:
     made = session.plan(session.methods(methods), asked("a", "b"), studies=[name])
-    return [(one.method.spec, one.point) for course in made.courses if course.mode == mode for one in course.contenders]
+    return [
+        (one.method.spec, one.point) for workload in made.workloads if workload.mode == mode for one in workload.entries
+    ]
 
 
 def test_the_points_of_the_studies() -> None:
@@ -88,12 +90,12 @@ def test_the_points_of_the_studies() -> None:
 def test_order_takes_the_questions_together_and_mixed() -> None:
     mixed = asked(*"abababab")
     made = session.plan(session.methods(["published"]), mixed, False, studies=["order"])
-    consecutive, shuffled = ([item.category for item in course.items] for course in made.courses)
+    consecutive, shuffled = ([item.category for item in workload.items] for workload in made.workloads)
     assert consecutive == [*"aaaabbbb"]
     assert sorted(shuffled) == consecutive != shuffled
     again = session.plan(session.methods(["published"]), mixed, False, studies=["order"])
-    assert [item.category for item in again.courses[1].items] == shuffled
-    assert [one.point for one in made.courses[1].contenders] == ["shuffled", "shuffled"]
+    assert [item.category for item in again.workloads[1].items] == shuffled
+    assert [one.point for one in made.workloads[1].entries] == ["shuffled", "shuffled"]
     with pytest.raises(ValueError, match="two categories or more for the study order, got a only"):
         session.plan([], asked("a", "a"), studies=["order"])
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.measured import failed, row
 
 from token_recycling.bench.report import arithmetic
-from token_recycling.bench.report.arithmetic import CALL, DECODE, Place, Spread
+from token_recycling.bench.report.arithmetic import CALL, DECODE, NodeAcceptance, Spread
 
 
 def test_mat_is_all_tokens_by_all_steps():
@@ -109,10 +109,10 @@ def test_acceptance_by_place_and_by_path():
         row(),
     ]
     found = arithmetic.by_place(rows)
-    assert found == {(1, 0): Place(10, 5), (1, 1): Place(4, 0), (2, 0): Place(1, 1)}
+    assert found == {(1, 0): NodeAcceptance(10, 5), (1, 1): NodeAcceptance(4, 0), (2, 0): NodeAcceptance(1, 1)}
     assert found[1, 0].share == 0.5
-    assert Place(0, 0).share == 0.0
-    assert arithmetic.by_path(rows) == {(0,): Place(10, 5), (0, 10): Place(3, 1)}
+    assert NodeAcceptance(0, 0).share == 0.0
+    assert arithmetic.by_path(rows) == {(0,): NodeAcceptance(10, 5), (0, 10): NodeAcceptance(3, 1)}
 
 
 def test_divergences_the_widest_margin_first():

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from support.measured import only, row, summary_of
 from support.strategies import trees
 
-from token_recycling.bench.report.arithmetic import Place
+from token_recycling.bench.report.arithmetic import NodeAcceptance
 from token_recycling.bench.report.plots import methods, of_batches, of_methods, of_studies, places, studies, style
 from token_recycling.bench.report.reading import compare
 from token_recycling.bench.report.summary import curves
@@ -146,9 +146,9 @@ def test_the_tree_is_drawn_with_the_share_of_every_node():
 
 def test_the_tree_is_drawn_as_far_as_its_nodes_hang_together():
     tried = {(0,): 9, (0, 0): 5, (0, 0, 0): 5, (1, 0): 7, (1, 0, 0): 7, (0,) * 40: 1}
-    kept = places._most_tried({path: Place(count, 1) for path, count in tried.items()})
+    kept = places._most_tried({path: NodeAcceptance(count, 1) for path, count in tried.items()})
     assert list(kept) == [(0,), (0, 0), (0, 0, 0)]
-    many = {(rank,): Place(1 + rank, 0) for rank in range(300)}
+    many = {(rank,): NodeAcceptance(1 + rank, 0) for rank in range(300)}
     assert set(places._most_tried(many)) == {(rank,) for rank in range(180, 300)}
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.commandline import assert_refused, run, run_json
 
-import token_recycling.bench
-from token_recycling.bench.run import runner as runs
+import token_recycling.bench.report
+from token_recycling.bench.run.measure import WorkloadRun
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     stub = types.ModuleType("token_recycling.bench.report.write")
     stub.write = write  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, stub.__name__, stub)
-    monkeypatch.setattr(token_recycling.bench, "report", stub, raising=False)
+    monkeypatch.setattr(token_recycling.bench.report, "write", stub, raising=False)
     return asked
 
 
@@ -90,20 +90,20 @@ def test_bench_goes_on_where_it_stopped(
     tiny_model_dir: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("bench", tiny_model_dir, "--data", texts, "--output", tmp_path, *SMALL)
-    measured = runs._Run._measured
+    measured = WorkloadRun.rows_of
 
-    def interrupted(self: runs._Run, place: int) -> list[dict]:
-        if self.course.mode == "replay" and place == 1:
+    def interrupted(self: WorkloadRun, place: int) -> list[dict]:
+        if self.workload.mode == "replay" and place == 1:
             raise KeyboardInterrupt
         return measured(self, place)
 
-    monkeypatch.setattr(runs._Run, "_measured", interrupted)
+    monkeypatch.setattr(WorkloadRun, "rows_of", interrupted)
     result = run(*asked)
     assert result.exit_code == 130
     assert "stopped with 4 of 6 prompts" in result.stderr
     before = rows(tmp_path)
     assert len(before) == 8
-    monkeypatch.setattr(runs._Run, "_measured", measured)
+    monkeypatch.setattr(WorkloadRun, "rows_of", measured)
     result = run(*asked)
     assert result.exit_code == 0
     assert "4 of 6 prompts are measured" in result.stderr

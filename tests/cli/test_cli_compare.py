@@ -98,6 +98,3 @@ def test_pieces_hold_back_parts_of_characters(loaded, text):
     assert "".join(found) == decoded(loaded.tokenizer, tokens)
     shown = IncrementalText(loaded.tokenizer)
     assert all("\N{REPLACEMENT CHARACTER}" not in shown.push([token]) for token in tokens)
-
-
-# check

@@ -17,7 +17,8 @@ from support.architectures import SUPPORTED, Case, Oracle
 from transformers import PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.cli.side_by_side import compare, first_divergence
+from token_recycling.bench.run.divergence import first_divergence
+from token_recycling.cli.side_by_side import compare
 from token_recycling.model.tree_inputs import masks
 from token_recycling.model.tree_model import TreeModel
 
@@ -108,7 +109,7 @@ def test_compare_reports_the_margin() -> None:
     for parting in parted:
         length = parting.prompt.shape[1]
         plain, ours = (text[0, length:].tolist() for text in (parting.plain, parting.ours))
-        found = first_divergence(model, parting.prompt, plain, ours)
+        found = first_divergence(model, parting.prompt[0], plain, ours)
         assert found is not None
         assert (found.position, found.plain, found.recycled) == (
             parting.position,

@@ -9,11 +9,11 @@ from typing import Any
 from support import tiny
 
 from token_recycling.bench.run import session
-from token_recycling.bench.run.courses import Plan
 from token_recycling.bench.run.data import Question
 from token_recycling.bench.run.environment import environment
-from token_recycling.bench.run.prompts import Setup
-from token_recycling.bench.run.runner import Hook, measure
+from token_recycling.bench.run.measure import Hook, measure
+from token_recycling.bench.run.plan import BenchmarkPlan
+from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.store import Store
 
 TEXTS = (
@@ -29,13 +29,15 @@ def questions(number: int = len(TEXTS), form: str = "text", references: tuple[st
     return [Question(f"texts/{place}", "texts", (text,), form, references) for place, text in enumerate(TEXTS[:number])]
 
 
-def setup(**options: Any) -> Setup:
+def setup(**options: Any) -> BenchmarkConfig:
     tokenizer = tiny.tokenizer()
     model = tiny.llama(vocab_size=len(tokenizer), **options.pop("config", {}))
-    return Setup(model, tokenizer, options.pop("max_new_tokens", 24), **options)
+    return BenchmarkConfig(model, tokenizer, options.pop("max_new_tokens", 24), **options)
 
 
-def run(where: Setup, plan: Plan, folder: Path, hook: Hook = lambda _: None, fresh: bool = False) -> list[dict]:
+def run(
+    where: BenchmarkConfig, plan: BenchmarkPlan, folder: Path, hook: Hook = lambda _: None, fresh: bool = False
+) -> list[dict]:
     """Measures what is missing in the folder, and returns all rows."""
     here = environment(where.model, "tiny")
     store = Store(folder, session.settings(where, [], plan, here), plan, fresh)

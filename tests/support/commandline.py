@@ -32,6 +32,3 @@ def assert_refused(result, *words):
 def reference(loaded, prompt, **arguments):
     ids = loaded.tokenizer(prompt, return_tensors="pt")
     return loaded.model.generate(**ids, **arguments)[0, ids["input_ids"].shape[1] :].tolist()
-
-
-# generate

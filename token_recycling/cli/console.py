@@ -17,10 +17,14 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from ..text_stream import one_line
+
 if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
     from ..model.architectures import Support
     from ..stats import Stats
-    from .side_by_side import Comparison
+    from .side_by_side import SideBySide
 
 TINTS = ("black on bright_cyan", "black on bright_yellow")
 """Two styles in turn, readable on dark and light terminals and different on one of 16 colours."""
@@ -61,11 +65,6 @@ def note(text: str) -> None:
     Console(stderr=True).print(Text(f"note: {text}", style="dim"), soft_wrap=True)
 
 
-def one_line(text: object) -> str:
-    """Without line breaks and repeated spaces."""
-    return " ".join(str(text).split())
-
-
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object and nothing else."""
     print(json.dumps(value, ensure_ascii=False, indent=2))
@@ -101,24 +100,22 @@ def _bar(text: str, total: int, done: int) -> Iterator[tuple[Callable[[int], Non
     if not sys.stderr.isatty():
         yield lambda more: None, lambda **change: None
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TimeElapsedColumn
 
     bar = [BarColumn()] if total else []
-    # Standard output is not redirected: it may be a file although standard error is a terminal.
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        *bar,
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        refresh_per_second=5,
-    )
+    progress = transient_progress(*bar, TimeElapsedColumn(), redirect_stderr=False, refresh_per_second=5)
     task = progress.add_task(text, total=total or None, completed=done)
     with progress:
         yield lambda more: progress.advance(task, more), lambda **change: progress.update(task, **change)
+
+
+def transient_progress(*columns: ProgressColumn, **how: Any) -> Progress:
+    """Progress on standard error that leaves no trace: a spinner, what is being done, and `columns`."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    what = SpinnerColumn(), TextColumn("{task.description}", markup=False)
+    # Standard output is not redirected: it may be a file although standard error is a terminal.
+    return Progress(*what, *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, **how)
 
 
 def percent(share: float) -> str:
@@ -191,7 +188,7 @@ def tail(text: str, lines: int = 8) -> str:
     return text if len(kept) <= lines else "\n".join(["…", *kept[-lines:]])
 
 
-def print_comparison(console: Console, place: str, found: Comparison, pieces: Sequence[str]) -> None:
+def print_comparison(console: Console, place: str, found: SideBySide, pieces: Sequence[str]) -> None:
     """One prompt: its end, the text that followed by steps, and what the two runs took."""
     console.rule(Text(f"{place}: {found.name}"), align="left", characters="─", style="dim")
     colours = has_colours(console)
@@ -201,9 +198,10 @@ def print_comparison(console: Console, place: str, found: Comparison, pieces: Se
     console.print()
     if found.divergence is not None:
         console.print(f"differs: {found.divergence}", markup=False, soft_wrap=True)
+    took = found.speeds
     console.print(
-        f"identical: {_yes(found.identical)}, plain {found.plain.tokens_per_second:.1f} tokens/s, "
-        f"recycled {found.recycled.tokens_per_second:.1f} tokens/s, speedup {found.speedup:.2f}, "
+        f"identical: {_yes(found.identical)}, plain {took['plain']['tokens_per_second']:.1f} tokens/s, "
+        f"recycled {took['recycled']['tokens_per_second']:.1f} tokens/s, speedup {took['speedup']:.2f}, "
         f"MAT {found.stats.mat:.2f} ({found.stats.tokens} tokens in {found.stats.steps} steps)\n",
         highlight=False,
         soft_wrap=True,

@@ -46,7 +46,7 @@ def drafter_and_model(
 
 
 def chat(loaded: loading.Loaded, wanted: bool | None) -> bool:
-    """Whether prompts go through the chat template, with a note where that was not asked for."""
+    """Whether prompts go through the chat template, with a note where the tokenizer decided."""
     through_template = loading.uses_chat(loaded, wanted)
     if through_template and wanted is None:
         console.note("prompts go through the tokenizer's chat template; --no-chat gives them as they are")

@@ -2,8 +2,8 @@
 
 A row is one line of `rows.jsonl`: one method on one prompt; docs/benchmark.md lists its keys and states every formula
 below. Tokens, steps and seconds are summed over rows before they are divided, so that a long text counts for more than
-a short one. Rows of failed runs hold no measurements: pass rows through `finished` first. A figure that cannot be had
-from the rows is None, never zero.
+a short one. Rows of failed runs hold no measurements: pass rows through `finished` first. A figure that the
+rows do not give is None, never zero.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CALL = "total_seconds"
 
 
 class Spread(NamedTuple):
-    """How values lie: least, quartiles, most."""
+    """A distribution of values: least, quartiles, most."""
 
     least: float
     lower: float
@@ -33,8 +33,8 @@ class Spread(NamedTuple):
     most: float
 
 
-class Place(NamedTuple):
-    """How often nodes of a place in the tree could be accepted, and were."""
+class NodeAcceptance(NamedTuple):
+    """How often nodes at one place in the tree could be accepted, and were."""
 
     tried: int
     """Nodes whose parent was accepted."""
@@ -53,24 +53,21 @@ def finished(rows: Iterable[Row]) -> list[Row]:
 
 def mat(rows: Sequence[Row]) -> float | None:
     """Mean accepted tokens: all tokens by all steps, the target's own token of a step included."""
-    known = _with(rows, "steps")
-    return _ratio(_total(known, "tokens"), _total(known, "steps"))
+    return _share(rows, "tokens", "steps")
 
 
 def discard_rate(rows: Sequence[Row]) -> float | None:
-    """Drafted tokens that were not accepted, an emitted token."""
-    known = _with(rows, "discarded")
-    return _ratio(_total(known, "discarded"), _total(known, "tokens"))
+    """Drafted tokens that were not accepted, per emitted token."""
+    return _share(rows, "discarded", "tokens")
 
 
 def verification_rate(rows: Sequence[Row]) -> float | None:
-    """Steps, which are forward passes of the target, an emitted token."""
-    known = _with(rows, "steps")
-    return _ratio(_total(known, "steps"), _total(known, "tokens"))
+    """Steps, which are forward passes of the target, per emitted token."""
+    return _share(rows, "steps", "tokens")
 
 
 def mat_without_loops(rows: Sequence[Row]) -> float | None:
-    """The same over what lies outside looping stretches of the output."""
+    """MAT outside looping stretches of the output."""
     known = _with(rows, "steps", "loop_tokens", "loop_steps")
     tokens = _total(known, "tokens") - _total(known, "loop_tokens")
     return _ratio(tokens, _total(known, "steps") - _total(known, "loop_steps"))
@@ -78,8 +75,7 @@ def mat_without_loops(rows: Sequence[Row]) -> float | None:
 
 def loop_share(rows: Sequence[Row]) -> float | None:
     """Share of the tokens that lie in looping stretches."""
-    known = _with(rows, "loop_tokens")
-    return _ratio(_total(known, "loop_tokens"), _total(known, "tokens"))
+    return _share(rows, "loop_tokens", "tokens")
 
 
 def repeated_4grams(rows: Sequence[Row]) -> float | None:
@@ -89,7 +85,7 @@ def repeated_4grams(rows: Sequence[Row]) -> float | None:
 
 
 def seconds(row: Row, clock: str = CALL) -> float:
-    """Median of a row's repeats."""
+    """Median of a row's repetitions."""
     return statistics.median(row[clock])
 
 
@@ -115,7 +111,7 @@ def speedup(pairs: Sequence[Pair], clock: str = CALL) -> float | None:
 
 
 def speedups(pairs: Iterable[Pair], clock: str = CALL) -> list[float]:
-    """The same prompt by prompt."""
+    """The speedup of each pair."""
     each = (speedup([pair], clock) for pair in pairs)
     return [value for value in each if value is not None]
 
@@ -129,7 +125,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def repeat_spread(rows: Iterable[Row], clock: str = CALL) -> float | None:
-    """How far repeats of one prompt lie apart: slowest less fastest by the median, the median of all rows."""
+    """How far repetitions of one prompt lie apart: slowest less fastest by the median, the median of all rows."""
     apart = [
         (max(row[clock]) - min(row[clock])) / seconds(row, clock)
         for row in rows
@@ -139,7 +135,7 @@ def repeat_spread(rows: Iterable[Row], clock: str = CALL) -> float | None:
 
 
 def part_seconds(rows: Iterable[Row]) -> dict[str, float]:
-    """Seconds of each part of a step, a step: the parts' sums by the steps of the rows that have them."""
+    """Seconds per step of each part: the parts' sums by the steps of the rows that have them."""
     timed = [row for row in rows if row["parts"]]
     steps, sums = _total(timed, "steps"), Counter[str]()
     for row in timed:
@@ -164,17 +160,17 @@ def mean_nodes(rows: Iterable[Row]) -> float | None:
     return _ratio(sum(nodes * steps for nodes, steps in counts.items()), counts.total())
 
 
-def by_place(rows: Iterable[Row]) -> dict[tuple[int, int], Place]:
+def by_place(rows: Iterable[Row]) -> dict[tuple[int, int], NodeAcceptance]:
     """Tried and accepted nodes by depth and rank."""
     tried, accepted = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     for row in rows:
         for counts, key in ((tried, "tried"), (accepted, "accepted")):
             for depth, rank, count in row[key] or ():
                 counts[depth, rank] += count
-    return {place: Place(tried[place], accepted[place]) for place in sorted(tried)}
+    return {place: NodeAcceptance(tried[place], accepted[place]) for place in sorted(tried)}
 
 
-def by_path(rows: Iterable[Row]) -> dict[tuple[int, ...], Place]:
+def by_path(rows: Iterable[Row]) -> dict[tuple[int, ...], NodeAcceptance]:
     """Tried and accepted nodes by rank path, where rows have them."""
     tried, accepted = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
     for row in rows:
@@ -182,7 +178,9 @@ def by_path(rows: Iterable[Row]) -> dict[tuple[int, ...], Place]:
             ranks = tuple(int(rank) for rank in path.split("."))
             tried[ranks] += counts[0]
             accepted[ranks] += counts[1]
-    return {path: Place(tried[path], accepted[path]) for path in sorted(tried, key=lambda path: (len(path), path))}
+    return {
+        path: NodeAcceptance(tried[path], accepted[path]) for path in sorted(tried, key=lambda path: (len(path), path))
+    }
 
 
 def compared(rows: Iterable[Row]) -> list[Row]:
@@ -205,6 +203,12 @@ def margin(row: Row) -> float:
 def _with(rows: Iterable[Row], *keys: str) -> list[Row]:
     """Rows in which all of these were measured."""
     return [row for row in rows if all(row[key] is not None for key in keys)]
+
+
+def _share(rows: Iterable[Row], above: str, below: str) -> float | None:
+    """The sum of one key by that of another, over the rows that have both."""
+    known = _with(rows, above, below)
+    return _ratio(_total(known, above), _total(known, below))
 
 
 def _total(rows: Iterable[Row], key: str) -> float:

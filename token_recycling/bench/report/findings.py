@@ -1,4 +1,4 @@
-"""What a report says came out, losses included, and what a reader must know before believing it."""
+"""The findings of a report, losses included, and what a reader must know before believing them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ def findings(summary: Summary) -> list[str]:
     found = [sentence for each in summary.main for sentence in _main_findings(each)]
     for (mode, name), points in summary.studies.items():
         found += _study_findings(f"{words.study_words(name).title}, {words.mode_title(mode).lower()}", points)
-    results = [result for each in summary.comparisons for result in each.results]
-    checked = sum(result.compared for result in results)
+    checked = sum(result.compared for result in summary.results)
     if checked:
-        different = sum(len(result.divergences) for result in results)
+        different = sum(len(result.divergences) for result in summary.results)
         found.append(
             f"All {checked:,} outputs that were compared are identical to plain decoding's."
             if not different
             else f"{different:,} of {checked:,} outputs that were compared differ from plain decoding's."
         )
-    failed = sum(len(result.failures) for result in results)
+    failed = sum(len(result.failures) for result in summary.results)
     return [*found, f"{words.count(failed, 'run')} failed."] if failed else found
 
 
@@ -135,8 +134,7 @@ def _repetitive(found: Comparison) -> list[str]:
 def _far_divergences(summary: Summary) -> list[str]:
     far = [
         row
-        for each in summary.comparisons
-        for result in each.results
+        for result in summary.results
         for row in result.divergences
         if row["environment"].get("dtype") == "float32" and arithmetic.margin(row) > CLOSE
     ]

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 import jinja2
 from markupsafe import Markup
 
 from . import findings, plots, words
+from .sections import Section
 from .summary import Summary
 
-if TYPE_CHECKING:
-    from .write import Section
 
-
-def html(title: str, summary: Summary, sections: list[Section]) -> str:
+def html(summary: Summary, sections: list[Section]) -> str:
     """The page. Everything from the rows is escaped: labels and messages of errors are other people's text."""
-    made_by = jinja2.Environment(
+    environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    template = made_by.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
-        title=title,
+        title=words.title(summary),
         where=words.where(summary),
         findings=findings.findings(summary),
         warnings=findings.warnings(summary),

@@ -7,22 +7,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..row_format import MODES, ROWS, VERSION
 from . import arithmetic
 from .arithmetic import Row
 from .summary import BASELINES, Comparison, Result, Summary
 
-VERSION = 1
-"""Of the rows."""
-MODES = ("generate", "replay", "batch")
-"""In the order in which a report shows them."""
 REQUIRED = ("mode", "study", "point", "method", "label", "prompt", "category", "batch", "failure", "environment")
 
 
 def read(folder: Path, baseline: str | None = None) -> Summary:
     """The rows of a folder, put in order; ValueError for what is not a folder of measurements."""
-    file = folder / "rows.jsonl"
+    file = folder / ROWS
     if not file.is_file():
-        raise ValueError(f"expected a folder with rows.jsonl, as `token-recycling bench` writes it, got {folder}")
+        raise ValueError(f"expected a folder with {ROWS}, as `token-recycling bench` writes it, got {folder}")
     rows, notes = _parsed(file)
     if not rows:
         raise ValueError(f"expected measurements in {file}, got none: run `token-recycling bench` first")
@@ -37,12 +34,12 @@ def compare(rows: Sequence[Row], baseline: str | None = None) -> list[Comparison
     known = list(dict.fromkeys(row["method"] for row in rows))
     if baseline is not None and baseline not in known:
         raise ValueError(f"expected a measured method as the baseline, one of {', '.join(known)}; got {baseline!r}")
-    wanted = (baseline,) if baseline else BASELINES
+    candidates = (baseline,) if baseline else BASELINES
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(_conditions(row), []).append(row)
     order = sorted(groups, key=lambda key: (key[1] is not None, _order(key[0]), key[3] or 0))
-    return [_comparison(key, groups, wanted, known) for key in order]
+    return [_comparison(key, groups, candidates, known) for key in order]
 
 
 def _conditions(row: Row) -> tuple[Any, ...]:
@@ -54,7 +51,7 @@ def _order(mode: str) -> int:
 
 
 def _comparison(
-    key: tuple[Any, ...], groups: dict[tuple[Any, ...], list[Row]], wanted: Iterable[str], known: list[str]
+    key: tuple[Any, ...], groups: dict[tuple[Any, ...], list[Row]], candidates: Iterable[str], known: list[str]
 ) -> Comparison:
     mode, study, point, batch = key
     by_method: dict[str, list[Row]] = {}
@@ -65,7 +62,7 @@ def _comparison(
     against, name = next(
         (
             (found, name)
-            for name in wanted
+            for name in candidates
             if (found := by_method.get(name) or [row for row in shared if row["method"] == name])
         ),
         ([], None),
@@ -95,7 +92,7 @@ def _parsed(file: Path) -> tuple[list[Row], list[str]]:
             row = json.loads(line)
         except json.JSONDecodeError:
             if number == len(lines):
-                notes.append("The last line of rows.jsonl is incomplete, as after an interruption; it was left out.")
+                notes.append(f"The last line of {ROWS} is incomplete, as after an interruption; it was left out.")
                 continue
             raise ValueError(f"expected a JSON object in line {number} of {file}, got {line[:60]!r}") from None
         rows.append(_checked(row, f"line {number} of {file}"))

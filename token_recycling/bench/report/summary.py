@@ -7,18 +7,27 @@ measured, plain decoding in this project's loop.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+from ..row_format import BASELINE, REPLAY_BASELINE
 from . import arithmetic
-from .arithmetic import CALL, DECODE, Pair, Place, Row, Spread
+from .arithmetic import CALL, DECODE, Pair, Row, Spread
 
-BASELINES = ("generate", "plain")
+BASELINES = (BASELINE, REPLAY_BASELINE)
 """What speedups refer to: the first of these that was measured under the same conditions."""
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
 """Columns in the order of the paper's table 1; others follow as they appear."""
+
+
+_Figure = TypeVar("_Figure")
+
+
+def _of_rows(figure: Callable[[list[Row]], _Figure]) -> cached_property[_Figure]:
+    """A figure of all rows of a result, computed once."""
+    return cached_property(lambda result: figure(result.rows))
 
 
 @dataclass
@@ -45,35 +54,22 @@ class Result:
             self.is_baseline,
         )
 
-    @cached_property
-    def mat(self) -> float | None:
-        return arithmetic.mat(self.rows)
-
-    @cached_property
-    def mat_without_loops(self) -> float | None:
-        return arithmetic.mat_without_loops(self.rows)
-
-    @cached_property
-    def discard_rate(self) -> float | None:
-        return arithmetic.discard_rate(self.rows)
-
-    @cached_property
-    def verification_rate(self) -> float | None:
-        return arithmetic.verification_rate(self.rows)
-
-    @cached_property
-    def repeated_4grams(self) -> float | None:
-        return arithmetic.repeated_4grams(self.rows)
-
-    @cached_property
-    def decoding(self) -> float | None:
-        """Tokens per second, the prompt's time left out."""
-        return arithmetic.tokens_per_second(self.rows, DECODE)
-
-    @cached_property
-    def whole_call(self) -> float | None:
-        """Tokens per second, the prompt's time included."""
-        return arithmetic.tokens_per_second(self.rows, CALL)
+    mat = _of_rows(arithmetic.mat)
+    mat_without_loops = _of_rows(arithmetic.mat_without_loops)
+    discard_rate = _of_rows(arithmetic.discard_rate)
+    verification_rate = _of_rows(arithmetic.verification_rate)
+    repeated_4grams = _of_rows(arithmetic.repeated_4grams)
+    decoding = _of_rows(lambda rows: arithmetic.tokens_per_second(rows, DECODE))
+    """Tokens per second, the prompt's time left out."""
+    whole_call = _of_rows(lambda rows: arithmetic.tokens_per_second(rows, CALL))
+    """Tokens per second, the prompt's time included."""
+    parts = _of_rows(arithmetic.part_seconds)
+    """Seconds per step of each part of a step."""
+    lengths = _of_rows(arithmetic.lengths)
+    nodes = _of_rows(arithmetic.mean_nodes)
+    by_place = _of_rows(arithmetic.by_place)
+    by_path = _of_rows(arithmetic.by_path)
+    divergences = _of_rows(arithmetic.divergences)
 
     @cached_property
     def speedup(self) -> float | None:
@@ -85,27 +81,6 @@ class Result:
         return arithmetic.spread(arithmetic.speedups(self.pairs))
 
     @cached_property
-    def parts(self) -> dict[str, float]:
-        """Seconds of each part of a step, a step."""
-        return arithmetic.part_seconds(self.rows)
-
-    @cached_property
-    def lengths(self) -> dict[int, float]:
-        return arithmetic.lengths(self.rows)
-
-    @cached_property
-    def nodes(self) -> float | None:
-        return arithmetic.mean_nodes(self.rows)
-
-    @cached_property
-    def by_place(self) -> dict[tuple[int, int], Place]:
-        return arithmetic.by_place(self.rows)
-
-    @cached_property
-    def by_path(self) -> dict[tuple[int, ...], Place]:
-        return arithmetic.by_path(self.rows)
-
-    @cached_property
     def compared(self) -> int:
         """Outputs that were compared with plain decoding's."""
         return len(arithmetic.compared(self.rows))
@@ -115,10 +90,6 @@ class Result:
         """Of the divergences; None where there are none, or where it is not known."""
         margins = [arithmetic.margin(row) for row in self.divergences]
         return max((each for each in margins if each != float("inf")), default=None)
-
-    @cached_property
-    def divergences(self) -> list[Row]:
-        return arithmetic.divergences(self.rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Every figure as a plain value, for JSON."""
@@ -197,6 +168,11 @@ class Summary:
         order = dict.fromkeys(row["method"] for row in self.rows)
         first = [name for name in BASELINES if name in found]
         return {name: found[name] for name in [*first, *(name for name in order if name not in first)]}
+
+    @cached_property
+    def results(self) -> list[Result]:
+        """Of all comparisons."""
+        return [result for each in self.comparisons for result in each.results]
 
     @cached_property
     def main(self) -> list[Comparison]:

@@ -32,38 +32,12 @@ def speedup_table(found: Comparison) -> Table:
 
 def output_table(found: Comparison) -> Table:
     """What stands behind the speedup: loops, spread, whole calls, identity, failures."""
-    rows = []
-    for each in found.results:
-        quartiles = each.spread
-        rows.append(
-            [
-                Cell(each.label),
-                Cell(_two(each.mat_without_loops)),
-                Cell(_percent(each.repeated_4grams)),
-                Cell(_rate(each.whole_call)),
-                Cell(
-                    NONE
-                    if quartiles is None or each.is_baseline
-                    else f"{quartiles.lower:.2f} {quartiles.median:.2f} {quartiles.upper:.2f}"
-                ),
-                _identical(each),
-                _margin(each),
-                Cell(str(len(each.failures)), alarm=bool(each.failures)),
-            ]
-        )
+    columns = ["MAT without loops", "repeated", "whole call", "speedup quartiles", "identical", "largest margin"]
+    columns.append("failed")
     return Table(
         "Behind the speedup",
-        [
-            "method",
-            "MAT without loops",
-            "repeated",
-            "whole call",
-            "speedup quartiles",
-            "identical",
-            "largest margin",
-            "failed",
-        ],
-        rows,
+        ["method", *columns],
+        [[Cell(each.label), *_cells(each, columns)] for each in found.results],
         "Repeated: 4-grams that stood in the same output before. Whole call: tokens/s, the prompt included. "
         "Quartiles: lower, median and upper, of the speedups prompt by prompt. Identical: to plain decoding; margin: "
         "of the logits where an output first differs.",
@@ -112,71 +86,34 @@ def parts_table(results: Iterable[Result], labels: Sequence[str] | None = None) 
 
 def points_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
     """A line for each method at each point of a study, or at each size of a batch."""
-    rows = []
-    for each in points:
-        point = str(each.batch) if each.mode == "batch" else each.point or NONE
-        for result in each.results:
-            rows.append(
-                [
-                    Cell(point),
-                    Cell(result.label),
-                    Cell(NONE if result.nodes is None else f"{result.nodes - 1:.1f}"),
-                    Cell(_two(result.mat)),
-                    Cell(_two(result.mat_without_loops)),
-                    Cell(_rate(result.decoding)),
-                    Cell(_rate(result.whole_call)),
-                    Cell(_two(result.speedup)),
-                    _identical(result),
-                    Cell(str(len(result.failures)), alarm=bool(result.failures)),
-                ]
-            )
-    columns = [axis, "method", "drafted", "MAT", "MAT without loops", "tokens/s", "whole call"]
+    columns = ["drafted", "MAT", "MAT without loops", "tokens/s", "whole call", "speedup", "identical", "failed"]
+    note = "Drafted: mean nodes of a step, the root left out. Tokens/s of decoding, and of the whole call."
     known = any(not result.is_baseline and result.speedup is not None for each in points for result in each.results)
-    unused = {NONE, "0"} if known else {NONE, "0", "1.00"}
-    return _without_unused(
-        Table(
-            title,
-            [*columns, "speedup", "identical", "failed"],
-            rows,
-            "Drafted: mean nodes of a step, the root left out. Tokens/s of decoding, and of the whole call.",
-            frozenset({1}),
-        ),
-        unused,
-    )
+    table = _by_point(points, title, axis, columns, note)
+    return _without_unused(table, {NONE, "0"} if known else {NONE, "0", "1.00"})
 
 
 def rates_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
     """A line for each method at each point of a study of when to stop drafting (SpecDec++, figure 4)."""
-    rows = [
-        [
-            Cell(each.point or NONE),
-            Cell(result.label),
-            Cell(NONE if result.nodes is None else f"{result.nodes - 1:.1f}"),
-            Cell(_three(result.discard_rate)),
-            Cell(_three(result.verification_rate)),
-            Cell(_two(result.mat)),
-            Cell(_rate(result.decoding)),
-            Cell(_two(result.speedup)),
-            _identical(result),
-            Cell(str(len(result.failures)), alarm=bool(result.failures)),
-        ]
-        for each in points
-        for result in each.results
-    ]
-    columns = [axis, "method", "drafted", "discard rate", "verification rate", "MAT", "tokens/s", "speedup"]
-    return Table(
-        title,
-        [*columns, "identical", "failed"],
-        rows,
+    columns = ["drafted", "discard rate", "verification rate", "MAT", "tokens/s", "speedup", "identical", "failed"]
+    note = (
         "Drafted: mean tokens of a step. Discard rate: drafted tokens that were not accepted, an emitted token. "
-        "Verification rate: forward passes of the target, an emitted token. Less is better for both.",
-        frozenset({1}),
+        "Verification rate: forward passes of the target, an emitted token. Less is better for both."
     )
+    return _by_point(points, title, axis, columns, note)
+
+
+def _by_point(points: Sequence[Comparison], title: str, axis: str, columns: list[str], note: str) -> Table:
+    rows = []
+    for each in points:
+        point = str(each.batch) if each.mode == "batch" else each.point or NONE
+        rows += [[Cell(point), Cell(result.label), *_cells(result, columns)] for result in each.results]
+    return Table(title, [axis, "method", *columns], rows, note, frozenset({1}))
 
 
 def divergence_table(summary: Summary, most: int = 20) -> Table | None:
     """Outputs that differ from plain decoding's, the largest margins first."""
-    every = [row for each in summary.comparisons for result in each.results for row in result.divergences]
+    every = [row for result in summary.results for row in result.divergences]
     every.sort(key=lambda row: -arithmetic.margin(row))
     if not every:
         return None
@@ -198,7 +135,7 @@ def divergence_table(summary: Summary, most: int = 20) -> Table | None:
 
 def failure_table(summary: Summary) -> Table | None:
     """Failures by message."""
-    found = failures(result for each in summary.comparisons for result in each.results)
+    found = failures(summary.results)
     if not found:
         return None
     rows = [
@@ -245,17 +182,6 @@ def _speedup_of(category: str) -> Callable[[Result], float | None]:
     return lambda result: result.of(category).speedup
 
 
-def _identical(result: Result) -> Cell:
-    if not result.compared:
-        return Cell(NONE)
-    same = result.compared - len(result.divergences)
-    return Cell(f"{same} of {result.compared}", alarm=same < result.compared)
-
-
-def _margin(result: Result) -> Cell:
-    return Cell(_logits(arithmetic.margin(result.divergences[0])) if result.divergences else NONE)
-
-
 def _run_name(row: arithmetic.Row) -> str:
     names = (row["mode"], row["study"], row["point"], row["batch"] if row["mode"] == "batch" else None)
     return " ".join(str(name) for name in names if name is not None)
@@ -283,3 +209,43 @@ def _milliseconds(value: float | None) -> str:
 
 def _logits(value: float) -> str:
     return "unknown" if value == float("inf") else f"{value:.2g}"
+
+
+def _quartiles(result: Result) -> str:
+    found = result.spread
+    if found is None or result.is_baseline:
+        return NONE
+    return f"{found.lower:.2f} {found.median:.2f} {found.upper:.2f}"
+
+
+def _identical(result: Result) -> Cell:
+    if not result.compared:
+        return Cell(NONE)
+    same = result.compared - len(result.divergences)
+    return Cell(f"{same} of {result.compared}", alarm=same < result.compared)
+
+
+def _margin(result: Result) -> str:
+    return _logits(arithmetic.margin(result.divergences[0])) if result.divergences else NONE
+
+
+_COLUMNS: dict[str, Callable[[Result], Cell]] = {
+    "drafted": lambda result: Cell(NONE if result.nodes is None else f"{result.nodes - 1:.1f}"),
+    "MAT": lambda result: Cell(_two(result.mat)),
+    "MAT without loops": lambda result: Cell(_two(result.mat_without_loops)),
+    "discard rate": lambda result: Cell(_three(result.discard_rate)),
+    "verification rate": lambda result: Cell(_three(result.verification_rate)),
+    "repeated": lambda result: Cell(_percent(result.repeated_4grams)),
+    "tokens/s": lambda result: Cell(_rate(result.decoding)),
+    "whole call": lambda result: Cell(_rate(result.whole_call)),
+    "speedup": lambda result: Cell(_two(result.speedup)),
+    "speedup quartiles": lambda result: Cell(_quartiles(result)),
+    "identical": _identical,
+    "largest margin": lambda result: Cell(_margin(result)),
+    "failed": lambda result: Cell(str(len(result.failures)), alarm=bool(result.failures)),
+}
+"""What stands under a head."""
+
+
+def _cells(result: Result, columns: Sequence[str]) -> list[Cell]:
+    return [_COLUMNS[column](result) for column in columns]

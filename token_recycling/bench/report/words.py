@@ -1,10 +1,11 @@
-"""The words of a report: headings, where and with which settings was measured, and how."""
+"""The text of a report: headings, environment, settings, and how it was measured."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any, NamedTuple
 
+from ..row_format import STOPPING
 from . import arithmetic
 from .summary import Summary
 
@@ -29,8 +30,6 @@ class StudyWords(NamedTuple):
     what: str
 
 
-STOPPING = "specdec-pp"
-"""The study that is shown by discard and verification rate."""
 _STUDIES = {
     "breadth": StudyWords("Tree breadth", "nodes", "The tree gets broader, its depth stays."),
     "depth": StudyWords("Tree depth", "depth", "The tree gets deeper, its number of nodes stays."),
@@ -56,7 +55,7 @@ _ABOUT = {
 
 
 def heading(category: str) -> str:
-    """A category as the head of a column."""
+    """The column head of a category."""
     return _HEADINGS.get(category, category.replace("_", " "))
 
 
@@ -66,17 +65,17 @@ def study_words(name: str) -> StudyWords:
 
 
 def mode_title(mode: str) -> str:
-    """A mode as a heading."""
+    """The heading of a mode."""
     return _MODES.get(mode, mode.capitalize())
 
 
 def about(mode: str) -> str:
-    """What the numbers of a mode are."""
+    """What the numbers of a mode mean."""
     return _ABOUT.get(mode, "")
 
 
 def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
-    """An environment as names and texts; what is not known is left out."""
+    """An environment as names and texts; unknown values are left out."""
     size = known.get("parameters")
     model = [
         known.get("model"),
@@ -99,6 +98,12 @@ def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def title(summary: Summary) -> str:
+    """What a report is called."""
+    models = dict.fromkeys(str(each.get("model")) for each in summary.environments)
+    return f"Decoding methods on {' and '.join(models)}"
+
+
 def where(summary: Summary) -> str:
     """Model, machine and date in one line; how many environments there are if they differ."""
     if len(summary.environments) > 1:
@@ -110,7 +115,7 @@ def where(summary: Summary) -> str:
 
 
 def settings(summary: Summary) -> list[tuple[str, str]]:
-    """What was asked for, as names and texts."""
+    """The settings of the run, as names and texts."""
     main = [row for each in summary.main for result in each.results for row in result.rows] or summary.rows
     prompts = dict.fromkeys(name for row in main for name in _names(row))
     sets = Counter(name.rpartition("/")[0] for name in prompts)

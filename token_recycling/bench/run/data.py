@@ -62,7 +62,7 @@ def load(specs: Sequence[str], limit: int | None = None) -> list[Question]:
 
 
 def digest(questions: Iterable[Question]) -> str:
-    """A short digest of all that is asked."""
+    """A short digest of all questions."""
     text = json.dumps([astuple(question) for question in questions], ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

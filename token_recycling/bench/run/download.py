@@ -1,4 +1,4 @@
-"""Data sets by name: downloaded once, from a fixed commit, and believed only with the SHA-256 that is written here.
+"""Data sets by name: downloaded once, from a fixed commit, and accepted only with the SHA-256 given here.
 
 The checksums are those of the files as committed in the repositories named; a mirror, a proxy's error page or a changed
 file is refused. Files stay in `$TOKEN_RECYCLING_CACHE`, else in `token_recycling` below the user's cache folder.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 _TIMEOUT = 30
 
 
-class Source(NamedTuple):
+class DataSource(NamedTuple):
     """Where a data set is, and what it must be."""
 
     url: str
@@ -25,12 +25,12 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "spec_bench": Source(
+    "spec_bench": DataSource(
         "https://raw.githubusercontent.com/hemingkx/Spec-Bench/"
         "66230f10cb0a02aced5ef3ce1e85163c16160454/data/spec_bench/question.jsonl",
         "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04",
     ),
-    "mbpp": Source(
+    "mbpp": DataSource(
         "https://raw.githubusercontent.com/Luowaterbi/TokenRecycling/"
         "8560e99c54220657b2121160340cb241b82f91aa/data/mbpp/question.jsonl",
         "4ef443d46893b3c806247b8b074da1f4f2d04cd97f64b7934549dad16d292399",

@@ -1,4 +1,4 @@
-"""Where a measurement was made: hardware, versions, and which model, so that a row says it all by itself."""
+"""Where a measurement was made: hardware, versions, and which model, so that a row is complete by itself."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):  # another system, or a processor that does not say
+    except (OSError, StopIteration):  # another system, or a processor without a name
         return platform.processor() or platform.machine()
 
 
@@ -76,7 +76,7 @@ def _accelerator(device: torch.device) -> str | None:
 
 def _commit() -> str | None:
     """The commit of this package, with -dirty if its files differ from it; None outside a checkout of its own."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     if not (package.parent / ".git").exists():
         return None
     try:

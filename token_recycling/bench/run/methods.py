@@ -2,8 +2,7 @@
 
 A method is written as a drafter is (`recycling:tree=16`), so that new drafters are methods without a line here. The
 names of transformers' own are `generate`, `prompt_lookup_hf:n=10` and `assisted:model=FOLDER`; `oracle:model=FOLDER` is
-a draft model that knows in hindsight how long to draft. Started on a model, a method is a *lane*: it decodes one prompt
-after another and keeps what it learns on the way.
+a draft model that knows in hindsight how long to draft. What runs a method on a model is a *runner*.
 """
 
 from __future__ import annotations
@@ -15,19 +14,12 @@ from typing import Any, Protocol
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...registry import drafter_names, make_drafter, written_options
-from .lanes import DraftedLane, Lane, TransformersLane
-from .oracle import Hindsight, OracleLane
+from ..row_format import BASELINE, REPLAY_BASELINE
+from .oracle import Hindsight, OracleRunner
+from .runners import DraftedRunner, Runner, TransformersRunner
 
-DEFAULT = (
-    "generate",
-    "prompt_lookup_hf:n=10",
-    "plain",
-    "published",
-    "recycling",
-)
-"""What is measured if nothing else is asked for; the fourth is Token Recycling as published."""
-BASELINE = "generate"
-REPLAY_BASELINE = "plain"
+DEFAULT = (BASELINE, "prompt_lookup_hf:n=10", REPLAY_BASELINE, "published", "recycling")
+"""What is measured by default; the fourth is Token Recycling as published."""
 
 
 class Method(Protocol):
@@ -42,8 +34,8 @@ class Method(Protocol):
     remembers: bool
     """Whether what it does may depend on the prompts before."""
 
-    def start(self, model: PreTrainedModel) -> Lane:
-        """A lane that has learned nothing yet."""
+    def runner(self, model: PreTrainedModel) -> Runner:
+        """A runner that has learned nothing yet."""
 
     def in_replay(self) -> Method | None:
         """The method that decodes a given text as this one would, if there is one."""
@@ -65,8 +57,8 @@ class Drafted:
         self.remembers = not plain
         make_drafter(spec, **options)
 
-    def start(self, model: PreTrainedModel) -> Lane:
-        return DraftedLane(model, make_drafter(self.spec, **self._options))
+    def runner(self, model: PreTrainedModel) -> Runner:
+        return DraftedRunner(model, make_drafter(self.spec, **self._options))
 
     def in_replay(self) -> Method:
         return self
@@ -75,15 +67,17 @@ class Drafted:
 class Transformers:
     """transformers' own decoding with more arguments of `generate`; nothing stays from prompt to prompt."""
 
-    batches = False
     remembers = False
 
-    def __init__(self, spec: str, label: str, replayed: str | None = None, **arguments: Any) -> None:
-        """`replayed` names the drafter that drafts the same."""
-        self.spec, self.label, self._replayed, self._arguments = spec, label, replayed, arguments
+    def __init__(
+        self, spec: str, label: str, replayed: str | None = None, batches: bool = False, **arguments: Any
+    ) -> None:
+        """`replayed` is the spec of a drafter that drafts the same."""
+        self.spec, self.label, self._replayed, self.batches = spec, label, replayed, batches
+        self._arguments = arguments
 
-    def start(self, model: PreTrainedModel) -> Lane:
-        return TransformersLane(model, self._arguments)
+    def runner(self, model: PreTrainedModel) -> Runner:
+        return TransformersRunner(model, self._arguments)
 
     def in_replay(self) -> Method | None:
         if self._replayed is None or self._replayed.partition(":")[0] not in drafter_names():
@@ -91,23 +85,14 @@ class Transformers:
         return Drafted(self._replayed)
 
 
-class Generate(Transformers):
-    """Plain `model.generate`: the baseline."""
-
-    batches = True
-
-    def __init__(self) -> None:
-        super().__init__(BASELINE, "transformers generate")
-
-
 class Assisted(Transformers):
-    """transformers' assisted generation: a smaller model drafts. It is loaded once, at the first start."""
+    """transformers' assisted generation: a smaller model drafts. It is loaded once, for the first runner."""
 
     def __init__(self, spec: str, folder: str, tokens: int | None) -> None:
         super().__init__(spec, f"transformers assisted by {Path(folder).name}")
         self.folder, self._tokens = folder, tokens
 
-    def start(self, model: PreTrainedModel) -> Lane:
+    def runner(self, model: PreTrainedModel) -> Runner:
         if not self._arguments:
             try:
                 assistant = AutoModelForCausalLM.from_pretrained(self.folder, dtype=model.dtype)
@@ -116,7 +101,7 @@ class Assisted(Transformers):
             if self._tokens is not None:
                 assistant.generation_config.num_assistant_tokens = self._tokens
             self._arguments = {"assistant_model": assistant.to(model.device).eval()}
-        return super().start(model)
+        return super().runner(model)
 
 
 class Oracle:
@@ -128,8 +113,8 @@ class Oracle:
     def __init__(self, spec: str, folder: str) -> None:
         self.spec, self.label, self.folder = spec, f"oracle with {Path(folder).name}", folder
 
-    def start(self, model: PreTrainedModel) -> Lane:
-        return OracleLane(model, Hindsight(self.folder))
+    def runner(self, model: PreTrainedModel) -> Runner:
+        return OracleRunner(model, Hindsight(self.folder))
 
     def in_replay(self) -> Method:
         return self
@@ -139,7 +124,11 @@ def parse(spec: str) -> Method:
     """A method as the user writes it; raises ValueError or TypeError with what is wrong."""
     name, _, text = spec.partition(":")
     if name in _NAMED:
-        return _NAMED[name](spec, written_options(name, text))
+        options = written_options(name, text)
+        method = _NAMED[name](spec, options)
+        if options:
+            raise ValueError(f"expected no option {next(iter(options))!r} in {spec!r}; it has none of that name")
+        return method
     if name not in drafter_names():
         raise ValueError(
             f"expected a method of {', '.join(_NAMED)}, or a drafter of {', '.join(drafter_names())}, got {name!r}"
@@ -147,14 +136,8 @@ def parse(spec: str) -> Method:
     return Drafted(spec)
 
 
-def _generate(spec: str, options: dict[str, str]) -> Method:
-    _refuse(spec, options)
-    return Generate()
-
-
 def _prompt_lookup(spec: str, options: dict[str, str]) -> Method:
     tokens, ngram = _number(spec, options, "n", 10), _number(spec, options, "ngram", 2)
-    _refuse(spec, options)
     return Transformers(
         spec,
         f"transformers prompt lookup ({tokens})",
@@ -164,25 +147,13 @@ def _prompt_lookup(spec: str, options: dict[str, str]) -> Method:
     )
 
 
-def _assisted(spec: str, options: dict[str, str]) -> Method:
-    folder, tokens = _folder(spec, options), _number(spec, options, "n", None)
-    _refuse(spec, options)
-    return Assisted(spec, folder, tokens)
-
-
-def _oracle(spec: str, options: dict[str, str]) -> Method:
-    folder = _folder(spec, options)
-    _refuse(spec, options)
-    return Oracle(spec, folder)
-
-
 _NAMED: dict[str, Callable[[str, dict[str, str]], Method]] = {
-    BASELINE: _generate,
+    BASELINE: lambda spec, options: Transformers(BASELINE, "transformers generate", batches=True),
     "prompt_lookup_hf": _prompt_lookup,
-    "assisted": _assisted,
-    "oracle": _oracle,
+    "assisted": lambda spec, options: Assisted(spec, _folder(spec, options), _number(spec, options, "n", None)),
+    "oracle": lambda spec, options: Oracle(spec, _folder(spec, options)),
 }
-"""What is no drafter."""
+"""Methods that are no drafters: what makes them from their spec and options, and takes the options that they have."""
 
 
 def _folder(spec: str, options: dict[str, str]) -> str:
@@ -194,14 +165,9 @@ def _folder(spec: str, options: dict[str, str]) -> str:
 
 
 def _number(spec: str, options: dict[str, str], option: str, default: Any) -> Any:
-    if option not in options:
+    value = options.pop(option, None)
+    if value is None:
         return default
-    value = options.pop(option)
     if not value.isdecimal() or int(value) < 1:
         raise ValueError(f"expected a number of 1 or more for {option} in {spec!r}, got {value!r}")
     return int(value)
-
-
-def _refuse(spec: str, options: dict[str, str]) -> None:
-    if options:
-        raise ValueError(f"expected no option {next(iter(options))!r} in {spec!r}; it has none of that name")

@@ -1,10 +1,10 @@
 """The oracle of SpecDec++: what speculative decoding with a draft model could reach if it knew how long to draft.
 
 It knows the target's text in hindsight, and drafts as long as the draft model says the same: up to the token before the
-first one that would be rejected. So nothing is discarded and no pass of the target is spared that could be (Huang et
-al., 2405.19715, lemma 2.1): the target makes one pass for every token at which the two models disagree. It stands here
-and not among the drafters, since only a benchmark knows a text before it is decoded. Cost, outside the measured time:
-the text is decoded once before, and read once by the draft model.
+first one that would be rejected. So nothing is discarded and no fewer passes of the target are possible (Huang et al.,
+2405.19715, lemma 2.1): the target makes one pass for every token at which the two models disagree. It stands here and
+not among the drafters, since only a benchmark knows a text before it is decoded. Cost, outside the measured time: the
+text is decoded once before, and read once by the draft model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ...costs.measure import PassCosts
 from ...draft import Context
@@ -23,13 +22,13 @@ from ...drafters.draft_model.expand import Rules
 from ...drafters.draft_model.pairing import SecondModel
 from ...model.prefill import prefill
 from ...model.tree_model import TreeModel
-from .lanes import DraftedLane
 from .outcome import Outcome
+from .runners import DraftedRunner
 
 
 @dataclass
 class Hindsight(SecondModel, ModelDrafter):
-    """Drafts what a draft model says, as long as it is what the text will be."""
+    """Drafts what a draft model says, as long as the text agrees."""
 
     name = "oracle"
 
@@ -43,8 +42,8 @@ class Hindsight(SecondModel, ModelDrafter):
         (prompt,) = prompts
         known = self._known.to(prompt.device)
         assert torch.equal(known[: len(prompt)], prompt)
-        said = _choices(model, known, target.vocab_size)
-        self._runs = _runs(said == known[1 : len(said) + 1])
+        choices = _choices(model, known, target.vocab_size)
+        self._runs = _runs(choices == known[1 : len(choices) + 1])
         longest = max([1, *self._runs])
         return Rules(longest, 1, longest)
 
@@ -67,7 +66,7 @@ def _choices(model: TreeModel, text: torch.Tensor, vocabulary: int) -> torch.Ten
 
 
 def _runs(agreed: torch.Tensor) -> list[int]:
-    """For every place how many are true from there on, one after another."""
+    """For every place the number of consecutive true values from there on."""
     runs, length = [], 0
     for same in reversed(agreed.tolist()):
         length = length + 1 if same else 0
@@ -76,22 +75,17 @@ def _runs(agreed: torch.Tensor) -> list[int]:
 
 
 @dataclass
-class OracleLane:
-    """Decodes a text once, untimed, and then as one who knew it."""
+class OracleRunner(DraftedRunner):
+    """Decodes a text once, untimed, and then again with the text known."""
 
-    model: PreTrainedModel
     drafter: Hindsight
 
     def generate(self, arguments: dict[str, Any]) -> Outcome:
         if arguments.get("do_sample"):
             raise ValueError("expected greedy decoding, got sampling: what will be drawn cannot be known")
         self.drafter.knows(self.model.generate(**arguments)[0])
-        return self._lane.generate(arguments)
+        return super().generate(arguments)
 
     def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
         self.drafter.knows(torch.cat([prompt, text]))
-        return self._lane.replay(prompt, text)
-
-    @property
-    def _lane(self) -> DraftedLane:
-        return DraftedLane(self.model, self.drafter)
+        return super().replay(prompt, text)

@@ -1,12 +1,13 @@
-"""What one call of a method gave, and the wait for a device that every clock needs."""
+"""What one call of a method gave, and the clock that calls are timed with."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
 
-from ...stats import Stats
+from ...stats import Stats, synchronize
 from ...tree import RankPath
 
 
@@ -33,7 +34,7 @@ class Outcome:
     """Nodes whose parent was accepted, and accepted nodes, by rank path; counted in replay."""
 
 
-def wait(device: torch.device) -> None:
-    """Until everything that was asked of the device is done."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+def now(device: torch.device) -> float:
+    """Seconds of a clock, read when the device has finished its work."""
+    synchronize(device)
+    return time.perf_counter()

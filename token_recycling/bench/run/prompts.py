@@ -26,7 +26,7 @@ class PromptTooLongError(ValueError):
 
 
 @dataclass(frozen=True)
-class Setup:
+class BenchmarkConfig:
     """What every measurement of a run shares."""
 
     model: PreTrainedModel
@@ -40,8 +40,8 @@ class Setup:
     @property
     def context(self) -> int | None:
         """How many tokens the model was made for, if its configuration says so."""
-        config = self.model.config.get_text_config(decoder=True)
-        return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+        model = self.model.config.get_text_config(decoder=True)
+        return getattr(model, "max_position_embeddings", None) or getattr(model, "max_seq_len", None)
 
     def ids(self, text: str, special: bool = True) -> torch.Tensor:
         """(length,) int64 on the CPU."""
@@ -52,68 +52,68 @@ class Setup:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def prompt(setup: Setup, question: Question, answers: Sequence[str] = ()) -> tuple[torch.Tensor, int]:
-    """The ids (length,) of the turn after these answers, and how many tokens are asked for.
+def prompt(config: BenchmarkConfig, question: Question, answers: Sequence[str] = ()) -> tuple[torch.Tensor, int]:
+    """The ids (length,) of the turn after these answers, and how many tokens are to follow.
 
     Raises PromptTooLongError for a question that does not fit.
     """
-    ids = _encoded(setup, question, answers)
-    if setup.context is None:
-        return ids, setup.max_new_tokens
+    ids = _encoded(config, question, answers)
+    if config.context is None:
+        return ids, config.max_new_tokens
     if question.form == "text":
-        ids = ids[: _longest_text(setup)]
-    room = setup.context - len(ids)
+        ids = ids[: _longest_text(config)]
+    room = config.context - len(ids)
     if room < 1:
         raise PromptTooLongError(
-            f"expected a prompt of fewer tokens than the model's context of {setup.context}, got {len(ids)}"
+            f"expected a prompt of fewer tokens than the model's context of {config.context}, got {len(ids)}"
         )
-    return ids, min(setup.max_new_tokens, room)
+    return ids, min(config.max_new_tokens, room)
 
 
-def replayed(setup: Setup, question: Question) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def replayed(config: BenchmarkConfig, question: Question) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For every turn whose answer is known the ids of the prompt and those of the answer, cut at `max_new_tokens`.
 
     Of a text to continue the first half is the prompt and the second the answer. Earlier turns of a conversation have
     their known answers.
     """
     if question.form == "text" and not question.references:
-        ids = _encoded(setup, question)
+        ids = _encoded(config, question)
         prompted = max(1, len(ids) // 2)
-        if setup.context is not None:
-            prompted = min(prompted, _longest_text(setup))
-        answer = ids[prompted : prompted + setup.max_new_tokens]
+        if config.context is not None:
+            prompted = min(prompted, _longest_text(config))
+        answer = ids[prompted : prompted + config.max_new_tokens]
         return [(ids[:prompted], answer)] if len(answer) else []
     pairs = []
     for turn, answer_text in enumerate(question.references):
-        ids, room = prompt(setup, question, question.references[:turn])
-        lead = " " if question.form == "turns" and not setup.chat else ""
-        answer = setup.ids(lead + answer_text, special=False)[:room]
+        ids, room = prompt(config, question, question.references[:turn])
+        lead = " " if question.form == "turns" and not config.chat else ""
+        answer = config.ids(lead + answer_text, special=False)[:room]
         pairs.append((ids, answer))
     return pairs
 
 
 def can_be_replayed(question: Question) -> bool:
-    """Whether something is known to follow."""
+    """Whether an answer is known."""
     return question.form == "text" or bool(question.references)
 
 
-def _longest_text(setup: Setup) -> int:
+def _longest_text(config: BenchmarkConfig) -> int:
     """Most tokens of a text to continue, so that all new tokens fit in the context."""
-    assert setup.context is not None
-    return max(1, setup.context - setup.max_new_tokens)
+    assert config.context is not None
+    return max(1, config.context - config.max_new_tokens)
 
 
-def _encoded(setup: Setup, question: Question, answers: Sequence[str] = ()) -> torch.Tensor:
+def _encoded(config: BenchmarkConfig, question: Question, answers: Sequence[str] = ()) -> torch.Tensor:
     turns = question.turns[: len(answers) + 1]
-    if setup.chat and question.form != "text":
+    if config.chat and question.form != "text":
         messages = [{"role": "user", "content": turns[0]}]
         for answer, turn in zip(answers, turns[1:], strict=True):
             messages += [{"role": "assistant", "content": answer.strip()}, {"role": "user", "content": turn}]
-        text = setup.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return setup.ids(str(text), special=False)  # a template writes the special tokens itself
+        text = config.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return config.ids(str(text), special=False)  # a template writes the special tokens itself
     if question.form != "turns":
-        return setup.ids(turns[0])
+        return config.ids(turns[0])
     said = [f"User: {turn}\nAssistant:" for turn in turns]
     for place, answer in enumerate(answers):
         said[place] += f" {answer.strip()}\n"
-    return setup.ids("".join(said))
+    return config.ids("".join(said))

@@ -1,12 +1,11 @@
 """Replay: held-out text taken as the output, so that no loop of the model can flatter a method.
 
 The target reads drafts and text as always, and drafters learn from its logits as always; only the choice at each node
-on the path is the text's own next token. What is measured is how well a method foresees real text, and what that takes.
+on the path is the text's own next token. Measured is how well a method predicts real text, and what that costs.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -20,7 +19,7 @@ from ...model.self_test import ready
 from ...sequence import Sequence, TokenSelector
 from ...stats import Stats
 from ...tree import RankPath, Tree
-from .outcome import Outcome, wait
+from .outcome import Outcome, now
 
 
 class ReplaySelector(TokenSelector):
@@ -31,7 +30,7 @@ class ReplaySelector(TokenSelector):
         super().__init__(sequence, LogitsProcessorList(), sample=False)
         self._own = TokenSelector(sequence, LogitsProcessorList(), sample=False)
         self._start, self._following = sequence.length, following.tolist()
-        self.greedy = False  # so that every choice is asked for here
+        self.greedy = False  # so that every choice is made here
 
     def __call__(self, logits: torch.Tensor) -> int:
         self._own(logits)
@@ -41,8 +40,7 @@ class ReplaySelector(TokenSelector):
 def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, following: torch.Tensor) -> Outcome:
     """Decodes `following` (length,) after `prompt` (length,); raises UnsupportedModelError as `accelerate` does."""
     stats, lengths, walked = Stats(synchronize=True), [], []
-    wait(model.device)
-    began = time.perf_counter()
+    began = now(model.device)
     target = ready(model)
     limit = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + len(following))])
     sequence = Sequence(prompt.to(target.device), limit)
@@ -51,8 +49,7 @@ def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, follo
     ):
         lengths.append(len(step.tokens))
         walked.append((step.draft.tree, step.accepted))
-    wait(model.device)
-    seconds = time.perf_counter() - began
+    seconds = now(model.device) - began
     emitted = sequence.tokens[len(prompt) :].tolist()
     assert emitted == following.tolist()
     return Outcome(

@@ -1,7 +1,7 @@
-"""From outcomes to rows: one line of JSON for a method and a prompt, whatever the number of repeats and turns.
+"""From outcomes to rows: one line of JSON for a method and an item, whatever the number of repetitions and turns.
 
-`docs/benchmark.md` lists the keys. Counts are those of the repeat whose whole call took the median time; all repeats
-must have given the same text as the baseline to count as identical.
+`docs/benchmark.md` lists the keys. Counts are those of the repetition whose whole call took the median time; all
+repetitions must have given the same text as the baseline to count as identical.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from ...stats import Stats
 from ...tree import RankPath
-from .courses import Contender, Course, Item
+from ..row_format import VERSION
+from .divergence import first_divergence
+from .items import Item
 from .outcome import Outcome
-from .prompts import Setup
+from .plan import Entry, Workload
+from .prompts import BenchmarkConfig
 from .repetition import in_loops, repeated_4grams
 
-VERSION = 1
 _MOST_PATHS = 500
-Attempt = list[Outcome]
+Repetition = list[Outcome]
 """One decoding of an item: an outcome for each turn."""
 
 _MEASUREMENTS = (
@@ -33,50 +34,50 @@ _MEASUREMENTS = (
 
 
 def row(
-    setup: Setup,
-    course: Course,
-    contender: Contender,
+    config: BenchmarkConfig,
+    workload: Workload,
+    entry: Entry,
     item: Item,
-    attempts: Sequence[Attempt | Exception],
-    baseline: Attempt | Exception | None,
+    repetitions: Sequence[Repetition | Exception],
+    baseline: Repetition | Exception | None,
     environment: dict[str, Any],
 ) -> dict[str, Any]:
-    """One row; `attempts` has every repeat, `baseline` what the output is to equal, if anything."""
-    sampled = contender.temperature > 0
-    failure = next((one for one in attempts if isinstance(one, Exception)), None)
+    """One row; `repetitions` has every repetition, `baseline` what the output is to equal, if anything."""
+    sampled = entry.temperature > 0
+    failure = next((one for one in repetitions if isinstance(one, Exception)), None)
     found: dict[str, Any] = {
         "version": VERSION,
-        "mode": course.mode,
-        "study": course.study,
-        "point": contender.point,
-        "method": contender.method.spec,
-        "label": contender.method.label,
+        "mode": workload.mode,
+        "study": workload.study,
+        "point": entry.point,
+        "method": entry.method.spec,
+        "label": entry.method.label,
         "prompt": item.name,
         "category": item.category,
         "batch": item.size,
         **dict.fromkeys(_MEASUREMENTS),
         "failure": None if failure is None else f"{type(failure).__name__}: {' '.join(str(failure).split())}",
-        "temperature": contender.temperature,
-        "max_new_tokens": setup.max_new_tokens,
-        "seed": setup.seed if sampled else None,
+        "temperature": entry.temperature,
+        "max_new_tokens": config.max_new_tokens,
+        "seed": config.seed if sampled else None,
         "environment": environment,
     }
-    done = [one for one in attempts if not isinstance(one, Exception)]
+    done = [one for one in repetitions if not isinstance(one, Exception)]
     if failure is None:
         found.update(_measured(done))
-        if isinstance(baseline, list) and not sampled and course.baseline(contender) != contender:
-            divergence = next(filter(None, (_divergence(setup.model, baseline, one) for one in done)), None)
+        if isinstance(baseline, list) and not sampled and workload.baseline(entry) != entry:
+            divergence = next(filter(None, (_divergence(config.model, baseline, one) for one in done)), None)
             found.update(identical=divergence is None, divergence=divergence)
     return found
 
 
-def total_seconds(attempt: Attempt) -> float:
+def total_seconds(repetition: Repetition) -> float:
     """Of all turns."""
-    return sum(outcome.total_seconds for outcome in attempt)
+    return sum(outcome.total_seconds for outcome in repetition)
 
 
-def _measured(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    median = sorted(attempts, key=total_seconds)[(len(attempts) - 1) // 2]
+def _measured(repetitions: Sequence[Repetition]) -> dict[str, Any]:
+    median = sorted(repetitions, key=total_seconds)[(len(repetitions) - 1) // 2]
     texts = [text for outcome in median for text in outcome.tokens]
     tokens, steps = sum(map(len, texts)), sum(outcome.steps for outcome in median)
     return {
@@ -86,17 +87,17 @@ def _measured(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "mat": tokens / steps,
         **_loops(median),
         "repeated_4grams": repeated_4grams(texts),
-        "seconds": [sum(outcome.seconds for outcome in one) for one in attempts],
-        "prefill_seconds": [sum(outcome.prefill_seconds for outcome in one) for one in attempts],
-        "total_seconds": [total_seconds(one) for one in attempts],
+        "seconds": [sum(outcome.seconds for outcome in one) for one in repetitions],
+        "prefill_seconds": [sum(outcome.prefill_seconds for outcome in one) for one in repetitions],
+        "total_seconds": [total_seconds(one) for one in repetitions],
         **_drafting(median),
     }
 
 
-def _loops(attempt: Attempt) -> dict[str, int]:
+def _loops(repetition: Repetition) -> dict[str, int]:
     """Nothing for batches, where it is not known which step emitted which token."""
     loop_tokens = loop_steps = 0
-    for outcome in attempt:
+    for outcome in repetition:
         if outcome.lengths is None:
             return {}
         tokens, steps = in_loops(outcome.tokens[0], outcome.lengths)
@@ -105,11 +106,11 @@ def _loops(attempt: Attempt) -> dict[str, int]:
     return {"loop_tokens": loop_tokens, "loop_steps": loop_steps}
 
 
-def _drafting(attempt: Attempt) -> dict[str, Any]:
+def _drafting(repetition: Repetition) -> dict[str, Any]:
     """What only our own loop counts; of others the lengths of their steps."""
-    counted = [outcome.stats for outcome in attempt if outcome.stats is not None]
+    counted = [outcome.stats for outcome in repetition if outcome.stats is not None]
     if not counted:
-        lengths = [length for outcome in attempt for length in outcome.lengths or ()]
+        lengths = [length for outcome in repetition for length in outcome.lengths or ()]
         return {"lengths": {str(one): lengths.count(one) for one in sorted(set(lengths))} or None}
     stats = sum(counted, Stats())
     return {
@@ -120,14 +121,14 @@ def _drafting(attempt: Attempt) -> dict[str, Any]:
         "nodes": {str(nodes): count for nodes, count in sorted(stats.nodes.items())},
         "tried": [[*place, count] for place, count in sorted(stats.tried.items())],
         "accepted": [[*place, count] for place, count in sorted(stats.accepted.items())],
-        "paths": _paths(attempt),
+        "paths": _paths(repetition),
     }
 
 
-def _paths(attempt: Attempt) -> list[list[Any]] | None:
+def _paths(repetition: Repetition) -> list[list[Any]] | None:
     """Tried and accepted nodes by rank path, those tried most first; trees that change have very many."""
     tried, accepted = Counter[RankPath](), Counter[RankPath]()
-    for outcome in attempt:
+    for outcome in repetition:
         for path, counts in (outcome.paths or {}).items():
             tried[path] += counts[0]
             accepted[path] += counts[1]
@@ -135,25 +136,17 @@ def _paths(attempt: Attempt) -> list[list[Any]] | None:
     return [[".".join(map(str, path)), count, accepted[path]] for path, count in most] or None
 
 
-def _divergence(model: PreTrainedModel, baseline: Attempt, attempt: Attempt) -> dict[str, Any] | None:
+def _divergence(model: PreTrainedModel, baseline: Repetition, repetition: Repetition) -> dict[str, Any] | None:
     """Where the first differing turn, or text of a batch, parts from the baseline's."""
-    for turn, (wanted, found) in enumerate(zip(baseline, attempt, strict=True)):
-        for place, (prompt, one, other) in enumerate(zip(wanted.prompts, wanted.tokens, found.tokens, strict=True)):
-            if one != other:
-                return {"turn": turn if len(wanted.tokens) == 1 else place, **_parting(model, prompt, one, other)}
+    for turn, (wanted, found) in enumerate(zip(baseline, repetition, strict=True)):
+        for place, texts in enumerate(zip(wanted.prompts, wanted.tokens, found.tokens, strict=True)):
+            parting = first_divergence(model, *texts)
+            if parting is not None:
+                return {
+                    "turn": turn if len(wanted.tokens) == 1 else place,
+                    "place": parting.position,
+                    "margin": parting.between,
+                    "expected": parting.plain,
+                    "got": parting.recycled,
+                }
     return None
-
-
-@torch.no_grad()
-def _parting(model: PreTrainedModel, prompt: torch.Tensor, expected: list[int], got: list[int]) -> dict[str, Any]:
-    """The first place where two texts after `prompt` (length,) differ, and how far apart the model's logits of the two
-    tokens are there; where one text has ended there is no token and no margin.
-    """
-    pairs = zip([*expected, None], [*got, None], strict=False)
-    place, (one, other) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
-    margin = None
-    if one is not None and other is not None:
-        text = torch.cat([prompt, prompt.new_tensor(expected[:place])])
-        logits = model(input_ids=text[None].to(model.device), use_cache=False).logits[0, -1].float()
-        margin = float(logits[one] - logits[other])
-    return {"place": place, "margin": margin, "expected": one, "got": other}

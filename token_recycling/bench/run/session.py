@@ -1,14 +1,14 @@
-"""From what a user asks for to a plan, and the settings that a resumed run must share."""
+"""From the options of a user to a plan, and the settings that a resumed run must share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from .courses import Plan, batches, comparison
 from .data import Question, digest
 from .methods import DEFAULT, Method, parse
-from .prompts import PromptTooLongError, Setup, prompt
+from .plan import BenchmarkPlan, Entry, batches, comparison
+from .prompts import BenchmarkConfig, PromptTooLongError, prompt
 from .studies import study
 
 _SHARED = (
@@ -33,40 +33,41 @@ def plan(
     studies: Sequence[str] = (),
     sizes: Sequence[int] = (),
     seed: int = 0,
-) -> Plan:
-    """The courses of the studies and batches asked for, else of the main comparison; raises ValueError.
+) -> BenchmarkPlan:
+    """The workloads of the studies and batches, if any, else of the main comparison; raises ValueError.
 
     `replay` None means where it is possible: everywhere but in batches.
     """
     if sizes and not studies and replay:
         raise ValueError("expected --replay without --batch: texts are replayed one at a time")
-    made = Plan()
+    made = BenchmarkPlan()
     for name in dict.fromkeys(studies):
         made.add(study(name, named, questions, replay is not False, seed))
     if sizes:
         made.add(batches(named or [one for one in map(parse, DEFAULT) if one.batches], questions, sizes))
     if not studies and not sizes:
-        made.add(comparison(named or [parse(spec) for spec in DEFAULT], questions, replay is not False))
+        entries = [Entry(method) for method in named or map(parse, DEFAULT)]
+        made.add(comparison(None, entries, questions, replay is not False))
     return made
 
 
-def what_does_not_fit(setup: Setup, questions: Sequence[Question]) -> list[str]:
+def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) -> list[str]:
     """Sentences on the questions that will fail because their first turn is too long, and texts that are cut."""
-    if setup.context is None:
+    if config.context is None:
         return []
     failing = cut = 0
     for question in questions:
         try:
-            ids, _ = prompt(setup, question)
+            ids, _ = prompt(config, question)
         except PromptTooLongError:
             failing += 1
             continue
-        if question.form == "text" and len(ids) < len(setup.ids(question.turns[0])):
+        if question.form == "text" and len(ids) < len(config.ids(question.turns[0])):
             cut += 1
     said = []
     if failing:
         said.append(
-            f"{failing} of {len(questions)} questions are longer than the model's context of {setup.context} tokens "
+            f"{failing} of {len(questions)} questions are longer than the model's context of {config.context} tokens "
             "and count as failures"
         )
     if cut:
@@ -74,24 +75,26 @@ def what_does_not_fit(setup: Setup, questions: Sequence[Question]) -> list[str]:
     return said
 
 
-def settings(setup: Setup, questions: Sequence[Question], made: Plan, environment: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal for rows of two runs to stand in one folder."""
+def settings(
+    config: BenchmarkConfig, questions: Sequence[Question], made: BenchmarkPlan, environment: dict[str, Any]
+) -> dict[str, Any]:
+    """What must be equal for rows of two runs to stand in one folder; their file keeps its older names of keys."""
     return {
         "questions": f"{len(questions)}, {digest(questions)}",
         "courses": {
-            f"{course.mode}, {place}": {
-                "study": course.study,
+            f"{workload.mode}, {place}": {
+                "study": workload.study,
                 "contenders": [
                     " ".join(filter(None, (one.method.spec, one.point and f"at {one.point}")))
-                    for one in course.contenders
+                    for one in workload.entries
                 ],
-                "items": len(course.items),
+                "items": len(workload.items),
             }
-            for place, course in enumerate(made.courses)
+            for place, workload in enumerate(made.workloads)
         },
-        "max_new_tokens": setup.max_new_tokens,
-        "repeats": setup.repeats,
-        "chat": setup.chat,
-        "seed": setup.seed,
+        "max_new_tokens": config.max_new_tokens,
+        "repeats": config.repeats,
+        "chat": config.chat,
+        "seed": config.seed,
         **{name: environment[name] for name in _SHARED},
     }

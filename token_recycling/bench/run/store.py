@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .courses import Plan
-
-ROWS, SETTINGS = "rows.jsonl", "settings.json"
+from ..row_format import ROWS, SETTINGS
+from .plan import BenchmarkPlan
 
 
 class Store:
     """The rows of one run."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any], plan: Plan, fresh: bool = False) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], plan: BenchmarkPlan, fresh: bool = False) -> None:
         """Opens the folder, or starts it; `fresh` deletes the rows that are there.
 
         Raises ValueError if there are rows of another run.
@@ -46,13 +45,13 @@ class Store:
             os.fsync(file.fileno())
         self.done += 1
 
-    def _keep_whole_items(self, plan: Plan) -> int:
+    def _keep_whole_items(self, plan: BenchmarkPlan) -> int:
         """Cuts off what follows the last whole item; returns the number of items."""
         written = self.path.read_bytes()
         lines = written.split(b"\n")[:-1]  # what follows the last line end was not written to its end
         kept = items = 0
-        for course, item in plan.items():
-            keys = course.keys(item)
+        for workload, item in plan.items():
+            keys = workload.keys(item)
             found = lines[kept : kept + len(keys)]
             if len(found) < len(keys):
                 break

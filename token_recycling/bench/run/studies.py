@@ -18,9 +18,11 @@ from typing import Any
 from ...registry import drafter_class, options_of, split_outside, written_options
 from ...templates import RANK_ACCEPTANCE, grow
 from ...tree import Tree
-from .courses import Contender, Conversation, Course, Plan, replays, with_baseline
+from ..row_format import BASELINE, REPLAY_BASELINE, STOPPING
 from .data import Question
-from .methods import BASELINE, Drafted, Method, Oracle, parse
+from .items import Conversation
+from .methods import Drafted, Method, Oracle, parse
+from .plan import BenchmarkPlan, Entry, Workload, comparison, replays
 
 DEFAULT = "published"
 NODES, DEPTH, K = 80, 6, 8
@@ -40,7 +42,7 @@ Options = dict[str, Any]
 def template(nodes: int, depth: int, k: int = K) -> Tree:
     """A tree of `nodes` drafted nodes and of that depth, with all `k` candidates of the root.
 
-    Raises ValueError where so many nodes do not fit, or are too few.
+    Raises ValueError where that many nodes do not fit, or are too few.
     """
     needed = {(0,) * length for length in range(1, depth + 1)} | {(rank,) for rank in range(k)}
     acceptance = [_acceptance(rank) for rank in range(k)]
@@ -62,30 +64,29 @@ def _acceptance(rank: int) -> float:
     return RANK_ACCEPTANCE[rank] if rank <= last else RANK_ACCEPTANCE[last] / 2 ** (rank - last)
 
 
-def study(name: str, methods: Sequence[Method], questions: Sequence[Question], replay: bool, seed: int = 0) -> Plan:
+def study(
+    name: str, methods: Sequence[Method], questions: Sequence[Question], replay: bool, seed: int = 0
+) -> BenchmarkPlan:
     """The plan of a study; raises ValueError for one that does not fit the methods or the questions."""
     if name not in STUDIES:
         raise ValueError(f"expected a study of {', '.join(STUDIES)}, got {name!r}")
-    drafted = [method for method in methods if isinstance(method, Drafted)]
     others = [method.spec for method in methods if not isinstance(method, Drafted) and method.spec != BASELINE]
     if others:
         raise ValueError(f"expected drafters to study, got {', '.join(others)}, which is none")
-    return STUDIES[name](name, drafted or [Drafted(DEFAULT)], questions, replay, seed)
-
-
-def _varied(name: str, contenders: Sequence[Contender], questions: Sequence[Question], replay: bool) -> Plan:
-    """Contenders that differ by their point, on the same course."""
-    plan = Plan([Course("generate", name, with_baseline(contenders), tuple(map(Conversation, questions)))])
-    if replay:
-        plan.add(replays(name, contenders, questions))
+    drafted = [method for method in methods if isinstance(method, Drafted)] or [Drafted(DEFAULT)]
+    if name == "order":
+        return _order(drafted, questions, replay, seed)
+    plan = comparison(name, STUDIES[name](drafted), questions, replay and name != "temperature")
+    if replay and name == "temperature":
+        plan.notes.append("a replayed text is what it is at every temperature: that study is of generation alone")
     return plan
 
 
-def _options(points: Callable[[], dict[str, Options]]) -> Callable[..., Plan]:
-    """A study that varies options of a drafter."""
+def _options(name: str, points: Callable[[], dict[str, Options]]) -> Callable[[list[Drafted]], list[Entry]]:
+    """What makes the entries of a study that varies options of a drafter."""
 
-    def planned(name: str, methods: list[Drafted], questions: Sequence[Question], replay: bool, _: int) -> Plan:
-        contenders = []
+    def entries(methods: list[Drafted]) -> list[Entry]:
+        found = []
         for method in methods:
             drafter = method.spec.partition(":")[0]
             for point, options in points().items():
@@ -94,10 +95,10 @@ def _options(points: Callable[[], dict[str, Options]]) -> Callable[..., Plan]:
                     raise ValueError(
                         f"expected a drafter with the option {missing[0]} for the study {name}, got {drafter}"
                     )
-                contenders.append(Contender(Drafted(_without(method.spec, options), **options), point))
-        return _varied(name, contenders, questions, replay)
+                found.append(Entry(Drafted(_without(method.spec, options), **options), point))
+        return found
 
-    return planned
+    return entries
 
 
 def _without(spec: str, options: Options) -> str:
@@ -107,76 +108,67 @@ def _without(spec: str, options: Options) -> str:
     return f"{name}:{','.join(kept)}" if kept else name
 
 
-def _order(name: str, methods: list[Drafted], questions: Sequence[Question], replay: bool, seed: int) -> Plan:
+def _order(methods: list[Drafted], questions: Sequence[Question], replay: bool, seed: int) -> BenchmarkPlan:
     categories = list(dict.fromkeys(question.category for question in questions))
     if len(categories) < 2:
         raise ValueError(
-            f"expected questions of two categories or more for the study {name}, got {', '.join(categories)} only"
+            f"expected questions of two categories or more for the study order, got {', '.join(categories)} only"
         )
-    consecutive = sorted(questions, key=lambda question: categories.index(question.category))
-    shuffled = random.Random(seed).sample(list(questions), len(questions))
-    plan = Plan()
-    for point, ordered in (("consecutive", consecutive), ("shuffled", shuffled)):
-        contenders = [Contender(parse(BASELINE), point), *(Contender(method, point) for method in methods)]
-        plan.courses.append(Course("generate", name, tuple(contenders), tuple(map(Conversation, ordered))))
-    if replay:
-        for point, ordered in (("consecutive", consecutive), ("shuffled", shuffled)):
-            contenders = [Contender(Drafted("plain"), point), *(Contender(method, point) for method in methods)]
-            plan.add(replays(name, contenders, ordered))
+    orders = {
+        "consecutive": sorted(questions, key=lambda question: categories.index(question.category)),
+        "shuffled": random.Random(seed).sample(list(questions), len(questions)),
+    }
+    plan = BenchmarkPlan()
+    for point, ordered in orders.items():
+        entries = [Entry(method, point) for method in (parse(BASELINE), *methods)]
+        plan.workloads.append(Workload("generate", "order", tuple(entries), tuple(map(Conversation, ordered))))
+    for point, ordered in orders.items() if replay else ():
+        plan.add(replays("order", [Entry(method, point) for method in (Drafted(REPLAY_BASELINE), *methods)], ordered))
     return plan
 
 
-def _hot(name: str, methods: list[Drafted], questions: Sequence[Question], replay: bool, _: int) -> Plan:
-    contenders = [Contender(method, point, cold=point == "cold") for method in methods for point in ("cold", "hot")]
-    return _varied(name, contenders, questions, replay)
+def _hot(methods: list[Drafted]) -> list[Entry]:
+    return [Entry(method, point, cold=point == "cold") for method in methods for point in ("cold", "hot")]
 
 
-def _parts(name: str, methods: list[Drafted], questions: Sequence[Question], replay: bool, _: int) -> Plan:
-    return _varied(name, [Contender(method) for method in methods], questions, replay)
-
-
-def _temperature(name: str, methods: list[Drafted], questions: Sequence[Question], replay: bool, _: int) -> Plan:
-    contenders = [
-        Contender(method, f"{temperature:g}", temperature=temperature)
+def _temperature(methods: list[Drafted]) -> list[Entry]:
+    return [
+        Entry(method, f"{temperature:g}", temperature=temperature)
         for temperature in TEMPERATURES
         for method in (parse(BASELINE), *methods)
     ]
-    plan = _varied(name, contenders, questions, replay=False)
-    if replay:
-        plan.notes.append("a replayed text is what it is at every temperature: that study is of generation alone")
-    return plan
 
 
-def _stopping(name: str, methods: list[Drafted], questions: Sequence[Question], replay: bool, seed: int) -> Plan:
-    contenders: list[Contender] = []
+def _stopping(methods: list[Drafted]) -> list[Entry]:
+    entries: list[Entry] = []
     for method in methods:
         drafter, _, written = method.spec.partition(":")
         if drafter != "specdec_pp":
             raise ValueError(
-                f"expected --method specdec_pp:model=FOLDER for the study {name}, with a draft model that has a "
+                f"expected --method specdec_pp:model=FOLDER for the study {STOPPING}, with a draft model that has a "
                 f"trained head, got {drafter}"
             )
         options = written_options(drafter, written)
         kept = [f"{option}={options[option]}" for option in ("model", "sampled") if option in options]
         fixed = "draft_model:" + ",".join(["mode=sequence", *kept])
-        contenders += [Contender(Drafted(fixed, depth=length), f"length {length}") for length in FIXED_LENGTHS]
+        entries += [Entry(Drafted(fixed, depth=length), f"length {length}") for length in FIXED_LENGTHS]
         learned = _without(method.spec, {"threshold": None})
-        contenders += [Contender(Drafted(learned, threshold=value), f"h = {value:g}") for value in THRESHOLDS]
-        contenders.append(Contender(Oracle(f"oracle:model={options['model']}", options["model"]), "oracle"))
-    return _varied(name, contenders, questions, replay)
+        entries += [Entry(Drafted(learned, threshold=value), f"h = {value:g}") for value in THRESHOLDS]
+        entries.append(Entry(Oracle(f"oracle:model={options['model']}", options["model"]), "oracle"))
+    return entries
 
 
-STUDIES: dict[str, Callable[..., Plan]] = {
-    "breadth": _options(lambda: {str(nodes): {"tree": template(nodes, DEPTH)} for nodes in BREADTHS}),
-    "depth": _options(lambda: {str(depth): {"tree": template(NODES, depth)} for depth in DEPTHS}),
-    "update": _options(lambda: {rule: {"update": rule} for rule in RULES}),
+STUDIES: dict[str, Callable[..., Any]] = {
+    "breadth": _options("breadth", lambda: {str(nodes): {"tree": template(nodes, DEPTH)} for nodes in BREADTHS}),
+    "depth": _options("depth", lambda: {str(depth): {"tree": template(NODES, depth)} for depth in DEPTHS}),
+    "update": _options("update", lambda: {rule: {"update": rule} for rule in RULES}),
     "order": _order,
     "hot": _hot,
-    "parts": _parts,
-    "k": _options(lambda: {str(k): {"k": k, "tree": template(NODES, DEPTH, k)} for k in KS}),
+    "parts": lambda methods: [Entry(method) for method in methods],
+    "k": _options("k", lambda: {str(k): {"k": k, "tree": template(NODES, DEPTH, k)} for k in KS}),
     "temperature": _temperature,
-    "specdec-pp": _stopping,
+    STOPPING: _stopping,
 }
-"""Of the paper: figure 3 (a, b, c), table 1 (shuffle), section 3.1 (hot start), figure 4; k and temperature go on. The
-last one is of SpecDec++.
+"""What makes the entries of each: figure 3 (a, b, c) of the paper, table 1 (shuffle), section 3.1 (hot start), figure
+4; k and temperature go on. The last one is of SpecDec++. The order of the questions alone needs a plan of its own.
 """

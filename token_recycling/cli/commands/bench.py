@@ -66,7 +66,7 @@ def bench(
         from ...bench.run.data import load
         from ...bench.run.environment import environment
         from ...bench.run.methods import Assisted, Oracle
-        from ...bench.run.prompts import Setup
+        from ...bench.run.prompts import BenchmarkConfig
 
         methods = session.methods(method or [])
         for one in methods:
@@ -76,7 +76,7 @@ def bench(
         plan = session.plan(methods, questions, replay, study or [], batch or [])
         loaded = loading.load(model, dtype and dtype.value, device, threads)
         through_template = loading.uses_chat(loaded, chat)
-        setup = Setup(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
+        setup = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
         where = environment(loaded.model, model)
     missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
     if missing:
@@ -84,7 +84,7 @@ def bench(
     for said in (*plan.notes, *session.what_does_not_fit(setup, questions)):
         console.note(said)
 
-    from ...bench.run.runner import measure
+    from ...bench.run.measure import measure
     from ...bench.run.store import Store
     from ..measuring import Measuring
 

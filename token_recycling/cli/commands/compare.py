@@ -54,7 +54,7 @@ def compare(
             console.print_comparison(out, title, found[-1], pieces(loaded.tokenizer, found[-1].steps))
     summary = side_by_side.summary(found)
     if as_json:
-        rows = [{**one.as_dict(), "text": decoded(loaded.tokenizer, one.recycled.tokens)} for one in found]
+        rows = [{**one.as_dict(), "text": decoded(loaded.tokenizer, one.recycled.tokens[0])} for one in found]
         console.print_json({"prompts": rows, "summary": summary})
     else:
         console.print_summary(out, summary)

@@ -66,25 +66,25 @@ def tune(
 
     from ...cuda_graphs import costs_of
     from ...model.tree_model import TreeModel
-    from .. import tuning
+    from .. import tuning, tuning_tables
 
     out, target = Console(quiet=as_json), TreeModel(loaded.model)
     costs = costs_of(target, "auto")  # where steps are fast, it is those that are measured
     longest = max([length or min(1024, target.max_length or 1024), *(ids.shape[1] for ids in encoded)])
     result = tuning.measured(costs, longest, seconds)
-    tuning.print_curves(out, result["setting"], result["curves"])
+    tuning_tables.print_curves(out, result["setting"], result["curves"])
     if given:
         result.update(tuning.decoded(loaded, costs, encoded, recorder, max_new_tokens or 128, nodes))
-        tuning.print_grown(out, result["grown"])
-        tuning.print_fixed(out, result["fixed"])
+        tuning_tables.print_grown(out, result["grown"])
+        tuning_tables.print_fixed(out, result["fixed"])
     else:
         result["forecast"] = tuning.forecasts(costs, longest)
-        tuning.print_forecast(out, result["forecast"])
+        tuning_tables.print_forecast(out, result["forecast"])
     if template is not None:
         result["template"] = str(tuning.write_template(template, result["fixed"]["paths"]))
     if prime:
         result["primed"] = str(tuning.primed(target))
-    tuning.print_files(out, result)
+    tuning_tables.print_files(out, result)
     if as_json:
         console.print_json(result)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...row_format import STOPPING
 from ..summary import Comparison, Summary
-from ..words import STOPPING
 from . import methods, places, studies, style
 from .style import Plot
 

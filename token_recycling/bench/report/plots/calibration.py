@@ -1,11 +1,11 @@
-"""How true an acceptance head is: what it predicts against what comes (SpecDec++)."""
+"""How well an acceptance head is calibrated: its predictions against the acceptance that follows (SpecDec++)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from . import style
-from .style import GREY, PALETTE, PAPER, Plot
+from .style import GREY, PALETTE, Plot
 
 _COLOUR = next(iter(PALETTE))
 
@@ -27,8 +27,6 @@ def calibration(bins: Sequence[tuple[int, float, float]], rejection_weight: floa
             [accepted for _, _, accepted in bins],
             color=_COLOUR,
             marker="o",
-            markeredgecolor=PAPER,
-            markeredgewidth=0.6,
             label="the head, on texts held out",
         )
         bottom.bar(known, [tokens for tokens, _, _ in bins], width=0.06, color=_COLOUR)

@@ -58,8 +58,7 @@ def _speedup_plot(found: Comparison, figure: Figure, axes: Axes, title: str, tog
     assert found.baseline is not None
     axes.set_xlim(left=min(0.8, axes.get_xlim()[0]))
     axes.set_xlabel(f"speedup over {found.baseline.label}")
-    axes.xaxis.grid(True)
-    axes.spines["left"].set_visible(False)
+    style.ruled(axes, "x")
     said = f"Dots: {together} together, against {found.baseline.label}. Lines: the middle half of the prompts."
     return Plot(f"speedup_{found.mode}", title, said, figure)
 
@@ -80,7 +79,7 @@ def _dot(axes: Axes, result: Result, height: float, looks: Mapping[str, Look]) -
         return
     look = looks[result.method]
     axes.plot([result.spread.lower, result.spread.upper], [height] * 2, color=look.colour, linewidth=1.2, alpha=0.7)
-    axes.plot(result.speedup, height, look.marker, color=look.colour, markeredgecolor=PAPER, markeredgewidth=0.6)
+    axes.plot(result.speedup, height, look.marker, color=look.colour)
 
 
 def lengths(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
@@ -88,14 +87,10 @@ def lengths(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
     shown = [each for each in found.results if max(each.lengths, default=1) > 1]
     if not shown:
         return None
-    columns = 2 if len(shown) > 1 else 1
-    rows, labels = -(-len(shown) // columns), [each.label for each in shown]
-    figure, every = style.canvas(0.35 + rows * (1.15 + style.room(labels)), rows, columns, sharex=True, sharey=True)
+    figure, every = style.panels([each.label for each in shown], 0.35, 1.15)
     last = _last_length(shown)
     for axes, result in zip(every, shown, strict=False):
         _histogram(axes, result, looks[result.method], last)
-    for axes in every[len(shown) :]:
-        axes.set_visible(False)
     figure.supxlabel("tokens of a step", fontsize=9, color=MUTED)
     return Plot(
         f"lengths_{found.mode}",
@@ -138,34 +133,30 @@ def _histogram(axes: Axes, result: Result, look: Look, last: int) -> None:
     ticks = [tick for tick in range(1, last + 1, every) if every == 1 or tick < last]
     axes.set_xticks([*ticks, last + 1], [*map(str, ticks), f">{last}"])
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
-    axes.yaxis.grid(True)
-    axes.spines["left"].set_visible(False)
+    style.ruled(axes, "y")
 
 
-def parts(results: Sequence[Result], name: str, labels: Sequence[str] | None = None) -> Plot | None:
+def parts(results: Sequence[Result], name: str) -> Plot | None:
     """Stacked milliseconds of a step: all of it, and beside it what lies outside the model."""
-    shown = [(each, each.label if labels is None else labels[place]) for place, each in enumerate(results)]
-    shown = [(each, label) for each, label in shown if each.parts]
+    shown = [each for each in results if each.parts]
     if not shown:
         return None
-    names = list(dict.fromkeys(part for each, _ in shown for part in each.parts))
-    colours = {part: GREY if part == "forward" else None for part in names}
+    names = list(dict.fromkeys(part for each in shown for part in each.parts))
     rest = itertools.cycle(style.PALETTE)
-    colours = {part: colour or next(rest) for part, colour in colours.items()}
-    named = [style.wrapped(label, 28) for _, label in shown]
+    colours = {part: GREY if part == "forward" else next(rest) for part in names}
+    named = [style.wrapped(each.label, 28) for each in shown]
     figure, (whole, outside) = style.canvas(
         0.75 + style.height(named) * len(shown) + 0.2 * (len(names) > 3), 1, 2, sharey=True, width_ratios=(1.25, 1)
     )
     for axes, drawn in ((whole, names), (outside, [part for part in names if part != "forward"])):
-        for row, (result, _) in enumerate(shown):
+        for row, result in enumerate(shown):
             left = 0.0
             for part in drawn:
                 width = 1000 * result.parts.get(part, 0.0)
                 axes.barh(row, width, left=left, height=0.62, color=colours[part], edgecolor=PAPER, linewidth=0.5)
                 left += width
-        axes.xaxis.grid(True)
         axes.margins(x=0.02)
-        axes.spines["left"].set_visible(False)
+        style.ruled(axes, "x")
     whole.set_yticks(range(len(shown)), named)
     whole.set_ylim(len(shown) - 0.45, -0.55)
     whole.set_xlabel("ms a step")

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..arithmetic import Place
+from ..arithmetic import NodeAcceptance
 from ..summary import Comparison, Result
 from . import style
 from .style import GRID, HEAT, INK, MUTED, PAPER, Plot
@@ -31,21 +31,13 @@ def grids(found: Comparison) -> Plot | None:
     shown = [each for each in found.results if each.by_place]
     if not shown:
         return None
-    columns = 2 if len(shown) > 1 else 1
-    rows = -(-len(shown) // columns)
-    labels = [each.label for each in shown]
     depths = min(_DEPTHS, max(depth for each in shown for depth, _ in each.by_place))
     ranks = min(_RANKS, 1 + max(rank for each in shown for _, rank in each.by_place))
-    figure, every = style.canvas(
-        0.75 + rows * (0.5 + 0.19 * depths + style.room(labels)), rows, columns, sharex=True, sharey=True
-    )
+    figure, every = style.panels([each.label for each in shown], 0.75, 0.5 + 0.19 * depths)
     for axes, result in zip(every, shown, strict=False):
         _grid(axes, result, depths, ranks)
-    for axes in every[len(shown) :]:
-        axes.set_visible(False)
-    for place, axes in enumerate(every):
-        if place % columns == 0:
-            axes.set_ylabel("depth")
+    for axes in every[::2]:
+        axes.set_ylabel("depth")
     figure.supxlabel("rank among the candidates of the parent", fontsize=9, color=MUTED)
     _shades(figure)
     return Plot(
@@ -126,7 +118,7 @@ class _Panel:
     """One method's tree, and the room that it takes in inches."""
 
     label: str
-    nodes: dict[Path, Place]
+    nodes: dict[Path, NodeAcceptance]
     across: dict[Path, float]
     """Where nodes stand from left to right, in leaves."""
     steps: int
@@ -160,11 +152,11 @@ def _packed(panels: Sequence[_Panel], width: float) -> list[list[_Panel]]:
     return rows
 
 
-def _most_tried(places: dict[Path, Place]) -> dict[Path, Place]:
+def _most_tried(places: dict[Path, NodeAcceptance]) -> dict[Path, NodeAcceptance]:
     """The nodes to draw, by depth: those tried most, and of them those that all before are known of."""
     within = [path for path in places if len(path) <= _DEPTHS]
     most = set(sorted(within, key=lambda path: (-places[path].tried, len(path), path))[:_NODES])
-    kept: dict[Path, Place] = {}
+    kept: dict[Path, NodeAcceptance] = {}
     for path in sorted(most, key=lambda path: (len(path), path)):
         if path[:-1] in kept or len(path) == 1:
             kept[path] = places[path]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -24,7 +25,7 @@ def study(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | Non
     order = list(dict.fromkeys(each.point for each in points if each.point is not None))
     numbers = all(_is_number(point) for point in order)
     figure, (top, bottom) = style.canvas(3.5 if numbers else 3.1, 2, 1, sharex=True)
-    colours = {curve: looks.get(curve, looks[measured[0][1].method]) for curve, measured in found.items()}
+    colours = _colours(found, looks)
     for axes, label, value in ((top, "MAT", "mat"), (bottom, "tokens/s", "decoding")):
         for place, (curve, measured) in enumerate(found.items()):
             known = [(point, getattr(result, value)) for point, result in measured]
@@ -34,8 +35,7 @@ def study(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | Non
             else:
                 _bars(axes, [(order.index(point), number) for point, number in known], colours[curve], place, found)
         axes.set_ylabel(label)
-        axes.yaxis.grid(True)
-        axes.spines["left"].set_visible(False)
+        style.ruled(axes, "y")
     entries = [style.key(curve, colours[curve], line=numbers) for curve in found]
     if against := _baseline(bottom, points, order, numbers):
         entries.append(Line2D([], [], color=GREY, linewidth=1.2, label=against))
@@ -89,8 +89,6 @@ def _line(axes: Axes, known: list[tuple[float, float]], look: Look) -> None:
         [value for _, value in known],
         color=look.colour,
         marker=look.marker,
-        markeredgecolor=PAPER,
-        markeredgewidth=0.6,
     )
     axes.margins(y=0.18)
 
@@ -108,34 +106,21 @@ def trade_off(studies: Mapping[tuple[str, str], Sequence[Comparison]], mode: str
     """MAT against tokens/s where the size of the tree changes: more is accepted, and every step takes longer."""
     lines = []
     for (of_mode, name), points in studies.items():
-        for curve, measured in curves(points).items():
+        found = curves(points)
+        for curve, measured in found.items():
             sizes = [result.nodes - 1 for _, result in measured if result.nodes]
             if of_mode == mode and len(sizes) > 2 and max(sizes) >= 1.5 * min(sizes):
-                lines.append(
-                    (f"{study_words(name).title}" + (f", {curve}" if len(curves(points)) > 1 else ""), measured)
-                )
+                lines.append((f"{study_words(name).title}" + (f", {curve}" if len(found) > 1 else ""), measured))
     if not lines:
         return None
     figure, (axes,) = style.canvas(3.5)
     for (name, measured), colour in zip(lines, list(style.PALETTE) * len(lines), strict=False):
         known = [
-            (result.mat, result.decoding, result.nodes)
+            (result.mat, result.decoding, f"{result.nodes - 1:.0f}")
             for _, result in measured
             if result.mat and result.decoding and result.nodes
         ]
-        axes.plot(
-            [mat for mat, _, _ in known],
-            [speed for _, speed, _ in known],
-            "-o",
-            color=colour,
-            markeredgecolor=PAPER,
-            markeredgewidth=0.6,
-            label=name,
-        )
-        for mat, speed, nodes in known:
-            axes.annotate(
-                f"{nodes - 1:.0f}", (mat, speed), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7.5
-            )
+        _numbered(axes, known, 5, color=colour, marker="o", label=name)
     axes.set_xlabel("MAT, tokens a step")
     axes.set_ylabel("tokens/s")
     axes.grid(True)
@@ -151,39 +136,21 @@ def trade_off(studies: Mapping[tuple[str, str], Sequence[Comparison]], mode: str
 
 def pareto(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:
     """Verification rate over discard rate: a curve for each way to stop drafting, a dot a length or threshold."""
+    found = curves(points)
     drawn = {
         curve: [
-            (result.discard_rate, result.verification_rate, point)
+            (result.discard_rate, result.verification_rate, _shortened(point))
             for point, result in measured
             if result.discard_rate is not None and result.verification_rate is not None
         ]
-        for curve, measured in curves(points).items()
+        for curve, measured in found.items()
     }
     if not any(drawn.values()):
         return None
-    colours = {curve: looks.get(curve, looks[measured[0][1].method]) for curve, measured in curves(points).items()}
+    colours = _colours(found, looks)
     figure, (axes,) = style.canvas(3.8)
     for place, (curve, known) in enumerate(drawn.items()):
-        look = colours[curve]
-        axes.plot(
-            [discarded for discarded, _, _ in known],
-            [verified for _, verified, _ in known],
-            color=look.colour,
-            marker=look.marker,
-            markeredgecolor=PAPER,
-            markeredgewidth=0.6,
-        )
-        for discarded, verified, point in known:
-            number = re.search(r"[\d.]+", point)
-            below = place % 2
-            axes.annotate(
-                number.group() if number else point,
-                (discarded, verified),
-                xytext=(0, -11 if below else 5),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7.5,
-            )
+        _numbered(axes, known, -11 if place % 2 else 5, color=colours[curve].colour, marker=colours[curve].marker)
     axes.set_xlabel("discard rate")
     axes.set_ylabel("verification rate")
     axes.grid(True)
@@ -192,6 +159,24 @@ def pareto(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | No
     name, said = points[0].study or "", study_words(points[0].study or "")
     what = f"{said.what} Left: less is drafted in vain. Down: fewer passes of the target. Both for each emitted token."
     return Plot(f"study_{_file_name(name)}_{points[0].mode}", said.title, what, figure)
+
+
+def _numbered(axes: Axes, known: Sequence[tuple[float, float, str]], above: int, **look: Any) -> None:
+    """A line through dots, each with a text some points above it."""
+    axes.plot([x for x, _, _ in known], [y for _, y, _ in known], **look)
+    for x, y, text in known:
+        axes.annotate(text, (x, y), xytext=(0, above), textcoords="offset points", ha="center", fontsize=7.5)
+
+
+def _shortened(point: str) -> str:
+    """The number of a point, if it has one."""
+    number = re.search(r"[\d.]+", point)
+    return number.group() if number else point
+
+
+def _colours(found: Mapping[str, Curve], looks: Mapping[str, Look]) -> dict[str, Look]:
+    """A look for every curve: that of its name, else of its first method."""
+    return {curve: looks.get(curve, looks[measured[0][1].method]) for curve, measured in found.items()}
 
 
 def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:
@@ -214,8 +199,7 @@ def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | No
     axes.minorticks_off()
     axes.set_xlabel("texts at once")
     axes.set_ylabel("speedup")
-    axes.yaxis.grid(True)
-    axes.spines["left"].set_visible(False)
+    style.ruled(axes, "y")
     style.legend(figure, [style.key(of[0][1].label, looks[method], line=True) for method, of in lines.items()])
     return Plot(
         "batches",

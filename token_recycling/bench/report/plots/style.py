@@ -11,11 +11,11 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -89,6 +89,8 @@ _STYLE: Any = {
     "legend.handlelength": 1.2,
     "legend.columnspacing": 1.4,
     "lines.linewidth": 1.6,
+    "lines.markeredgecolor": PAPER,
+    "lines.markeredgewidth": 0.6,
     "lines.markersize": 6,
 }
 
@@ -160,13 +162,29 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **extra: Any) -> tupl
     return figure, list(axes.flat)
 
 
+def panels(labels: Sequence[str], above: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A drawing with axes for each label, two beside each other; `height` are the inches of each without its label."""
+    columns = 2 if len(labels) > 1 else 1
+    rows = -(-len(labels) // columns)
+    figure, every = canvas(above + rows * (height + room(labels)), rows, columns, sharex=True, sharey=True)
+    for axes in every[len(labels) :]:
+        axes.set_visible(False)
+    return figure, every
+
+
+def ruled(axes: Axes, along: Literal["x", "y"]) -> None:
+    """Lines at the ticks of one axis, instead of the border on the left."""
+    axes.grid(True, axis=along)
+    axes.spines["left"].set_visible(False)
+
+
 def styled() -> Any:
     """A context in which drawings get their look."""
     return matplotlib.rc_context(_STYLE)
 
 
 def wrapped(label: str, width: int = 32) -> str:
-    """A label in lines of at most so many letters; by default those of half a drawing."""
+    """A label in lines of at most `width` letters; by default those of half a drawing."""
     return textwrap.fill(label, width, break_on_hyphens=False)
 
 
@@ -182,7 +200,8 @@ def height(lines: Iterable[str]) -> float:
 
 def key(label: str, look: Look, line: bool = False) -> Line2D:
     """A legend entry."""
-    return Line2D([], [], color=look.colour, marker=look.marker, linestyle="-" if line else "none", label=label)
+    how: Any = {"markeredgecolor": look.colour, "markeredgewidth": 1.0, "linestyle": "-" if line else "none"}
+    return Line2D([], [], color=look.colour, marker=look.marker, label=label, **how)
 
 
 def legend(figure: Figure, entries: list[Any]) -> None:

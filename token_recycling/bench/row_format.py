@@ -1,0 +1,17 @@
+"""The format of a folder of measurements: what those who write rows and those who report on them agree on.
+
+docs/benchmark.md lists the keys of a row.
+"""
+
+from __future__ import annotations
+
+VERSION = 1
+"""Of the rows."""
+ROWS, SETTINGS = "rows.jsonl", "settings.json"
+"""The files of a folder."""
+MODES = ("generate", "replay", "batch")
+"""In the order in which a report shows them."""
+BASELINE, REPLAY_BASELINE = "generate", "plain"
+"""What speedups refer to: transformers' own decoding, and where that cannot run, plain decoding in our loop."""
+STOPPING = "specdec-pp"
+"""The study that is shown by discard and verification rate."""

@@ -1,0 +1,111 @@
+"""What is decoded in one piece: a conversation, a known text in replay, a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from .data import Question
+from .outcome import Outcome
+from .prompts import BenchmarkConfig, prompt, replayed
+from .runners import Runner
+
+
+class Item(Protocol):
+    """What is decoded in one piece, and stands in one row."""
+
+    @property
+    def name(self) -> str:
+        """Unique within a workload."""
+
+    @property
+    def category(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """Texts decoded at once."""
+
+    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
+        """One call of the runner for each turn; raises what the runner or the prompt raises."""
+
+    def with_question(self, question: Question) -> Item:
+        """An item of the same kind and size with another question."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A question's turns, one after another; later ones follow the method's own answers."""
+
+    question: Question
+    size = 1
+
+    @property
+    def name(self) -> str:
+        return self.question.name
+
+    @property
+    def category(self) -> str:
+        return self.question.category
+
+    def with_question(self, question: Question) -> Conversation:
+        return type(self)(question)
+
+    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
+        answers: list[str] = []
+        outcomes = []
+        for _ in self.question.turns:
+            ids, room = prompt(config, self.question, answers)
+            outcomes.append(runner.generate(arguments(config, [ids], room, sampling)))
+            answers.append(config.decoded(outcomes[-1].tokens[0]))
+        return outcomes
+
+
+@dataclass(frozen=True)
+class ReplayedConversation(Conversation):
+    """A question's turns with the answers that are known."""
+
+    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
+        return [runner.replay(ids, answer) for ids, answer in replayed(config, self.question)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """First turns of several questions at once, padded on the left."""
+
+    questions: tuple[Question, ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(question.name for question in self.questions)
+
+    @property
+    def category(self) -> str:
+        return self.questions[0].category
+
+    @property
+    def size(self) -> int:
+        return len(self.questions)
+
+    def with_question(self, question: Question) -> Batch:
+        return Batch((question,) * self.size)
+
+    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
+        prompts = [prompt(config, question) for question in self.questions]
+        room = min(room for _, room in prompts)
+        return [runner.generate(arguments(config, [ids for ids, _ in prompts], room, sampling))]
+
+
+def arguments(
+    config: BenchmarkConfig, prompts: Sequence[torch.Tensor], room: int, sampling: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments of `generate` for prompts (length,), padded on the left."""
+    known = config.model.generation_config
+    padding = next((one for one in (known.pad_token_id, known.bos_token_id) if isinstance(one, int)), 0)
+    ids = torch.nn.utils.rnn.pad_sequence(list(prompts), True, padding, padding_side="left")
+    lengths = torch.tensor([len(one) for one in prompts])
+    mask = (torch.arange(ids.shape[1], 0, -1) <= lengths[:, None]).long()
+    device = config.model.device
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device), "max_new_tokens": room, **sampling}

@@ -1,0 +1,138 @@
+"""What is run in which order: workloads, and the entries of each.
+
+In one workload all entries decode the same items in the same order, and an entry keeps what it learned from item to
+item (*hot start*) unless it is a cold one. The main comparison is a workload of generation and one of replay; studies
+and batches are further ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..row_format import BASELINE, REPLAY_BASELINE
+from .data import Question
+from .items import Batch, Conversation, Item, ReplayedConversation
+from .methods import Drafted, Method, parse
+from .prompts import can_be_replayed
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method at one point of a study."""
+
+    method: Method
+    point: str | None = None
+    cold: bool = False
+    """Whether it forgets everything after every prompt."""
+    temperature: float = 0.0
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `generate`; all are set, so that the model's own configuration cannot add to them."""
+        if not self.temperature:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_p": 1.0, "top_k": 0}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Entries on the same items in the same order."""
+
+    mode: str
+    study: str | None
+    entries: tuple[Entry, ...]
+    items: tuple[Item, ...]
+
+    @property
+    def title(self) -> str:
+        points = {entry.point for entry in self.entries}
+        (point,) = points if len(points) == 1 else (None,)
+        return " ".join(filter(None, (self.study, point, self.mode)))
+
+    def baseline(self, entry: Entry) -> Entry | None:
+        """The plain decoding whose output this one's must equal: of the same point, else of all points."""
+        plain = [one for one in self.entries if one.method.spec == BASELINE]
+        fitting = [one for one in plain if one.point in (entry.point, None)]
+        return next(iter(fitting), None)
+
+    def keys(self, item: Item) -> list[tuple[Any, ...]]:
+        """What tells the rows of an item from all others, in order."""
+        return [(self.mode, self.study, one.point, one.method.spec, item.name) for one in self.entries]
+
+
+@dataclass
+class BenchmarkPlan:
+    """All workloads of a run, and notes on what is left out."""
+
+    workloads: list[Workload] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, other: BenchmarkPlan) -> None:
+        """Another plan's workloads and notes after these."""
+        self.workloads += other.workloads
+        self.notes += [note for note in other.notes if note not in self.notes]
+
+    def items(self) -> Iterator[tuple[Workload, Item]]:
+        """Every item in the order of measuring."""
+        return ((workload, item) for workload in self.workloads for item in workload.items)
+
+
+def comparison(
+    study: str | None, entries: Sequence[Entry], questions: Sequence[Question], replay: bool
+) -> BenchmarkPlan:
+    """Every entry on every question, generating and, if wanted, replaying; `study` None is the main comparison."""
+    items = tuple(map(Conversation, questions))
+    plan = BenchmarkPlan([Workload("generate", study, _with_baseline(entries), items)])
+    if replay:
+        plan.add(replays(study, entries, questions))
+    return plan
+
+
+def replays(study: str | None, entries: Sequence[Entry], questions: Sequence[Question]) -> BenchmarkPlan:
+    """A workload of replay: the methods that can, on the questions whose answer is known."""
+    plan, known = BenchmarkPlan(), [question for question in questions if can_be_replayed(question)]
+    kept: dict[tuple[str, str | None], Entry] = {}
+    for one in entries:
+        method = one.method.in_replay()
+        if method is None:
+            if one.method.spec != BASELINE:
+                plan.notes.append(f"{one.method.spec} decodes by itself and cannot replay a text: left out there")
+            continue
+        kept.setdefault((method.spec, one.point), Entry(method, one.point, one.cold))
+    if len(known) < len(questions):
+        missing = len(questions) - len(known)
+        plan.notes.append(f"{missing} of {len(questions)} questions have no known answer and are not replayed")
+    if not any(one.method.spec == REPLAY_BASELINE for one in kept.values()):
+        kept = {(REPLAY_BASELINE, None): Entry(Drafted(REPLAY_BASELINE)), **kept}
+    if known:
+        plan.workloads.append(Workload("replay", study, tuple(kept.values()), tuple(map(ReplayedConversation, known))))
+    return plan
+
+
+def batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Sequence[int]) -> BenchmarkPlan:
+    """For every size a workload of batches, each of one category."""
+    plan = BenchmarkPlan()
+    able = [method for method in methods if method.batches]
+    plan.notes += [
+        f"{method.spec} decodes one text at a time: left out of batches" for method in methods if not method.batches
+    ]
+    if any(len(question.turns) > 1 for question in questions):
+        plan.notes.append("of conversations only the first turn is decoded in batches")
+    by_category: dict[str, list[Question]] = {}
+    for question in questions:
+        by_category.setdefault(question.category, []).append(question)
+    for size in sizes:
+        items = []
+        for members in by_category.values():
+            items += [Batch(tuple(members[place : place + size])) for place in range(0, len(members), size)]
+        plan.workloads.append(Workload("batch", None, _with_baseline([Entry(one) for one in able]), tuple(items)))
+    return plan
+
+
+def _with_baseline(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The entries, and before them plain `generate` where it is missing: without it there is nothing to equal."""
+    if any(one.method.spec == BASELINE for one in entries):
+        return tuple(entries)
+    return (Entry(parse(BASELINE)), *entries)

@@ -1,0 +1,122 @@
+"""What runs a method: one prompt after another through `model.generate`, with the same call and the same clock.
+
+All runners time whole calls, from the call to the return, with the device waited for at both ends. Within them the
+prefill is told apart: our loop reports it; for transformers' methods it is the time to the end of the first forward
+pass, which emits the first tokens too. So their steps are all their forward passes, and their time of decoding lacks
+that of one of them. On an accelerator our loop waits after every part of a step, which costs it a little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from ...drafter import Drafter
+from ...hf.accelerate import accelerated
+from ...model.architectures import UnsupportedModelError
+from ...text_stream import StepRecorder
+from .outcome import Outcome, now
+from .replay import replay
+
+
+class Runner(Protocol):
+    """A method on one model: it decodes one prompt after another and keeps what it learns on the way."""
+
+    def generate(self, arguments: dict[str, Any]) -> Outcome:
+        """Decodes with these arguments of `model.generate`."""
+
+    def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
+        """Decodes `text` (length,) after `prompt` (length,) as if the model had chosen it."""
+
+
+@dataclass
+class DraftedRunner:
+    """A drafter in our loop; what it learns stays from prompt to prompt."""
+
+    model: PreTrainedModel
+    drafter: Drafter
+    time_parts: bool = True
+    """Wait for the device after every part of a step, so that the parts' times are true."""
+
+    def generate(self, arguments: dict[str, Any]) -> Outcome:
+        recorder = None if len(arguments["input_ids"]) > 1 else StepRecorder()
+        with accelerated(self.model, self.drafter) as acceleration:
+            acceleration.stats.synchronize = self.time_parts
+            tokens, seconds = _generated(self.model, {**arguments, "streamer": recorder})
+            stats = acceleration.stats
+            if acceleration.fallback is not None:
+                raise UnsupportedModelError(f"left to transformers: {acceleration.fallback}")
+        return Outcome(
+            prompts=_prompts(arguments),
+            tokens=tokens,
+            lengths=None if recorder is None else [len(step) for step in recorder.steps],
+            steps=stats.steps,
+            prefill_seconds=stats.prefill_seconds,
+            seconds=stats.decode_seconds,
+            total_seconds=seconds,
+            stats=stats,
+        )
+
+    def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
+        return replay(self.model, self.drafter, prompt, text)
+
+
+@dataclass
+class TransformersRunner:
+    """transformers' own decoding with `more` arguments of `generate`; nothing stays."""
+
+    model: PreTrainedModel
+    more: dict[str, Any]
+
+    def generate(self, arguments: dict[str, Any]) -> Outcome:
+        # Every step of plain decoding emits one token for each text; what other methods emit goes to a streamer.
+        recorder = StepRecorder() if self.more else None
+        prefill: list[float] = []
+
+        def passed(*_: Any) -> None:
+            hook.remove()
+            prefill.append(now(self.model.device) - began)
+
+        hook = self.model.register_forward_hook(passed)
+        try:
+            began = now(self.model.device)
+            tokens, seconds = _generated(self.model, {**arguments, **self.more, "streamer": recorder})
+        finally:
+            hook.remove()
+        lengths = [1] * len(tokens[0]) if recorder is None else [len(step) for step in recorder.steps]
+        return Outcome(
+            prompts=_prompts(arguments),
+            tokens=tokens,
+            lengths=lengths if len(tokens) == 1 else None,
+            steps=sum(map(len, tokens)) if recorder is None else len(lengths),
+            prefill_seconds=prefill[0],
+            seconds=seconds - prefill[0],
+            total_seconds=seconds,
+            stats=None,
+        )
+
+    def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
+        raise AssertionError("transformers' own decoding chooses its tokens itself")
+
+
+def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[list[int]], float]:
+    """The new tokens of every row, up to and with its end of sequence, and the seconds of the call."""
+    began = now(model.device)
+    sequences = model.generate(**arguments)
+    seconds = now(model.device) - began
+    ends = model.generation_config.eos_token_id
+    ends = set(ends if isinstance(ends, list) else [ends])
+    rows = []
+    for row in sequences[:, arguments["input_ids"].shape[1] :].tolist():
+        end = next((place for place, token in enumerate(row) if token in ends), len(row))
+        rows.append(row[: end + 1])
+    return rows, seconds
+
+
+def _prompts(arguments: dict[str, Any]) -> list[torch.Tensor]:
+    """The prompts of the rows, without padding."""
+    ids, mask = arguments["input_ids"], arguments.get("attention_mask")
+    return list(ids) if mask is None else [one[seen.bool()] for one, seen in zip(ids, mask, strict=True)]
