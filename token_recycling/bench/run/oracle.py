@@ -20,7 +20,7 @@ from ...costs.measure import PassCosts
 from ...draft import Context
 from ...drafters.draft_model.base import ModelDrafter
 from ...drafters.draft_model.expand import Rules
-from ...drafters.draft_model.pairing import SecondModel
+from ...drafters.draft_model.pairing import DraftModelOption
 from ...model.prefill import prefill
 from ...model.tree_model import TreeModel
 from .lanes import DraftedLane
@@ -28,7 +28,7 @@ from .outcome import Outcome
 
 
 @dataclass
-class Hindsight(SecondModel, ModelDrafter):
+class Hindsight(DraftModelOption, ModelDrafter):
     """Drafts what a draft model says, as long as it is what the text will be."""
 
     name = "oracle"
