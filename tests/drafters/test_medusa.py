@@ -53,7 +53,7 @@ def drafted(drafter: Medusa, model: LlamaForCausalLM, text: list[int]) -> tuple[
     return written(draft.tree).strip() if len(draft.tree) > 1 else "", draft.tokens.tolist()
 
 
-def best_so_many(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+def pass_costs(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
     curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
     monkeypatch.setattr(PassCosts, "curve", lambda costs, length: curve)
 
@@ -115,9 +115,9 @@ def test_a_static_tree_has_as_many_nodes_as_pay(
     counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = counting_heads(tmp_path, counting)
-    best_so_many(monkeypatch, 1.0, 1.01, 1.02, 1.03, 9.0)
+    pass_costs(monkeypatch, 1.0, 1.01, 1.02, 1.03, 9.0)
     assert drafted(Medusa(folder, tree="static"), counting, [1, 2])[0] == "0 1\n00"
-    best_so_many(monkeypatch, 1.0, 9.0)
+    pass_costs(monkeypatch, 1.0, 9.0)
     assert drafted(Medusa(folder, tree="static"), counting, [1, 2]) == ("", [2])
 
 
@@ -129,9 +129,9 @@ def test_a_grown_tree_follows_the_probabilities_of_the_step(
     sharp.output.data *= 50
     save_heads(tmp_path, sharp, counting, [[0.5], [0.5]])
     assert drafted(Medusa(tmp_path, tree=2), counting, [1, 2]) == ("0\n00", [2, 3, 4])
-    best_so_many(monkeypatch, 1.0, 1.1, 1.2, 1.3, 1.4)
+    pass_costs(monkeypatch, 1.0, 1.1, 1.2, 1.3, 1.4)
     assert drafted(Medusa(tmp_path), counting, [1, 2]) == ("0\n00", [2, 3, 4])
-    best_so_many(monkeypatch, 1.0, 9.0, 9.0)
+    pass_costs(monkeypatch, 1.0, 9.0, 9.0)
     assert drafted(Medusa(tmp_path), counting, [1, 2]) == ("", [2])
     flat = foreseeing(2)
     flat.output.data[1] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from support import tiny
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
+from token_recycling.cli.commands import train
+from token_recycling.model.inspection import weights_fingerprint
 from token_recycling.training import continuations as texts
 from token_recycling.training.continuations import Continuations, ContinuationsError, pieces
 from token_recycling.training.declaration import Schedule
@@ -295,3 +298,40 @@ def test_a_damaged_part_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> N
     (tmp_path / "kind.json").write_text("{")
     with pytest.raises(TrainedPartError, match="expected JSON"):
         load_part(tmp_path, "kind")
+
+
+def test_a_fingerprint_may_leave_out_the_type(model: LlamaForCausalLM) -> None:
+    """Rows of a benchmark state the type beside it, so that those of one model in two types can be compared."""
+    model.to(torch.bfloat16)
+    narrow = weights_fingerprint(model), weights_fingerprint(model, typed=False)
+    model.to(torch.float32)
+    wide = weights_fingerprint(model), weights_fingerprint(model, typed=False)
+    assert narrow[0] != wide[0]
+    assert narrow[1] == wide[1]
+
+
+# what a method declares
+
+DECLARED = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from ...training.declaration import Training, option
+
+@dataclass(frozen=True)
+class OtherTraining(Training):
+    """Trains something else."""
+    layers: int = option(2, "How many layers.", min=1)
+    hidden: float = 0.5
+    defaults = {"steps": 7}
+    held_out_use = "are held out"
+'''
+
+
+def test_a_drafter_that_declares_a_training_has_its_command(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DECLARED)
+    command = train.command_for("other_drafter", tmp_path / "train.py")
+    taken = inspect.signature(command).parameters
+    assert (taken["layers"].default, taken["steps"].default, taken["texts"].default) == (2, 7, 3000)
+    assert taken["output"].default is inspect.Parameter.empty
+    assert command.__doc__ == "Trains something else."
+    assert not {"hidden", "draft"} & set(taken)

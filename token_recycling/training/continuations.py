@@ -70,7 +70,7 @@ class Continuations:
     @property
     def digest(self) -> str:
         """Equal for equal texts with prompts of equal lengths."""
-        return _digest([torch.tensor(self.prompt_lengths), *self.texts])
+        return digest([torch.tensor(self.prompt_lengths), *self.texts])
 
 
 def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int = 0) -> list[torch.Tensor]:
@@ -117,7 +117,7 @@ def continuations(
         )
     made = {
         "model": weights_fingerprint(model),
-        "prompts": _digest(prompts),
+        "prompts": digest(prompts),
         "max_new_tokens": max_new_tokens,
         "temperature": float(temperature),
         "seed": seed,
@@ -155,9 +155,10 @@ def _continued(
     eos = model.generation_config.eos_token_id
     ends = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
     padding = model.generation_config.pad_token_id
-    ids = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_side="left").to(target.device)
-    lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=target.device)
-    mask = (torch.arange(longest - 1, -1, -1, device=target.device) < lengths).long()
+    ids, mask = (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left").to(target.device)
+        for rows in (list(prompts), [torch.ones_like(prompt) for prompt in prompts])
+    )
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     said = generate(
         model,
@@ -176,11 +177,12 @@ def _continued(
     return texts
 
 
-def _digest(texts: Sequence[torch.Tensor]) -> str:
-    digest = hashlib.sha256()
+def digest(texts: Iterable[torch.Tensor]) -> str:
+    """Equal for equal ids, (length,) each, in equal order."""
+    found = hashlib.sha256()
     for text in texts:
-        digest.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())
-    return digest.hexdigest()[:16]
+        found.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())
+    return found.hexdigest()[:16]
 
 
 def _write(path: Path, done: Continuations, made: dict[str, Any]) -> None:

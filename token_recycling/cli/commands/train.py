@@ -73,7 +73,7 @@ def _parameters(name: str, training: type[Training]) -> list[inspect.Parameter]:
         found.append(parameter("output", Annotated[Path, typer.Option(help=_OUTPUT.format(""))]))
     known = {one.name: one for kind in (training, TextOptions, Schedule) for one in fields(kind) if one.metadata}
     known["held_out"] = option(_HELD_OUT, f"Share of the texts that {training.held_out_use}.")
-    for each in (*(own for own in known if own not in _SHARED), *_SHARED):
+    for each in sorted(known, key=lambda each: _SHARED.index(each) if each in _SHARED else -1):
         default = training.defaults.get(each, known[each].default)
         written = typer.Option(f"--{each.replace('_', '-')}", **known[each].metadata)  # no --no-... beside it
         found.append(parameter(each, Annotated[type(default), written], default))
@@ -81,7 +81,7 @@ def _parameters(name: str, training: type[Training]) -> list[inspect.Parameter]:
     return [*found, parameter("threads", Threads, None), parameter("as_json", Json, False)]
 
 
-def _command(name: str, path: Path) -> Callable[..., None]:
+def command_for(name: str, path: Path) -> Callable[..., None]:
     """The command that trains the part of the drafter `name`, declared in the file `path`."""
     module = f"{drafters.__name__}.{name}.train"
     # Read without the drafter: importing its package would import torch, for which help should not wait.
@@ -200,4 +200,4 @@ def _show(folder: Path, trained: Trained) -> None:
 
 
 for _path in sorted(Path(*drafters.__path__).glob("*/train.py")):
-    train.command(_path.parent.name.replace("_", "-"))(_command(_path.parent.name, _path))
+    train.command(_path.parent.name.replace("_", "-"))(command_for(_path.parent.name, _path))

@@ -14,7 +14,6 @@ Cost: one forward pass of both models over every text for the labels, and one of
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch.nn import functional
 
 from ...model.inspection import hidden_states, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
-from ...training.continuations import Continuations
+from ...training.continuations import Continuations, digest
 from ...training.declaration import Schedule
 from ...training.loop import Shuffled, fit
 from .head import AcceptanceHead
@@ -153,18 +152,10 @@ def train_head(
     def loss_of(part: AcceptanceHead, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return loss(part, *batch, how.rejection_weight)
 
-    decided = {"draft": weights_fingerprint(draft.model), "texts": digest(texts), "training": asdict(how)}
+    tokens = digest(part for text in texts for part in (text.text, text.drafted))
+    decided = {"draft": weights_fingerprint(draft.model), "texts": tokens, "training": asdict(how)}
     fit(head, batch_at, loss_of, schedule, checkpoint, decided, progress)
     return head.eval()
-
-
-def digest(texts: Sequence[Labelled]) -> str:
-    """Equal for equal texts with the same drafted tokens."""
-    found = hashlib.sha256()
-    for text in texts:
-        for part in (text.text, text.drafted):
-            found.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
-    return found.hexdigest()[:16]
 
 
 @torch.no_grad()
