@@ -8,7 +8,6 @@ model that it was trained on (`training/saved.py`), by default in a folder of th
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -69,8 +68,11 @@ class AcceptanceHead(torch.nn.Module):
         return float(torch.sigmoid(self(state.to(self.output.weight.dtype))))
 
     def for_drafting(self, device: torch.device) -> AcceptanceHead:
-        """A copy on a device, without gradients."""
-        return copy.deepcopy(self).to(device).eval().requires_grad_(False)
+        """The same head on a device, without gradients; what is there already is not copied."""
+        copied = AcceptanceHead(self.width, self.depth)
+        weights = {name: weight.detach().to(device) for name, weight in self.state_dict().items()}
+        copied.load_state_dict(weights, assign=True)
+        return copied.eval().requires_grad_(False)
 
 
 def save_head(
