@@ -82,21 +82,21 @@ def test_an_interrupted_run_goes_on(
     monkeypatch.setattr("token_recycling.training.continuations._SAVE_SECONDS", 0)
     how = {"max_new_tokens": 8, "batch": 2, "temperature": temperature, "seed": 3}
     wanted = continuations(model, prompts(6), tmp_path / "whole", **how)
-    told = []
+    reported = []
 
     def interrupt(done: int, total: int) -> None:
-        told.append((done, total))
+        reported.append((done, total))
         if done == 4:
             raise StoppedError
 
     with pytest.raises(StoppedError):
         continuations(model, prompts(6), tmp_path / "parts", progress=interrupt, **how)
-    assert told == [(0, 6), (2, 6), (4, 6)]
-    told.clear()
+    assert reported == [(0, 6), (2, 6), (4, 6)]
+    reported.clear()
     made = continuations(
-        model, prompts(6), tmp_path / "parts", progress=lambda done, total: told.append((done, total)), **how
+        model, prompts(6), tmp_path / "parts", progress=lambda done, total: reported.append((done, total)), **how
     )
-    assert told == [(4, 6), (6, 6)]
+    assert reported == [(4, 6), (6, 6)]
     assert [text.tolist() for text in made.texts] == [text.tolist() for text in wanted.texts]
     assert made.prompt_lengths == wanted.prompt_lengths
 

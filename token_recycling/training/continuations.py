@@ -31,8 +31,8 @@ from ..model.inspection import weights_fingerprint
 from ..model.tree_model import TreeModel
 
 Generate = Callable[..., Any]
-"""Generates as `hf.accelerate.generate` does, which stands above this package's training: model, ids (batch, length), a
-drafter by name and arguments of `model.generate`; returns the ids (batch, length + new).
+"""As `hf.accelerate.generate`: takes a model, ids (batch, length), a drafter's name and arguments of `model.generate`;
+returns ids (batch, length + new).
 """
 FORMAT, VERSION = "token_recycling.continuations", "1"
 _SAVE_SECONDS = 20

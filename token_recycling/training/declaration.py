@@ -63,7 +63,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingRun:
     """What a training is given."""
 
     target: TreeModel
@@ -95,7 +95,7 @@ class Trained:
     """A line above the table."""
     headings: tuple[str, ...]
     rows: list[tuple[str | float, ...]]
-    """Texts, and shares from 0 to 1."""
+    """Of texts, and of shares from 0 to 1, which are shown in percent."""
     calibration: Sequence[tuple[int, float, float]] = ()
     """To be plotted: number of tokens, mean prediction and mean outcome of each bin of predictions."""
     rejection_weight: float = 1.0
@@ -111,10 +111,10 @@ class Training:
     needs_draft: ClassVar[bool] = False
     """Whether the part belongs to a draft model, which is then an option of the command."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Where the command's default of a shared option is another for this method."""
+    """The command's defaults of shared options, where this method has its own."""
     held_out_use: ClassVar[str]
     """What the texts held out are for, in the help of their share."""
 
-    def train(self, job: Job) -> Trained:
-        """Trains the part and saves it in `job.folder`; a run that was interrupted goes on from `job.checkpoint`."""
+    def train(self, run: TrainingRun) -> Trained:
+        """Trains the part and saves it in `run.folder`; an interrupted run resumes from `run.checkpoint`."""
         raise NotImplementedError(f"{type(self).__name__} must define train()")

@@ -20,14 +20,14 @@ from rich.table import Table
 
 from ... import drafters
 from ...model import loading
-from ...training.declaration import Job, Schedule, TextOptions, Trained, Training, option
+from ...training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
 from .. import console
 from ..options import Device, DTypeOption, Json, Model, Threads
 
 if TYPE_CHECKING:
     from ...training.continuations import Continuations
 
-Options = TypeVar("Options", TextOptions, Schedule, Training)
+_Options = TypeVar("_Options", TextOptions, Schedule, Training)
 
 train = typer.Typer()
 
@@ -136,10 +136,10 @@ def _run(
         **{key: value for one in (texting, training, schedule) for key, value in asdict(one).items()},
         **({} if draft is None else {"target": model}),
     }
-    job = Job(
+    run = TrainingRun(
         target, drafting, learned_from, measured_on, schedule, work / _CHECKPOINT, folder, facts, console.reaching
     )
-    trained = training.train(job)
+    trained = training.train(run)
     if trained.calibration:
         _plot(folder, trained)
     if as_json:
@@ -148,7 +148,7 @@ def _run(
         _show(folder, trained)
 
 
-def _made(kind: type[Options], given: Mapping[str, Any]) -> Options:
+def _made(kind: type[_Options], given: Mapping[str, Any]) -> _Options:
     """A dataclass of options from those that the command was given."""
     return kind(**{field.name: given[field.name] for field in fields(kind) if field.metadata})
 

@@ -1,9 +1,9 @@
 """Fits Medusa-1 heads: the target is frozen, and they learn what it says in its own texts.
 
 Cai et al., 2401.10774, section 2.2.1: the hidden state that gives the token after position t is also given the tokens
-after it; head k learns the k-th of these, with cross-entropy weighted by 0.8^k. It learns from what the target
-said, so positions of the prompt take no part. On the texts held out is measured how often each head's candidates are
-right, by rank: the static tree is built from that (section 2.3.3).
+after it; head k learns the k-th of these, with cross-entropy weighted by 0.8^k. Only what the target said is learned
+from, not the prompts. How often each head's candidates are right, by rank, is measured on the texts held out: the
+static tree is built from that (section 2.3.3).
 
 Cost of a batch: a forward pass of the target over its texts, and the output layer, forward and back, for every head and
 token.

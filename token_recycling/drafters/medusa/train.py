@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...training.declaration import Job, Trained, Training, option
+from ...training.declaration import Trained, Training, TrainingRun, option
 
 
 @dataclass(frozen=True)
@@ -21,22 +21,22 @@ class MedusaTraining(Training):
 
     held_out_use = "the accuracy is measured on"
 
-    def train(self, job: Job) -> Trained:
+    def train(self, run: TrainingRun) -> Trained:
         from .fitting import accuracy, train_medusa
         from .heads import save_heads
 
-        model, steps = job.target.model, job.schedule.steps
-        with job.progress("training") as progress:
+        model, steps = run.target.model, run.schedule.steps
+        with run.progress("training") as progress:
             heads = train_medusa(
-                model, job.texts, self, job.schedule, job.checkpoint, lambda step, loss: progress(step, steps, loss)
+                model, run.texts, self, run.schedule, run.checkpoint, lambda step, loss: progress(step, steps, loss)
             )
         heads.bfloat16().float()  # measured as they are saved
-        with job.progress("measuring"):
-            measured = accuracy(model, heads, job.held_out)
-        save_heads(job.folder, heads.bfloat16(), model, measured, training=job.facts)
+        with run.progress("measuring"):
+            measured = accuracy(model, heads, run.held_out)
+        save_heads(run.folder, heads.bfloat16(), model, measured, training=run.facts)
         return Trained(
             {"accuracy": measured},
-            f"heads trained on {len(job.texts):,} texts; right in {len(job.held_out):,} held out:",
+            f"heads trained on {len(run.texts):,} texts; right in {len(run.held_out):,} held out:",
             ("head", "token after the next", "top 1", "top 5", "top 10"),
             [
                 (str(number), f"+{number}", *(sum(ranks[:most]) for most in (1, 5, 10)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...training.declaration import Job, Trained, Training, option
+from ...training.declaration import Trained, Training, TrainingRun, option
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,27 @@ class SpecDecTraining(Training):
                 f"got {self.rejection_weight} and {self.target_share}"
             )
 
-    def train(self, job: Job) -> Trained:
+    def train(self, run: TrainingRun) -> Trained:
         from .fitting import judged, labelled, train_head
         from .head import save_head
 
-        target, draft, steps = job.target, job.draft, job.schedule.steps
+        target, draft, steps = run.target, run.draft, run.schedule.steps
         assert draft is not None
-        with job.progress("labelling") as progress:
-            known = labelled(target, draft, job.texts, self, lambda done: progress(done, len(job.texts)))
-        with job.progress("training") as progress:
+        with run.progress("labelling") as progress:
+            known = labelled(target, draft, run.texts, self, lambda done: progress(done, len(run.texts)))
+        with run.progress("training") as progress:
             head = train_head(
-                draft, known, self, job.schedule, job.checkpoint, lambda step, loss: progress(step, steps, loss)
+                draft, known, self, run.schedule, run.checkpoint, lambda step, loss: progress(step, steps, loss)
             )
-        with job.progress("judging"):
+        with run.progress("judging"):
             figures = {
-                "trained_on": judged(head, draft, known[: len(job.held_out)], self),
-                "held_out": judged(head, draft, labelled(target, draft, job.held_out, self), self),
+                "trained_on": judged(head, draft, known[: len(run.held_out)], self),
+                "held_out": judged(head, draft, labelled(target, draft, run.held_out, self), self),
             }
-        save_head(job.folder, head, draft.model, {"judged": figures, "training": job.facts})
+        save_head(run.folder, head, draft.model, {"judged": figures, "training": run.facts})
         return Trained(
             {"judged": figures},
-            f"a head trained on {len(job.texts):,} texts; binary KL in nats a token:",
+            f"a head trained on {len(run.texts):,} texts; binary KL in nats a token:",
             ("texts", "drafted tokens", "accepted", "KL", "KL of a constant"),
             [
                 (name, f"{of['tokens']:,}", of["acceptance"], f"{of['kl']:.4f}", f"{of['kl_of_a_constant']:.4f}")
