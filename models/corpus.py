@@ -1,9 +1,8 @@
 """The training text: Python source that any machine has, split by file name and turned into token ids.
 
-The corpus is the standard library of the running interpreter plus the packages installed beside it, so that anybody can
+The corpus is the standard library of the running interpreter plus the packages installed beside it, so that anyone can
 rebuild it without a download. A file is held out by its *name* (a hash of it), never by chance, so that the same files
-are held out on every machine; a held-out file whose text also stands elsewhere is dropped from the training side by
-content.
+are held out on every machine; a training file with the text of a held-out one is dropped.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ HELD_OUT_SHARE = 64
 MAX_FILE_BYTES = 100_000
 MAX_LINE_CHARACTERS = 400
 
-# A line break takes the indentation after it along, so that a line of code costs one token for its shape; a name takes
-# the dot, underscore or space before it; numbers come in groups of at most three digits.
+# A line break takes the indentation after it along, so that the shape of a line costs one token; a name takes the
+# dot, underscore or space before it; digits come in groups of at most three.
 _PIECES = Regex(r"\n\s*|[ ._]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+")
 
 
@@ -68,8 +67,8 @@ def read_sources(roots: dict[str, Path]) -> list[Source]:
 
 
 def _usable_text(path: Path) -> str | None:
-    """The file's text, or None for what is no hand-written code: too short, too long, tables of data, other
-    encodings.
+    """The file's text, or None for what is unlikely to be written by hand: too short, too long, long lines, encodings
+    other than UTF-8.
     """
     raw = path.read_bytes()
     if not 200 <= len(raw) <= MAX_FILE_BYTES:

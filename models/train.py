@@ -7,9 +7,9 @@
     python models/train.py export target             # bf16 safetensors and the model card, with held-out bits per byte
 
 Work files live in `build/models`. Hidden matrices are trained with Muon, which on this budget needs far fewer tokens
-than AdamW; embeddings and norms with AdamW. The learning rate is held, then falls linearly to zero over the last part
-of the token budget; a change of `--tokens` on resuming moves that end. Windows grow longer as training goes on: short
-ones are cheaper.
+than AdamW; embeddings and norms with AdamW. The learning rate is constant, then falls linearly to zero over the last
+part of the token budget; `--tokens` on resuming moves that end. Windows grow longer during training: short ones are
+cheaper.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def prepare() -> None:
 
 
 @app.command()
-def texts(share: Annotated[int, typer.Option(help="one file in so many")] = 12) -> None:
-    """Writes a sample of the files of the training side to `build/models/texts`: what heads are trained after."""
+def texts(share: Annotated[int, typer.Option(help="one file in this many")] = 12) -> None:
+    """Writes a sample of the training files to `build/models/texts`: the prompts that heads are trained on."""
     sample = [source for source in read_sources(default_roots()) if not source.held_out][::share]
     for number, source in enumerate(sample):
         path = WORK / "texts" / f"{number:05}.py"
@@ -122,7 +122,7 @@ def optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.opti
 
 
 def rate_at(share: float) -> float:
-    """Multiplier of the learning rate after `share` of the budget: held, then linear to zero."""
+    """Multiplier of the learning rate after `share` of the budget: constant, then linear to zero."""
     return min(1.0, max(0.0, (1.0 - share) / DECAY_SHARE))
 
 
@@ -159,7 +159,7 @@ def _order(windows: int, epoch: int) -> np.ndarray:
 
 @torch.inference_mode()
 def held_out_bits(model: LlamaForCausalLM, device: torch.device, limit: int | None = None) -> float:
-    """Bits per byte of the held-out files, in windows of 1,024 tokens; `limit`: only the first so many tokens."""
+    """Bits per byte of the held-out files, in windows of 1,024 tokens; `limit`: at most this many tokens."""
     facts = json.loads((WORK / "corpus.json").read_text())
     tokens = np.fromfile(WORK / "held_out.bin", dtype=np.uint16)
     bytes_per_token = facts["held_out_bytes"] / facts["held_out_tokens"]
@@ -178,7 +178,7 @@ def held_out_bits(model: LlamaForCausalLM, device: torch.device, limit: int | No
 def save_checkpoint(
     path: Path, model: LlamaForCausalLM, parts: list[torch.optim.Optimizer], progressed: Progressed
 ) -> None:
-    """Written beside and renamed, so that an interruption leaves the last one whole."""
+    """Written beside the last one, then renamed: an interruption leaves that intact."""
     state = {
         "model": model.state_dict(),
         "optimizers": [part.state_dict() for part in parts],

@@ -236,7 +236,7 @@ def test_a_drafter_serves_one_text_after_another(model: LlamaForCausalLM) -> Non
 
 
 def test_steps_of_other_drafts_are_caught_up_with(model: LlamaForCausalLM) -> None:
-    """A drafter that is asked only now and then, as a part of another one, reads what it missed."""
+    """A drafter that drafts only now and then, as a part of another one, reads what it missed."""
     inner, calls = tr.make_drafter("draft_model", model=related(model), **WAYS["tree"]), iter(range(100))
 
     class Sometimes(tr.Drafter):

@@ -16,12 +16,13 @@ from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.measure import PassCosts
 from token_recycling.draft import Context, Step
 from token_recycling.drafters.medusa import Medusa
+from token_recycling.drafters.medusa.fitting import NOTHING, accuracy, examples, train_medusa
 from token_recycling.drafters.medusa.heads import MedusaHeads, load_heads, save_heads
-from token_recycling.drafters.medusa.train import NOTHING, MedusaTraining, accuracy, examples, train_medusa
+from token_recycling.drafters.medusa.train import MedusaTraining
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.templates import best_paths, tree_of, written
 from token_recycling.training.continuations import Continuations, continuations
-from token_recycling.training.loop import Plan
+from token_recycling.training.declaration import Schedule
 from token_recycling.training.saved import TrainedPartError
 
 VOCABULARY = 16
@@ -52,7 +53,7 @@ def drafted(drafter: Medusa, model: LlamaForCausalLM, text: list[int]) -> tuple[
     return written(draft.tree).strip() if len(draft.tree) > 1 else "", draft.tokens.tolist()
 
 
-def best_so_many(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+def pass_costs(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
     curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
     monkeypatch.setattr(PassCosts, "curve", lambda costs, length: curve)
 
@@ -114,9 +115,9 @@ def test_a_static_tree_has_as_many_nodes_as_pay(
     counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = counting_heads(tmp_path, counting)
-    best_so_many(monkeypatch, 1.0, 1.01, 1.02, 1.03, 9.0)
+    pass_costs(monkeypatch, 1.0, 1.01, 1.02, 1.03, 9.0)
     assert drafted(Medusa(folder, tree="static"), counting, [1, 2])[0] == "0 1\n00"
-    best_so_many(monkeypatch, 1.0, 9.0)
+    pass_costs(monkeypatch, 1.0, 9.0)
     assert drafted(Medusa(folder, tree="static"), counting, [1, 2]) == ("", [2])
 
 
@@ -128,9 +129,9 @@ def test_a_grown_tree_follows_the_probabilities_of_the_step(
     sharp.output.data *= 50
     save_heads(tmp_path, sharp, counting, [[0.5], [0.5]])
     assert drafted(Medusa(tmp_path, tree=2), counting, [1, 2]) == ("0\n00", [2, 3, 4])
-    best_so_many(monkeypatch, 1.0, 1.1, 1.2, 1.3, 1.4)
+    pass_costs(monkeypatch, 1.0, 1.1, 1.2, 1.3, 1.4)
     assert drafted(Medusa(tmp_path), counting, [1, 2]) == ("0\n00", [2, 3, 4])
-    best_so_many(monkeypatch, 1.0, 9.0, 9.0)
+    pass_costs(monkeypatch, 1.0, 9.0, 9.0)
     assert drafted(Medusa(tmp_path), counting, [1, 2]) == ("", [2])
     flat = foreseeing(2)
     flat.output.data[1] = 0
@@ -245,7 +246,7 @@ def test_heads_learn_the_tokens_after_the_next_one(model: LlamaForCausalLM) -> N
 
 def counted(model: LlamaForCausalLM, folder: Path) -> Continuations:
     prompts = [torch.tensor([seed % VOCABULARY, (seed + 1) % VOCABULARY]) for seed in range(24)]
-    return continuations(model, prompts, folder / "texts", max_new_tokens=12)
+    return continuations(tr.generate, model, prompts, folder / "texts", max_new_tokens=12)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -257,7 +258,7 @@ def test_heads_trained_on_a_model_that_counts_foresee_it(counting: LlamaForCausa
         counting,
         texts,
         MedusaTraining(heads=2, own_output=own, batch=4),
-        Plan(150, rate=0.02),
+        Schedule(150, rate=0.02),
         progress=lambda step, loss: losses.append(loss),
     )
     assert losses[-1] < 0.3 * losses[0]
@@ -274,17 +275,17 @@ def test_an_interrupted_training_ends_with_the_same_heads(
     counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
-    texts, how, plan = counted(counting, tmp_path), MedusaTraining(heads=2, batch=5), Plan(12, rate=0.01)
-    wanted = train_medusa(counting, texts, how, plan)
+    texts, how, schedule = counted(counting, tmp_path), MedusaTraining(heads=2, batch=5), Schedule(12, rate=0.01)
+    wanted = train_medusa(counting, texts, how, schedule)
 
     def stop(step: int, loss: float) -> None:
         if step == 7:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_medusa(counting, texts, how, plan, tmp_path / "checkpoint", stop)
+        train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", stop)
     steps: list[int] = []
-    made = train_medusa(counting, texts, how, plan, tmp_path / "checkpoint", lambda step, loss: steps.append(step))
+    made = train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", lambda step, loss: steps.append(step))
     assert steps == list(range(8, 13))
     for name, weight in wanted.state_dict().items():
         assert torch.equal(made.state_dict()[name], weight)
@@ -298,7 +299,7 @@ def test_a_target_in_16_bits_has_heads_trained_in_32(counting: LlamaForCausalLM,
         model,
         texts,
         MedusaTraining(heads=1, own_output=own),
-        Plan(60, rate=0.02),
+        Schedule(60, rate=0.02),
         progress=lambda step, loss: losses.append(loss),
     )
     assert heads.weight.dtype == torch.float32

@@ -12,20 +12,13 @@ from support import tiny
 from support.commandline import assert_refused, run, run_json
 from transformers import LlamaForCausalLM
 
-from token_recycling.drafters.specdec_pp import train as specdec_pp
+from token_recycling.drafters.specdec_pp import fitting as specdec_pp
+from token_recycling.drafters.specdec_pp.fitting import Labelled, judged, labelled, loss, train_head, weighted
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head
-from token_recycling.drafters.specdec_pp.train import (
-    Labelled,
-    SpecDecTraining,
-    judged,
-    labelled,
-    loss,
-    train_head,
-    weighted,
-)
+from token_recycling.drafters.specdec_pp.train import SpecDecTraining
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.training.continuations import Continuations
-from token_recycling.training.loop import Plan
+from token_recycling.training.declaration import Schedule
 
 
 def counts_wrongly_from_eight() -> LlamaForCausalLM:
@@ -133,7 +126,7 @@ def test_a_head_learns_where_both_models_part() -> None:
     target, draft = pair()
     how = SpecDecTraining(depth=1, rejection_weight=1.0, draft_temperature=0, batch=4)
     known = labelled(target, draft, counted(16), how)
-    head = train_head(draft, known, how, Plan(150, 0.02))
+    head = train_head(draft, known, how, Schedule(150, 0.02))
     found = judged(head, draft, known, how)
     assert found["kl"] < 0.3 * found["kl_of_a_constant"]
     assert found["acceptance"] == pytest.approx(0.5, abs=0.1)
@@ -152,28 +145,28 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
     target, draft = pair()
     how = SpecDecTraining(depth=2, batch=3, seed=1)
     known = labelled(target, draft, counted(7), how)
-    wanted = train_head(draft, known, how, Plan(9))
+    wanted = train_head(draft, known, how, Schedule(9))
 
     def interrupt(step: int, loss: float) -> None:
         if step == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_head(draft, known, how, Plan(9), tmp_path / "checkpoint", interrupt)
+        train_head(draft, known, how, Schedule(9), tmp_path / "checkpoint", interrupt)
     steps = []
-    made = train_head(draft, known, how, Plan(9), tmp_path / "checkpoint", lambda step, loss: steps.append(step))
+    made = train_head(draft, known, how, Schedule(9), tmp_path / "checkpoint", lambda step, loss: steps.append(step))
     assert steps == [6, 7, 8, 9]
     for name, weight in wanted.state_dict().items():
         assert torch.equal(made.state_dict()[name], weight)
     with pytest.raises(ValueError, match="a checkpoint with texts"):
-        train_head(draft, known[:-1], how, Plan(9), tmp_path / "checkpoint")
+        train_head(draft, known[:-1], how, Schedule(9), tmp_path / "checkpoint")
 
 
 def test_the_draft_model_stays_as_it_is() -> None:
     target, draft = pair()
     before = {name: weight.clone() for name, weight in draft.model.state_dict().items()}
     how = SpecDecTraining(batch=2)
-    train_head(draft, labelled(target, draft, counted(4), how), how, Plan(3))
+    train_head(draft, labelled(target, draft, counted(4), how), how, Schedule(3))
     assert all(torch.equal(weight, before[name]) for name, weight in draft.model.state_dict().items())
     assert all(weight.grad is None for weight in draft.model.parameters())
 

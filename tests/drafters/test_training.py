@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,16 @@ import torch
 from support import tiny
 from transformers import LlamaForCausalLM
 
-from token_recycling.training.continuations import Continuations, ContinuationsError, continuations, pieces
-from token_recycling.training.loop import CheckpointError, Plan, Shuffled, fit, frozen
+import token_recycling as tr
+from token_recycling.cli.commands import train
+from token_recycling.model.inspection import weights_fingerprint
+from token_recycling.training import continuations as texts
+from token_recycling.training.continuations import Continuations, ContinuationsError, pieces
+from token_recycling.training.declaration import Schedule
+from token_recycling.training.loop import CheckpointError, Shuffled, fit, frozen
 from token_recycling.training.saved import TrainedPartError, check_model, load_part, save_part
+
+continuations = partial(texts.continuations, tr.generate)
 
 
 class StoppedError(Exception):
@@ -73,21 +82,21 @@ def test_an_interrupted_run_goes_on(
     monkeypatch.setattr("token_recycling.training.continuations._SAVE_SECONDS", 0)
     how = {"max_new_tokens": 8, "batch": 2, "temperature": temperature, "seed": 3}
     wanted = continuations(model, prompts(6), tmp_path / "whole", **how)
-    told = []
+    reported = []
 
     def interrupt(done: int, total: int) -> None:
-        told.append((done, total))
+        reported.append((done, total))
         if done == 4:
             raise StoppedError
 
     with pytest.raises(StoppedError):
         continuations(model, prompts(6), tmp_path / "parts", progress=interrupt, **how)
-    assert told == [(0, 6), (2, 6), (4, 6)]
-    told.clear()
+    assert reported == [(0, 6), (2, 6), (4, 6)]
+    reported.clear()
     made = continuations(
-        model, prompts(6), tmp_path / "parts", progress=lambda done, total: told.append((done, total)), **how
+        model, prompts(6), tmp_path / "parts", progress=lambda done, total: reported.append((done, total)), **how
     )
-    assert told == [(4, 6), (6, 6)]
+    assert reported == [(4, 6), (6, 6)]
     assert [text.tolist() for text in made.texts] == [text.tolist() for text in wanted.texts]
     assert made.prompt_lengths == wanted.prompt_lengths
 
@@ -158,13 +167,13 @@ def loss_of(layer: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 def test_the_loss_falls() -> None:
     losses = []
-    fit(part(), batch_at, loss_of, Plan(60, rate=0.05), progress=lambda step, loss: losses.append(loss))
+    fit(part(), batch_at, loss_of, Schedule(60, rate=0.05), progress=lambda step, loss: losses.append(loss))
     assert len(losses) == 60
     assert losses[-1] < 0.1 * losses[0]
 
 
 def test_the_rate_rises_and_falls() -> None:
-    rates = [Plan(100, rate=2.0, warmup=0.1).rate_at(step) for step in range(100)]
+    rates = [Schedule(100, rate=2.0, warmup=0.1).rate_at(step) for step in range(100)]
     assert rates[:11] == sorted(rates[:11])
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[10] == 2.0
@@ -195,7 +204,7 @@ def test_frozen_parameters_stay() -> None:
     layer = part()
     layer.bias.requires_grad_(False)
     before = layer.bias.clone(), layer.weight.clone()
-    fit(layer, batch_at, loss_of, Plan(3))
+    fit(layer, batch_at, loss_of, Schedule(3))
     assert torch.equal(layer.bias, before[0])
     assert not torch.equal(layer.weight, before[1])
 
@@ -203,21 +212,21 @@ def test_frozen_parameters_stay() -> None:
 def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
     wanted = part()
-    fit(wanted, batch_at, loss_of, Plan(10))
+    fit(wanted, batch_at, loss_of, Schedule(10))
 
     def interrupt(step: int, loss: float) -> None:
         if step == 6:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        fit(part(), batch_at, loss_of, Plan(10), tmp_path / "checkpoint", {"data": [1, 2]}, interrupt)
+        fit(part(), batch_at, loss_of, Schedule(10), tmp_path / "checkpoint", {"data": [1, 2]}, interrupt)
     steps: list[int] = []
     resumed = part(seed=9)
     fit(
         resumed,
         batch_at,
         loss_of,
-        Plan(10),
+        Schedule(10),
         tmp_path / "checkpoint",
         {"data": (1, 2)},
         lambda step, loss: steps.append(step),
@@ -229,27 +238,27 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
 
 def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
-    fit(part(), batch_at, loss_of, Plan(2), path, {"data": "a"})
+    fit(part(), batch_at, loss_of, Schedule(2), path, {"data": "a"})
     with pytest.raises(CheckpointError, match="with data b, got a"):
-        fit(part(), batch_at, loss_of, Plan(2), path, {"data": "b"})
+        fit(part(), batch_at, loss_of, Schedule(2), path, {"data": "b"})
     with pytest.raises(CheckpointError, match="with plan"):
-        fit(part(), batch_at, loss_of, Plan(3), path, {"data": "a"})
+        fit(part(), batch_at, loss_of, Schedule(3), path, {"data": "a"})
     with pytest.raises(CheckpointError, match="of this part"):
-        fit(torch.nn.Linear(3, 4), batch_at, loss_of, Plan(2), path, {"data": "a"})
+        fit(torch.nn.Linear(3, 4), batch_at, loss_of, Schedule(2), path, {"data": "a"})
     path.write_bytes(b"none")
     with pytest.raises(CheckpointError, match="expected a checkpoint"):
-        fit(part(), batch_at, loss_of, Plan(2), path, {"data": "a"})
+        fit(part(), batch_at, loss_of, Schedule(2), path, {"data": "a"})
 
 
 def test_a_loss_that_is_no_number_ends_the_training() -> None:
     with pytest.raises(FloatingPointError, match="lower the rate"):
-        fit(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0, Plan(2))
+        fit(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0, Schedule(2))
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"rate": 0.0}, {"warmup": 1.0}, {"clip": 0.0}])
 def test_a_plan_is_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected steps"):
-        Plan(**{"steps": 1, **wrong})  # type: ignore[arg-type]
+        Schedule(**{"steps": 1, **wrong})  # type: ignore[arg-type]
 
 
 # files of trained parts
@@ -289,3 +298,40 @@ def test_a_damaged_part_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> N
     (tmp_path / "kind.json").write_text("{")
     with pytest.raises(TrainedPartError, match="expected JSON"):
         load_part(tmp_path, "kind")
+
+
+def test_a_fingerprint_may_leave_out_the_type(model: LlamaForCausalLM) -> None:
+    """Rows of a benchmark state the type beside it, so that those of one model in two types can be compared."""
+    model.to(torch.bfloat16)
+    narrow = weights_fingerprint(model), weights_fingerprint(model, typed=False)
+    model.to(torch.float32)
+    wide = weights_fingerprint(model), weights_fingerprint(model, typed=False)
+    assert narrow[0] != wide[0]
+    assert narrow[1] == wide[1]
+
+
+# what a method declares
+
+DECLARED = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from ...training.declaration import Training, option
+
+@dataclass(frozen=True)
+class OtherTraining(Training):
+    """Trains something else."""
+    layers: int = option(2, "How many layers.", min=1)
+    hidden: float = 0.5
+    defaults = {"steps": 7}
+    held_out_use = "are held out"
+'''
+
+
+def test_a_drafter_that_declares_a_training_has_its_command(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DECLARED)
+    command = train.command_for("other_drafter", tmp_path / "train.py")
+    taken = inspect.signature(command).parameters
+    assert (taken["layers"].default, taken["steps"].default, taken["texts"].default) == (2, 7, 3000)
+    assert taken["output"].default is inspect.Parameter.empty
+    assert command.__doc__ == "Trains something else."
+    assert not {"hidden", "draft"} & set(taken)

@@ -1,5 +1,4 @@
-"""The command line: `token-recycling COMMAND`; each command is a file in `commands/`, or a folder of such
-files, named here.
+"""The command line: `token-recycling COMMAND`; each command is a file in `commands/`, named here.
 
 It stands on the library's surface and adds only what a terminal needs. torch and transformers are imported by the
 commands that need them, so that help and wrong usage answer at once.

@@ -20,6 +20,8 @@ from transformers import PreTrainedModel
 
 _SAMPLED = 64
 """Numbers of a parameter that its fingerprint reads."""
+_CHANGING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+"""Of a configuration, what says nothing of the weights or differs with how they were loaded."""
 
 
 def held_by(wrapper: Any) -> str:
@@ -94,13 +96,16 @@ def output_width(model: PreTrainedModel) -> int:
     return int(output_layer(model).in_features)  # type: ignore[arg-type]
 
 
-def weights_fingerprint(model: PreTrainedModel) -> str:
-    """A short digest of a model's configuration and of some numbers of every parameter."""
-    digest = hashlib.sha256()
-    config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
-    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+@torch.no_grad()
+def weights_fingerprint(model: PreTrainedModel, typed: bool = True) -> str:
+    """A short digest of the configuration and of some numbers of every parameter, as loaded; reading all of a large
+    model would take minutes. Not `typed`: equal for equal numbers held in other types, as in rows that state the type.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key not in _CHANGING}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():
         numbers = parameter.detach().flatten()
-        sampled = numbers[:: max(1, len(numbers) // _SAMPLED)][:_SAMPLED].float().cpu()
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + sampled.numpy().tobytes())
+        sampled = numbers[:: max(1, len(numbers) // _SAMPLED)][:_SAMPLED]
+        digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype if typed else ''}".encode())
+        digest.update(sampled.to("cpu", torch.float32).numpy().tobytes())
     return digest.hexdigest()[:16]

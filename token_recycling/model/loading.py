@@ -1,6 +1,6 @@
 """From what a user writes to what the library takes: a model, its tokenizer and prompts.
 
-MODEL is a local folder or a name on the Hugging Face hub. What is missing is said before anything slow begins.
+MODEL is a local folder or a name on the Hugging Face hub. What is missing is reported before anything slow begins.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ..drafter import Drafter
-
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT = 5
 
@@ -32,12 +30,12 @@ class Loaded:
 
     @property
     def context(self) -> int | None:
-        """How many tokens the model was made for, if its configuration says so."""
+        """Number of tokens the model was made for, if its configuration says so."""
         return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 class Prompt(NamedTuple):
-    """A text to continue, and where it is from."""
+    """A text to continue, and where it comes from."""
 
     name: str
     text: str
@@ -70,7 +68,7 @@ def load_model(name: str, dtype: str | None, device: str | None, threads: int | 
     chosen = dtype or ("float32" if place.type == "cpu" else "auto")
     try:
         return AutoModelForCausalLM.from_pretrained(name, dtype=chosen).to(place).eval()
-    except Exception as error:  # a folder of somebody else can be wrong in any way
+    except Exception as error:  # a user's folder can be wrong in any way
         raise ValueError(f"expected a causal language model at {name}, got: {first_line(error)}") from error
 
 
@@ -86,8 +84,20 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise ValueError(f"expected a tokenizer at {name}, got: {first_line(error)}") from error
 
 
+def tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer saved where a model was loaded from; None if there is none on this machine."""
+    from transformers import AutoTokenizer
+
+    if not model.name_or_path:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(model.name_or_path, local_files_only=True)
+    except Exception:  # none there, none on this machine, or one that cannot be read
+        return None
+
+
 def quieten() -> None:
-    """Turns off transformers' own bars, and warnings that a user can do nothing about; downloads still show theirs."""
+    """Turns off transformers' own bars, and warnings that a user cannot act on; downloads still show theirs."""
     from huggingface_hub.utils import enable_progress_bars
     from transformers.utils import logging
 
@@ -97,7 +107,7 @@ def quieten() -> None:
 
 
 def check_source(name: str) -> None:
-    """Raises ValueError unless `name` is a folder with a model or the name of one that can be had from the hub."""
+    """Raises ValueError unless `name` is a folder with a model or the name of one that the hub has."""
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -105,7 +115,7 @@ def check_source(name: str) -> None:
         return
     if path.exists():
         raise ValueError(f"expected the folder of a model, got the file {name}; give its folder")
-    # A name such as models/target is a hub name in form; if its first part is a folder here, it is meant as a path.
+    # A name such as models/target looks like a hub name; if its first part is a folder here, it is meant as a path.
     if not _HUB_NAME.fullmatch(name) or ("/" in name and path.parent.is_dir()):
         raise ValueError(f"expected the folder of a model or a hub name, got {name!r}: there is no such folder")
     _find_on_hub(name)
@@ -117,8 +127,8 @@ def _find_on_hub(name: str) -> None:
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return
     try:
-        HfApi().model_info(name, timeout=_HUB_TIMEOUT)  # unlike a download, this does not try again and again
-    except Exception as error:  # not found, gated, offline, refused: all mean that there is no model to be had
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT)  # unlike a download, this does not retry
+    except Exception as error:  # not found, gated, offline, refused: in any case no model
         raise ValueError(
             f"expected the folder of a model or a hub name, got {name!r}: "
             f"there is no such folder, and no answer of the hub with such a model ({first_line(error)})"
@@ -171,7 +181,7 @@ def uses_chat(loaded: Loaded, wanted: bool | None) -> bool:
 
 
 def arguments(loaded: Loaded, ids: torch.Tensor, max_new_tokens: int, **more: Any) -> dict[str, Any]:
-    """Arguments of `model.generate` for a prompt; no more tokens are asked for than the model's context holds."""
+    """Arguments of `model.generate` for a prompt; at most as many new tokens as the model's context holds."""
     room = max_new_tokens if loaded.context is None else loaded.context - ids.shape[1]
     return {
         "input_ids": ids,
@@ -182,7 +192,7 @@ def arguments(loaded: Loaded, ids: torch.Tensor, max_new_tokens: int, **more: An
     }
 
 
-def load_matrix(loaded: Loaded, drafter: Drafter, path: Path) -> None:
+def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
     """Fills the drafter's matrix from a file if there is one; raises ValueError."""
     from ..candidates.matrix import fingerprint
     from .tree_model import TreeModel
@@ -199,7 +209,7 @@ def load_matrix(loaded: Loaded, drafter: Drafter, path: Path) -> None:
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
     """Prompts from arguments, else from a file or all files of a folder, else standard input; raises ValueError.
 
-    Line ends at the very end of a file or of standard input are left out, as a shell does: they are the editor's, not
+    Line ends at the very end of a file or of standard input are dropped, as a shell does: they are the editor's, not
     the prompt's.
     """
     prompts = _found_prompts(texts, path)
@@ -255,5 +265,5 @@ def _read(name: str, read: Callable[[], str]) -> Prompt:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, as far as one line goes."""
+    """The first line of an error's message that is not empty, else its type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

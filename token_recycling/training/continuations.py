@@ -1,9 +1,9 @@
 """The target's own texts: what it says after given prompts, kept in a file.
 
 Heads that foresee the target are trained on what it says, not on what stands in the training text (Medusa, 2401.10774,
-section 2.3.2; SpecDec++, 2405.19715, section 3.2). The texts are generated in batches by the loop of this package, and
-the file is saved as they come: a run that was interrupted goes on where it stopped. Sampled texts are drawn without
-drafts, so that a seed gives the same ones whatever the clock says of trees.
+section 2.3.2; SpecDec++, 2405.19715, section 3.2). The texts are generated in batches, and the file is saved as they
+come: a run that was interrupted resumes where it stopped. Sampled texts are drawn without drafts, so that a seed gives
+the same ones whatever size of tree the measured costs favour.
 
 The file is safetensors: `tokens` (total,) int32 of all texts, `offsets` (texts + 1,) int64 where each begins, and
 `prompt_lengths` (texts,) int32. Its header says of which model, prompts and options they are.
@@ -27,11 +27,13 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from ..files import replacing
-from ..hf.accelerate import generate
 from ..model.inspection import weights_fingerprint
 from ..model.tree_model import TreeModel
-from ..registry import make_drafter
 
+Generate = Callable[..., Any]
+"""As `hf.accelerate.generate`: takes a model, ids (batch, length), a drafter's name and arguments of `model.generate`;
+returns ids (batch, length + new).
+"""
 FORMAT, VERSION = "token_recycling.continuations", "1"
 _SAVE_SECONDS = 20
 _SHORTEST_SHARE = 0.5
@@ -59,24 +61,24 @@ class Continuations:
             raise ValueError(
                 f"expected texts to train on besides {held_out} held out, got {len(self)} in all; give more text"
             )
-        return self.chosen(range(len(self) - held_out)), self.chosen(range(len(self) - held_out, len(self)))
+        return self.select(range(len(self) - held_out)), self.select(range(len(self) - held_out, len(self)))
 
-    def chosen(self, places: Sequence[int]) -> Continuations:
-        """Some of the texts."""
+    def select(self, places: Sequence[int]) -> Continuations:
+        """The texts at these places."""
         return Continuations([self.texts[place] for place in places], [self.prompt_lengths[place] for place in places])
 
     @property
     def digest(self) -> str:
-        """Equal for equal texts, whose prompts are as long."""
-        return _digest([torch.tensor(self.prompt_lengths), *self.texts])
+        """Equal for equal texts with prompts of equal lengths."""
+        return digest([torch.tensor(self.prompt_lengths), *self.texts])
 
 
 def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int = 0) -> list[torch.Tensor]:
     """At most `count` pieces (length,) int64 of documents (any,), chosen and put in order at random, by `seed`.
 
-    Pieces do not overlap, and those of one document stand together: so the last ones, held out, come from documents
-    that the first ones do not come from, but for one. The end of a document is a piece if it is half as long as others.
-    Raises ValueError where there is none.
+    Pieces do not overlap, and those of one document stand together: so the last ones, held out, share at most one
+    document with the others. The end of a document is a piece if it is at least half as long as the others. Raises
+    ValueError where there is none.
     """
     found: list[tuple[int, np.ndarray]] = []
     for number, document in enumerate(documents):
@@ -92,6 +94,7 @@ def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int =
 
 
 def continuations(
+    generate: Generate,
     model: PreTrainedModel,
     prompts: Sequence[torch.Tensor],
     path: str | os.PathLike[str],
@@ -104,8 +107,8 @@ def continuations(
 ) -> Continuations:
     """What `model` says after each of `prompts` (length,): greedily, or drawn at a temperature. Written to `path`.
 
-    If the file is there the run goes on where it stopped. `progress` is told how many texts there are, and of how many
-    in all. Raises ContinuationsError if the file is of another model, other prompts or options, or damaged.
+    If the file exists the run resumes where it stopped. `progress` is called with the number of texts done and that of
+    all. Raises ContinuationsError if the file is of another model, other prompts or options, or damaged.
     """
     if max_new_tokens < 1 or batch < 1 or temperature < 0:
         raise ValueError(
@@ -114,7 +117,7 @@ def continuations(
         )
     made = {
         "model": weights_fingerprint(model),
-        "prompts": _digest(prompts),
+        "prompts": digest(prompts),
         "max_new_tokens": max_new_tokens,
         "temperature": float(temperature),
         "seed": seed,
@@ -129,7 +132,7 @@ def continuations(
         group = prompts[len(done) : len(done) + batch]
         with torch.random.fork_rng():
             torch.manual_seed(seed + len(done))
-            done.texts += _continued(model, group, max_new_tokens, temperature)
+            done.texts += _continued(generate, model, group, max_new_tokens, temperature)
         done.prompt_lengths += [len(prompt) for prompt in group]
         if time.monotonic() - saved_at > _SAVE_SECONDS or len(done) == len(prompts):
             _write(path, done, made)
@@ -140,9 +143,9 @@ def continuations(
 
 
 def _continued(
-    model: PreTrainedModel, prompts: Sequence[torch.Tensor], max_new_tokens: int, temperature: float
+    generate: Generate, model: PreTrainedModel, prompts: Sequence[torch.Tensor], max_new_tokens: int, temperature: float
 ) -> list[torch.Tensor]:
-    """Each prompt with what the model says after it, up to and with an end-of-sequence token."""
+    """Each prompt with what the model says after it, up to and including an end-of-sequence token."""
     target, longest = TreeModel(model), max(map(len, prompts))
     room = max_new_tokens if target.max_length is None else min(max_new_tokens, target.max_length - longest)
     if room < 1:
@@ -152,14 +155,15 @@ def _continued(
     eos = model.generation_config.eos_token_id
     ends = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
     padding = model.generation_config.pad_token_id
-    ids = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_side="left").to(target.device)
-    lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=target.device)
-    mask = (torch.arange(longest - 1, -1, -1, device=target.device) < lengths).long()
+    ids, mask = (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left").to(target.device)
+        for rows in (list(prompts), [torch.ones_like(prompt) for prompt in prompts])
+    )
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     said = generate(
         model,
         ids,
-        drafter=make_drafter("plain" if temperature else "recycling"),
+        drafter="plain" if temperature else "recycling",
         attention_mask=mask,
         max_new_tokens=room,
         pad_token_id=padding if padding is not None else min(ends, default=0),
@@ -173,11 +177,12 @@ def _continued(
     return texts
 
 
-def _digest(texts: Sequence[torch.Tensor]) -> str:
-    digest = hashlib.sha256()
+def digest(texts: Iterable[torch.Tensor]) -> str:
+    """Equal for equal ids, (length,) each, in equal order."""
+    found = hashlib.sha256()
     for text in texts:
-        digest.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())
-    return digest.hexdigest()[:16]
+        found.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())
+    return found.hexdigest()[:16]
 
 
 def _write(path: Path, done: Continuations, made: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""The loop that trains a small part beside a frozen model: batch, loss, step, checkpoint; it goes on where it stopped.
+"""The loop that trains a small part beside a frozen model: batch, loss, step, checkpoint; it resumes where it stopped.
 
-Batch number i must depend on i alone, and the loss must draw nothing at random that is not seeded by its batch. Then an
+Batch number i must depend on i alone, and whatever the loss draws at random must be seeded by its batch. Then an
 interrupted run ends with the same weights as one that was not. AdamW, with a learning rate that rises linearly and
 falls as a cosine to zero. Cost beyond forward and backward: a file of three times the weights, every 20 seconds.
 """
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..files import replacing
+from .declaration import Schedule
 
 Batch = TypeVar("Batch")
 Part = TypeVar("Part", bound=torch.nn.Module)
@@ -29,40 +29,11 @@ _SAVE_SECONDS = 20
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be gone on from: what was expected, what came and what to do."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a part is trained."""
-
-    steps: int
-    """Batches in all."""
-    rate: float = 1e-3
-    """Highest learning rate."""
-    warmup: float = 0.05
-    """Share of the steps in which it rises to that."""
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    """Largest norm of a gradient; a larger one is shortened to it."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or not self.rate > 0 or not 0 <= self.warmup < 1 or not self.clip > 0:
-            raise ValueError(
-                "expected steps of 1 or more, a rate and a clip above 0 and a warmup from 0 to less than 1, "
-                f"got steps={self.steps}, rate={self.rate}, clip={self.clip}, warmup={self.warmup}"
-            )
-
-    def rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        warm = self.warmup * self.steps
-        if step < warm:
-            return self.rate * (step + 1) / (warm + 1)
-        return self.rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / (self.steps - warm)))
+    """A checkpoint that cannot be resumed: what was expected, what came and what to do."""
 
 
 class Shuffled:
-    """Which of so many examples each batch has: all of them in a random order, a new one in every epoch."""
+    """Which of n examples each batch holds: all of them in a random order, a new one in every epoch."""
 
     def __init__(self, examples: int, batch: int, seed: int = 0) -> None:
         if batch < 1:
@@ -71,11 +42,8 @@ class Shuffled:
         self._order = lru_cache(maxsize=2)(self._order_of)
 
     def __getitem__(self, number: int) -> list[int]:
-        found = []
-        for place in range(number * self._batch, (number + 1) * self._batch):
-            epoch, within = divmod(place, self._examples)
-            found.append(self._order(epoch)[within])
-        return found
+        places = range(number * self._batch, (number + 1) * self._batch)
+        return [self._order(place // self._examples)[place % self._examples] for place in places]
 
     def _order_of(self, epoch: int) -> list[int]:
         draws = torch.Generator().manual_seed(self._seed + epoch)
@@ -85,11 +53,11 @@ class Shuffled:
 
 @contextlib.contextmanager
 def frozen(model: torch.nn.Module) -> Iterator[None]:
-    """Within it the model's own parameters want no gradient: none is computed for what a part shares with it."""
+    """Within it the model's own parameters require no gradient: none is computed for what a part shares with it."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in wanted:
+        parameter.requires_grad_(False)
     try:
-        for parameter in wanted:
-            parameter.requires_grad_(False)
         yield
     finally:
         for parameter in wanted:
@@ -100,27 +68,27 @@ def fit(
     part: Part,
     batch_at: Callable[[int], Batch],
     loss_of: Callable[[Part, Batch], torch.Tensor],
-    plan: Plan,
+    schedule: Schedule,
     checkpoint: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Trains the parameters of `part` that want a gradient, in place.
+    """Trains the parameters of `part` that require a gradient, in place.
 
     `batch_at(i)` makes batch number i, without gradients; `loss_of(part, batch)` is a scalar. With a `checkpoint` the
-    run goes on from that file if it is there, and keeps it up to date; it is left in place at the end. `options` is
-    whatever else decides the outcome, such as data and model, as JSON holds it. `progress` is told how many steps are
-    done and the last loss. Raises CheckpointError for a file of other options, another part, or a damaged one, and
-    FloatingPointError where the loss is no number any more.
+    run resumes from that file if it exists, and keeps it up to date; it is left in place at the end. `options` is
+    whatever else decides the outcome, such as data and model, as JSON holds it. `progress` is called with the number of
+    steps done and the last loss. Raises CheckpointError for a file of other options, another part, or a damaged one,
+    and FloatingPointError where the loss is not finite.
     """
     parameters = [parameter for parameter in part.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=plan.rate, weight_decay=plan.weight_decay)
-    decided = json.loads(json.dumps({"plan": asdict(plan), **(options or {})}))
+    optimizer = torch.optim.AdamW(parameters, lr=schedule.rate, weight_decay=schedule.weight_decay)
+    decided = json.loads(json.dumps({"plan": asdict(schedule), **(options or {})}))
     path = None if checkpoint is None else Path(checkpoint)
     done = _resume(path, part, optimizer, decided) if path is not None and path.exists() else 0
     saved_at, trained = time.monotonic(), part.training
     part.train()
-    for step in range(done, plan.steps):
+    for step in range(done, schedule.steps):
         with torch.no_grad():
             batch = batch_at(step)
         loss = loss_of(part, batch)
@@ -128,11 +96,11 @@ def fit(
             raise FloatingPointError(f"expected a finite loss, got {loss.item()} in step {step}; lower the rate")
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, plan.clip)
+        torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
         for group in optimizer.param_groups:
-            group["lr"] = plan.rate_at(step)
+            group["lr"] = schedule.rate_at(step)
         optimizer.step()
-        if path is not None and (time.monotonic() - saved_at > _SAVE_SECONDS or step + 1 == plan.steps):
+        if path is not None and (time.monotonic() - saved_at > _SAVE_SECONDS or step + 1 == schedule.steps):
             _save(path, part, optimizer, decided, step + 1)
             saved_at = time.monotonic()
         if progress is not None:
@@ -149,7 +117,7 @@ def _save(
 
 
 def _resume(path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer, decided: dict[str, Any]) -> int:
-    """Takes up what a checkpoint holds; the number of steps done."""
+    """Loads a checkpoint into part and optimizer; returns the number of steps done."""
     remedy = "delete it to start anew, or give the options that it was made with"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -1,8 +1,8 @@
 """Trained parts on disk: a folder with `KIND.safetensors` and `KIND.json`, checked before they are used.
 
-The JSON says what the part is (its sizes), which model it belongs to, and how it was trained. A model is known again by
-one number of every weight matrix, compared as loosely as 16 bits demand: the same part serves the model in float32 and
-in bfloat16.
+The JSON says what the part is (its sizes), which model it belongs to, and how it was trained. A model is recognized by
+its sizes and one number of each of some weight matrices, compared as loosely as 16 bits demand: the same part serves
+the model in float32 and in bfloat16, which have different `model.inspection.weights_fingerprint`s.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ..files import replacing
-from ..model.tree_model import TreeModel
 
 VERSION = 1
 _SAMPLED_MATRICES = 64
 _RELATIVE, _ABSOLUTE = 0.01, 1e-6
-"""How far two numbers may lie apart and count as one in types of 16 bits."""
+"""How far two numbers may differ and still count as equal, held in types of 16 bits."""
 
 
 class TrainedPartError(ValueError):
@@ -72,18 +71,18 @@ def load_part(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, torc
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """By what a model is known again: sizes, and one number of each of some weight matrices."""
-    config, embedding = model.config.get_text_config(decoder=True), model.get_input_embeddings().weight
+    """What a model is recognized by: its sizes, and one number of each of some weight matrices."""
+    config = model.config.get_text_config(decoder=True)
     return {
         "family": config.model_type,
-        "vocab_size": TreeModel(model).vocab_size,
-        "hidden_size": embedding.shape[1],
+        "vocab_size": config.vocab_size,
+        "hidden_size": model.get_input_embeddings().weight.shape[1],
         "numbers": _numbers(model),
     }
 
 
 def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: PreTrainedModel) -> None:
-    """Raises TrainedPartError unless a part belongs to `model`, as far as its sizes and numbers tell."""
+    """Raises TrainedPartError unless a part belongs to `model`, as far as its `identity` tells."""
     theirs, ours = facts.get("model") or {}, identity(model)
     remedy = "give the part that was trained for this model, or train one"
     for name in ("family", "vocab_size", "hidden_size"):
@@ -93,7 +92,7 @@ def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: 
                 f"got one for {theirs.get(name)}; {remedy}"
             )
     for name, number in ours["numbers"].items():
-        wanted = theirs.get("numbers", {}).get(name, number)  # not there where a model was packed into fewer bits
+        wanted = theirs.get("numbers", {}).get(name, number)  # missing where a model was quantized
         if not math.isclose(number, wanted, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
             raise TrainedPartError(
                 f"{where}: expected a part for this model, whose {name} holds {number:.4g}, "
@@ -102,7 +101,7 @@ def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: 
 
 
 def _numbers(model: PreTrainedModel) -> dict[str, float]:
-    """The middle number of matrices at even distances; those that are not at hand (offloaded, packed) are left out."""
+    """The middle number of matrices at even distances, without those that cannot be read (offloaded, quantized)."""
     matrices = [(name, weight) for name, weight in model.named_parameters() if weight.ndim == 2]
     chosen = matrices[:: max(1, len(matrices) // _SAMPLED_MATRICES)]
     return {

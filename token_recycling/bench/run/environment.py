@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
 import os
 import platform
 import subprocess
@@ -16,8 +14,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from ... import __version__
-
-_SAMPLED = 64
+from ...model.inspection import weights_fingerprint
 
 
 def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
@@ -33,30 +30,12 @@ def environment(model: PreTrainedModel, name: str) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "token_recycling": __version__,
         "model": name,
-        "model_fingerprint": model_fingerprint(model),
+        "model_fingerprint": weights_fingerprint(model, typed=False),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": _commit(),
     }
-
-
-@torch.no_grad()
-def model_fingerprint(model: PreTrainedModel) -> str:
-    """A short digest of the configuration and of some values of every parameter, as loaded: another checkpoint or
-    another type of the weights has another one. Reading all of a large model would take minutes.
-    """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in _CHANGING}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().flatten()
-        some = values[:: max(1, len(values) // _SAMPLED)][:_SAMPLED]
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(some.to("cpu", torch.float32).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-_CHANGING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 def _cpu() -> str:

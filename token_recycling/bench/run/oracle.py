@@ -19,7 +19,7 @@ from ...costs.measure import PassCosts
 from ...draft import Context
 from ...drafters.draft_model.base import ModelDrafter
 from ...drafters.draft_model.expand import Rules
-from ...drafters.draft_model.pairing import SecondModel
+from ...drafters.draft_model.pairing import DraftModelOption
 from ...model.prefill import prefill
 from ...model.tree_model import TreeModel
 from .outcome import Outcome
@@ -27,7 +27,7 @@ from .runners import DraftedRunner
 
 
 @dataclass
-class Hindsight(SecondModel, ModelDrafter):
+class Hindsight(DraftModelOption, ModelDrafter):
     """Drafts what a draft model says, as long as the text agrees."""
 
     name = "oracle"

@@ -36,7 +36,7 @@ def build(
     with console.working(f"loading the tokenizer of {model}"):
         from ...candidates.matrix import fingerprint
         from ...drafters.rest import datastore as library
-        from ...model.corpus import documents
+        from ...training.corpus import documents
 
         library.check_sorter()
         tokenizer = loading.load_tokenizer(model)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import CausalDrafter
-from .pairing import SecondModel
+from .pairing import DraftModelOption
 
 
 @dataclass
-class DraftModel(SecondModel, CausalDrafter):
+class DraftModel(DraftModelOption, CausalDrafter):
     """Drafts with a second model that has the target's tokenizer."""

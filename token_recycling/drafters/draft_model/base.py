@@ -2,7 +2,7 @@
 
 Cost per step: one forward pass of the draft model for every drafting step, over the nodes that are followed. What was
 drafted and became text stays in the draft model's cache; an accepted node that was never read on its own path (a leaf,
-a merged node and all that is copied below it) is read with the next step.
+a merged node and everything copied below it) is read with the next step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .reader import Reader
 
 Mode = Literal["sequence", "tree", "graph"]
 _DRAWN_NODES = 16
-"""Nodes of drafts that are drawn: the same on every machine, so that a seed gives the same text."""
+"""Nodes of a drawn draft: the same number on every machine, so that a seed gives the same text."""
 
 
 @dataclass(kw_only=True)
@@ -52,7 +52,7 @@ class ModelDrafter(Drafter):
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
     def reader(self, model: TreeModel) -> Reader:
-        """What reads a new text with the drafting model."""
+        """The reader of a new text with the drafting model."""
         return Reader(model)
 
     def stop(self, reader: Reader) -> Stop | None:
@@ -105,7 +105,7 @@ class ModelDrafter(Drafter):
         graph = self._graphs.pop(step.row, None)
         if graph is None:
             return
-        # The last token is the next root, which is read anew for what follows it.
+        # The last token is the next root, which is read again for what follows it.
         path = graph.follow(step.tokens[:-1])
         self._counts["steps_with_merge_accepted"] += any(crossed for _, crossed in path)
         kept = []
@@ -126,11 +126,11 @@ class ModelDrafter(Drafter):
         return f"{self.name}: {self._what()}, {self._shape(self._rules)}, {how}"
 
     def _what(self) -> str:
-        """What drafts, in words."""
+        """What drafts, for `describe`."""
         return "a draft model"
 
     def _shape(self, rules: Rules) -> str:
-        """What is drafted, in words."""
+        """The shape of the drafts, for `describe`."""
         raise NotImplementedError(f"{type(self).__name__} must define _shape()")
 
 

@@ -1,4 +1,4 @@
-"""A draft model for a target: found, loaded, and refused if the two do not speak of the same tokens.
+"""A draft model for a target: found, loaded, and refused if the two do not share a vocabulary.
 
 Ids mean the same where both tokenizers are known and agree on every id that both have; one may have more than the
 other. Where a tokenizer is not known, because a model was made in memory, the numbers of logits must be equal.
@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...model.architectures import UnsupportedModelError
+from ...model.loading import first_line, tokenizer_beside
 from ...model.self_test import ready
 from ...model.tree_model import TreeModel
 
 
 @dataclass
-class SecondModel:
+class DraftModelOption:
     """The option `model` of a drafter that drafts with a second model: put before the drafter's base class."""
 
     model: str | PreTrainedModel
@@ -46,7 +47,7 @@ class SecondModel:
 
 
 def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
-    """The draft model for a target, ready to read; raises ValueError with what does not fit."""
+    """The draft model for a target, ready to decode; raises ValueError with what does not fit."""
     loaded = _loaded(model, target) if isinstance(model, str) else model
     try:
         draft = ready(loaded)
@@ -65,16 +66,17 @@ def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
 def _loaded(name: str, target: TreeModel) -> PreTrainedModel:
     """From a folder or the hub, in the target's type and on its device."""
     path = Path(name).expanduser()
-    # What is in form a hub name is meant as a path if its first part is a folder here.
+    # What looks like a hub name is meant as a path if its first part is a folder here.
     if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
         raise ValueError(
             f"expected the folder of a model or a hub name to draft with, got {name!r}: there is no such folder"
         )
     try:
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=target.dtype)
-    except Exception as error:  # a folder of somebody else can be wrong in any way
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ValueError(f"expected a causal language model at {name} to draft with, got: {first}") from error
+    except Exception as error:  # a user's folder can be wrong in any way
+        raise ValueError(
+            f"expected a causal language model at {name} to draft with, got: {first_line(error)}"
+        ) from error
     return model.to(target.device).eval()
 
 
@@ -99,12 +101,6 @@ def check_tokens(draft: TreeModel, target: TreeModel) -> None:
 
 
 def vocabulary(model: PreTrainedModel) -> dict[int, str] | None:
-    """What each id means, from the tokenizer where the model was loaded from; None if there is none on this machine."""
-    name = model.name_or_path
-    if not name:
-        return None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
-    except Exception:  # no tokenizer there, or not on this machine, or one that cannot be read: none is known
-        return None
-    return {index: token for token, index in tokenizer.get_vocab().items()}
+    """The token of each id, from the tokenizer beside the model; None if there is none on this machine."""
+    tokenizer = tokenizer_beside(model)
+    return None if tokenizer is None else {index: token for token, index in tokenizer.get_vocab().items()}

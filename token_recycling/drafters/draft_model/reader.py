@@ -1,8 +1,8 @@
 """A causal model that reads one text and, ahead of it, a tree that grows layer by layer.
 
-It has a key/value cache of its own, in which the text's tokens stay and of a tree the nodes that became text. Only what
-the cache does not hold is ever read: the tokens that were not drafted, or not along their own path. Cost per layer: one
-forward pass over its nodes.
+It has a key/value cache of its own, which keeps the text's tokens and those nodes of a tree that became text. Only what
+the cache does not hold is read: tokens that were not drafted, or not along their own path. Cost per layer: one forward
+pass over its nodes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ...model.tree_model import TreeModel
 from ...templates import chain, root_only
 
 _AT_ONCE = 32
-"""More new tokens than this are read as a prompt is, in pieces and without their logits."""
+"""More new tokens than this are read like a prompt, in pieces and without their logits."""
 
 
 class Reader:
     """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
     def __init__(self, model: TreeModel, states: bool = False) -> None:
-        """With `states` the last hidden states are kept too."""
+        """With `states`, the last hidden states are kept too."""
         self.model = model
         self.states: torch.Tensor | None = None
-        """(n, hidden size): what the output layer was given for each of the tokens that were read last."""
+        """(n, hidden size): the last hidden state of each of the n tokens of the last pass."""
         self._wants_states = states
         self.held = 0
         """Number of the text's tokens in the cache."""
@@ -48,7 +48,7 @@ class Reader:
             self.held = len(text) - 1
 
     def reach(self, length: int) -> int:
-        """How many layers may be drafted below a text of so many tokens before the model's positions end."""
+        """Number of layers that may be drafted below a text of `length` tokens before the model's positions end."""
         limit = self.model.max_length
         return length if limit is None else limit - length + 1
 
@@ -56,7 +56,7 @@ class Reader:
         """Logits (1, vocabulary) after `text` (length,), which is or begins with what was read before."""
         if self._nodes > 1:
             self.keep([])
-        if self.held == len(text):  # asked for the same text again
+        if self.held == len(text):  # the same text again
             self.held -= 1
             self._kept.keep(self.held, [self.held], [[]])
         if len(text) - self.held > _AT_ONCE:
@@ -95,15 +95,15 @@ class Reader:
         return logits[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Of the nodes, by the number in which they were read, those of a path from the root (without it) that became
-        text; the others are forgotten.
+        """Keeps of the nodes, numbered in the order in which they were read, those of a path from the root (without it)
+        that became text; the others are dropped.
         """
         self._kept.keep(self.held - 1, [self.held - 1], [[0, *nodes]])
         self.held += len(nodes)
         self._forget()
 
     def _forget(self) -> None:
-        """Of the tree nothing is left but its root."""
+        """Drops the tree but for its root."""
         self._nodes, self._is_chain = 1, True
         self._seen, self._depths = self._root_seen, self._root_depth
 

@@ -2,8 +2,8 @@
 
 No second model and no copy of weights, but a key/value cache of its own. Whole layers are skipped; the paper skips
 attention and feed-forward parts one by one, found by a search of hours. Cost per step: one forward pass without these
-layers for every drafting step. Cost of the search, once: a continuation of 64 tokens and two forward passes over it and
-the prompt for every layer.
+layers for every drafting step. Cost of the search, once: a continuation of 64 tokens, and for every layer two forward
+passes over the prompt and it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..draft_model.base import CausalDrafter, Mode
 from .layers import best_layers, cost_by_layers, decoder_layers, why_not, without_layers
 
 _SAMPLE, _LONGEST = 64, 512
-"""Tokens that the target adds to the first prompt for the search, and tokens of both together that are looked at."""
+"""Tokens that the target adds to the first prompt for the search, and tokens of both together that it reads."""
 
 
 @dataclass(kw_only=True)
@@ -57,7 +57,7 @@ class LayerSkip(CausalDrafter):
         super().start(prompts, target, costs)
 
     def choose(self, target: TreeModel, prompt: torch.Tensor) -> list[int]:
-        """Chooses the layers by what the target makes of `prompt` (length,); they are kept for all later texts."""
+        """Chooses the layers by how the target continues `prompt` (length,); they are kept for all later texts."""
         _check(target)
         room = _SAMPLE if target.max_length is None else min(_SAMPLE, target.max_length - len(prompt))
         text = continued(target, prompt, max(0, room))
@@ -78,7 +78,7 @@ class LayerSkip(CausalDrafter):
         return self._view
 
     def step_cost(self, target: TreeModel, model: TreeModel, costs: PassCosts, length: int) -> float:
-        """By the weights that are read."""
+        """Estimated by the weights that a pass reads."""
         assert self._skipped is not None
         return cost_by_layers(target.model, decoder_layers(target.model)[1])(self._skipped)
 

@@ -1,7 +1,7 @@
 """A model without some of its layers, on the same weights; and which layers it can best do without.
 
-The skipped layers are left out of a shallow copy: modules and weights are those of the model itself, which stays as it
-is. The search is short: 2 n forward passes of a model of n layers over one sample text.
+The skipped layers are left out of a shallow copy: modules and weights are those of the model itself, which is not
+changed. The search is short: 2 n forward passes of a model of n layers over one sample text.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ...model.inspection import input_device
 from ...model.tree_model import TreeModel
 
 
 class _Skipped(torch.nn.Module):
-    """Stands where a layer was: what comes in goes out. Whatever else is asked of it, the layer answers."""
+    """Takes the place of a layer and returns its input; all other attributes are the layer's."""
 
     def __init__(self, layer: torch.nn.Module, as_tuple: bool) -> None:
         super().__init__()
@@ -33,7 +34,7 @@ class _Skipped(torch.nn.Module):
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
-    """Where the layers of a model are, and they themselves; raises ValueError where they cannot be told."""
+    """The path of a model's list of layers, and that list; raises ValueError where none can be found."""
     config = model.config.get_text_config(decoder=True)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == config.num_hidden_layers:
@@ -57,7 +58,7 @@ def why_not(target: TreeModel) -> str | None:
 
 
 def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrainedModel:
-    """The model without some of its layers, counted from 0, by a shallow copy. The first layer has to stay, since the
+    """A shallow copy of the model without some of its layers, counted from 0. The first layer has to stay, since the
     length of the cache is read from it.
     """
     path, layers = decoder_layers(model)
@@ -76,7 +77,7 @@ def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrain
 
 
 def _shallow(module: Any) -> Any:
-    """A copy with a table of submodules of its own, which are those of the original."""
+    """A copy with its own table of the same submodules."""
     made = copy.copy(module)
     made._modules = dict(module._modules)
     return made
@@ -94,23 +95,19 @@ def _returns_tuple(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
     seen = []
     hook = layer.register_forward_hook(lambda module, args, output: seen.append(isinstance(output, tuple)))
     try:
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=_device(model)), use_cache=False)
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=input_device(model)), use_cache=False)
     finally:
         hook.remove()
     return seen[0]
 
 
-def _device(model: PreTrainedModel) -> torch.device:
-    return model.get_input_embeddings().weight.device
-
-
 @torch.no_grad()
 def best_layers(model: PreTrainedModel, text: torch.Tensor, depth: int) -> tuple[list[int], float]:
-    """Which layers to skip for the most tokens by cost, and how many times as fast as plain decoding that should be.
+    """Which layers to skip for the most tokens by cost, and the expected speed as a multiple of plain decoding.
 
     Layers are ranked by how seldom the model's choices after the tokens of `text` (length,) change without each of
-    them. Of the sets of the 1, 2, ... first by that ranking the best is taken, at the best length of draft up to
-    `depth`.
+    them. Of the sets of the first 1, 2, ... layers of that ranking the best is taken, at the best length of draft up
+    to `depth`.
     """
     _, layers = decoder_layers(model)
     wanted = _choices(model, text)

@@ -83,7 +83,7 @@ class Medusa(Drafter):
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         if self._target is None or self._target.model is not target.model:
             check_heads(self.heads, self._saved, target.model)
-            self._heads = self._saved.heads.placed(target.device, target.dtype)
+            self._heads = self._saved.heads.for_drafting(target.device, target.dtype)
             self._target, self._shared = target, output_layer(target.model)
         self._hidden.clear()
         self._budget = self._measured_budget(target, prompts, costs)

@@ -3,9 +3,9 @@
 Cai et al., 2401.10774, section 2.1: a head is a residual block x + SiLU(Wx + b), W and b zero at first, and an output
 layer that begins as the target's. With such output layers (`own_output`) four heads on the shipped target are as large
 as the target itself, and reading them costs as much as a pass of it. So by default a head's output layer is the
-target's times a square matrix that is learned and begins as the identity: a thirtieth of the size there, and all heads
-are one more product with weights that are read once. The matrix is needed: SiLU hardly goes below zero, so that the
-block alone could not take away what the hidden state says of the next token.
+target's times a learned square matrix that begins as the identity: a thirtieth of the size there, and all heads are one
+more product with weights that are read once. The matrix is needed: SiLU hardly goes below zero, so that the block alone
+could not subtract what the hidden state says about the next token.
 
 Cost of a draft: the square matrices, and the output layer on a row for each head.
 """
@@ -31,8 +31,8 @@ class MedusaHeads(torch.nn.Module):
     """`heads` heads of `blocks` residual blocks each, over hidden states of one width."""
 
     def __init__(self, heads: int, width: int, blocks: int = 1, output: torch.Tensor | None = None) -> None:
-        """`output` (vocabulary, width): where the output layers of the heads begin, one each; None shares the target's.
-        Heads that have learned nothing say what the target's output layer says.
+        """`output` (vocabulary, width) is copied into an output layer for each head; None shares the target's. Before
+        training, heads give the logits of the target's output layer.
         """
         super().__init__()
         if heads < 1 or blocks < 1:
@@ -40,7 +40,7 @@ class MedusaHeads(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(blocks, heads, width, width))
         self.bias = torch.nn.Parameter(torch.zeros(blocks, heads, 1, width))
         self.shares_output = output is None
-        """Whether the target's output layer follows."""
+        """Whether the target's output layer comes after the heads."""
         output = torch.eye(width) if output is None else output.detach().float()
         self.output = torch.nn.Parameter(output.repeat(heads, 1, 1))
 
@@ -53,8 +53,8 @@ class MedusaHeads(torch.nn.Module):
         """Of the hidden states."""
         return self.weight.shape[2]
 
-    def placed(self, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
-        """The same heads on a device and in a type, to draft with."""
+    def for_drafting(self, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
+        """The same heads on a device and in a type, without gradients; what is there already is not copied."""
         other = MedusaHeads.__new__(MedusaHeads)
         torch.nn.Module.__init__(other)
         other.shares_output = self.shares_output
@@ -63,8 +63,8 @@ class MedusaHeads(torch.nn.Module):
         return other
 
     def forward(self, hidden: torch.Tensor, shared: torch.nn.Module) -> torch.Tensor:
-        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer, which is
-        given what it is given by the target, in that type.
+        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer, called in
+        the type of the hidden states.
         """
         states = hidden.to(self.weight.dtype).expand(self.heads, *hidden.shape)
         for weight, bias in zip(self.weight, self.bias, strict=True):
@@ -75,11 +75,11 @@ class MedusaHeads(torch.nn.Module):
 
 @dataclass
 class SavedHeads:
-    """Heads as they were saved, and what was measured of them."""
+    """Heads as they were saved, and how accurate they were."""
 
     heads: MedusaHeads
     accuracy: list[list[float]]
-    """For each head, how often its candidate of each rank was what the target said, in texts held out."""
+    """For each head, how often its candidate of each rank was the target's token, in texts held out."""
     facts: dict[str, Any]
 
 

@@ -1,10 +1,10 @@
-"""Past text that can be asked what followed some tokens: a suffix array in a memory-mapped file.
+"""Past text that can be searched for what followed some tokens: a suffix array in a memory-mapped file.
 
-REST (He et al., 2311.08252, section 3.1). Documents stand one after another, each followed by -1, which is no token, so
-that no match and no continuation crosses from one to the next. The suffix array lists all places in the order of what
-begins there; what begins with given tokens is a range of it, found by binary search. The file is safetensors with
-32-bit ids, wide enough for any vocabulary, and 8 bytes a token in all, 12 from 2**31 tokens on. Only the parts that are
-looked at are read from the disk.
+REST (He et al., 2311.08252, section 3.1). Documents are concatenated, each followed by -1, which is no token, so that
+no match and no continuation crosses from one to the next. The suffix array lists all places in the order of their
+suffixes; those that begin with given tokens are a range of it, found by binary search. The file is safetensors
+with 32-bit ids, wide enough for any vocabulary: 8 bytes a token in all, 12 from 2**31 tokens on. Only the parts that a
+look-up touches are read from disk.
 
 Cost of a look-up: 2 log2(tokens) comparisons for each length of match tried, some 50 microseconds each.
 """
@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...candidates.matrix import fingerprint
 from ...files import replacing
+from ...model.loading import tokenizer_beside
 
-FORMAT, VERSION = "token_recycling.drafters.rest.datastore", "1"
+FORMAT, VERSION = "token_recycling.datastore", "1"
 END = -1
-"""Stands after every document."""
+"""Follows every document."""
 
 
 class DatastoreError(ValueError):
@@ -53,7 +54,7 @@ class Datastore:
         self.vocab_size = int(header["vocab_size"])
         """All ids are below."""
         self.tokens, self.suffixes = arrays
-        """(n,) int32, with `END` after every document; (n,) int32 or int64 places, in order of what begins there."""
+        """(n,) int32, with `END` after every document; (n,) int32 or int64 places, in order of their suffixes."""
         # Python reads single numbers and short lists from a memoryview several times as fast as from an array.
         self._text, self._places = self.tokens.data, self.suffixes.data
 
@@ -62,7 +63,7 @@ class Datastore:
         return len(self.tokens)
 
     def find(self, ngram: Sequence[int]) -> range:
-        """The part of `suffixes` where what begins there begins with `ngram`; empty where it never stands."""
+        """The slots of `suffixes` whose suffixes begin with `ngram`; empty where it does not occur."""
         wanted, size = list(ngram), len(ngram)
 
         def beginning(slot: int) -> list[int]:
@@ -76,10 +77,10 @@ class Datastore:
         return range(first, bisect_right(slots, wanted, lo=first, key=beginning))
 
     def longest_suffix(self, tokens: Sequence[int], longest: int, shortest: int) -> tuple[range, int]:
-        """Where the longest suffix of `tokens` stands, of at most `longest` and at least `shortest` tokens, and its
-        length; an empty range and 0 where none does.
+        """The slots of the longest suffix of `tokens` that occurs, of at most `longest` and at least `shortest` tokens,
+        and its length; an empty range and 0 where none occurs.
 
-        Where a suffix stands, so does every shorter one: the length too is found by binary search.
+        Where a suffix occurs, so does every shorter one: the length too is found by binary search.
         """
         found, length, too_long = range(0), 0, min(longest, len(tokens)) + 1
         while max(length + 1, shortest) < too_long:
@@ -94,7 +95,7 @@ class Datastore:
     def continuations(self, slots: range, skipped: int, length: int, most: int) -> np.ndarray:
         """(m, length) int32: what follows the first `skipped` tokens of the suffixes in `slots`, in their order.
 
-        Of more than `most`, as many at even distances. After the end of a document stands anything.
+        Of more than `most`, as many at even distances. What comes after the end of a document is arbitrary.
         """
         count = min(len(slots), most)
         places = self.suffixes[slots.start + np.arange(count) * len(slots) // max(count, 1)].astype(np.int64)
@@ -117,8 +118,8 @@ def build(
 ) -> Datastore:
     """Writes the datastore of `documents`, token ids each, and opens it.
 
-    The file appears whole or not at all. `tokenizer` is the `fingerprint` of the tokenizer whose ids these are. While
-    sorting, 30 bytes of memory a token are needed, 50 where the vocabulary is over 65,535. Raises DatastoreError if
+    The file appears whole or not at all. `tokenizer` is the `fingerprint` of the tokenizer whose ids these are. Sorting
+    needs 30 bytes of memory a token, 50 where the vocabulary is over 65,535. Raises DatastoreError if
     there is no token, or an id is negative.
     """
     sort = _suffix_sorter()
@@ -151,15 +152,9 @@ def check_sorter() -> None:
 
 
 def tokenizer_of(model: PreTrainedModel) -> str:
-    """The fingerprint of the tokenizer that was saved with a model; empty where the model has no name or it no
-    tokenizer that is already on this machine.
-    """
-    if not model.name_or_path:
-        return ""
-    try:
-        return fingerprint(AutoTokenizer.from_pretrained(model.name_or_path, local_files_only=True))
-    except Exception:  # whatever is wrong there, no tokenizer is to be had
-        return ""
+    """The fingerprint of the tokenizer that was saved with a model; empty if there is none on this machine."""
+    tokenizer = tokenizer_beside(model)
+    return "" if tokenizer is None else fingerprint(tokenizer)
 
 
 def _read(path: Path) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:

@@ -1,13 +1,13 @@
 """SpecDec++: a draft model that stops where the target will probably reject what it drafts (Huang et al., 2405.19715).
 
-A small head looks at the draft model's last hidden state after every drafted token and predicts how likely the target
-accepts it (`draft_models/acceptance.py`). Drafting ends as soon as the predicted probability that some token so far is
-rejected passes the threshold: the form of the optimal policy, by theorem 3.1. The tokens drafted so far are all
+A small head reads the draft model's last hidden state after every drafted token and predicts how likely the target
+accepts it (`head`). Drafting ends as soon as the predicted probability that some token so far is
+rejected exceeds the threshold: the form of the optimal policy, by theorem 3.1. The tokens drafted so far are all
 verified, the one after which drafting stopped too, so that whether a token is verified never depends on which one was
 drawn: with drawn drafts the text's distribution stays the target's.
 
 Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft,
-since it judges a token by what the model makes of it; if that token is accepted, the pass is not lost.
+since it judges a token by the model's state after it; if that token is accepted, the pass is not lost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ...model.tree_model import TreeModel
 from ..draft_model.base import ModelDrafter
 from ..draft_model.expand import Rules, Stop
 from ..draft_model.graph import Graph
-from ..draft_model.pairing import SecondModel
+from ..draft_model.pairing import DraftModelOption
 from ..draft_model.reader import Reader
 from .head import KIND, AcceptanceHead, load_head
 
 
 @dataclass
-class SpecDecPP(SecondModel, ModelDrafter):
+class SpecDecPP(DraftModelOption, ModelDrafter):
     """Drafts one branch with a second model, as long as it is likely that all of it will be accepted."""
 
     head: str | AcceptanceHead = ""
@@ -56,7 +56,7 @@ class SpecDecPP(SecondModel, ModelDrafter):
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         model = self.drafting_model(target).model
         if getattr(self, "_head_for", None) is not model:
-            self._head = self._found_head(model).on(model.get_input_embeddings().weight.device)
+            self._head = self._found_head(model).for_drafting(model.get_input_embeddings().weight.device)
             self._head_for = model
         super().start(prompts, target, costs)
 
@@ -85,7 +85,7 @@ class SpecDecPP(SecondModel, ModelDrafter):
         return Reader(model, states=True)
 
     def stop(self, reader: Reader) -> Stop:
-        """By the chance that all tokens so far are accepted: the product of what the head predicts for each."""
+        """By the probability that all tokens so far are accepted: the product of what the head predicts for each."""
         chance = 1.0
 
         def expected_rejection(graph: Graph) -> bool:

@@ -1,9 +1,9 @@
 """The acceptance head of SpecDec++: how likely the target is to accept a drafted token, given that it accepts those
 before (Huang et al., 2405.19715, section 3.2).
 
-It looks at the draft model's last hidden state after that token, and is small: depth x (width^2 + width) + width + 1
-numbers. Cost per token: as many matrix products of one row. A head is saved as the part `specdec_pp` of the draft model
-that it was trained on (`training/saved.py`), by default in a folder of that name beside it.
+It reads the draft model's last hidden state after that token, and is small: depth x (width^2 + width) + width + 1
+weights. Cost per token: depth + 1 matrix products of one row. A head is saved as the part `specdec_pp` of the draft
+model that it was trained on (`training/saved.py`), by default in a folder of that name in the draft model's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KIND = "specdec_pp"
 
 
 class AcceptanceHead(torch.nn.Module):
-    """Residual blocks x + SiLU(W x + b), each with weights of its own, and a linear layer to one number, the log odds
-    of being accepted.
+    """Residual blocks x + SiLU(W x + b), each with its own weights, and a linear layer to one number, the log odds of
+    being accepted.
     """
 
     def __init__(self, width: int, depth: int) -> None:
-        """`width` is the draft model's hidden size, `depth` the number of blocks, D in the paper. At first the blocks
-        give what they are given, and every token has even odds.
+        """`width` is the draft model's hidden size, `depth` the number of blocks, D in the paper. At first every
+        block is the identity, and every token has even odds.
         """
         super().__init__()
         linear = torch.nn.utils.skip_init  # nothing is drawn at random, so that a seed gives the text of `generate`
@@ -40,7 +40,7 @@ class AcceptanceHead(torch.nn.Module):
 
     @torch.no_grad()
     def reset(self, seed: int = 0) -> None:
-        """Weights to start training from: blocks that differ from each other, and even odds still."""
+        """Weights to start training from: blocks that differ from each other, and still even odds."""
         generator = torch.Generator().manual_seed(seed)
         for block in self.blocks:
             assert isinstance(block, torch.nn.Linear)
@@ -53,7 +53,7 @@ class AcceptanceHead(torch.nn.Module):
 
     @property
     def depth(self) -> int:
-        """Its blocks."""
+        """Number of blocks."""
         return len(self.blocks)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -67,12 +67,11 @@ class AcceptanceHead(torch.nn.Module):
         """The probability that a token is accepted, from the state (width,) after it."""
         return float(torch.sigmoid(self(state.to(self.output.weight.dtype))))
 
-    def on(self, device: torch.device) -> AcceptanceHead:
-        """A copy on a device, for use alone."""
+    def for_drafting(self, device: torch.device) -> AcceptanceHead:
+        """The same head on a device, without gradients; what is there already is not copied."""
         copied = AcceptanceHead(self.width, self.depth)
-        copied.load_state_dict(
-            {name: value.detach().to(device) for name, value in self.state_dict().items()}, assign=True
-        )
+        weights = {name: weight.detach().to(device) for name, weight in self.state_dict().items()}
+        copied.load_state_dict(weights, assign=True)
         return copied.eval().requires_grad_(False)
 
 

@@ -1,5 +1,5 @@
-"""Text files as token ids, in pieces, so that a large file need not be held as text, and in parallel where the
-tokenizer can.
+"""Text files as token ids, read in pieces, so that a large file need not be held as text, and tokenized in parallel
+where the tokenizer can.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PIECE, _PIECES = 1 << 16, 64
 def documents(
     files: Iterable[Path], tokenizer: PreTrainedTokenizerBase, advance: Callable[[int], None]
 ) -> Iterator[np.ndarray]:
-    """The ids of each file, without special tokens; `advance` is told how many bytes were read.
+    """The ids of each file, without special tokens; `advance` is called with the number of bytes read since.
 
-    Raises ValueError for a file that is no text in UTF-8.
+    Raises ValueError for a file that is not text in UTF-8.
     """
     for file in files:
         ids: list[np.ndarray] = [np.empty(0, dtype=np.int32)]

@@ -1,0 +1,203 @@
+"""`token-recycling train NAME`: trains the part that a drafter needs beside a model.
+
+There is such a command for every drafter whose folder has a `train.py` with a `Training` (`training.declaration`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import runpy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ... import drafters
+from ...model import loading
+from ...training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
+from .. import console
+from ..options import Device, DTypeOption, Json, Model, Threads
+
+if TYPE_CHECKING:
+    from ...training.continuations import Continuations
+
+_Options = TypeVar("_Options", TextOptions, Schedule, Training)
+
+train = typer.Typer()
+
+_WORK, _TEXTS, _CHECKPOINT = "training", "texts.safetensors", "checkpoint.pt"
+"""In the folder of a trained part: the folder, and the files in it, from which an interrupted run resumes."""
+
+_Files = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them.")]
+_Draft = Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a folder, or its name on the hub.")]
+_OUTPUT = "Folder to write to{}; an interrupted run goes on from what is there."
+_HELD_OUT = 0.0625
+_SHARED = ("texts", "prompt_tokens", "text_tokens", "temperature", "steps", "batch", "rate", "held_out", "seed")
+"""The options of every training, in the order in which help shows them, after the method's own."""
+
+
+@train.callback(invoke_without_command=True)
+def main(context: typer.Context) -> None:
+    """Trains what some drafters need beside a model."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _training(declared: Mapping[str, Any]) -> type[Training]:
+    """The training that a `train.py` declares."""
+    (found,) = (
+        value
+        for value in declared.values()
+        if isinstance(value, type) and issubclass(value, Training) and value is not Training
+    )
+    return found
+
+
+def _parameters(name: str, training: type[Training]) -> list[inspect.Parameter]:
+    """The arguments and options of a training's command."""
+
+    def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    found = [parameter("model", Model), parameter("files", _Files)]
+    if training.needs_draft:
+        output = typer.Option(help=_OUTPUT.format(f", by default {name} in that of the draft model"))
+        found += [parameter("draft", _Draft), parameter("output", Annotated[Path | None, output], None)]
+    else:
+        found.append(parameter("output", Annotated[Path, typer.Option(help=_OUTPUT.format(""))]))
+    known = {one.name: one for kind in (training, TextOptions, Schedule) for one in fields(kind) if one.metadata}
+    known["held_out"] = option(_HELD_OUT, f"Share of the texts that {training.held_out_use}.")
+    for each in sorted(known, key=lambda each: _SHARED.index(each) if each in _SHARED else -1):
+        default = training.defaults.get(each, known[each].default)
+        written = typer.Option(f"--{each.replace('_', '-')}", **known[each].metadata)  # no --no-... beside it
+        found.append(parameter(each, Annotated[type(default), written], default))
+    found += [parameter("dtype", DTypeOption, None), parameter("device", Device, None)]
+    return [*found, parameter("threads", Threads, None), parameter("as_json", Json, False)]
+
+
+def command_for(name: str, path: Path) -> Callable[..., None]:
+    """The command that trains the part of the drafter `name`, declared in the file `path`."""
+    module = f"{drafters.__name__}.{name}.train"
+    # Read without the drafter: importing its package would import torch, for which help should not wait.
+    declared = _training(runpy.run_path(str(path), run_name=module))
+
+    def command(**given: Any) -> None:
+        _run(name, module, **given)
+
+    command.__doc__ = declared.__doc__
+    command.__signature__ = inspect.Signature(_parameters(name, declared))  # type: ignore[attr-defined]
+    return command
+
+
+def _run(
+    name: str,
+    module: str,
+    *,
+    model: str,
+    files: Sequence[Path],
+    draft: str | None = None,
+    output: Path | None,
+    held_out: float,
+    dtype: Any,
+    device: str | None,
+    threads: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Everything from the user's files to the saved part; what is quick to check comes first."""
+    if not 0 < held_out < 1:
+        raise ValueError(f"expected --held-out between 0 and 1, got {held_out}")
+    found = loading.text_files(files)
+    models = [model] if draft is None else [model, draft]
+    for each in models:
+        loading.check_source(each)
+    folder = output or _beside(draft, name)
+    with console.working(f"loading {' and '.join(models)}"):
+        from ...drafters.draft_model.pairing import paired
+        from ...model.tree_model import TreeModel
+
+        training = _made(_training(vars(importlib.import_module(module))), options)
+        texting, schedule = _made(TextOptions, options), _made(Schedule, options)
+        loaded = loading.load(model, dtype and dtype.value, device, threads)
+        target = TreeModel(loaded.model)
+        drafting = None if draft is None else paired(draft, target)
+    work = folder / _WORK
+    learned_from, measured_on = _texts(loaded, found, work / _TEXTS, texting).split(held_out)
+    facts = {
+        "trained_texts": len(learned_from),
+        "held_out_texts": len(measured_on),
+        "trained_tokens": sum(map(len, learned_from.texts)) - sum(learned_from.prompt_lengths),
+        **{key: value for one in (texting, training, schedule) for key, value in asdict(one).items()},
+        **({} if draft is None else {"target": model}),
+    }
+    run = TrainingRun(
+        target, drafting, learned_from, measured_on, schedule, work / _CHECKPOINT, folder, facts, console.reaching
+    )
+    trained = training.train(run)
+    if trained.calibration:
+        _plot(folder, trained)
+    if as_json:
+        console.print_json({"folder": str(folder), **trained.measured, "training": facts})
+    else:
+        _show(folder, trained)
+
+
+def _made(kind: type[_Options], given: Mapping[str, Any]) -> _Options:
+    """A dataclass of options from those that the command was given."""
+    return kind(**{field.name: given[field.name] for field in fields(kind) if field.metadata})
+
+
+def _beside(draft: str | None, name: str) -> Path:
+    """The folder of a part within that of its draft model."""
+    folder = Path(draft or "").expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"expected --output with a folder for the head, since {draft} is on the hub, got none")
+    return folder / name
+
+
+def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextOptions) -> Continuations:
+    """The target's continuations of pieces of `files`, kept in the file `path`; raises ValueError."""
+    from ...hf.accelerate import generate
+    from ...training.continuations import continuations, pieces
+    from ...training.corpus import documents
+
+    with console.advancing("reading", sum(file.stat().st_size for file in files)) as advance:
+        prompts = pieces(documents(files, loaded.tokenizer, advance), how.prompt_tokens, how.texts, how.seed)
+    with console.reaching("writing texts") as progress:
+        return continuations(
+            generate,
+            loaded.model,
+            prompts,
+            path,
+            max_new_tokens=how.text_tokens,
+            temperature=how.temperature,
+            seed=how.seed,
+            progress=progress,
+        )
+
+
+def _plot(folder: Path, trained: Trained) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        console.note("the plot of the calibration needs matplotlib: pip install matplotlib")
+        return
+    from ...bench.report.plots.calibration import calibration
+
+    console.note(f"written: {calibration(trained.calibration, trained.rejection_weight).save(folder)}")
+
+
+def _show(folder: Path, trained: Trained) -> None:
+    out, table = Console(), Table(*trained.headings)
+    for row in trained.rows:
+        table.add_row(*(cell if isinstance(cell, str) else console.percent(cell) for cell in row))
+    out.print(f"{folder}: {trained.title}")
+    out.print(table)
+
+
+for _path in sorted(Path(*drafters.__path__).glob("*/train.py")):
+    train.command(_path.parent.name.replace("_", "-"))(command_for(_path.parent.name, _path))
