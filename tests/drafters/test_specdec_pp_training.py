@@ -12,10 +12,10 @@ from support import tiny
 from support.commandline import assert_refused, run, run_json
 from transformers import LlamaForCausalLM
 
-from token_recycling.drafters.specdec_pp import fitting as specdec_pp
-from token_recycling.drafters.specdec_pp.fitting import Labelled, judged, labelled, loss, train_head, weighted
+from token_recycling.drafters.specdec_pp import train as specdec_pp
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head
-from token_recycling.drafters.specdec_pp.train import SpecDecTraining
+from token_recycling.drafters.specdec_pp.train import Labelled, judged, labelled, loss, train_head, weighted
+from token_recycling.drafters.specdec_pp.train_options import SpecDecTraining
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.training.continuations import Continuations
 from token_recycling.training.declaration import Schedule

@@ -328,8 +328,8 @@ class OtherTraining(Training):
 
 
 def test_a_drafter_that_declares_a_training_has_its_command(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(DECLARED)
-    command = train.command_for("other_drafter", tmp_path / "train.py")
+    (tmp_path / "train_options.py").write_text(DECLARED)
+    command = train.command_for("other_drafter", tmp_path / "train_options.py")
     taken = inspect.signature(command).parameters
     assert (taken["layers"].default, taken["steps"].default, taken["texts"].default) == (2, 7, 3000)
     assert taken["output"].default is inspect.Parameter.empty

@@ -1,8 +1,8 @@
 """What a method declares about its training; `token-recycling train NAME` is made from it.
 
-A drafter with a trained part has a `train.py` in its folder that holds one subclass of `Training`: the docstring and
-the options are the help of the command, `train` does the work. Neither this file nor any `train.py` imports torch at
-its top, so that help and wrong usage answer at once.
+A drafter with a trained part has two files in its folder. `train_options.py` holds one subclass of `Training`, whose
+docstring and options are the help of the command; it imports nothing but this file, so that help and wrong usage answer
+at once. `train.py` has the function `train(options, run)`, which does the work.
 """
 
 from __future__ import annotations
@@ -114,7 +114,3 @@ class Training:
     """The command's defaults of shared options, where this method has its own."""
     held_out_use: ClassVar[str]
     """What the texts held out are for, in the help of their share."""
-
-    def train(self, run: TrainingRun) -> Trained:
-        """Trains the part and saves it in `run.folder`; an interrupted run resumes from `run.checkpoint`."""
-        raise NotImplementedError(f"{type(self).__name__} must define train()")

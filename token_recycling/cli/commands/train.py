@@ -1,6 +1,6 @@
 """`token-recycling train NAME`: trains the part that a drafter needs beside a model.
 
-There is such a command for every drafter whose folder has a `train.py` with a `Training` (`training.declaration`).
+There is such a command for every drafter whose folder declares a training (`training.declaration`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(context: typer.Context) -> None:
 
 
 def _training(declared: Mapping[str, Any]) -> type[Training]:
-    """The training that a `train.py` declares."""
+    """The training that a `train_options.py` declares."""
     (found,) = (
         value
         for value in declared.values()
@@ -83,12 +83,11 @@ def _parameters(name: str, training: type[Training]) -> list[inspect.Parameter]:
 
 def command_for(name: str, path: Path) -> Callable[..., None]:
     """The command that trains the part of the drafter `name`, declared in the file `path`."""
-    module = f"{drafters.__name__}.{name}.train"
     # Read without the drafter: importing its package would import torch, for which help should not wait.
-    declared = _training(runpy.run_path(str(path), run_name=module))
+    declared = _training(runpy.run_path(str(path), run_name=f"{drafters.__name__}.{name}.{path.stem}"))
 
     def command(**given: Any) -> None:
-        _run(name, module, **given)
+        _run(name, **given)
 
     command.__doc__ = declared.__doc__
     command.__signature__ = inspect.Signature(_parameters(name, declared))  # type: ignore[attr-defined]
@@ -97,7 +96,6 @@ def command_for(name: str, path: Path) -> Callable[..., None]:
 
 def _run(
     name: str,
-    module: str,
     *,
     model: str,
     files: Sequence[Path],
@@ -122,7 +120,9 @@ def _run(
         from ...drafters.draft_model.pairing import paired
         from ...model.tree_model import TreeModel
 
-        training = _made(_training(vars(importlib.import_module(module))), options)
+        folder_of = f"{drafters.__name__}.{name}"
+        method = importlib.import_module(f"{folder_of}.train")
+        training = _made(_training(vars(importlib.import_module(f"{folder_of}.train_options"))), options)
         texting, schedule = _made(TextOptions, options), _made(Schedule, options)
         loaded = loading.load(model, dtype and dtype.value, device, threads)
         target = TreeModel(loaded.model)
@@ -139,7 +139,7 @@ def _run(
     run = TrainingRun(
         target, drafting, learned_from, measured_on, schedule, work / _CHECKPOINT, folder, facts, console.reaching
     )
-    trained = training.train(run)
+    trained = method.train(training, run)
     if trained.calibration:
         _plot(folder, trained)
     if as_json:
@@ -199,5 +199,5 @@ def _show(folder: Path, trained: Trained) -> None:
     out.print(table)
 
 
-for _path in sorted(Path(*drafters.__path__).glob("*/train.py")):
+for _path in sorted(Path(*drafters.__path__).glob("*/train_options.py")):
     train.command(_path.parent.name.replace("_", "-"))(command_for(_path.parent.name, _path))

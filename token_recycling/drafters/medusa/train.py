@@ -1,45 +1,124 @@
-"""What `token-recycling train medusa` takes, does and shows; the training itself is in `fitting`."""
+"""Fits Medusa-1 heads: the target is frozen, and they learn what it says in its own texts.
+
+Cai et al., 2401.10774, section 2.2.1: the hidden state that gives the token after position t is also given the tokens
+after it; head k learns the k-th of these, with cross-entropy weighted by 0.8^k. Only what the target said is learned
+from, not the prompts. How often each head's candidates are right, by rank, is measured on the texts held out: the
+static tree is built from that (section 2.3.3).
+
+Cost of a batch: a forward pass of the target over its texts, and the output layer, forward and back, for every head and
+token.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 
-from ...training.declaration import Trained, Training, TrainingRun, option
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from ...model.inspection import hidden_states, output_layer, output_width, weights_fingerprint
+from ...model.tree_model import TreeModel
+from ...training.continuations import Continuations
+from ...training.declaration import Schedule, Trained, TrainingRun
+from ...training.loop import Shuffled, fit, frozen
+from .heads import MedusaHeads, save_heads
+from .train_options import MedusaTraining
+
+NOTHING = -100
+"""The label of a place after the end of a text, from which nothing is learned."""
+RANKS = 10
+"""Candidates of a head whose accuracy is measured."""
 
 
-@dataclass(frozen=True)
-class MedusaTraining(Training):
-    """Trains heads on what the target says after pieces of FILES; use them as --drafter medusa:heads=FOLDER."""
+def train_medusa(
+    model: PreTrainedModel,
+    texts: Continuations,
+    training: MedusaTraining,
+    schedule: Schedule,
+    checkpoint: Path | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> MedusaHeads:
+    """Heads for `model`; arguments and errors as for `training.loop.fit`."""
+    target = TreeModel(model)
+    output = output_layer(model).weight if training.own_output else None
+    heads = MedusaHeads(training.heads, output_width(model), training.blocks, output).to(target.device)  # type: ignore[arg-type]
+    shared, shuffled = output_layer(model), Shuffled(len(texts), training.batch, training.seed)
 
-    heads: int = option(4, "How many tokens after the next one are foreseen.", min=1)
-    blocks: int = option(1, "Residual blocks of a head.", min=1)
-    own_output: bool = option(False, "A whole output layer for each head, as in the paper: large.")
-    decay: float = 0.8
-    """Weight of a head's loss, to the power of its number."""
-    batch: int = option(2, "Texts in a batch.", min=1)
-    seed: int = option(0, "Of all that is drawn.", min=0)
+    def batch_at(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return examples(target, texts.select(shuffled[number]), training.heads)
 
-    held_out_use = "the accuracy is measured on"
+    def loss_of(part: MedusaHeads, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        hidden, wanted = batch
+        losses = [
+            training.decay**number * cross_entropy(logits.float(), labels, ignore_index=NOTHING)
+            for number, (logits, labels) in enumerate(zip(part(hidden, shared), wanted, strict=True), start=1)
+            if bool((labels != NOTHING).any())
+        ]
+        return torch.stack(losses).sum()
 
-    def train(self, run: TrainingRun) -> Trained:
-        from .fitting import accuracy, train_medusa
-        from .heads import save_heads
+    decided = {"model": weights_fingerprint(model), "texts": texts.digest, "training": asdict(training)}
+    with frozen(model):
+        fit(heads, batch_at, loss_of, schedule, checkpoint, decided, progress)
+    return heads
 
-        model, steps = run.target.model, run.schedule.steps
-        with run.progress("training") as progress:
-            heads = train_medusa(
-                model, run.texts, self, run.schedule, run.checkpoint, lambda step, loss: progress(step, steps, loss)
-            )
-        heads.bfloat16().float()  # measured as they are saved
-        with run.progress("measuring"):
-            measured = accuracy(model, heads, run.held_out)
-        save_heads(run.folder, heads.bfloat16(), model, measured, training=run.facts)
-        return Trained(
-            {"accuracy": measured},
-            f"heads trained on {len(run.texts):,} texts; right in {len(run.held_out):,} held out:",
-            ("head", "token after the next", "top 1", "top 5", "top 10"),
-            [
-                (str(number), f"+{number}", *(sum(ranks[:most]) for most in (1, 5, 10)))
-                for number, ranks in enumerate(measured, start=1)
-            ],
+
+@torch.no_grad()
+def examples(target: TreeModel, texts: Continuations, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What heads learn from: the target's hidden states (n, width) at every place where it chose a token, and labels
+    (heads, n): the token that head k has to foresee there, `NOTHING` after the end of a text.
+    """
+    ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
+    with hidden_states(target.model) as seen:
+        target.model(input_ids=ids, use_cache=False)
+    hidden = seen[-1].to(target.device)
+    states, wanted = [], []
+    for row, (text, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
+        states.append(hidden[row, prompt - 1 : len(text) - 1])
+        # The state at place p gave the token at p + 1, so that head k foresees the one at p + 1 + k.
+        beyond = torch.cat([text[prompt + 1 :], text.new_full((heads,), NOTHING)])
+        wanted.append(beyond.unfold(0, heads, 1).T)
+    return torch.cat(states), torch.cat(wanted, dim=1).to(target.device)
+
+
+@torch.no_grad()
+def accuracy(
+    model: PreTrainedModel, heads: MedusaHeads, texts: Continuations, ranks: int = RANKS, batch: int = 8
+) -> list[list[float]]:
+    """For each head, how often its candidate of rank 0, 1, ... is what the target says, over all tokens of `texts`."""
+    target, shared = TreeModel(model), output_layer(model)
+    ranks = min(ranks, target.vocab_size)
+    right = torch.zeros(heads.heads, ranks, dtype=torch.long, device=target.device)
+    seen = torch.zeros(heads.heads, 1, dtype=torch.long, device=target.device)
+    for start in range(0, len(texts), batch):
+        hidden, wanted = examples(target, texts.select(range(len(texts))[start : start + batch]), heads.heads)
+        for number, (logits, labels) in enumerate(zip(heads(hidden, shared), wanted, strict=True)):
+            candidates = logits.topk(ranks).indices
+            right[number] += (candidates == labels[:, None]).sum(dim=0)
+            seen[number] += (labels != NOTHING).sum()
+    found: list[list[float]] = (right / seen.clamp(min=1)).tolist()
+    return found
+
+
+def train(options: MedusaTraining, run: TrainingRun) -> Trained:
+    """What the command does: trains the part, measures it and saves it."""
+    model, steps = run.target.model, run.schedule.steps
+    with run.progress("training") as progress:
+        heads = train_medusa(
+            model, run.texts, options, run.schedule, run.checkpoint, lambda step, loss: progress(step, steps, loss)
         )
+    heads.bfloat16().float()  # measured as they are saved
+    with run.progress("measuring"):
+        measured = accuracy(model, heads, run.held_out)
+    save_heads(run.folder, heads.bfloat16(), model, measured, training=run.facts)
+    return Trained(
+        {"accuracy": measured},
+        f"heads trained on {len(run.texts):,} texts; right in {len(run.held_out):,} held out:",
+        ("head", "token after the next", "top 1", "top 5", "top 10"),
+        [
+            (str(number), f"+{number}", *(sum(ranks[:most]) for most in (1, 5, 10)))
+            for number, ranks in enumerate(measured, start=1)
+        ],
+    )

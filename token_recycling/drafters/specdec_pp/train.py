@@ -1,69 +1,224 @@
-"""What `token-recycling train specdec-pp` takes, does and shows; the training itself is in `fitting`."""
+"""Fits the acceptance head of SpecDec++ (Huang et al., 2405.19715, section 3.3).
+
+A text X is what the target says after a prompt. At every place after the prompt the draft model draws a token Y, and
+the probability that the target would accept it is known: min(1, p(Y)/q(Y)), both after the tokens of X before it. The
+head reads the draft model's states over a mixture of both, in which each token is X's with a small probability and Y's
+otherwise; the loss is taken over the latter alone. So most places contribute to the loss, and most tokens before a
+drafted one are drafted too, as in use. The draft model is not changed.
+
+The loss is binary cross-entropy with these soft labels. Rejections are rare where both models agree, and are weighted
+more: so a head learns not the probability a, but one whose odds are smaller by the weight; see `weighted`.
+
+Cost: one forward pass of both models over every text for the labels, and one of the draft model in every epoch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from ...training.declaration import Trained, Training, TrainingRun, option
+import torch
+from torch.nn import functional
+
+from ...model.inspection import hidden_states, output_width, weights_fingerprint
+from ...model.tree_model import TreeModel
+from ...training.continuations import Continuations, digest
+from ...training.declaration import Schedule, Trained, TrainingRun
+from ...training.loop import Shuffled, fit
+from .head import AcceptanceHead, save_head
+from .train_options import SpecDecTraining
+
+BINS = 10
+"""Number of bins of a calibration, by predicted probability."""
 
 
 @dataclass(frozen=True)
-class SpecDecTraining(Training):
-    """Trains a head that foresees rejections on what the target says after pieces of FILES; use the draft model with
-    it as --drafter specdec_pp:model=FOLDER.
+class Labelled:
+    """A text with what the draft model would have said instead."""
+
+    text: torch.Tensor
+    """(length,) int64: the prompt and the target's tokens."""
+    start: int
+    """Length of the prompt."""
+    drafted: torch.Tensor
+    """(length - start,) int64: the draft model's token at every place after the prompt."""
+    labels: torch.Tensor
+    """(length - start,) float32: the probability that the target accepts it."""
+
+    def mixed(self, share: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The text (length,) with drafted tokens in place of all but a `share` of the target's, and which places after
+        the prompt have one, (length - start,) bool.
+        """
+        draws = torch.rand(len(self.drafted), generator=torch.Generator().manual_seed(seed))
+        replaced = draws >= share
+        tokens = self.text.clone()
+        tokens[self.start :] = torch.where(replaced, self.drafted, tokens[self.start :])
+        return tokens, replaced
+
+
+@torch.no_grad()
+def labelled(
+    target: TreeModel,
+    draft: TreeModel,
+    texts: Continuations,
+    how: SpecDecTraining,
+    progress: Callable[[int], None] | None = None,
+) -> list[Labelled]:
+    """Every text with drafted tokens and their labels; what is drawn depends on the seed and the text's place alone.
+    `progress` is called with the number of texts done.
     """
+    found = []
+    for place, (text, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
+        p = _probabilities(target, text, start, how.draft_temperature, target.vocab_size)
+        q = _probabilities(draft, text, start, how.draft_temperature, target.vocab_size)
+        generator = torch.Generator().manual_seed(how.seed + place)
+        drafted = torch.multinomial(q, 1, generator=generator)
+        labels = (p.gather(1, drafted) / q.gather(1, drafted)).clamp(max=1.0)
+        found.append(Labelled(text, start, drafted[:, 0], labels[:, 0]))
+        if progress is not None:
+            progress(len(found))
+    return found
 
-    depth: int = option(3, "Residual blocks.", min=0)  # this, the weight and the share are what the paper found good
-    rejection_weight: float = option(6.0, "How much a rejection counts against an acceptance.")
-    target_share: float = option(0.15, "Share of the target's own tokens in what the head reads.")
-    draft_temperature: float = option(
-        1.0, "At which the draft model draws and is judged; 0: for greedy decoding.", min=0
-    )
-    batch: int = option(16, "Texts in a batch.", min=1)
-    seed: int = option(0, "Of all that is drawn.", min=0)
 
-    needs_draft = True
-    defaults: ClassVar = {"temperature": 1.0, "steps": 500}
-    held_out_use = "the head is judged by"
+def _probabilities(
+    model: TreeModel, text: torch.Tensor, start: int, temperature: float, vocabulary: int
+) -> torch.Tensor:
+    """Of the next token, (length - start, vocabulary) float32 on the CPU, from the prompt's last token on."""
+    logits = model.model(input_ids=_readable(text, model)[None, :-1], use_cache=False).logits[0, start - 1 :]
+    logits = logits[:, :vocabulary].float().cpu()
+    logits = functional.pad(logits, (0, vocabulary - logits.shape[1]), value=float("-inf"))
+    if not temperature:
+        return functional.one_hot(logits.argmax(dim=-1), vocabulary).float()
+    return torch.softmax(logits / temperature, dim=-1)
 
-    def __post_init__(self) -> None:
-        if self.depth < 0 or self.draft_temperature < 0:
-            raise ValueError(
-                f"expected a depth and a temperature of 0 or more, got {self.depth} and {self.draft_temperature}"
-            )
-        if not self.rejection_weight > 0 or not 0 <= self.target_share < 1:
-            raise ValueError(
-                "expected a rejection_weight above 0 and a target_share from 0 to less than 1, "
-                f"got {self.rejection_weight} and {self.target_share}"
-            )
 
-    def train(self, run: TrainingRun) -> Trained:
-        from .fitting import judged, labelled, train_head
-        from .head import save_head
+def _readable(text: torch.Tensor, model: TreeModel) -> torch.Tensor:
+    """`text` on the model's device; tokens without an embedding are read as the last one that has, as when drafting."""
+    return text.to(model.device).clamp(max=model.embedded - 1)
 
-        target, draft, steps = run.target, run.draft, run.schedule.steps
-        assert draft is not None
-        with run.progress("labelling") as progress:
-            known = labelled(target, draft, run.texts, self, lambda done: progress(done, len(run.texts)))
-        with run.progress("training") as progress:
-            head = train_head(
-                draft, known, self, run.schedule, run.checkpoint, lambda step, loss: progress(step, steps, loss)
-            )
-        with run.progress("judging"):
-            figures = {
-                "trained_on": judged(head, draft, known[: len(run.held_out)], self),
-                "held_out": judged(head, draft, labelled(target, draft, run.held_out, self), self),
-            }
-        save_head(run.folder, head, draft.model, {"judged": figures, "training": run.facts})
-        return Trained(
-            {"judged": figures},
-            f"a head trained on {len(run.texts):,} texts; binary KL in nats a token:",
-            ("texts", "drafted tokens", "accepted", "KL", "KL of a constant"),
-            [
-                (name, f"{of['tokens']:,}", of["acceptance"], f"{of['kl']:.4f}", f"{of['kl_of_a_constant']:.4f}")
-                for name, of in zip(("trained on, some of them", "held out"), figures.values(), strict=True)
-            ],
-            figures["held_out"]["calibration"],
-            self.rejection_weight,
+
+@torch.no_grad()
+def states_and_labels(
+    draft: TreeModel, texts: Sequence[Labelled], share: float, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The draft model's last hidden states (n, hidden size) after the drafted tokens of the mixed texts, and the labels
+    (n,) of these tokens.
+    """
+    mixtures = [text.mixed(share, seed + place) for place, text in enumerate(texts)]
+    # Padding is on the right, where no real token attends to it.
+    ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
+    with hidden_states(draft.model) as seen:
+        draft.model(input_ids=ids, use_cache=False)
+    hidden = seen[-1]
+    states, labels = [], []
+    for row, (text, (tokens, replaced)) in enumerate(zip(texts, mixtures, strict=True)):
+        own = hidden[row, text.start : len(tokens)]
+        states.append(own[replaced.to(own.device)].float())
+        labels.append(text.labels[replaced].to(own.device))
+    return torch.cat(states), torch.cat(labels)
+
+
+def loss(head: AcceptanceHead, states: torch.Tensor, labels: torch.Tensor, rejection_weight: float) -> torch.Tensor:
+    """Mean weighted binary cross-entropy in nats: -y log a - w (1 - y) log(1 - a)."""
+    odds = head(states)
+    return (labels * functional.softplus(-odds) + rejection_weight * (1 - labels) * functional.softplus(odds)).mean()
+
+
+def weighted(acceptance: float, rejection_weight: float) -> float:
+    """What a perfect head predicts where the target accepts with probability `acceptance`: the loss is least there."""
+    return acceptance / (acceptance + rejection_weight * (1 - acceptance))
+
+
+def train_head(
+    draft: TreeModel,
+    texts: Sequence[Labelled],
+    how: SpecDecTraining,
+    schedule: Schedule,
+    checkpoint: Path | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> AcceptanceHead:
+    """A head for `draft`; arguments and errors as for `training.loop.fit`."""
+    head = AcceptanceHead(output_width(draft.model), how.depth)
+    head.reset(how.seed)
+    head.to(draft.device)
+    shuffled = Shuffled(len(texts), how.batch, how.seed)
+
+    def batch_at(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        seed = how.seed + (number + 1) * how.batch  # other mixtures in every epoch
+        return states_and_labels(draft, [texts[place] for place in shuffled[number]], how.target_share, seed)
+
+    def loss_of(part: AcceptanceHead, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return loss(part, *batch, how.rejection_weight)
+
+    tokens = digest(part for text in texts for part in (text.text, text.drafted))
+    decided = {"draft": weights_fingerprint(draft.model), "texts": tokens, "training": asdict(how)}
+    fit(head, batch_at, loss_of, schedule, checkpoint, decided, progress)
+    return head.eval()
+
+
+@torch.no_grad()
+def judged(head: AcceptanceHead, draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -> dict[str, Any]:
+    """How well a head predicts acceptance in these texts: the mean binary KL in nats from its prediction to the label
+    (appendix C.3, not weighted), that of the best constant, and the calibration, for every tenth of predicted
+    probability: number of tokens, mean prediction, mean label.
+    """
+    parts = [
+        states_and_labels(draft, texts[start : start + how.batch], how.target_share, how.seed + start)
+        for start in range(0, len(texts), how.batch)
+    ]
+    labels = torch.cat([labels for _, labels in parts]).double().cpu()
+    odds = torch.cat([head(states) for states, _ in parts]).double().cpu()
+    predicted = torch.sigmoid(odds)
+    bins = (predicted * BINS).long().clamp(max=BINS - 1)
+    return {
+        "tokens": len(labels),
+        "acceptance": float(labels.mean()),
+        "kl": float(kl(labels, odds)),
+        "kl_of_a_constant": max(0.0, float(_entropy(labels.mean()) - _entropy(labels).mean())),
+        "calibration": [
+            [int(chosen.sum()), float(predicted[chosen].mean()), float(labels[chosen].mean())]
+            for chosen in (bins == number for number in range(BINS))
+            if chosen.any()
+        ],
+    }
+
+
+def kl(labels: torch.Tensor, odds: torch.Tensor) -> torch.Tensor:
+    """Mean binary KL divergence in nats of probabilities `labels` (n,) from predictions of log odds `odds` (n,)."""
+    crossed = labels * functional.softplus(-odds) + (1 - labels) * functional.softplus(odds)
+    return (crossed - _entropy(labels)).mean()
+
+
+def _entropy(chance: torch.Tensor) -> torch.Tensor:
+    return -torch.xlogy(chance, chance) - torch.xlogy(1 - chance, 1 - chance)
+
+
+def train(options: SpecDecTraining, run: TrainingRun) -> Trained:
+    """What the command does: trains the part, measures it and saves it."""
+    target, draft, steps = run.target, run.draft, run.schedule.steps
+    assert draft is not None
+    with run.progress("labelling") as progress:
+        known = labelled(target, draft, run.texts, options, lambda done: progress(done, len(run.texts)))
+    with run.progress("training") as progress:
+        head = train_head(
+            draft, known, options, run.schedule, run.checkpoint, lambda step, loss: progress(step, steps, loss)
         )
+    with run.progress("judging"):
+        figures = {
+            "trained_on": judged(head, draft, known[: len(run.held_out)], options),
+            "held_out": judged(head, draft, labelled(target, draft, run.held_out, options), options),
+        }
+    save_head(run.folder, head, draft.model, {"judged": figures, "training": run.facts})
+    return Trained(
+        {"judged": figures},
+        f"a head trained on {len(run.texts):,} texts; binary KL in nats a token:",
+        ("texts", "drafted tokens", "accepted", "KL", "KL of a constant"),
+        [
+            (name, f"{of['tokens']:,}", of["acceptance"], f"{of['kl']:.4f}", f"{of['kl_of_a_constant']:.4f}")
+            for name, of in zip(("trained on, some of them", "held out"), figures.values(), strict=True)
+        ],
+        figures["held_out"]["calibration"],
+        options.rejection_weight,
+    )

@@ -1,0 +1,39 @@
+"""The options of `token-recycling train specdec-pp`; `train` does the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...training.declaration import Training, option
+
+
+@dataclass(frozen=True)
+class SpecDecTraining(Training):
+    """Trains a head that foresees rejections on what the target says after pieces of FILES; use the draft model with
+    it as --drafter specdec_pp:model=FOLDER.
+    """
+
+    depth: int = option(3, "Residual blocks.", min=0)  # this, the weight and the share are what the paper found good
+    rejection_weight: float = option(6.0, "How much a rejection counts against an acceptance.")
+    target_share: float = option(0.15, "Share of the target's own tokens in what the head reads.")
+    draft_temperature: float = option(
+        1.0, "At which the draft model draws and is judged; 0: for greedy decoding.", min=0
+    )
+    batch: int = option(16, "Texts in a batch.", min=1)
+    seed: int = option(0, "Of all that is drawn.", min=0)
+
+    needs_draft = True
+    defaults: ClassVar = {"temperature": 1.0, "steps": 500}
+    held_out_use = "the head is judged by"
+
+    def __post_init__(self) -> None:
+        if self.depth < 0 or self.draft_temperature < 0:
+            raise ValueError(
+                f"expected a depth and a temperature of 0 or more, got {self.depth} and {self.draft_temperature}"
+            )
+        if not self.rejection_weight > 0 or not 0 <= self.target_share < 1:
+            raise ValueError(
+                "expected a rejection_weight above 0 and a target_share from 0 to less than 1, "
+                f"got {self.rejection_weight} and {self.target_share}"
+            )
