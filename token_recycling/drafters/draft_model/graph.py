@@ -25,7 +25,7 @@ from ...tree import Tree
 
 
 @dataclass(frozen=True)
-class Place:
+class UnrolledNode:
     """A node of the unrolled tree."""
 
     node: int
@@ -124,21 +124,21 @@ class Graph:
             path.append((node, crossed))
         return path
 
-    def unrolled(self, nodes: int) -> list[Place]:
+    def unrolled(self, nodes: int) -> list[UnrolledNode]:
         """The tree that is verified: the root and at most `nodes` more, in order of depth.
 
         The most probable places are chosen. Of a graph whose tokens were drawn at random, all nodes stand on their own
         paths, of which no more than `nodes` may have been drafted; copies fill up the rest.
         """
-        places = [Place(0, -1, 0, 1.0, False)]
+        places = [UnrolledNode(0, -1, 0, 1.0, False)]
         order = count()
-        waiting: list[tuple[float, int, Place]] = []
+        waiting: list[tuple[float, int, UnrolledNode]] = []
 
         def offer(index: int) -> None:
             above = places[index]
             copied = above.copied or above.node in self.merged
             for child in self.successors(above.node):
-                place = Place(child, index, above.depth + 1, above.probability * self.shares[child], copied)
+                place = UnrolledNode(child, index, above.depth + 1, above.probability * self.shares[child], copied)
                 first = bool(self.drawn_from) and not copied
                 heapq.heappush(waiting, (-1.0 if first else -place.probability, next(order), place))
 
@@ -148,7 +148,7 @@ class Graph:
             offer(len(places) - 1)
         return _by_depth(places)
 
-    def draft(self, places: Sequence[Place], device: torch.device) -> Draft:
+    def draft(self, places: Sequence[UnrolledNode], device: torch.device) -> Draft:
         """What is verified, from the unrolled tree: copies and what was not drawn at random are deterministic."""
         parents, ranks = tuple(place.parent for place in places), tuple(self.ranks[place.node] for place in places)
         is_chain = parents == tuple(range(-1, len(places) - 1)) and not any(ranks)
@@ -163,12 +163,12 @@ class Graph:
         return Draft(tree, tokens, drawn_from or None, confidence)
 
 
-def _by_depth(places: Sequence[Place]) -> list[Place]:
+def _by_depth(places: Sequence[UnrolledNode]) -> list[UnrolledNode]:
     """The same places with parents counted anew, in order of depth and, below one place, of rank."""
     ordered = sorted(range(len(places)), key=lambda index: (places[index].depth, index))
     new = {old: index for index, old in enumerate(ordered)}
     new[-1] = -1
     return [
-        Place(place.node, new[place.parent], place.depth, place.probability, place.copied)
+        UnrolledNode(place.node, new[place.parent], place.depth, place.probability, place.copied)
         for place in (places[old] for old in ordered)
     ]
