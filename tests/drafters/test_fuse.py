@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedTokeni
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
+from token_recycling.drafter import DrafterTraits
 from token_recycling.drafters.fuse import Fuse, worth
 from token_recycling.drafters.fuse.worth import Forecast, MarginalValue, PassClock
 from token_recycling.templates import parse_paths, root_only
@@ -160,6 +161,10 @@ class Scripted(Drafter):
     steps: list[Step] = field(default_factory=list)
     prompts: list[torch.Tensor] = field(default_factory=list)
 
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(learns_prompt=self.learns_prompt)
+
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
         self.prompts.append(tokens)
 
@@ -195,7 +200,7 @@ def test_every_part_sees_all_that_was_verified(counting: LlamaForCausalLM) -> No
     one, two = Scripted("0 1", (1, 5)), Scripted("0 00", (1, 2), learns_prompt=True)
     drafter = Fuse([one, two], nodes=9)
     (step,) = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=3)
-    assert drafter.learns_prompt
+    assert drafter.traits.learns_prompt
     assert not one.prompts
     assert torch.cat(two.prompts).tolist() == [3]
     assert one.steps == two.steps == [step]
