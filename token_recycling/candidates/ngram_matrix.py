@@ -19,7 +19,7 @@ import torch
 from numba import njit
 
 from .calibration import new_calibration
-from .matrix_file import MatrixFileError, check_header, read_matrix_file, write_matrix
+from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
 from .ngrams import ABSENT
 
 MAX_ORDER = 4
@@ -79,24 +79,24 @@ def _mixed(ngram: np.ndarray, order: int) -> int:
 @njit(cache=True)
 def _learn(rows: Rows, seen: Observations, remembers: float, favours: float) -> None:
     vocab_size = len(rows.candidates) - len(rows.keys)
-    n, k = seen.candidates.shape
+    ngrams, candidates, probabilities, chosen = seen
+    n, k = candidates.shape
     merged_ids, merged = np.empty(2 * k, np.int32), np.empty(2 * k, np.float32)
     for node in range(n):
-        ngram = seen.ngrams[node]
-        if ngram[0] >= vocab_size:  # has an embedding, but is never emitted: it has no row
+        if ngrams[node, 0] >= vocab_size:  # has an embedding, but is never emitted: it has no row
             continue
-        ids, shares = seen.candidates[node].copy(), seen.probabilities[node].copy()
-        if favours and seen.chosen[node] >= 0:
-            _favour(ids, shares, seen.chosen[node], favours)
-        for order in range(1, len(ngram) + 1):
-            if ngram[order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
+        ids, shares = candidates[node].copy(), probabilities[node].copy()
+        if favours and chosen[node] >= 0:
+            _favour(ids, shares, chosen[node], favours)
+        for order in range(1, ngrams.shape[1] + 1):
+            if ngrams[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
                 break
-            row = find_row(rows, ngram, order)
+            row = find_row(rows, ngrams[node], order)
             known = row >= 0
             if order == 1:
-                row = ngram[0]
+                row = ngrams[node, 0]
             elif not known:
-                key = _mixed(ngram, order)
+                key = _mixed(ngrams[node], order)
                 row = vocab_size + key % len(rows.keys)
                 rows.keys[row - vocab_size] = key
             if known and remembers:
@@ -160,10 +160,7 @@ class NgramMatrix:
 
     def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 0.4) -> None:
         """`memory`: megabytes for the n-grams of two tokens and more. Raises ValueError."""
-        if vocab_size < 1 or not 1 <= k <= vocab_size:
-            raise ValueError(
-                f"expected a vocabulary of 1 or more and k from 1 to its size, got vocabulary {vocab_size} and k {k}"
-            )
+        check_sizes(vocab_size, k)
         if not 1 <= orders <= MAX_ORDER:
             raise ValueError(f"expected orders from 1 to {MAX_ORDER}, got {orders}")
         if memory < 0:

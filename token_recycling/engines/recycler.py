@@ -21,16 +21,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 
-from ..candidates.best_first import (
-    CHILDREN,
-    GrowingTree,
-    Limits,
-    Sources,
-    TemplateArrays,
-    count_chosen,
-    fill,
-    grow,
-)
+from ..candidates.best_first import CHILDREN, GrowingTree, Limits, Sources, TemplateArrays, count_chosen, fill, grow
 from ..candidates.ngram_matrix import NgramMatrix
 from ..candidates.ngrams import last_ngram, ngrams_of
 from ..candidates.suffix_automaton import SuffixAutomaton

@@ -126,11 +126,11 @@ class ModelDrafter(Drafter):
         return f"{self.name}: {self._what()}, {self._shape(self._rules)}, {how}"
 
     def _what(self) -> str:
-        """What drafts, in words."""
+        """A description of the model that drafts."""
         return "a draft model"
 
     def _shape(self, rules: Rules) -> str:
-        """What is drafted, in words."""
+        """A description of what is drafted."""
         raise NotImplementedError(f"{type(self).__name__} must define _shape()")
 
 

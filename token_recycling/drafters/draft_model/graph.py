@@ -3,7 +3,7 @@
 Nodes are drafted below a root, layer by layer, as in a tree. Where a path ends with the same tau tokens as an earlier
 node's path, what follows is likely the same too: the node is *merged*, by an edge to the first node of that kind, and
 has no children of its own (Graph-structured Speculative Decoding, 2407.16207, sections 5.2 and 5.3). A merge that would
-close a circle is not made. For verification the graph is unrolled: below a merged node stand copies of what follows the
+close a cycle is not made. For verification the graph is unrolled: below a merged node stand copies of what follows the
 other one (section 5.4), copies of copies where that is merged again, the most probable paths first.
 
 Without merges the graph is a tree, and with one child a node it is a sequence.
@@ -83,7 +83,7 @@ class Graph:
         return added
 
     def merge(self, node: int) -> bool:
-        """Merges a node without children, if what it ends with has been followed elsewhere and no circle arises; else
+        """Merges a node without children, if what it ends with has been followed elsewhere and no cycle arises; else
         it is the one that later nodes of that kind are merged with.
         """
         if not self.tau or len(self._grams[node]) < self.tau:

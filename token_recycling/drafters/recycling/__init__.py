@@ -18,16 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ...candidates.best_first import (
-    CHILDREN,
-    GrowingTree,
-    Limits,
-    Sources,
-    TemplateArrays,
-    count_chosen,
-    fill,
-    grow,
-)
+from ...candidates.best_first import CHILDREN, GrowingTree, Limits, Sources, TemplateArrays, count_chosen, fill, grow
 from ...candidates.matrix import check_vocabulary
 from ...candidates.ngram_matrix import NgramMatrix
 from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
