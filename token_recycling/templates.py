@@ -1,6 +1,6 @@
 """Trees to choose from: the paper's, chains, trees grown from how often each rank is right, and a user's own.
 
-Every function makes its tree once and hands out the same one again.
+`paper`, `chain`, `star` and `static` make each tree once: every call returns the same object.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def best_paths(acceptance: Sequence[Sequence[float]]) -> Iterator[tuple[float, R
     The first n are the tree of n nodes with the most expected accepted tokens; these are the sum of their products.
     """
     ranked = [sorted(range(len(chances)), key=lambda rank: -chances[rank]) for chances in acceptance]
-    # What waits: the product before the last node, and which of the ranks of its depth that is, by chance.
+    # The product and the path, then the product before the last node and the place of its rank by chance.
     waiting: list[tuple[float, int, RankPath, float, int]] = []
 
     def wait(before: float, path: RankPath, place: int) -> None:
@@ -141,7 +141,7 @@ def static(nodes: int) -> Tree:
 
 
 def template_from(spec: str | int | Tree) -> Tree | None:
-    """The template a user asked for; None for `auto` or a number, which ask for a tree grown at each step.
+    """The template that a user's option names; None for `auto` or a number, where trees are grown at each step.
 
     `paper`; `chain:N`; `static:N` for N nodes by the measured acceptance of ranks; rank paths (`"0 1 00"`); or the path
     of a text file with rank paths. Raises ValueError.

@@ -10,51 +10,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from token_recycling import Tree
-from token_recycling.candidates.best_first import CHILDREN, Growth, fill, grow
-from token_recycling.candidates.ngram_matrix import ABSENT, NgramMatrix
+from token_recycling.candidates.best_first import CHILDREN, GrowingTree, Limits, Sources, TemplateArrays, fill, grow
+from token_recycling.candidates.ngram_matrix import NgramMatrix
+from token_recycling.candidates.ngrams import ABSENT
 from token_recycling.candidates.suffix_automaton import SuffixAutomaton
+from token_recycling.costs.budget import NO_COSTS
 
 DEEP = 99
-NO_COSTS = np.empty(0)
 
 
 class Grower:
-    """A matrix, a text and the arrays of a growth."""
+    """A matrix, a text and the buffers of a growing tree."""
 
     def __init__(self, matrix: NgramMatrix, text: list[int], suffix: bool = False, room: int = 200) -> None:
-        self.matrix, self.suffix = matrix, suffix
+        self.matrix = matrix
         self.automaton = SuffixAutomaton(text if suffix else ())
-        self.growth = Growth.empty(room, matrix.orders)
-        self.context = np.full(matrix.orders, ABSENT, np.int64)
+        self.growing = GrowingTree.empty(room, matrix.orders)
+        self.ngram = np.full(matrix.orders, ABSENT, np.int64)
         last = text[::-1][: matrix.orders]
-        self.context[: len(last)] = last
+        self.ngram[: len(last)] = last
 
     @property
-    def known(self) -> tuple[object, ...]:
-        known = (self.matrix.rows, self.matrix.vocab_size, self.automaton.arrays, self.suffix, self.matrix.calibration)
-        return (self.growth, self.context, *known)
+    def known(self) -> tuple[GrowingTree, np.ndarray, Sources]:
+        return self.growing, self.ngram, Sources.of(self.matrix, self.automaton)
 
     def grow(self, nodes: int, depth: int = DEEP) -> int:
-        return grow(*self.known, NO_COSTS, nodes, depth)
+        return grow(*self.known, Limits(NO_COSTS, nodes, depth))
 
     def grow_for(self, costs: list[float], depth: int = DEEP) -> int:
-        return grow(*self.known, np.array(costs, np.float64), len(costs) - 1, depth)
+        return grow(*self.known, Limits(np.array(costs, np.float64), len(costs) - 1, depth))
 
     def fill(self, paths: str, depth: int = DEEP) -> int:
         tree = Tree.from_paths(tuple(map(int, path)) for path in paths.split())
-        return fill(*self.known, np.array(tree.parents), np.array(tree.ranks), depth)
+        return fill(*self.known, TemplateArrays.of(tree), depth)
 
     def paths(self, nodes: int) -> list[tuple[int, ...]]:
         """The tokens from the root to each node, the root left out."""
         paths: list[tuple[int, ...]] = [()]
         for node in range(1, nodes):
-            paths.append((*paths[self.growth.parents[node]], int(self.growth.tokens[node])))
+            paths.append((*paths[self.growing.parents[node]], int(self.growing.tokens[node])))
         return paths[1:]
 
     def children(self, node: int = 0) -> dict[int, float]:
         """What may follow a node, and how likely that was thought."""
-        known = self.growth.known[node]
-        found = zip(self.growth.candidates[node, :known], self.growth.chances[node, :known], strict=True)
+        known = self.growing.known[node]
+        found = zip(self.growing.candidates[node, :known], self.growing.chances[node, :known], strict=True)
         return {int(token): float(likely) for token, likely in found}
 
 
@@ -131,7 +131,7 @@ def test_a_drafted_path_has_its_own_contexts() -> None:
     grower = Grower(matrix_of(rows, orders=3), [4, 5])
     assert grower.paths(grower.grow(1)) == [(10,)]
     close(grower.children(1), {3: 0.4 * 0.9, 1: 0.6 * 0.6 * 0.72, 2: 0.6 * 0.4 * 0.9})
-    assert grower.growth.contexts[1].tolist() == [10, 5, 4]
+    assert grower.growing.ngrams[1].tolist() == [10, 5, 4]
 
 
 def test_no_more_candidates_are_looked_at_than_there_is_room_for() -> None:
@@ -204,7 +204,7 @@ def test_no_tree_of_as_many_nodes_expects_more_tokens(drawn: dict[int, list[int]
         assert made == nodes + 1
         paths = grower.paths(made)
         assert sum(found[path] for path in paths) + 1 == pytest.approx(wanted, rel=1e-5)
-        assert grower.growth.values[1:made].tolist() == pytest.approx([found[path] for path in paths], rel=1e-5)
+        assert grower.growing.values[1:made].tolist() == pytest.approx([found[path] for path in paths], rel=1e-5)
 
 
 @given(ROWS, st.integers(0, 4), st.integers(0, 1000), st.integers(1, 30), st.integers(1, 6))
@@ -212,10 +212,10 @@ def test_nodes_grow_best_first(drawn: dict[int, list[int]], root: int, seed: int
     matrix = chain_of_rows(drawn, seed)
     grower = Grower(matrix, [root])
     made = grower.grow(nodes, depth)
-    growth = grower.growth
+    growing = grower.growing
     found = values(matrix, root, depth)
     assert made == 1 + min(nodes, len(found))
-    gains = growth.values[:made].tolist()
+    gains = growing.values[:made].tolist()
     assert gains == sorted(gains, reverse=True)
     assert gains[1:] == pytest.approx(sorted(found.values(), reverse=True)[: made - 1], rel=1e-4)
     well_formed(grower, made, depth)
@@ -223,15 +223,15 @@ def test_nodes_grow_best_first(drawn: dict[int, list[int]], root: int, seed: int
 
 def well_formed(grower: Grower, made: int, depth: int) -> None:
     """Parents before children, siblings of distinct tokens and ranks, none too deep."""
-    growth = grower.growth
-    assert growth.parents[0] == -1
+    growing = grower.growing
+    assert growing.parents[0] == -1
     for node in range(1, made):
-        assert 0 <= growth.parents[node] < node
-        assert growth.depths[node] == growth.depths[growth.parents[node]] + 1 <= depth
-        parent, rank = growth.parents[node], growth.ranks[node]
-        assert growth.candidates[parent, rank] == growth.tokens[node]
+        assert 0 <= growing.parents[node] < node
+        assert growing.depths[node] == growing.depths[growing.parents[node]] + 1 <= depth
+        parent, rank = growing.parents[node], growing.ranks[node]
+        assert growing.candidates[parent, rank] == growing.tokens[node]
     assert len(set(grower.paths(made))) == made - 1
-    siblings = list(zip(growth.parents[1:made], growth.ranks[1:made], strict=True))
+    siblings = list(zip(growing.parents[1:made], growing.ranks[1:made], strict=True))
     assert len(set(siblings)) == made - 1
 
 
@@ -283,7 +283,7 @@ def test_the_arrays_serve_one_growth_after_another() -> None:
     matrix = matrix_of({(token,): {(token + 1) % 5: 0.6, (token + 2) % 5: 0.3} for token in range(5)}, vocab_size=5)
     used = Grower(matrix, [0])
     for root, nodes in ((0, 30), (3, 7), (2, 50), (4, 1)):
-        used.context[0] = root
+        used.ngram[0] = root
         fresh = Grower(matrix, [root])
         assert used.grow(nodes) == fresh.grow(nodes) == nodes + 1
         assert used.paths(nodes + 1) == fresh.paths(nodes + 1)
@@ -296,7 +296,7 @@ def test_a_template_is_filled_by_rank() -> None:
     matrix = matrix_of({(5,): {10: 0.5, 11: 0.3, 12: 0.1}, (10,): {20: 0.5, 21: 0.2}, (11,): {30: 0.9}})
     grower = Grower(matrix, [5])
     assert grower.paths(grower.fill("0 1 2 00 01 10")) == [(10,), (11,), (12,), (10, 20), (10, 21), (11, 30)]
-    assert grower.growth.ranks[:7].tolist() == [0, 0, 1, 2, 0, 1, 0]
+    assert grower.growing.ranks[:7].tolist() == [0, 0, 1, 2, 0, 1, 0]
 
 
 def test_where_a_candidate_is_missing_so_is_all_below_it() -> None:
@@ -304,7 +304,7 @@ def test_where_a_candidate_is_missing_so_is_all_below_it() -> None:
     grower = Grower(matrix, [5])
     made = grower.fill("0 1 2 00 01 10 20 000 200")
     assert grower.paths(made) == [(10,), (11,), (10, 20)]
-    assert grower.growth.parents[:made].tolist() == [-1, 0, 0, 1]
+    assert grower.growing.parents[:made].tolist() == [-1, 0, 0, 1]
 
 
 def test_a_template_is_cut_at_the_depth() -> None:

@@ -66,7 +66,7 @@ def test_candidates_are_counted_at_accepted_nodes_drafted_or_not() -> None:
     grower = Grower(matrix_of(rows), [5])
     assert grower.paths(grower.fill("0 1 00")) == [(10,), (11,), (10, 20)]
     calibration = grower.matrix.calibration
-    count_chosen(grower.growth, 4, np.array([10, 21]), calibration)
+    count_chosen(grower.growing, 4, np.array([10, 21]), calibration)
     kinds = {10: (0.4, 0), 11: (0.24, 1), 20: (0.48, 0), 21: (0.16, 1)}
     wanted = new_calibration()
     for token, (share, rank) in kinds.items():

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.candidates.ngram_matrix import ABSENT, MAX_ORDER, NgramMatrix, contexts_of
+from token_recycling.candidates.ngram_matrix import MAX_ORDER, NgramMatrix
+from token_recycling.candidates.ngrams import ABSENT, ngrams_at, ngrams_of
 
 BIT = 1 / 65_535
 """The step between two probabilities of 16 bits."""
@@ -41,7 +42,7 @@ def test_a_row_is_found_by_each_of_its_contexts() -> None:
         close(found(matrix, *context), {3: 0.5, 4: 0.25})
     for context in ([8], [9, 8], [7, 9], [6, 8, 9], [9, 8, 7], [0, 9], [7, 8]):
         assert matrix.look_up(*context) == []
-    assert (int(matrix.filled.sum()), matrix.contexts) == (1, 2)
+    assert (int(matrix.filled.sum()), matrix.ngrams) == (1, 2)
 
 
 def test_longer_contexts_tell_apart_what_a_token_alone_does_not() -> None:
@@ -55,7 +56,7 @@ def test_longer_contexts_tell_apart_what_a_token_alone_does_not() -> None:
 def test_before_the_beginning_of_a_text_there_is_no_context() -> None:
     matrix = NgramMatrix(50, k=1, orders=4)
     learn(matrix, ([5], {1: 1.0}), ([5, 6], {2: 1.0}), ([0, 6], {3: 1.0}))
-    assert matrix.contexts == 2
+    assert matrix.ngrams == 2
     close(found(matrix, 5), {1: 1.0})
     close(found(matrix, 5, 6), {2: 1.0})
     close(found(matrix, 0, 6), {3: 1.0})
@@ -134,7 +135,7 @@ def test_where_memory_is_small_newer_contexts_take_the_places_of_older_ones() ->
         learn(matrix, ([first, 5], {first: 0.5, 49: 0.25}))
         close(found(matrix, first, 5), {first: 0.5, 49: 0.25})
     kept = [first for first in range(40) if matrix.look_up(first, 5)]
-    assert len(kept) == matrix.contexts <= places
+    assert len(kept) == matrix.ngrams <= places
     assert 39 in kept
     # A context that was overwritten is unknown: it does not find the other one's row.
     for first in kept:
@@ -157,7 +158,7 @@ def test_without_room_for_longer_contexts_single_tokens_are_known(matrix: NgramM
     learn(matrix, ([1, 2, 3, 5], {10: 0.6, 11: 0.2}))
     close(found(matrix, 5), {10: 0.6, 11: 0.2})
     assert matrix.look_up(3, 5) == []
-    assert (len(matrix.rows.keys), matrix.contexts) == (0, 0)
+    assert (len(matrix.rows.keys), matrix.ngrams) == (0, 0)
 
 
 def test_memory_is_bounded() -> None:
@@ -182,7 +183,7 @@ def test_rows_are_those_of_a_dictionary(data: st.DataObject) -> None:
             wanted[tuple(text[-order:])] = row
     for context, row in wanted.items():
         close(found(matrix, *context), row)
-    assert matrix.contexts == sum(len(context) > 1 for context in wanted)
+    assert matrix.ngrams == sum(len(context) > 1 for context in wanted)
     assert int(matrix.filled.sum()) == sum(len(context) == 1 for context in wanted)
 
 
@@ -210,10 +211,16 @@ def test_rows_stay_in_order_and_within_one(
             assert sum(shares) <= 1 + k * BIT
 
 
-def test_contexts_of_a_text_are_its_last_tokens() -> None:
-    assert contexts_of(np.array([4, 5, 6]), 3).tolist() == [[4, -1, -1], [5, 4, -1], [6, 5, 4]]
-    assert contexts_of(np.array([4, 5]), 1).tolist() == [[4], [5]]
-    assert contexts_of(np.array([6, 7]), 3, np.array([4, 5])).tolist() == [[6, 5, 4], [7, 6, 5]]
+def test_ngrams_of_places_in_rows() -> None:
+    tokens = np.array([[10, 11, 12, 13], [20, 21, 22, 23]], np.int32)
+    found = ngrams_at(tokens, np.array([0, 1, 1]), np.array([0, 1, 3]), 3)
+    assert found.tolist() == [[10, -1, -1], [21, 20, -1], [23, 22, 21]]
+
+
+def test_ngrams_of_a_text_are_its_last_tokens() -> None:
+    assert ngrams_of(np.array([4, 5, 6]), 3).tolist() == [[4, -1, -1], [5, 4, -1], [6, 5, 4]]
+    assert ngrams_of(np.array([4, 5]), 1).tolist() == [[4], [5]]
+    assert ngrams_of(np.array([6, 7]), 3, np.array([4, 5])).tolist() == [[6, 5, 4], [7, 6, 5]]
 
 
 @pytest.mark.parametrize(

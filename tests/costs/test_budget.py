@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from support import tiny
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.costs.budget import Budget
+from token_recycling.costs.budget import Budget, paying_chains
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.measure import PassCosts
 from token_recycling.drafters.draft_model.expand import Rules, verified
@@ -33,9 +35,9 @@ def test_as_many_nodes_are_verified_as_pay() -> None:
 
 def test_drafting_goes_on_while_a_step_pays() -> None:
     """With one sure node at hand the rate is 2 / 1.1, so that a step of 0.1 must promise more than 0.18 tokens."""
-    assert CHEAP.goes_on([0.19], [1.0], steps=1)
-    assert not CHEAP.goes_on([0.18], [1.0], steps=1)
-    assert CHEAP.goes_on([0.1, 0.09], [1.0], steps=1)
+    assert CHEAP.step_pays([0.19], [1.0], steps=1)
+    assert not CHEAP.step_pays([0.18], [1.0], steps=1)
+    assert CHEAP.step_pays([0.1, 0.09], [1.0], steps=1)
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.integers(0, 5))
@@ -60,6 +62,32 @@ def test_a_graph_is_grown_and_cut_to_what_pays() -> None:
     graph, reader = grown(FORK, dear)
     assert reader.layers == [[1, 2]]
     assert [graph.tokens[place.node] for place in verified(graph, dear)] == [0, 1, 3]
+
+
+probabilities = st.lists(st.floats(0.01, 1), max_size=4)
+falling = probabilities.map(lambda values: np.array(sorted(values, reverse=True)))
+chains = st.lists(falling, min_size=1, max_size=3)
+
+
+@given(chains, st.integers(0, 3), st.sampled_from([0.0, 0.05, 0.3]))
+def test_no_other_lengths_of_chains_pay_better(values: list[np.ndarray], others: int, cost: float) -> None:
+    requests = len(values) + others
+
+    def rate(lengths: tuple[int, ...]) -> float:
+        expected = requests + sum(float(chain[:length].sum()) for chain, length in zip(values, lengths, strict=True))
+        return expected / (1 + cost * (requests + sum(lengths) - 1))
+
+    chosen = tuple(paying_chains(values, requests, cost))
+    best = max(map(rate, itertools.product(*[range(len(chain) + 1) for chain in values])))
+    assert rate(chosen) == pytest.approx(best, rel=1e-6)
+
+
+def test_chains_are_shorter_in_larger_batches_and_whole_at_no_cost() -> None:
+    chain = np.array([0.9, 0.7, 0.5, 0.3, 0.1], np.float32)
+    lengths = [sum(paying_chains([chain] * requests, requests, 0.1)) / requests for requests in (1, 4, 64)]
+    assert lengths[0] > lengths[1] > lengths[2] > 0
+    assert paying_chains([chain, chain], 2, 0.0) == [5, 5]
+    assert paying_chains([], 0, 0.1) == []
 
 
 @pytest.fixture

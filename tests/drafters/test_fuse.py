@@ -21,9 +21,9 @@ from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedTokeni
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
-from token_recycling.drafters.fuse import Fuse
-from token_recycling.drafters.fuse import worth as asking
-from token_recycling.drafters.fuse.worth import PassClock, Worth, Yield
+from token_recycling.drafter import DrafterTraits
+from token_recycling.drafters.fuse import Fuse, worth
+from token_recycling.drafters.fuse.worth import Forecast, MarginalValue, PassClock
 from token_recycling.templates import parse_paths, root_only
 
 
@@ -161,6 +161,10 @@ class Scripted(Drafter):
     steps: list[Step] = field(default_factory=list)
     prompts: list[torch.Tensor] = field(default_factory=list)
 
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(learns_prompt=self.learns_prompt)
+
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
         self.prompts.append(tokens)
 
@@ -196,7 +200,7 @@ def test_every_part_sees_all_that_was_verified(counting: LlamaForCausalLM) -> No
     one, two = Scripted("0 1", (1, 5)), Scripted("0 00", (1, 2), learns_prompt=True)
     drafter = Fuse([one, two], nodes=9)
     (step,) = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=3)
-    assert drafter.learns_prompt
+    assert drafter.traits.learns_prompt
     assert not one.prompts
     assert torch.cat(two.prompts).tolist() == [3]
     assert one.steps == two.steps == [step]
@@ -299,29 +303,29 @@ def test_asked_is_who_adds_more_than_decoding_gives() -> None:
     """Decoding gives a token a pass. Part 1 adds half a token for a tenth of a pass where little is expected, and a
     tenth of a token for half a pass where much is.
     """
-    worth = Worth(2)
-    little, much = Yield(1.3, 1.0), Yield(5.0, 5.0)
+    marginal = MarginalValue(2)
+    little, much = Forecast(1.3, 1.0), Forecast(5.0, 5.0)
     for _ in range(4):
-        assert worth.asks(1, little)
-        assert worth.asks(1, much)
-        worth.count(1, little, Yield(1.8, 1.1))
-        worth.count(1, much, Yield(5.1, 5.5))
-        worth.count_step(Yield(1.0, 1.0))
-    assert all(worth.asks(1, little) for _ in range(40))
+        assert marginal.pays(1, little)
+        assert marginal.pays(1, much)
+        marginal.count(1, little, Forecast(1.8, 1.1))
+        marginal.count(1, much, Forecast(5.1, 5.5))
+        marginal.count_step(Forecast(1.0, 1.0))
+    assert all(marginal.pays(1, little) for _ in range(40))
     # It is tried again now and then.
-    assert [worth.asks(1, much) for _ in range(32)] == ([False] * 15 + [True]) * 2
+    assert [marginal.pays(1, much) for _ in range(32)] == ([False] * 15 + [True]) * 2
     # What is learned of another number of expected tokens says nothing here.
-    assert worth.asks(1, Yield(20.0, 5.0))
+    assert marginal.pays(1, Forecast(20.0, 5.0))
     # Where it has become better, it is asked.
     for _ in range(8):
-        worth.count(1, much, Yield(7.0, 5.1))
-    assert worth.asks(1, much)
+        marginal.count(1, much, Forecast(7.0, 5.1))
+    assert marginal.pays(1, much)
 
 
 def test_passes_are_timed_as_they_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """A curve says 1 second for one node and 2 for two; now everything takes twice as long."""
     now = iter([10.0, 14.0] * 400)
-    monkeypatch.setattr(asking.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(worth.time, "perf_counter", lambda: next(now))
     clock = PassClock(np.array([1.0, 2.0, 3.0]), 1.0, texts=2)
     assert clock.unit == 0.5
     for _ in range(400):
@@ -335,7 +339,7 @@ def test_passes_are_timed_as_they_are_now(monkeypatch: pytest.MonkeyPatch) -> No
 def test_parts_that_are_not_asked_lose_nothing(model: LlamaForCausalLM, asks: str, monkeypatch: Any) -> None:
     """Every other time the later parts are left out; the text stays the same, and whoever is asked learns."""
     turns = itertools.cycle([True, False])
-    monkeypatch.setattr(Worth, "asks", lambda *_: next(turns))
+    monkeypatch.setattr(MarginalValue, "pays", lambda *_: next(turns))
     parts = ["suffix", "recycling:tree=8", tr.make_drafter("draft_model", model=related(model), nodes=8), "lookahead"]
     drafter, stats = Fuse(parts, asks=asks), tr.Stats()
     for seed in range(4):

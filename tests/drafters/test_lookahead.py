@@ -11,7 +11,6 @@ from support import tiny
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling import Context
 from token_recycling.candidates.trie import Trie
 from token_recycling.drafters.lookahead import Pool, Window
 
@@ -46,13 +45,12 @@ def test_the_tree_is_the_published_mask(columns: int, size: int, guesses: int) -
     token = 1000
     window.levels = [[token + columns * level + column for column in range(columns)] for level in range(size - 1)]
     grams = [tuple(2000 + (size - 1) * guess + place for place in range(size - 1)) for guess in range(guesses)]
-    trie = Trie()
-    window.plant(trie, token, grams)
-    draft = trie.draft(Context(torch.tensor([token]), 99))
-    shape = draft.tree.on(torch.device("cpu"))
+    trie = Trie(token)
+    window.plant(trie, grams)
+    shape = trie.tree().on(torch.device("cpu"))
     mask, positions = published_mask(columns, size - 1, guesses, size - 1)
-    assert len(draft.tree) == len(mask)
-    by_token = draft.tokens.argsort()
+    assert len(trie) == len(mask)
+    by_token = torch.tensor(trie.tokens).argsort()
     assert torch.equal(shape.ancestors[by_token][:, by_token], mask)
     assert torch.equal(shape.depths[by_token], positions)
 
@@ -119,11 +117,10 @@ def test_branches_that_agree_are_merged() -> None:
     """Window: root 1, then 2; level 1 has 2 and 3. The guess 2 3 says what both levels say."""
     window = Window(2, 3, [0, 0])
     window.levels = [[0, 2], [2, 3]]
-    trie = Trie()
-    window.plant(trie, 1, [(2, 3)])
-    draft = trie.draft(Context(torch.tensor([1]), 99))
-    assert draft.tokens.tolist() == [1, 2, 3]
-    assert draft.tree.parents == (-1, 0, 1)
+    trie = Trie(1)
+    window.plant(trie, [(2, 3)])
+    assert trie.tokens == [1, 2, 3]
+    assert trie.tree().parents == (-1, 0, 1)
     assert window.newest == [1, 2]
 
 

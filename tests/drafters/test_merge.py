@@ -15,11 +15,11 @@ from support.strategies import drafts
 
 from token_recycling import Context, Draft, Tree
 from token_recycling.accept import accept_walk
+from token_recycling.costs.budget import NO_COSTS
 from token_recycling.drafters.fuse import merge as fusing
-from token_recycling.drafters.fuse.merge import Merged, Weights, best, kept_first, merge
+from token_recycling.drafters.fuse.merge import FuseCalibration, MergedDraft, best, kept_first, merge_drafts
 from token_recycling.templates import chain, parse_paths, root_only
 
-NO_COSTS = np.empty(0)
 ROOT = 5
 CONTEXT = Context(torch.tensor([1, ROOT]), room=99)
 
@@ -29,10 +29,10 @@ def draft(paths: str, tokens: list[int], confidence: list[float] | None = None, 
     return Draft(parse_paths(paths), torch.tensor([ROOT, *tokens]), confidence=stated, **more)  # type: ignore[arg-type]
 
 
-def paths(tree_of: Merged | Draft) -> list[tuple[int, ...]]:
+def paths(tree_of: MergedDraft | Draft) -> list[tuple[int, ...]]:
     """The tokens from the root down to every node but the root."""
-    if isinstance(tree_of, Merged):
-        parents, tokens = tree_of.parents.tolist(), tree_of.tokens.tolist()
+    if isinstance(tree_of, MergedDraft):
+        parents, tokens = tree_of.nodes.parents.tolist(), tree_of.nodes.tokens.tolist()
     else:
         parents, tokens = list(tree_of.tree.parents), tree_of.tokens.tolist()
     found: list[tuple[int, ...]] = [()]
@@ -50,44 +50,44 @@ TWO = draft("0 00 01", [8, 6, 9], [0.5, 0.7, 0.1])
 
 
 def test_two_drafts_are_merged_by_hand() -> None:
-    merged = merge([ONE, TWO])
+    merged = merge_drafts([ONE, TWO])
     assert paths(merged) == [(7,), (8,), (7, 9), (8, 6), (8, 9)]
-    assert merged.tokens[0] == ROOT
-    assert merged.depths.tolist() == [0, 1, 1, 2, 2, 2]
-    assert merged.ranks.tolist() == [[0, 0], [0, -1], [1, 0], [0, -1], [-1, 0], [-1, 1]]
-    assert merged.confidences[1:].tolist() == pytest.approx(
+    assert merged.nodes.tokens[0] == ROOT
+    assert merged.nodes.depths.tolist() == [0, 1, 1, 2, 2, 2]
+    assert merged.nodes.ranks.tolist() == [[0, 0], [0, -1], [1, 0], [0, -1], [-1, 0], [-1, 1]]
+    assert merged.nodes.confidences[1:].tolist() == pytest.approx(
         np.array([[0.6, 0], [0.2, 0.5], [0.5, 0], [0, 0.7], [0, 0.1]])
     )
 
 
 def test_a_drafter_without_confidence_is_half_as_sure_of_each_further_candidate() -> None:
-    merged = merge([draft("0 1 2 00", [7, 8, 9, 6]), TWO])
-    assert merged.confidences[:, 0].tolist() == [0.5, 0.5, 0.25, 0.125, 0.5, 0, 0]
+    merged = merge_drafts([draft("0 1 2 00", [7, 8, 9, 6]), TWO])
+    assert merged.nodes.confidences[:, 0].tolist() == [0.5, 0.5, 0.25, 0.125, 0.5, 0, 0]
 
 
 def test_of_equal_siblings_the_first_counts() -> None:
-    merged = merge([draft("0 1 2", [7, 8, 7], [0.6, 0.3, 0.1]), Draft(root_only(), torch.tensor([ROOT]))])
+    merged = merge_drafts([draft("0 1 2", [7, 8, 7], [0.6, 0.3, 0.1]), Draft(root_only(), torch.tensor([ROOT]))])
     assert paths(merged) == [(7,), (8,)]
-    assert merged.ranks[:, 0].tolist() == [0, 0, 1]
-    assert merged.confidences[1, 0] == pytest.approx(0.6)
+    assert merged.nodes.ranks[:, 0].tolist() == [0, 0, 1]
+    assert merged.nodes.confidences[1, 0] == pytest.approx(0.6)
 
 
 @given(st.lists(drafts(), min_size=2, max_size=4), st.integers(0, 20), st.integers(0, 10**6))
 def test_what_is_verified_was_proposed_and_is_a_tree(proposed: list[Draft], most: int, seed: int) -> None:
     for one in proposed:
         one.tokens[0] = ROOT
-    merged = merge(proposed)
+    merged = merge_drafts(proposed)
     every = set().union(*(paths(one) for one in proposed))
     assert len(paths(merged)) == len(every)
     assert set(paths(merged)) == every
     for part, one in enumerate(proposed):
-        own = {path for path, rank in zip(paths(merged), merged.ranks[1:, part], strict=True) if rank >= 0}
+        own = {path for path, rank in zip(paths(merged), merged.nodes.ranks[1:, part], strict=True) if rank >= 0}
         assert own == set(paths(one))
-    weights = Weights(len(proposed))
+    calibration = FuseCalibration.empty(len(proposed))
     draws = np.random.default_rng(seed)
     for _ in range(5):
-        weights.learn(merged, weights.weigh(merged), draws.integers(0, 4, 5).tolist())
-    values = weights.weigh(merged).values
+        calibration.learn(merged, calibration.values_of(merged), draws.integers(0, 4, 5).tolist())
+    values = calibration.values_of(merged).values
     kept = best(values, frozenset({0}), most, NO_COSTS)
     fused = merged.draft(kept, frozenset(), CONTEXT)
     assert len(fused.tree) == len(kept) == min(most, len(every)) + 1
@@ -105,13 +105,15 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed: list[Draft], most
 
 def test_chances_are_means_of_those_who_speak() -> None:
     """Of 7 only one thinks anything, the other says 8 there; below 7 the other says nothing at all."""
-    values = Weights(2).weigh(merge([ONE, TWO])).values
+    values = FuseCalibration.empty(2).values_of(merge_drafts([ONE, TWO])).values
     eight = (0.2 + 0.5) / 2
     assert values.tolist() == pytest.approx([1, 0.6 / 2, eight, 0.3 * 0.5, eight * 0.7, eight * 0.1], abs=1e-6)
 
 
 def test_siblings_share_what_is_certain() -> None:
-    values = Weights(2).weigh(merge([draft("0 1 00", [7, 8, 9], [0.9, 0.9, 1.0]), root()])).values
+    values = (
+        FuseCalibration.empty(2).values_of(merge_drafts([draft("0 1 00", [7, 8, 9], [0.9, 0.9, 1.0]), root()])).values
+    )
     assert values.tolist() == pytest.approx([1, 0.5, 0.5, 0.5])
 
 
@@ -121,12 +123,12 @@ def root() -> Draft:
 
 def test_who_is_right_is_learned() -> None:
     """One is sure and always wrong, two is unsure and always right: the order turns."""
-    merged = merge([draft("0", [7], [0.9]), draft("0", [8], [0.2])])
-    weights = Weights(2)
-    assert best(weights.weigh(merged).values, frozenset({0}), 1, NO_COSTS).tolist() == [0, 1]
+    merged = merge_drafts([draft("0", [7], [0.9]), draft("0", [8], [0.2])])
+    calibration = FuseCalibration.empty(2)
+    assert best(calibration.values_of(merged).values, frozenset({0}), 1, NO_COSTS).tolist() == [0, 1]
     for _ in range(20):
-        weights.learn(merged, weights.weigh(merged), [8, 3])
-    values = weights.weigh(merged).values
+        calibration.learn(merged, calibration.values_of(merged), [8, 3])
+    values = calibration.values_of(merged).values
     assert best(values, frozenset({0}), 1, NO_COSTS).tolist() == [0, 2]
     assert values[1] < 0.1
     assert values[2] > 0.8
@@ -134,24 +136,24 @@ def test_who_is_right_is_learned() -> None:
 
 def test_agreement_is_learned_apart_from_what_each_says_alone() -> None:
     """What both say is right every time; what one of them says against the other every fourth time."""
-    agreed = merge([draft("0", [7], [0.5]), draft("0", [7], [0.5])])
-    against = merge([draft("0", [7], [0.5]), draft("0", [8], [0.5])])
-    weights = Weights(2)
+    agreed = merge_drafts([draft("0", [7], [0.5]), draft("0", [7], [0.5])])
+    against = merge_drafts([draft("0", [7], [0.5]), draft("0", [8], [0.5])])
+    calibration = FuseCalibration.empty(2)
     for turn in range(40):
-        weights.learn(agreed, weights.weigh(agreed), [7])
-        weights.learn(against, weights.weigh(against), [7 if turn % 4 == 0 else 8 if turn % 4 == 1 else 9])
-    assert weights.weigh(agreed).values[1] > 0.85
-    assert weights.weigh(against).values[1] == pytest.approx(0.25, abs=0.1)
+        calibration.learn(agreed, calibration.values_of(agreed), [7])
+        calibration.learn(against, calibration.values_of(against), [7 if turn % 4 == 0 else 8 if turn % 4 == 1 else 9])
+    assert calibration.values_of(agreed).values[1] > 0.85
+    assert calibration.values_of(against).values[1] == pytest.approx(0.25, abs=0.1)
 
 
 def test_only_what_could_have_followed_the_text_is_counted() -> None:
     """After 8 9 the draft has nothing; of 7's children nothing is learned."""
-    merged, weights = merge([ONE, TWO]), Weights(2)
-    weights.learn(merged, weights.weigh(merged), [8, 9, 4])
-    assert weights._together[:, 1].sum() == 4
-    assert weights._together[:, 0].sum() == 2
-    assert weights._alone[0, :, 1].sum() == 2
-    assert weights._alone[1, :, 1].sum() == 3
+    merged, calibration = merge_drafts([ONE, TWO]), FuseCalibration.empty(2)
+    calibration.learn(merged, calibration.values_of(merged), [8, 9, 4])
+    assert calibration.together[:, 1].sum() == 4
+    assert calibration.together[:, 0].sum() == 2
+    assert calibration.alone[0, :, 1].sum() == 2
+    assert calibration.alone[1, :, 1].sum() == 3
 
 
 # Choosing
@@ -159,8 +161,8 @@ def test_only_what_could_have_followed_the_text_is_counted() -> None:
 
 def test_budgets_are_cut_best_first() -> None:
     """0.3 for 7, 0.35 for 8, 0.15 for 7 9, 0.245 for 8 6, 0.035 for 8 9."""
-    merged = merge([ONE, TWO])
-    values = Weights(2).weigh(merged).values
+    merged = merge_drafts([ONE, TWO])
+    values = FuseCalibration.empty(2).values_of(merged).values
     order = [(8,), (7,), (8, 6), (7, 9), (8, 9)]
     for most in range(7):
         fused = merged.draft(best(values, frozenset({0}), most, NO_COSTS), frozenset(), CONTEXT)
@@ -198,7 +200,7 @@ def test_the_tree_kept_is_the_best_of_its_size(shares: list[float], seed: int, m
 
 def test_what_a_drafter_needs_is_kept_if_all_of_it_fits() -> None:
     needing = dataclasses.replace(TWO, needed=frozenset({2, 3}))
-    merged = merge([ONE, needing])
+    merged = merge_drafts([ONE, needing])
     assert kept_first(merged, 3) == (frozenset({0, 2, 4, 5}), frozenset())
     assert kept_first(merged, 2) == (frozenset({0}), frozenset())
 
@@ -210,7 +212,7 @@ def test_drawn_nodes_stay_in_their_order_before_others() -> None:
     """8 then 7 were drawn; the other draft comes first and says 7 and 9."""
     q = torch.full((10,), 0.1)
     drawn = draft("0 1 00", [8, 7, 9], drawn_from={1: q, 2: q, 3: q})
-    merged = merge([draft("0 1", [7, 9], [0.9, 0.05]), drawn])
+    merged = merge_drafts([draft("0 1", [7, 9], [0.9, 0.05]), drawn])
     assert paths(merged) == [(8,), (7,), (9,), (8, 9)]
     first, still_drawn = kept_first(merged, 4)
     assert (first, still_drawn) == ({0, 1, 2, 4}, {1, 2, 4})
@@ -239,8 +241,8 @@ def chosen(text: Text, taken: Draft | None = None) -> Draft:
 
 
 def fused(drafts_made: list[Draft], most: int) -> Draft:
-    merged = merge(drafts_made)
-    values = Weights(len(drafts_made)).weigh(merged).values
+    merged = merge_drafts(drafts_made)
+    values = FuseCalibration.empty(len(drafts_made)).values_of(merged).values
     first, drawn = fusing.kept_first(merged, most)
     kept = best(values, first, most, NO_COSTS)
     context = Context(drafts_made[0].tokens[:1], room=99)
@@ -274,7 +276,7 @@ def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch: pytest
 
 
 def test_places_are_found_by_tokens() -> None:
-    merged = merge([ONE, TWO]).draft(np.array([0, 2, 4]), frozenset(), CONTEXT)
+    merged = merge_drafts([ONE, TWO]).draft(np.array([0, 2, 4]), frozenset(), CONTEXT)
     assert paths(merged) == [(8,), (8, 6)]
     assert ONE.places_in(merged) == [0, None, 1, None]
     assert TWO.places_in(merged) == [0, 1, 2, None]

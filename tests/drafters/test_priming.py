@@ -12,7 +12,8 @@ from support import tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from token_recycling import MatrixFileError
-from token_recycling.candidates.ngram_matrix import ABSENT, NgramMatrix
+from token_recycling.candidates.ngram_matrix import NgramMatrix
+from token_recycling.candidates.ngrams import ABSENT
 from token_recycling.drafters.recycling.priming import prime, primed_file
 from token_recycling.model.inspection import weights_fingerprint
 from token_recycling.model.tree_model import TreeModel
@@ -50,7 +51,7 @@ def test_rows_are_the_models_candidates_after_a_token_alone(model: LlamaForCausa
     matrix = primed(model)
     assert matrix.filled.all()
     same_rows(matrix, model, torch.arange(64)[:, None])
-    assert matrix.contexts == 0
+    assert matrix.ngrams == 0
 
 
 def test_rows_are_the_models_candidates_after_the_start_token() -> None:

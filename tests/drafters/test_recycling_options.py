@@ -132,7 +132,7 @@ def test_the_memory_of_a_drafter_is_bounded(model: LlamaForCausalLM) -> None:
         for seed in range(3):
             tr.generate(model, tiny.prompt(seed, 60), drafter=drafter, max_new_tokens=10)
         assert 0 <= drafter.matrix.nbytes - 64 * 4 * 6 <= memory * 1e6
-        assert bool(drafter.matrix.contexts) == bool(memory)
+        assert bool(drafter.matrix.ngrams) == bool(memory)
 
 
 def test_texts_of_a_batch_share_what_is_learned_but_no_suffix(counting: LlamaForCausalLM) -> None:

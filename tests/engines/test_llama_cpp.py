@@ -190,7 +190,7 @@ def test_what_the_user_wrote_is_not_counted_for_or_against_a_draft(path: Path) -
     (prompt,), said = prompts(1, 20, 20), []
     for token in llama.generate(prompt, temp=0):
         said.append(token)
-        if draft._text.nodes > 1:
+        if draft._state.nodes > 1:
             break
     calibration = draft.recycler.matrix.calibration
     before = calibration.copy()

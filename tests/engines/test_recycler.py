@@ -1,19 +1,16 @@
-"""What the adapters of engines share, without an engine: options, texts, chains and trees, files, what pays."""
+"""What the adapters of engines share, without an engine: options, texts, chains and trees, files."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from token_recycling.candidates.ngram_matrix import NgramMatrix
-from token_recycling.engines.recycler import Options, Recycler, contexts_at, paying
+from token_recycling.engines.recycler import Options, Recycler
 from token_recycling.engines.vllm_cpu import expand_batch_to_tokens, expands
 
 VOCABULARY = 16
@@ -30,84 +27,84 @@ def counting(tokens: list[int]) -> torch.Tensor:
 def taught(**options: object) -> Recycler:
     """A recycler that has seen the counting model after every token."""
     recycler = Recycler(VOCABULARY, 6, Options.parse({"k": 4, **options}))
-    contexts = np.full((VOCABULARY, recycler.options.orders), -1)
-    contexts[:, 0] = np.arange(VOCABULARY)
-    recycler.learn(contexts, counting(list(range(VOCABULARY))))
+    ngrams = np.full((VOCABULARY, recycler.options.orders), -1)
+    ngrams[:, 0] = np.arange(VOCABULARY)
+    recycler.learn(ngrams, counting(list(range(VOCABULARY))))
     return recycler
 
 
 def test_a_chain_follows_the_likeliest_candidates_as_far_as_there_is_room() -> None:
     recycler = taught()
-    text, tokens = recycler.text(), np.array([9, 3, 4], np.int32)
-    assert recycler.chain(text, tokens, 6) == 6
-    assert text.growth.tokens[1:7].tolist() == [5, 6, 7, 8, 9, 10]
-    assert recycler.chain(text, tokens, 2) == 2
-    assert recycler.chain(text, tokens, 99) == 6, "no more than the engine verifies"
+    state, tokens = recycler.new_state(), np.array([9, 3, 4], np.int32)
+    assert recycler.chain(state, tokens, 6) == 6
+    assert state.growing.tokens[1:7].tolist() == [5, 6, 7, 8, 9, 10]
+    assert recycler.chain(state, tokens, 2) == 2
+    assert recycler.chain(state, tokens, 99) == 6, "no more than the engine verifies"
 
 
 def test_nothing_is_drafted_where_nothing_is_known() -> None:
     recycler = Recycler(VOCABULARY, 6, Options(k=4))
-    assert recycler.chain(recycler.text(), np.array([1, 2, 3]), 6) == 0
+    assert recycler.chain(recycler.new_state(), np.array([1, 2, 3]), 6) == 0
 
 
 def test_the_suffix_drafts_what_followed_in_the_same_text_alone() -> None:
     loop = np.array([1, 9, 5, 2, 1, 9, 5, 2, 1])
     with_suffix, without = Recycler(VOCABULARY, 3, Options(k=4)), Recycler(VOCABULARY, 3, Options(k=4, suffix=False))
-    text = with_suffix.text()
-    assert with_suffix.chain(text, loop, 3) == 3
-    assert text.growth.tokens[1:4].tolist() == [9, 5, 2]
-    assert with_suffix.chain(with_suffix.text(), loop[-1:], 3) == 0, "another request knows nothing of it"
-    assert without.chain(without.text(), loop, 3) == 0
+    state = with_suffix.new_state()
+    assert with_suffix.chain(state, loop, 3) == 3
+    assert state.growing.tokens[1:4].tolist() == [9, 5, 2]
+    assert with_suffix.chain(with_suffix.new_state(), loop[-1:], 3) == 0, "another request knows nothing of it"
+    assert without.chain(without.new_state(), loop, 3) == 0
 
 
 def test_a_text_that_is_not_a_continuation_is_read_anew() -> None:
     recycler = Recycler(VOCABULARY, 2, Options(k=4))
-    text = recycler.text()
-    recycler.chain(text, np.array([1, 9, 5, 2, 1, 9]), 2)
+    state = recycler.new_state()
+    recycler.chain(state, np.array([1, 9, 5, 2, 1, 9]), 2)
     for other in ([1, 9, 5], [7, 3, 7, 3, 7, 3, 7, 3]):
-        recycler.chain(text, np.array(other), 2)
-        assert text.automaton.arrays.tokens[: len(text.automaton)].tolist() == other
-    assert text.growth.tokens[1:3].tolist() == [7, 3]
+        recycler.chain(state, np.array(other), 2)
+        assert state.automaton.arrays.tokens[: len(state.automaton)].tolist() == other
+    assert state.growing.tokens[1:3].tolist() == [7, 3]
 
 
 def test_a_tree_has_the_nodes_of_most_probability() -> None:
     recycler = taught(suffix=False)
-    text = recycler.text()
-    assert recycler.tree(text, np.array([3]), 16) == 7
-    growth = text.growth
-    assert growth.tokens[0] == 3
-    assert growth.parents[:7].tolist()[0] == -1
-    assert {4, 5} <= set(growth.tokens[1:7].tolist())
-    assert all(growth.values[1:7] <= growth.values[:6]), "the likeliest first"
+    state = recycler.new_state()
+    assert recycler.tree(state, np.array([3]), 16) == 7
+    growing = state.growing
+    assert growing.tokens[0] == 3
+    assert growing.parents[:7].tolist()[0] == -1
+    assert {4, 5} <= set(growing.tokens[1:7].tolist())
+    assert all(growing.values[1:7] <= growing.values[:6]), "the likeliest first"
 
 
 def test_what_followed_is_counted_along_the_nodes_that_came_true() -> None:
     """After each token four candidates are counted, the next four numbers."""
     recycler = taught(suffix=False)
-    text, tokens, seen = recycler.text(), [3, 4], []
+    state, tokens, seen = recycler.new_state(), [3, 4], []
     for emitted in ([5, 6, 9], [10], [2, 3], [4]):
-        recycler.chain(text, np.array(tokens), 6)
+        recycler.chain(state, np.array(tokens), 6)
         before = recycler.matrix.calibration.sum(axis=0)
         tokens += emitted
-        recycler.chain(text, np.array(tokens), 6)
+        recycler.chain(state, np.array(tokens), 6)
         seen.append((recycler.matrix.calibration.sum(axis=0) - before).tolist())
     assert seen == [[3, 12], [1, 4], [0, 4], [1, 4]]
 
 
 def test_nothing_is_counted_for_a_text_that_is_not_a_continuation() -> None:
     recycler = taught()
-    text = recycler.text()
-    recycler.chain(text, np.array([3, 4]), 6)
-    recycler.chain(text, np.array([3, 7, 8]), 6)
+    state = recycler.new_state()
+    recycler.chain(state, np.array([3, 4]), 6)
+    recycler.chain(state, np.array([3, 7, 8]), 6)
     assert not recycler.matrix.calibration.any()
 
 
 def test_a_matrix_that_does_not_learn_stays_as_it_is() -> None:
     frozen = Recycler(VOCABULARY, 6, Options(k=4, learns=False))
     frozen.learn(np.array([[1, -1, -1]]), counting([1]))
-    text = frozen.text()
-    frozen.chain(text, np.array([1, 2, 1]), 6)
-    frozen.chain(text, np.array([1, 2, 1, 2]), 6)
+    state = frozen.new_state()
+    frozen.chain(state, np.array([1, 2, 1]), 6)
+    frozen.chain(state, np.array([1, 2, 1, 2]), 6)
     assert not frozen.matrix.filled.any()
     assert not frozen.matrix.calibration.any()
 
@@ -131,11 +128,11 @@ def test_a_file_that_is_not_there_is_refused_where_none_will_be_made(tmp_path: P
 def test_only_one_process_writes_and_only_what_is_new(tmp_path: Path) -> None:
     path = tmp_path / "engine.matrix"
     options = Options(k=4, matrix=str(path))
-    contexts = np.array([[1, -1, -1]])
+    ngrams = np.array([[1, -1, -1]])
     for recycler in (Recycler(VOCABULARY, 6, options, saves=False), Recycler(VOCABULARY, 6, options)):
         recycler.save()
         assert not path.exists()
-        recycler.learn(contexts, counting([1]))
+        recycler.learn(ngrams, counting([1]))
         recycler.save()
     assert path.exists()
     path.unlink()
@@ -194,38 +191,6 @@ def test_warming_up_compiles_and_leaves_no_trace(options: dict[str, object], tmp
     recycler.warm_up()
     assert not recycler.matrix.filled.any()
     assert not list(tmp_path.iterdir())
-
-
-def test_contexts_of_places_in_rows() -> None:
-    tokens = np.array([[10, 11, 12, 13], [20, 21, 22, 23]], np.int32)
-    found = contexts_at(tokens, np.array([0, 1, 1]), np.array([0, 1, 3]), 3)
-    assert found.tolist() == [[10, -1, -1], [21, 20, -1], [23, 22, 21]]
-
-
-probabilities = st.lists(st.floats(0.01, 1), max_size=4)
-falling = probabilities.map(lambda values: np.array(sorted(values, reverse=True)))
-chains = st.lists(falling, min_size=1, max_size=3)
-
-
-@given(chains, st.integers(0, 3), st.sampled_from([0.0, 0.05, 0.3]))
-def test_no_other_lengths_of_chains_pay_better(values: list[np.ndarray], others: int, cost: float) -> None:
-    requests = len(values) + others
-
-    def rate(lengths: tuple[int, ...]) -> float:
-        expected = requests + sum(float(chain[:length].sum()) for chain, length in zip(values, lengths, strict=True))
-        return expected / (1 + cost * (requests + sum(lengths) - 1))
-
-    chosen = tuple(paying(values, requests, cost))
-    best = max(map(rate, itertools.product(*[range(len(chain) + 1) for chain in values])))
-    assert rate(chosen) == pytest.approx(best, rel=1e-6)
-
-
-def test_chains_are_shorter_in_larger_batches_and_whole_at_no_cost() -> None:
-    chain = np.array([0.9, 0.7, 0.5, 0.3, 0.1], np.float32)
-    lengths = [sum(paying([chain] * requests, requests, 0.1)) / requests for requests in (1, 4, 64)]
-    assert lengths[0] > lengths[1] > lengths[2] > 0
-    assert paying([chain, chain], 2, 0.0) == [5, 5]
-    assert paying([], 0, 0.1) == []
 
 
 def test_values_are_repeated_for_the_tokens_of_their_request() -> None:

@@ -1,9 +1,9 @@
 """How often a candidate of a kind is what the target chooses, learned while decoding.
 
-A stored probability is from another place in the text, and greedy decoding takes the likeliest however likely it is: by
-itself it says little about acceptance. So candidates are told apart by their mixed probability, their rank and the
-length of the match that supports them, and it is counted how often each kind was chosen at the nodes that were
-accepted, drafted or not. A new kind counts as its probability says, until there are observations.
+A stored probability is from another place in the text, and greedy decoding takes the likeliest token however likely it
+is: by itself it says little about acceptance. So candidates are divided into kinds by their mixed probability, their
+rank and the length of the match that supports them, and it is counted how often each kind was chosen at the nodes that
+were accepted, drafted or not. Until there are observations of a kind, the probability itself is believed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNSUPPORTED = (len(_PROBABILITIES) + 1) * _RANKS
 CELLS = _UNSUPPORTED * MATCHES
 """Number of kinds of candidates."""
 _PRIOR, _MEMORY = 4.0, 2_000.0
-"""Observations that a candidate's own probability counts for; after so many of a kind older ones fade."""
+"""Observations that a candidate's own probability counts for; beyond how many of a kind older ones fade."""
 
 
 def new_calibration(kinds: int = MATCHES) -> np.ndarray:
@@ -31,7 +31,7 @@ def new_calibration(kinds: int = MATCHES) -> np.ndarray:
 
 @njit(cache=True)
 def match_kind(length: int) -> int:
-    """The kind of a match of so many tokens."""
+    """The kind of a match of `length` tokens."""
     if length < 5:
         return length
     return 5 if length < 8 else 6 if length < 16 else 7

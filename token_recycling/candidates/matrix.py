@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from ..tree import Tree
-from .matrix_file import check_header, read_matrix_file, write_matrix
+from .matrix_file import check_header, check_sizes, read_matrix_file, write_matrix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,10 +29,7 @@ class AdjacencyMatrix:
     """Candidates after every token: `candidates` is (vocab_size, k) int32, best first, zero where nothing was seen."""
 
     def __init__(self, vocab_size: int, k: int = 8, device: torch.device | str = "cpu") -> None:
-        if vocab_size < 1 or not 1 <= k <= vocab_size:
-            raise ValueError(
-                f"expected a vocabulary of 1 or more and k from 1 to its size, got vocabulary {vocab_size} and k {k}"
-            )
+        check_sizes(vocab_size, k)
         self.candidates = torch.zeros(vocab_size, k, dtype=torch.int32, device=device)
 
     @property
@@ -134,7 +131,7 @@ class AdjacencyMatrix:
 def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str, str]]:
     """A saved matrix and its header, checked; raises MatrixFileError, or FileNotFoundError where there is no file.
 
-    Of a file with longer contexts (`NgramMatrix`) it is the part that follows a single token.
+    Of the file of a `NgramMatrix` these are the rows of single tokens.
     """
     tensors, header = read_matrix_file(path)
     matrix = AdjacencyMatrix(*tensors["candidates"].shape)

@@ -1,8 +1,8 @@
-"""The file of a matrix: safetensors, written atomically, and checked before anything of it is used.
+"""The file of a matrix: safetensors, written atomically, and checked before any of it is used.
 
-`candidates` (vocabulary, k) int32 is the adjacency matrix. A file of what goes beyond the paper has `shares` of the
-same shape (uint16, 65,535 for 1), the hashed rows of longer contexts (`context_candidates`, `context_shares`,
-`context_keys`), and `calibration`. The header says whose ids these are.
+`candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
+too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
+and `calibration`. The header has the fingerprint of the tokenizer whose ids these are.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ _KINDS = (
 
 class MatrixFileError(ValueError):
     """A saved matrix that cannot be used: what was expected, what came and what to do."""
+
+
+def check_sizes(vocab_size: int, k: int) -> None:
+    """Raises ValueError unless a matrix of that vocabulary can have k candidates a row."""
+    if vocab_size < 1 or not 1 <= k <= vocab_size:
+        raise ValueError(
+            f"expected a vocabulary of 1 or more and k from 1 to its size, got vocabulary {vocab_size} and k {k}"
+        )
 
 
 def write_matrix(
@@ -70,12 +78,12 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tens
 
 def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], header: Mapping[str, str]) -> None:
     """Raises MatrixFileError where the header of a file differs from what is wanted, both being stated."""
-    said = {"vocab_size": "a vocabulary", "tokenizer": "the tokenizer"}
+    described = {"vocab_size": "a vocabulary", "tokenizer": "the tokenizer"}
     for name, value in ours.items():
         theirs = header.get(name, "")
         if str(value) and theirs and str(value) != theirs:
             raise MatrixFileError(
-                f"{path}: expected {said.get(name, name)} of {value}, got {theirs}; "
+                f"{path}: expected {described.get(name, name)} of {value}, got {theirs}; "
                 "use the file of this model and these options, or start a new one"
             )
 
@@ -110,7 +118,7 @@ def _shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> s
 
 
 def _ids(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Whether a token is named that does not exist, or None."""
+    """What is wrong with the token ids, or None."""
     vocab_size = len(tensors["candidates"])
     for name in ("candidates", "context_candidates"):
         if name in tensors and tensors[name].numel():
@@ -121,7 +129,7 @@ def _ids(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def _counts(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Whether more candidates were chosen than there were, or None."""
+    """What is wrong with the counts of the calibration, or None."""
     if "calibration" in tensors:
         chosen, seen = tensors["calibration"].unbind(dim=1)
         if not bool(((chosen >= 0) & (chosen <= seen) & seen.isfinite()).all()):

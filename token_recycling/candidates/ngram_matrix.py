@@ -1,9 +1,9 @@
-"""Candidates after contexts of several tokens: the adjacency matrix with probabilities and longer contexts.
+"""Candidates after n-grams: the adjacency matrix with probabilities, and rows for longer n-grams.
 
 The matrix of Token Recycling (section 3.1) has one row a vocabulary token. Here every row holds the candidates'
 probabilities too, and more rows are kept for the last two, three or four tokens, in a table of fixed size: a row's
-place is a hash of its tokens, and a newer context takes the place of an older one. Probabilities have 16 bits, so that
-32,000 tokens with 8 candidates take 1.5 MB; `memory` is what the longer contexts may take besides.
+place is a hash of its tokens, and a newer n-gram takes the place of an older one. Probabilities have 16 bits, so that
+32,000 tokens with 8 candidates take 1.5 MB; `memory` is what the longer n-grams may take besides.
 
 The arrays lie on the CPU, whatever the model's device: trees are grown there, from a few thousand numbers.
 """
@@ -19,78 +19,84 @@ import torch
 from numba import njit
 
 from .calibration import new_calibration
-from .matrix_file import MatrixFileError, check_header, read_matrix_file, write_matrix
+from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
+from .ngrams import ABSENT
 
 MAX_ORDER = 4
-ABSENT = -1
-"""In a context: no token, before the beginning of the text. In `chosen`: not known what followed."""
 FULL = 65_535
 """The probability 1 in 16 bits."""
 
 
 class Rows(NamedTuple):
-    """The arrays of a `NgramMatrix`; those of a single token come first, by token, then the hashed ones."""
+    """The arrays of a `NgramMatrix`; the rows of single tokens come first, by token, then the hashed ones."""
 
     candidates: np.ndarray
     """(rows, k) int32, best first."""
     shares: np.ndarray
     """(rows, k) uint16: probabilities, 65,535 for 1; 0 in the first place where nothing was learned."""
     keys: np.ndarray
-    """(hashed rows,) int64: the context of a hashed row, mixed into one number; 0 where free."""
+    """(hashed rows,) int64: the n-gram of a hashed row, mixed into one number; 0 where free."""
+
+
+class Observations(NamedTuple):
+    """What the target said after each of n n-grams."""
+
+    ngrams: np.ndarray
+    """(n, orders) int64."""
+    candidates: np.ndarray
+    """(n, k) int32, best first."""
+    probabilities: np.ndarray
+    """(n, k) float32."""
+    chosen: np.ndarray
+    """(n,) int64: the token that followed, -1 where it is not known."""
 
 
 @njit(cache=True)
-def find_row(rows: Rows, vocab_size: int, context: np.ndarray, order: int) -> int:
-    """The row of the last `order` tokens of a context (newest first), or -1 if nothing was learned for them."""
+def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
+    """The row of the last `order` tokens of an n-gram, or -1 if nothing was learned for them."""
+    vocab_size = len(rows.candidates) - len(rows.keys)
     if order == 1:
-        known = 0 <= context[0] < vocab_size and rows.shares[context[0], 0] > 0
-        return context[0] if known else -1
-    if len(rows.keys) == 0 or context[order - 1] < 0:
+        known = 0 <= ngram[0] < vocab_size and rows.shares[ngram[0], 0] > 0
+        return ngram[0] if known else -1
+    if len(rows.keys) == 0 or ngram[order - 1] < 0:
         return -1
-    key = _mixed(context, order)
+    key = _mixed(ngram, order)
     place = key % len(rows.keys)
     return vocab_size + place if rows.keys[place] == key else -1
 
 
 @njit(cache=True)
-def _mixed(context: np.ndarray, order: int) -> int:
+def _mixed(ngram: np.ndarray, order: int) -> int:
     """A number for the last `order` tokens: the finalizer of splitmix64, token by token; never 0, never negative."""
     mixed = np.uint64(order)
     for place in range(order):
-        mixed = (mixed + np.uint64(context[place])) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed + np.uint64(ngram[place])) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(27)
     return np.int64(mixed >> np.uint64(1)) | np.int64(1)
 
 
 @njit(cache=True)
-def _learn(
-    rows: Rows,
-    vocab_size: int,
-    contexts: np.ndarray,
-    candidates: np.ndarray,
-    probabilities: np.ndarray,
-    chosen: np.ndarray,
-    remembers: float,
-    favours: float,
-) -> None:
+def _learn(rows: Rows, seen: Observations, remembers: float, favours: float) -> None:
+    vocab_size = len(rows.candidates) - len(rows.keys)
+    ngrams, candidates, probabilities, chosen = seen
     n, k = candidates.shape
     merged_ids, merged = np.empty(2 * k, np.int32), np.empty(2 * k, np.float32)
     for node in range(n):
-        if contexts[node, 0] >= vocab_size:  # embedded, but never said: it has no row
+        if ngrams[node, 0] >= vocab_size:  # has an embedding, but is never emitted: it has no row
             continue
         ids, shares = candidates[node].copy(), probabilities[node].copy()
         if favours and chosen[node] >= 0:
             _favour(ids, shares, chosen[node], favours)
-        for order in range(1, contexts.shape[1] + 1):
-            if contexts[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
+        for order in range(1, ngrams.shape[1] + 1):
+            if ngrams[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
                 break
-            row = find_row(rows, vocab_size, contexts[node], order)
+            row = find_row(rows, ngrams[node], order)
             known = row >= 0
             if order == 1:
-                row = contexts[node, 0]
+                row = ngrams[node, 0]
             elif not known:
-                key = _mixed(contexts[node], order)
+                key = _mixed(ngrams[node], order)
                 row = vocab_size + key % len(rows.keys)
                 rows.keys[row - vocab_size] = key
             if known and remembers:
@@ -153,11 +159,8 @@ class NgramMatrix:
     """What was learned from verified drafts: candidates and probabilities after the last one to `orders` tokens."""
 
     def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 0.4) -> None:
-        """`memory`: megabytes for the contexts of two tokens and more. Raises ValueError."""
-        if vocab_size < 1 or not 1 <= k <= vocab_size:
-            raise ValueError(
-                f"expected a vocabulary of 1 or more and k from 1 to its size, got vocabulary {vocab_size} and k {k}"
-            )
+        """`memory`: megabytes for the n-grams of two tokens and more. Raises ValueError."""
+        check_sizes(vocab_size, k)
         if not 1 <= orders <= MAX_ORDER:
             raise ValueError(f"expected orders from 1 to {MAX_ORDER}, got {orders}")
         if memory < 0:
@@ -193,8 +196,8 @@ class NgramMatrix:
         return self.shares[:, 0] > 0
 
     @property
-    def contexts(self) -> int:
-        """Number of contexts of two tokens and more that something is known for."""
+    def ngrams(self) -> int:
+        """Number of n-grams of two tokens and more that something is known for."""
         return int((self.rows.keys > 0).sum())
 
     @property
@@ -204,18 +207,18 @@ class NgramMatrix:
     def __repr__(self) -> str:
         return (
             f"NgramMatrix({self.vocab_size:,} tokens x {self.k}, {int(self.filled.sum()):,} rows filled, "
-            f"{self.contexts:,} of {len(self.rows.keys):,} longer contexts)"
+            f"{self.ngrams:,} of {len(self.rows.keys):,} longer contexts)"
         )
 
-    def look_up(self, *context: int) -> list[tuple[int, float]]:
+    def look_up(self, *ngram: int) -> list[tuple[int, float]]:
         """Candidates and probabilities after the last tokens of a text, the newest last; empty if never seen.
 
         Raises ValueError for more tokens than `orders`, or none.
         """
-        if not 1 <= len(context) <= self.orders:
-            raise ValueError(f"expected 1 to {self.orders} tokens, got {len(context)}")
-        newest_first = np.array(context[::-1], np.int64)
-        row = find_row(self.rows, self.vocab_size, newest_first, len(context))
+        if not 1 <= len(ngram) <= self.orders:
+            raise ValueError(f"expected 1 to {self.orders} tokens, got {len(ngram)}")
+        newest_first = np.array(ngram[::-1], np.int64)
+        row = find_row(self.rows, newest_first, len(ngram))
         if row < 0:
             return []
         shares = self.rows.shares[row] / FULL
@@ -223,29 +226,29 @@ class NgramMatrix:
 
     def learn(
         self,
-        contexts: np.ndarray,
+        ngrams: np.ndarray,
         candidates: np.ndarray,
         probabilities: np.ndarray,
         chosen: np.ndarray | None = None,
         remembers: float = 0.0,
         favours: float = 0.0,
     ) -> None:
-        """Overwrites the rows of n contexts, in order, so that of equal ones the last stays.
+        """Overwrites the rows of n n-grams, in order, so that of equal ones the last stays.
 
-        `contexts` is (n, orders) int64, the newest token first, -1 before the beginning of a text; `candidates` and
+        `ngrams` is (n, orders) int64, the newest token first, -1 before the beginning of a text; `candidates` and
         `probabilities` (n, k), best first; `chosen` (n,) int64 the token that followed, -1 where it is not known. A row
         keeps a share of `remembers` of what it held, and a chosen token gains a share of `favours` of the others'.
         Raises ValueError for another number of rows or of candidates.
         """
-        wanted = (len(contexts), self.k)
+        wanted = (len(ngrams), self.k)
         if candidates.shape != wanted or probabilities.shape != wanted:
             raise ValueError(
                 f"expected candidates and probabilities of {wanted[0]} x {wanted[1]}, "
                 f"got {candidates.shape} and {probabilities.shape}"
             )
         if chosen is None:
-            chosen = np.full(len(contexts), ABSENT, np.int64)
-        _learn(self.rows, self.vocab_size, contexts, candidates, probabilities, chosen, remembers, favours)
+            chosen = np.full(len(ngrams), ABSENT, np.int64)
+        _learn(self.rows, Observations(ngrams, candidates, probabilities, chosen), remembers, favours)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file atomically: a reader sees the old file or the new one, never a part.
@@ -294,14 +297,3 @@ class NgramMatrix:
             "context_keys": self.rows.keys,
             "calibration": self.calibration,
         }
-
-
-def contexts_of(tokens: np.ndarray, orders: int, before: np.ndarray | None = None) -> np.ndarray:
-    """The context of every token (n,) of a piece of text: (n, orders) int64, the newest first.
-
-    `before` (orders - 1,) are the tokens before the piece, -1 where there are none.
-    """
-    if before is None:
-        before = np.full(orders - 1, ABSENT, np.int64)
-    whole = np.concatenate([before, tokens])
-    return np.lib.stride_tricks.sliding_window_view(whole, orders)[:, ::-1].copy()

@@ -1,4 +1,4 @@
-"""What followed the last time: a suffix automaton over a text that grows, asked after every token or in thought.
+"""What followed the last time: a suffix automaton over a growing text, queried after real or hypothetical tokens.
 
 The online construction of Blumer et al. (1985), amortised constant time a token; SAM-Decoding (2411.10666) used it for
 speculative decoding. A state stands for a set of substrings that end at the same places of the text. The state of the
@@ -30,8 +30,8 @@ class Match(NamedTuple):
 NO_MATCH = Match(0, 0)
 
 
-class Automaton(NamedTuple):
-    """The arrays; s states, e transitions."""
+class AutomatonArrays(NamedTuple):
+    """The arrays of a `SuffixAutomaton`, for compiled functions; s states, e transitions."""
 
     tokens: np.ndarray
     """(capacity,) int64: the text."""
@@ -64,7 +64,7 @@ def _place(state: int, token: int, size: int) -> int:
 
 
 @njit(cache=True)
-def find_edge(automaton: Automaton, state: int, token: int) -> int:
+def find_edge(automaton: AutomatonArrays, state: int, token: int) -> int:
     """The transition of a state for a token, or -1."""
     size = len(automaton.table)
     place = _place(state, token, size)
@@ -76,7 +76,7 @@ def find_edge(automaton: Automaton, state: int, token: int) -> int:
 
 
 @njit(cache=True)
-def _add_edge(automaton: Automaton, state: int, token: int, target: int) -> None:
+def _add_edge(automaton: AutomatonArrays, state: int, token: int, target: int) -> None:
     edge = automaton.counts[1]
     automaton.counts[1] += 1
     automaton.edge_state[edge], automaton.edge_token[edge] = state, token
@@ -90,7 +90,7 @@ def _add_edge(automaton: Automaton, state: int, token: int, target: int) -> None
 
 
 @njit(cache=True)
-def _add_state(automaton: Automaton, link: int, length: int, end: int) -> int:
+def _add_state(automaton: AutomatonArrays, link: int, length: int, end: int) -> int:
     state = automaton.counts[0]
     automaton.counts[0] += 1
     automaton.link[state], automaton.length[state], automaton.end[state] = link, length, end
@@ -99,7 +99,7 @@ def _add_state(automaton: Automaton, link: int, length: int, end: int) -> int:
 
 
 @njit(cache=True)
-def _extend(automaton: Automaton, tokens: np.ndarray) -> None:
+def _extend(automaton: AutomatonArrays, tokens: np.ndarray) -> None:
     counts, link, length, end = automaton.counts, automaton.link, automaton.length, automaton.end
     for token in tokens:
         place = counts[4]
@@ -136,8 +136,8 @@ def _extend(automaton: Automaton, tokens: np.ndarray) -> None:
 
 
 @njit(cache=True)
-def advance(automaton: Automaton, state: int, length: int, token: int) -> tuple[int, int]:
-    """State and length of a match after one more token, which is only thought of."""
+def advance(automaton: AutomatonArrays, state: int, length: int, token: int) -> tuple[int, int]:
+    """State and length of a match after one more token, which is hypothetical."""
     edge = find_edge(automaton, state, token)
     while edge < 0 and state > 0:
         state = automaton.link[state]
@@ -149,7 +149,7 @@ def advance(automaton: Automaton, state: int, length: int, token: int) -> tuple[
 
 
 @njit(cache=True)
-def following(automaton: Automaton, state: int) -> int:
+def following(automaton: AutomatonArrays, state: int) -> int:
     """The token that followed where the match was last seen before the end of the text, or -1."""
     last = automaton.counts[4] - 1
     if automaton.end[state] == last:  # the whole text: what repeats it is its own beginning
@@ -158,7 +158,7 @@ def following(automaton: Automaton, state: int) -> int:
 
 
 @njit(cache=True)
-def _branch(automaton: Automaton, state: int, length: int, most: int) -> np.ndarray:
+def _branch(automaton: AutomatonArrays, state: int, length: int, most: int) -> np.ndarray:
     found = np.empty(most, np.int64)
     for place in range(most):
         token = following(automaton, state)
@@ -170,7 +170,7 @@ def _branch(automaton: Automaton, state: int, length: int, most: int) -> np.ndar
 
 
 @njit(cache=True)
-def _fill_table(automaton: Automaton, edges: int) -> None:
+def _fill_table(automaton: AutomatonArrays, edges: int) -> None:
     size = len(automaton.table)
     for edge in range(edges):
         place = _place(automaton.edge_state[edge], automaton.edge_token[edge], size)
@@ -191,19 +191,19 @@ class SuffixAutomaton:
 
     @property
     def match(self) -> Match:
-        """Of the whole text, with a place earlier in it."""
+        """The match of the whole text with a place earlier in it."""
         state = int(self.arrays.counts[3])
         return Match(state, int(self.arrays.length[state]))
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Puts tokens at the end of the text; room grows by doubling."""
+        """Appends tokens to the text; capacity grows by doubling."""
         added = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens), dtype=np.int64)
         if len(self) + len(added) > len(self.arrays.tokens):
             self.arrays = _arrays(2 * (len(self) + len(added)), self.arrays)
         _extend(self.arrays, added)
 
     def advance(self, match: Match, token: int) -> Match:
-        """The match after one more token, which is only thought of: the text stays as it is."""
+        """The match after one more, hypothetical token: the text stays as it is."""
         state, length = advance(self.arrays, match.state, match.length, token)
         return Match(int(state), int(length))
 
@@ -213,18 +213,18 @@ class SuffixAutomaton:
         return None if token < 0 else token
 
     def branch(self, match: Match, most: int) -> np.ndarray:
-        """(up to `most`,) int64: what followed the match, then what followed with that, and so on: round and round
-        where the text loops.
+        """(up to `most`,) int64: what followed the match, then what followed with that, and so on; where the text
+        loops, the branch repeats the loop.
         """
         return _branch(self.arrays, match.state, match.length, most)
 
 
-def _arrays(tokens: int, before: Automaton | None = None) -> Automaton:
-    """Room for so many tokens, with the contents of another automaton: a token makes two states and, in all, no more
-    than three transitions.
+def _arrays(tokens: int, before: AutomatonArrays | None = None) -> AutomatonArrays:
+    """Arrays with a capacity of `tokens`, holding the contents of `before`: n tokens make at most 2n states and 3n
+    transitions.
     """
     states, edges = 2 * tokens + 2, 3 * tokens + 3
-    made = Automaton(
+    made = AutomatonArrays(
         tokens=np.empty(tokens, np.int64),
         counts=np.zeros(5, np.int64),
         **{name: np.empty(states, np.int32) for name in ("link", "length", "end", "first")},

@@ -1,9 +1,8 @@
 """The candidates that a model computes anyway: the k likeliest tokens after every node, with their probabilities.
 
 On a CPU one compiled loop finds the largest logit of every group of 64, and the normaliser; the k largest lie in the k
-groups of largest maximum. That takes less than half of the time of `topk` and `logsumexp`, which read all logits once
-more for each of their parts. Elsewhere the device looks at groups too, and only the k candidates
-come back.
+groups of largest maximum. That takes less than half of the time of `topk` and `logsumexp`, which read all logits
+several times. Other devices search the groups too, and only the k candidates are copied to the host.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ def top_candidates(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray
 
 
 def grouped_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of each row of logits (n, vocabulary), descending, and their ids: (n, k) both. Any of equal ones.
+    """The k largest of each row of logits (n, vocabulary), descending, and their ids: (n, k) both. Of equal
+    logits any may come first.
 
     As on a CPU, only the groups of largest maximum are sorted: the vocabulary is read once. Every shape is known
     beforehand and nothing waits for the device.
@@ -69,7 +69,7 @@ def _insert(best: np.ndarray, places: np.ndarray, value: float, place: int) -> N
 def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
     """Fills in the largest logit of every whole group of one row; returns the logarithm of the sum of exponentials.
 
-    The exponential is written out, since a loop that calls for it is not vectorised.
+    The exponential is written out, since a loop that calls a function for it is not vectorised.
     """
     part, powers = np.empty(_GROUP, np.float32), np.empty(_GROUP, np.int32)
     scales = powers.view(np.float32)
@@ -87,7 +87,7 @@ def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
     for group in range(len(peaks)):
         for place in range(_GROUP):
             exponent = max((logits[group * _GROUP + place] - highest) * _LOG2E, _LOWEST)
-            whole = np.int32(exponent - _HALF)  # to the nearest, for numbers below nought
+            whole = np.int32(exponent - _HALF)  # rounds to nearest, since exponents are negative
             x = exponent - np.float32(whole)
             part[place] = _ONE + x * (_SERIES[0] + x * (_SERIES[1] + x * (_SERIES[2] + x * _SERIES[3])))
             powers[place] = (whole + np.int32(127)) << np.int32(23)

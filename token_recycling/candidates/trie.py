@@ -6,18 +6,16 @@ one of them is enough. Cost: one dictionary entry a node, in Python.
 
 from __future__ import annotations
 
-import torch
-
-from ..draft import Context, Draft
 from ..tree import Tree
 
 
 class Trie:
     """A tree of tokens that grows in order of depth below a root, node 0."""
 
-    def __init__(self) -> None:
-        self.parents, self.tokens = [-1], [0]
-        """Of every node; the root's token is not known here."""
+    def __init__(self, root: int) -> None:
+        """`root` is the root's token."""
+        self.parents, self.tokens = [-1], [root]
+        """Of every node."""
         self._ranks = [0]
         self._children: dict[tuple[int, int], int] = {}
         self._degrees = [0]
@@ -27,7 +25,7 @@ class Trie:
         return len(self.parents)
 
     def add(self, parent: int, token: int) -> int:
-        """The child of `parent` that carries `token`: the one that is there, or a new one of the next rank.
+        """The child of `parent` that carries `token`: the existing one, or a new one of the next rank.
 
         Nodes must be added in order of depth.
         """
@@ -42,8 +40,6 @@ class Trie:
         self._degrees.append(0)
         return node
 
-    def draft(self, context: Context) -> Draft:
-        """The tree and its tokens, the root that of `context`."""
-        found = torch.tensor(self.tokens, device=context.tokens.device)
-        found[:1] = context.root
-        return Draft(Tree(tuple(self.parents), tuple(self._ranks)), found)
+    def tree(self) -> Tree:
+        """The shape of what was added; `tokens` are those of its nodes."""
+        return Tree(tuple(self.parents), tuple(self._ranks))

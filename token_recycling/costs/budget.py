@@ -1,20 +1,97 @@
-"""How much of a draft pays: tokens by time, with the draft model's probabilities as those of being accepted.
+"""How many nodes pay: the most expected tokens per time, given t(n), the cost of a forward pass over n nodes.
 
-A step gives one token and, for every verified node, its probability of being accepted. It costs a pass of the target
-over so many nodes (`costs`) and the drafting steps. All times are multiples of the target's pass over a single node.
+A step emits one token, and every verified node adds its probability of being accepted. Its pass costs t(n), the root
+included. Taken most probable first, further nodes pay as long as the expected tokens per time rise: the tree form of
+the threshold of SpecDec++ (2405.19715, theorem 3.1). Whatever has no fixed size gets it here: trees that grow in
+compiled code (`Payoff`), drafts that are cut once they are made (`paying_nodes`, `Budget`), and the chains of several
+requests in one pass (`paying_chains`).
+
+Imports nothing of this package: `candidates` and `engines` lie below and beside `costs`, and use it too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numba import njit
+
+NO_COSTS = np.empty(0)
+"""Instead of t(n): every node pays."""
+
+
+class Payoff(NamedTuple):
+    """What a growing tree gives, if its nodes are added in order of falling gain."""
+
+    expected: float
+    """Tokens of a step that verifies all nodes so far."""
+    best_rate: float
+    """Tokens per time at the best size so far."""
+    best_nodes: int
+    """That size, the root included."""
+
+
+@njit(cache=True)
+def payoff_of_root(costs: np.ndarray) -> Payoff:
+    """The payoff of the root alone; `costs` (nodes,) float64 are t(1), t(2), ..., in any unit, or empty."""
+    return Payoff(1.0, 1.0 / costs[0] if len(costs) else 0.0, 1)
+
+
+@njit(cache=True)
+def may_pay(costs: np.ndarray, payoff: Payoff, nodes: int, gain: float) -> bool:
+    """Whether any tree larger than `nodes` nodes may have a better rate: no further node gains more than `gain`."""
+    if not len(costs):
+        return True
+    for more in range(1, len(costs) - nodes + 1):
+        if payoff.expected + more * gain > payoff.best_rate * costs[nodes + more - 1]:
+            return True
+    return False
+
+
+@njit(cache=True)
+def with_node(costs: np.ndarray, payoff: Payoff, nodes: int, gain: float) -> Payoff:
+    """The payoff after one more node, the tree's last of `nodes`."""
+    expected = payoff.expected + gain
+    if not len(costs):
+        return Payoff(expected, 0.0, nodes)
+    rate = expected / costs[nodes - 1]
+    if rate > payoff.best_rate:
+        return Payoff(expected, rate, nodes)
+    return Payoff(expected, payoff.best_rate, payoff.best_nodes)
+
+
+def tokens_by_size(gains: np.ndarray, texts: int = 1) -> np.ndarray:
+    """(n + 1,) float64: expected tokens of a step of `texts` texts with the first 0, 1, ... n nodes of `gains` (n,)."""
+    return texts + np.concatenate([[0.0], np.cumsum(gains, dtype=np.float64)])
+
+
+def paying_nodes(expected: np.ndarray, costs: np.ndarray) -> int:
+    """The index of the most expected tokens per time, of tokens (n,) and costs (n,); the first of equal ones."""
+    return int(np.argmax(expected / costs))
+
+
+def paying_chains(chains: Sequence[np.ndarray], requests: int, token_cost: float) -> list[int]:
+    """How many tokens of each chain to verify, so that a pass brings the most expected tokens per time.
+
+    `chains` holds, for each, its tokens' probabilities of being accepted, which never rise along a chain; `requests`
+    is the number of requests that share the pass, those without a chain included. A pass over r tokens costs
+    1 + token_cost * (r - 1), and its threshold is one for all requests.
+    """
+    if not chains:
+        return []
+    values = np.concatenate(chains)
+    order = np.argsort(-values, kind="stable")
+    costs = 1 + token_cost * (requests - 1 + np.arange(len(values) + 1))
+    kept = paying_nodes(tokens_by_size(values[order], requests), costs)
+    owners = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
+    return np.bincount(owners[order[:kept]], minlength=len(chains)).tolist()
 
 
 @dataclass(frozen=True, eq=False)
 class Budget:
-    """What the passes of both models cost."""
+    """What passes cost where drafting takes passes of its own; in units of the target's pass over a single node."""
 
     verification: np.ndarray
     """(nodes,) float64: a pass of the target over 1, 2, ... nodes, the root included; the first is 1."""
@@ -22,17 +99,17 @@ class Budget:
     """A drafting step."""
 
     def best(self, probabilities: Sequence[float], steps: int) -> tuple[int, float]:
-        """How many nodes to verify after so many drafting steps, and the tokens by time that they give; the nodes'
-        probabilities without the root's, in any order.
+        """How many nodes to verify after `steps` drafting steps, and the tokens per time that they give; the nodes'
+        probabilities of being accepted without the root's, in any order.
         """
         most = len(self.verification) - 1
         likeliest = np.sort(np.asarray(probabilities, dtype=np.float64))[::-1][:most]
-        tokens = 1 + np.concatenate([[0.0], likeliest.cumsum()])
-        rates = tokens / (self.verification[: len(tokens)] + steps * self.step)
-        chosen = int(rates.argmax())
-        return chosen, float(rates[chosen])
+        expected = tokens_by_size(likeliest)
+        times = self.verification[: len(expected)] + steps * self.step
+        nodes = paying_nodes(expected, times)
+        return nodes, float(expected[nodes] / times[nodes])
 
-    def goes_on(self, followed: Sequence[float], probabilities: Sequence[float], steps: int) -> bool:
+    def step_pays(self, followed: Sequence[float], probabilities: Sequence[float], steps: int) -> bool:
         """Whether one more drafting step, below nodes of the probabilities `followed`, may give tokens at a better rate
         than the draft has without it: at most one for each of these nodes that is accepted.
         """

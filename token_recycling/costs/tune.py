@@ -3,24 +3,22 @@
 A tree of n nodes is worth its expected tokens, the target's own included, over the cost t(n) of its forward pass in
 units of t(1): how many times as fast as plain decoding the forward passes make it. Where a candidate of rank r is right
 with one probability wherever it stands, the nodes of highest path product are the best tree of every size (Sequoia,
-2402.12374, section 4.1), so that one growth gives the expected tokens of all sizes. Depths do differ in truth, and
+2402.12374, section 4.1), so that one growth gives the expected tokens of all sizes. In truth depths differ, and
 drafting and learning cost time too: what comes out is a forecast, not a measurement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..stats import Stats
 from ..templates import grow
 from ..tree import Tree
+from .budget import paying_nodes, tokens_by_size
 from .curve import CostCurve
-
-if TYPE_CHECKING:
-    pass
 
 MAX_DEPTH = 64
 """Of a template: no drafter here drafts deeper."""
@@ -60,19 +58,19 @@ def expected_tokens(acceptance: Sequence[float], nodes: int) -> np.ndarray:
     paths = template(acceptance, nodes).paths[1:]
     gains = np.sort([np.prod([acceptance[rank] for rank in path]) for path in paths])[::-1]
     # A chain ends at the greatest depth: what would come after it gains nothing.
-    return 1 + np.concatenate([[0], np.cumsum(np.pad(gains, (0, nodes - len(gains))))])
+    return tokens_by_size(np.pad(gains, (0, nodes - len(gains))))
 
 
 def best_size(curve: CostCurve, acceptance: Sequence[float]) -> Size:
     """The size of the most expected tokens per time; the smaller of two that are equal."""
     costs = curve.relative()
     tokens = expected_tokens(acceptance, len(costs) - 1)
-    nodes = int(np.argmax(tokens / costs))
+    nodes = paying_nodes(tokens, costs)
     return Size(nodes, float(tokens[nodes]), float(costs[nodes]))
 
 
 def template(acceptance: Sequence[float], nodes: int) -> Tree:
-    """The tree of the most expected tokens with so many drafted nodes; a chain ends at `MAX_DEPTH`."""
+    """The tree of `nodes` drafted nodes with the most expected tokens; a chain ends at `MAX_DEPTH`."""
     return grow(acceptance, nodes, MAX_DEPTH)
 
 

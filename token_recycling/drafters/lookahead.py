@@ -3,14 +3,14 @@
 A window of W columns and N - 1 levels holds guesses at the tokens to come: column i of level l is the one that the
 l-th iteration made for the position i + l after the root. Every step makes a new level from the last one, collects one
 n-gram a column, first token to last, and lets the oldest level go; the window moves on by one position. A pool keeps,
-for each token, at most G of the n-grams that began with it, least recently seen out. Those of the newest token are
+for each token, the G n-grams beginning with it that were seen last. Those of the newest token are
 verified in the same forward pass (sections 3 and 4).
 
 The published mask is a tree. A cell sees the text, level 0 up to its own column, and its column up to its own level:
 its parent is the cell that the iteration before made for the position before, and that of a cell of level 0 is the cell
-to its left, column 0 of level 0 being the root. A guess sees itself only: a branch of the root. Nodes that say the same
-after the same tokens are merged, which leaves their logits as they are. A window cell may be accepted like any node,
-if its path says what the target says.
+to its left, column 0 of level 0 being the root. A guess sees itself only: a branch of the root. Nodes of one
+token after the same tokens are merged, which leaves their logits as they are. A window cell may be accepted like any
+node, if its path is what the target emits.
 
 Cost per step: W (N - 1) - 1 + G (N - 1) nodes, 55 with the published sizes, fewer where they agree; W rows of logits
 are read for the next level.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -57,7 +57,9 @@ class Lookahead(Drafter):
         draws = random.Random(0)
         columns = self.window + self.ngram_size - 3
         self._texts = [
-            _Text(Pool(self.guesses), Window(self.window, self.ngram_size, draws.choices(prompt.tolist(), k=columns)))
+            _LookaheadState(
+                Pool(self.guesses), Window(self.window, self.ngram_size, draws.choices(prompt.tolist(), k=columns))
+            )
             for prompt in prompts
         ]
 
@@ -66,10 +68,12 @@ class Lookahead(Drafter):
         if self.pool_from_prompt:
             text.pool.learn(context.tokens[text.learned :].tolist(), self.ngram_size)
             text.learned = max(text.learned, len(context.tokens) - self.ngram_size + 1)
-        root, trie = int(context.root), Trie()
-        text.window.plant(trie, root, text.pool.guesses(root))
-        made = text.draft = replace(trie.draft(context), needed=frozenset(text.window.newest))
-        return made
+        root = int(context.root)
+        trie = Trie(root)
+        text.window.plant(trie, text.pool.guesses(root))
+        tokens = torch.tensor(trie.tokens, device=context.tokens.device)
+        text.draft = Draft(trie.tree(), tokens, needed=frozenset(text.window.newest))
+        return text.draft
 
     def observe(self, step: Step) -> None:
         text = self._texts[step.row]
@@ -99,7 +103,7 @@ def _choices(logits: torch.Tensor, nodes: list[int]) -> list[int]:
 
 
 @dataclass
-class _Text:
+class _LookaheadState:
     """What belongs to one text of a batch."""
 
     pool: Pool
@@ -107,7 +111,7 @@ class _Text:
     learned: int = 0
     """Where the first n-gram of the text begins that is not in the pool."""
     draft: Draft | None = None
-    """Of this step, where one was asked for."""
+    """Of this step, where one was made."""
 
 
 class Pool:
@@ -118,7 +122,7 @@ class Pool:
         self._grams: dict[int, dict[Ngram, None]] = {}
 
     def add(self, gram: Ngram) -> None:
-        """Puts in `gram`, its first token included; the one seen longest ago makes room."""
+        """Adds `gram`, its first token included; where there is no room, the one seen longest ago is dropped."""
         kept = self._grams.setdefault(gram[0], {})
         kept.pop(gram[1:], None)
         kept[gram[1:]] = None
@@ -126,12 +130,12 @@ class Pool:
             del kept[next(iter(kept))]
 
     def learn(self, tokens: list[int], size: int) -> None:
-        """Puts in all n-grams of `size` tokens of a text."""
+        """Adds all n-grams of `size` tokens of a text."""
         for end in range(size, len(tokens) + 1):
             self.add(tuple(tokens[end - size : end]))
 
     def guesses(self, token: int) -> list[Ngram]:
-        """What followed `token`, what was seen last first."""
+        """What followed `token`, most recently seen first."""
         return list(reversed(self._grams.get(token, {})))
 
 
@@ -141,8 +145,8 @@ class Window:
     def __init__(self, columns: int, ngram_size: int, first: Iterable[int]) -> None:
         """`first` are guesses at the tokens after the root, columns + ngram_size - 3 of them.
 
-        As long as levels are missing, no n-gram is complete and none is dropped; level 0 is so much longer at first,
-        since the window moves on by a position a step.
+        As long as levels are missing, no n-gram is complete and no level is dropped; level 0 is longer by as many
+        tokens at first, since the window moves on by a position a step.
         """
         self.levels = [[0, *first]]
         """Tokens by level and column; the first is the root's place."""
@@ -151,9 +155,9 @@ class Window:
         self.newest: list[int] = []
         """The nodes of the last level, by column."""
 
-    def plant(self, trie: Trie, root: int, guesses: Sequence[Ngram]) -> None:
+    def plant(self, trie: Trie, guesses: Sequence[Ngram]) -> None:
         """Adds all guesses, the pool's first, as children of what they follow."""
-        self.levels[0][0] = root
+        self.levels[0][0] = trie.tokens[0]
         ends, above = [0] * len(guesses), [[0] * len(level) for level in self.levels]
         columns, deepest = len(self.levels[0]), len(self.levels[0]) + len(self.levels) - 2
         for depth in range(1, max([deepest, *map(len, guesses)]) + 1):
@@ -167,7 +171,7 @@ class Window:
         self.newest = above[-1]
 
     def advance(self, choices: list[int]) -> list[Ngram]:
-        """Takes what the target says after every cell of the last level as the next level; returns the n-grams that
+        """Takes the target's choice after every cell of the last level as the next level; returns the n-grams that
         are complete with it, one a column.
         """
         if len(self.levels) < self._full:

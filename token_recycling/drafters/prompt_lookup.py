@@ -62,7 +62,7 @@ class NGrams:
         self._places: list[dict[tuple[int, ...], int]] = [{} for _ in range(largest)]
 
     def extend(self, tokens: list[int]) -> None:
-        """Puts tokens at the end of the text."""
+        """Appends tokens to the text."""
         text = self.tokens
         for token in tokens:
             for size, places in enumerate(self._places, start=1):

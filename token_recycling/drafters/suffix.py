@@ -2,7 +2,7 @@
 
 The retrieval half of SAM-Decoding (2411.10666), with drafts as long as the match deserves, as in SuffixDecoding
 (2411.04975): a long match is rarely chance, so that much of what followed it may be tried; a short one often is. Prompt
-and output are one text; where a match ends in a loop, the draft goes round it.
+and output are one text; where a match ends in a loop, the draft repeats it.
 
 Cost per step: amortised constant time for every new token, two look-ups for every drafted one, in compiled code.
 """
@@ -25,7 +25,7 @@ from ..templates import chain, root_only
 
 @dataclass
 class Suffix(Drafter):
-    """Drafts what followed the longest repeated suffix of the text, the longer the match the more."""
+    """Drafts what followed the longest repeated suffix of the text; the longer the match, the longer the draft."""
 
     num_tokens: int = 40
     """Drafted tokens at most."""

@@ -4,9 +4,9 @@
     llama = Llama("model.gguf", draft_model=draft, logits_all=True)
     draft.attach(llama)
 
-`Llama` asks its draft model for tokens after every pass, hands it ids, and samples from the logits of one drafted
-position after the other for as long as the tokens drawn are the drafted ones: a chain, and the text is the same as
-without it. The logits stay in `Llama.scores`, those of rejected tokens until the next pass; `Llama.eval` of the one
+`Llama` calls its draft model for tokens after every pass, with the ids of the text, and samples from the logits of one
+drafted position after the other for as long as the tokens drawn are the drafted ones: a chain, and the text is the same
+as without it. The logits stay in `Llama.scores`, those of rejected tokens until the next pass; `Llama.eval` of the one
 object that is attached is wrapped, since only there is it certain which tokens the rows of a pass belong to (Luo et
 al., 2408.08696, with the means of the drafter `recycling`).
 
@@ -15,7 +15,6 @@ Cost per step: a top-k over the logits, some ten microseconds.
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from typing import Any
 
@@ -25,8 +24,10 @@ import torch
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from ..candidates.matrix import vocabulary_fingerprint
-from ..candidates.ngram_matrix import contexts_of
-from .recycler import Options, Recycler, RequestState, paying
+from ..candidates.ngrams import ngrams_of
+from ..costs.budget import paying_chains
+from .recycler import Options, Recycler, RequestState
+from .versions import check_signature, check_version
 
 LOWEST, BEYOND = (0, 3, 36), (0, 4)
 """llama-cpp-python from the first to before the second has this interface."""
@@ -39,15 +40,15 @@ class TokenRecycling(LlamaDraftModel):
     Raises ValueError for a wrong option and RuntimeError for a llama-cpp-python that is not known.
     """
 
-    _text: RequestState
+    _state: RequestState
     _read: np.ndarray
     """The ids of the text so far."""
-    _asked: np.ndarray
+    _evaluated_next: np.ndarray
     """Those that the next pass should evaluate: the newest and the draft."""
 
     def __init__(self, num_pred_tokens: int = 10, **options: Any) -> None:
         """`num_pred_tokens`: most drafted tokens of a pass; fewer are drafted where they do not pay."""
-        check_version()
+        check_version("llama-cpp-python", llama_cpp.__version__, LOWEST, BEYOND)
         if num_pred_tokens < 1:
             raise ValueError(f"expected num_pred_tokens of 1 or more, got {num_pred_tokens}")
         self.num_pred_tokens, self.options = num_pred_tokens, Options.parse(options)
@@ -61,7 +62,7 @@ class TokenRecycling(LlamaDraftModel):
         damaged or of another tokenizer or other options.
         """
         self._check(llama)
-        tokenizer = _fingerprint(llama) if self.options.matrix else ""
+        tokenizer = _gguf_fingerprint(llama) if self.options.matrix else ""
         self.recycler = Recycler(llama.n_vocab(), self.num_pred_tokens, self.options, tokenizer)
         self.recycler.warm_up()
         self._begin()
@@ -84,28 +85,29 @@ class TokenRecycling(LlamaDraftModel):
         if not np.array_equal(input_ids[: len(self._read)], self._read):
             self._begin()
         self._read = input_ids.astype(np.int32)
-        count = self.recycler.chain(self._text, self._read, self.num_pred_tokens)
-        growth = self._text.growth
-        (kept,) = paying([growth.values[1 : count + 1]], 1, self.options.token_cost)
-        draft = growth.tokens[1 : kept + 1].astype(np.intc)
-        self._asked = np.append(self._read[-1:], draft)
+        count = self.recycler.chain(self._state, self._read, self.num_pred_tokens)
+        growing = self._state.growing
+        (kept,) = paying_chains([growing.values[1 : count + 1]], 1, self.options.token_cost)
+        draft = growing.tokens[1 : kept + 1].astype(np.intc)
+        self._evaluated_next = np.append(self._read[-1:], draft)
         self.recycler.save_if_due()
         return draft
 
     def _begin(self) -> None:
         assert self.recycler is not None
-        self._text, self._read, self._asked = self.recycler.text(), np.empty(0, np.int32), np.empty(0, np.int32)
+        self._state = self.recycler.new_state()
+        self._read = self._evaluated_next = np.empty(0, np.int32)
 
     def _observe(self, llama: llama_cpp.Llama, start: int) -> None:
         """Learns from a pass over the tokens from `start` on, the drafted ones included."""
         assert self.recycler is not None
         end, before = llama.n_tokens, min(start, self.options.orders - 1)
         tokens = llama.input_ids[start - before : end].astype(np.int64)
-        contexts = contexts_of(tokens, self.options.orders)[before:]
-        self.recycler.learn(contexts, torch.from_numpy(llama.scores[start:end]))
-        if start != len(self._read) - 1 or not np.array_equal(tokens[before:], self._asked):
-            # A prompt: what follows there is not what the model said, and shows nothing about the draft.
-            self._text.nodes = 0
+        ngrams = ngrams_of(tokens, self.options.orders)[before:]
+        self.recycler.learn(ngrams, torch.from_numpy(llama.scores[start:end]))
+        if start != len(self._read) - 1 or not np.array_equal(tokens[before:], self._evaluated_next):
+            # A prompt: what follows there was not generated, and shows nothing about the draft.
+            self._state.nodes = 0
 
     def _check(self, llama: llama_cpp.Llama) -> None:
         if self.recycler is not None:
@@ -124,28 +126,11 @@ class TokenRecycling(LlamaDraftModel):
             )
         if llama_cpp.llama_model_is_recurrent(llama.model) or llama_cpp.llama_model_is_hybrid(llama.model):
             raise ValueError("expected a model with a KV cache alone, got a recurrent or hybrid one; it cannot go back")
-        found = tuple(inspect.signature(type(llama).eval).parameters)
-        if found != _EVAL:
-            raise RuntimeError(f"expected Llama.eval({', '.join(_EVAL)}), got ({', '.join(found)}); not supported")
+        check_signature("llama-cpp-python", "Llama.eval", type(llama).eval, _EVAL)
 
 
-def check_version() -> None:
-    """Raises RuntimeError for a version of llama-cpp-python that this module was not written for."""
-    from packaging.version import Version
-
-    if not LOWEST <= Version(llama_cpp.__version__).release < BEYOND:
-        raise RuntimeError(
-            f"expected llama-cpp-python from {_dotted(LOWEST)} to before {_dotted(BEYOND)}, whose interface is known, "
-            f"got {llama_cpp.__version__}; install one of these, or a newer token-recycling"
-        )
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-def _fingerprint(llama: llama_cpp.Llama) -> str:
-    """That of the vocabulary in the GGUF file; empty, which is to say not stated, where it has none."""
+def _gguf_fingerprint(llama: llama_cpp.Llama) -> str:
+    """The fingerprint of the vocabulary in the GGUF file; empty, that is not stated, where it has none."""
     vocabulary = llama_cpp.llama_model_get_vocab(llama.model)
     if llama_cpp.llama_vocab_type(vocabulary) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
         return ""

@@ -1,9 +1,9 @@
 """What the adapters of engines share: one matrix for all requests of a replica, and what belongs to one request.
 
 An engine verifies drafts and shows the logits of every drafted position; what may follow is kept and grown by the same
-compiled functions as in the drafter `recycling` (`contexts`, `suffix`, `growing`). Nothing here imports transformers or
-an engine. All decisions follow from tokens and logits, never from clocks or random numbers, so that the ranks of a
-tensor-parallel engine, which see the same tokens and logits, draft the same.
+compiled functions as in the drafter `recycling` (`candidates`). Nothing here imports transformers or an engine. All
+decisions follow from tokens and logits, never from clocks or random numbers, so that the ranks of a tensor-parallel
+engine, which see the same tokens and logits, draft the same.
 
 Cost per step: a top-k over the logits of all positions, and some ten microseconds a request.
 """
@@ -13,23 +13,25 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
 
-from ..candidates.best_first import CHILDREN, Growth, count_chosen, fill, grow
-from ..candidates.ngram_matrix import NgramMatrix, Rows, contexts_of
-from ..candidates.suffix_automaton import Automaton, SuffixAutomaton
+from ..candidates.best_first import CHILDREN, GrowingTree, Limits, Sources, TemplateArrays, count_chosen, fill, grow
+from ..candidates.ngram_matrix import NgramMatrix
+from ..candidates.ngrams import last_ngram, ngrams_of
+from ..candidates.suffix_automaton import SuffixAutomaton
 from ..candidates.topk import top_candidates
+from ..costs.budget import NO_COSTS
 from ..templates import chain
 
 logger = logging.getLogger("token_recycling")
 
-_NO_COSTS = np.empty(0)
+_OURS = "token_recycling"
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,9 @@ class RequestState:
 
     def __init__(self, nodes: int, orders: int) -> None:
         self.automaton = SuffixAutomaton()
-        self.growth = Growth.empty(nodes + 1, orders)
+        self.growing = GrowingTree.empty(nodes + 1, orders)
         self.length = 0
-        """Tokens of the text that were read."""
+        """Number of tokens of the text that were read."""
         self.nodes = 0
         """Nodes of the draft, the root included, whether or not the engine verified all of them."""
         self._last = -1
@@ -95,10 +97,10 @@ class RequestState:
 
     def settle(self, tokens: np.ndarray, calibration: np.ndarray) -> None:
         """Counts which kinds of candidates were right, by what followed in the text since the draft was grown: along
-        its nodes as far as they have come true.
+        its nodes, as far as they are now part of the text.
         """
         if self.nodes and self.continues(tokens):
-            count_chosen(self.growth, self.nodes, tokens[self.length :].astype(np.int64), calibration)
+            count_chosen(self.growing, self.nodes, tokens[self.length :].astype(np.int64), calibration)
 
     def read(self, tokens: np.ndarray, suffix: bool) -> None:
         """Takes in what is new of the text (length,); one that is not a continuation is read anew."""
@@ -123,8 +125,7 @@ class Recycler:
         self._path = Path(options.matrix) if options.matrix else None
         self._saves = saves and options.learns and self._path is not None
         self._changed, self._saved = False, time.monotonic()
-        tree = chain(nodes)
-        self._chain = np.array(tree.parents), np.array(tree.ranks)
+        self._chain = TemplateArrays.of(chain(nodes))
         if self._path is None:
             return
         if self._path.exists():
@@ -135,40 +136,45 @@ class Recycler:
                 f"expected a matrix file at {self._path}, since learns is false, got none; let one be learned"
             )
 
-    def text(self) -> RequestState:
+    def new_state(self) -> RequestState:
         """State for a new request."""
         return RequestState(self.nodes, self.options.orders)
 
-    def learn(self, contexts: np.ndarray, logits: torch.Tensor) -> None:
-        """Learns from the target's logits (n, vocabulary) after n contexts (n, orders), the newest token first."""
-        if self.options.learns and len(contexts):
-            self.matrix.learn(contexts, *top_candidates(logits, self.options.k))
+    def state_of(self, record: Any) -> RequestState:
+        """The state of a request, kept on the engine's own record of it, with which it goes."""
+        if not hasattr(record, _OURS):
+            setattr(record, _OURS, self.new_state())
+        return getattr(record, _OURS)
+
+    def learn(self, ngrams: np.ndarray, logits: torch.Tensor) -> None:
+        """Learns from the target's logits (n, vocabulary) after n n-grams (n, orders), the newest token first."""
+        if self.options.learns and len(ngrams):
+            self.matrix.learn(ngrams, *top_candidates(logits, self.options.k))
             self._changed = True
 
-    def chain(self, text: RequestState, tokens: np.ndarray, depth: int) -> int:
+    def chain(self, state: RequestState, tokens: np.ndarray, depth: int) -> int:
         """Reads a text (length,) and grows its likeliest continuation; returns the drafted tokens, `depth` at most.
 
-        They are `text.growth.tokens` from 1, their probabilities of being accepted `text.growth.values` from 1.
+        They are `state.growing.tokens` from 1, their probabilities of being accepted `state.growing.values` from 1.
         """
-        text.nodes = fill(text.growth, *self._known(text, tokens), *self._chain, min(depth, self.nodes))
-        return text.nodes - 1
+        ngram, sources = self._read(state, tokens)
+        state.nodes = fill(state.growing, ngram, sources, self._chain, min(depth, self.nodes))
+        return state.nodes - 1
 
-    def tree(self, text: RequestState, tokens: np.ndarray, depth: int) -> int:
-        """Reads a text (length,) and grows its likeliest continuations into a tree in `text.growth`; returns its nodes,
-        the root included.
+    def tree(self, state: RequestState, tokens: np.ndarray, depth: int) -> int:
+        """Reads a text (length,) and grows its likeliest continuations into a tree in `state.growing`; returns its
+        nodes, the root included.
         """
-        text.nodes = grow(text.growth, *self._known(text, tokens), _NO_COSTS, self.nodes, depth)
-        return text.nodes
+        ngram, sources = self._read(state, tokens)
+        state.nodes = grow(state.growing, ngram, sources, Limits(NO_COSTS, self.nodes, depth))
+        return state.nodes
 
-    def _known(
-        self, text: RequestState, tokens: np.ndarray
-    ) -> tuple[np.ndarray, Rows, int, Automaton, bool, np.ndarray]:
+    def _read(self, state: RequestState, tokens: np.ndarray) -> tuple[np.ndarray, Sources]:
+        """Reads a text (length,); returns its last n-gram (orders,) and what candidates come from."""
         if self.options.learns:
-            text.settle(tokens, self.matrix.calibration)
-        text.read(tokens, self.options.suffix)
-        newest = contexts_of(tokens[-self.options.orders :].astype(np.int64), self.options.orders)[-1]
-        matrix, automaton = self.matrix, text.automaton.arrays
-        return newest, matrix.rows, matrix.vocab_size, automaton, self.options.suffix, matrix.calibration
+            state.settle(tokens, self.matrix.calibration)
+        state.read(tokens, self.options.suffix)
+        return last_ngram(tokens, self.options.orders), Sources.of(self.matrix, state.automaton)
 
     def save(self) -> None:
         """Writes the matrix to its file if this process does that and something was learned since the last time.
@@ -194,37 +200,9 @@ class Recycler:
         """Compiles what a step needs, on a small matrix, so that no request waits for it."""
         options = dataclasses.replace(self.options, matrix="", learns=True, memory=0.01)
         small = Recycler(max(self.options.k, CHILDREN), self.nodes, options)
-        text, tokens = small.text(), np.array([0, 1, 0], np.int32)
+        state, tokens = small.new_state(), np.array([0, 1, 0], np.int32)
         for grown in (small.tree, small.chain, small.chain):
-            grown(text, tokens, 1)
+            grown(state, tokens, 1)
             tokens = np.append(tokens, np.int32(1))
-        small.learn(
-            contexts_of(tokens.astype(np.int64), options.orders), torch.rand(len(tokens), small.matrix.vocab_size)
-        )
-
-
-def contexts_at(tokens: np.ndarray, rows: np.ndarray, places: np.ndarray, orders: int) -> np.ndarray:
-    """(n, orders) int64: the last tokens up to each of n `places` of the texts in the rows of `tokens`, the newest
-    first, -1 before the beginning.
-    """
-    back = places[:, None] - np.arange(orders)
-    found = tokens[rows[:, None], np.maximum(back, 0)]
-    return np.where(back < 0, -1, found).astype(np.int64)
-
-
-def paying(chains: Sequence[np.ndarray], requests: int, token_cost: float) -> list[int]:
-    """How many tokens of each chain to verify, so that a pass brings the most expected tokens per time.
-
-    `chains` holds, for each, its tokens' probabilities of being accepted, which never rise along a chain; `requests`
-    is the number of requests that share the pass, those without a chain included. A pass over r tokens costs
-    1 + token_cost * (r - 1): the threshold of SpecDec++ (2405.19715, theorem 3.1), for all requests together.
-    """
-    if not chains:
-        return []
-    values = np.concatenate(chains)
-    order = np.argsort(-values, kind="stable")
-    expected = requests + np.concatenate([[0.0], np.cumsum(values[order], dtype=np.float64)])
-    costs = 1 + token_cost * (requests - 1 + np.arange(len(values) + 1))
-    best = int(np.argmax(expected / costs))
-    owners = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
-    return np.bincount(owners[order[:best]], minlength=len(chains)).tolist()
+        ngrams = ngrams_of(tokens.astype(np.int64), options.orders)
+        small.learn(ngrams, torch.rand(len(tokens), small.matrix.vocab_size))

@@ -14,7 +14,6 @@ Cost per step: a top-k over the logits of all nodes; a microsecond a node and so
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from multiprocessing import util
@@ -23,14 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..candidates.best_first import GrowingTree
 from ..candidates.matrix import fingerprint
-from .recycler import Options, Recycler, RequestState
+from .recycler import Options, Recycler
+from .versions import check_signature, check_version
 
 NAME = "TOKEN_RECYCLING"
 LOWEST, BEYOND = (0, 5, 23), (0, 5, 24)
 """SGLang versions from the first to before the second: parts of its NGRAM worker are overridden, and change often."""
 _OPTIONS = "TOKEN_RECYCLING"
-_OURS = "token_recycling"
 _DEEPEST = 64
 _NODES = 16
 """Where a user does not say how many nodes a tree has, the root included."""
@@ -45,20 +45,11 @@ _WORKER = {
 def register() -> None:
     """Makes the algorithm known to SGLang; raises RuntimeError for an SGLang that is not known."""
     import sglang
-    from packaging.version import Version
 
-    if not LOWEST <= Version(sglang.__version__).release < BEYOND:
-        raise RuntimeError(
-            f"expected SGLang from {_dotted(LOWEST)} to before {_dotted(BEYOND)}, whose NGRAM algorithm is known, "
-            f"got {sglang.__version__}; install such a one, or a newer token-recycling"
-        )
+    check_version("SGLang", sglang.__version__, LOWEST, BEYOND)
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=_algorithm())(lambda _: worker_class())
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
 
 
 def _algorithm() -> type:
@@ -66,7 +57,7 @@ def _algorithm() -> type:
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
     class Algorithm(CustomSpecAlgo):
-        """NGRAM to all of SGLang that asks, with another worker and its own settings."""
+        """For all checks in SGLang the NGRAM algorithm, with another worker and its own settings."""
 
         def is_ngram(self) -> bool:
             return True
@@ -125,12 +116,7 @@ def worker_class() -> type:
 
     base = ngram_worker.NGRAMWorker
     for name, wanted in _WORKER.items():
-        found = tuple(inspect.signature(getattr(base, name)).parameters) if hasattr(base, name) else ()
-        if found[: len(wanted)] != wanted:
-            raise RuntimeError(
-                f"expected NGRAMWorker.{name}({', '.join(wanted)}, ...) in SGLang, got ({', '.join(found)}); "
-                "this version is not supported"
-            )
+        check_signature("SGLang", f"NGRAMWorker.{name}", getattr(base, name, None), wanted, more=True)
 
     class TokenRecyclingWorker(base):  # type: ignore[misc, valid-type]
         """Drafts trees from the matrix, has them verified as NGRAM's, and learns from all their nodes."""
@@ -186,7 +172,7 @@ def worker_class() -> type:
 
 
 class NoCorpus:
-    """In the place of NGRAM's corpus, which would be built and never asked."""
+    """Stands in for NGRAM's corpus, which would be built and never queried."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -195,7 +181,7 @@ class NoCorpus:
         """State goes with SGLang's record of the request."""
 
     def reset(self) -> None:
-        """The cache was emptied; what the model says after a context is the same as before."""
+        """The cache was emptied; what was learned of the model stays true."""
 
 
 class Trees:
@@ -204,7 +190,7 @@ class Trees:
     def __init__(self, recycler: Recycler, nodes: int) -> None:
         """`nodes` of every tree, the root included."""
         self.recycler, self.nodes = recycler, nodes
-        self._contexts = np.empty((0, recycler.options.orders), np.int64)
+        self._ngrams = np.empty((0, recycler.options.orders), np.int64)
         self._rows = np.empty(0, np.int64)
 
     def grow(self, requests: list[Any], accepted: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -213,27 +199,21 @@ class Trees:
         """
         tokens = np.empty((len(requests), self.nodes), np.int64)
         masks = np.zeros((len(requests), self.nodes, self.nodes), bool)
-        contexts, rows = [], []
+        ngrams, rows = [], []
         for place, (request, more) in enumerate(zip(requests, accepted, strict=True)):
-            text = self._text(request)
-            made = self.recycler.tree(text, _whole(request, more), _DEEPEST)
-            lay_out(text.growth, made, tokens[place], masks[place])
-            contexts.append(text.growth.contexts[:made].copy())
+            state = self.recycler.state_of(request)
+            made = self.recycler.tree(state, _whole(request, more), _DEEPEST)
+            lay_out(state.growing, made, tokens[place], masks[place])
+            ngrams.append(state.growing.ngrams[:made].copy())
             rows.append(place * self.nodes + np.arange(made))
-        self._contexts, self._rows = np.concatenate(contexts), np.concatenate(rows)
+        self._ngrams, self._rows = np.concatenate(ngrams), np.concatenate(rows)
         return tokens.reshape(-1), masks.reshape(-1)
 
     def observe(self, logits: torch.Tensor) -> None:
         """Learns from the logits (requests * n, vocabulary) of the trees that were grown last."""
         rows = torch.from_numpy(self._rows).to(logits.device)
-        self.recycler.learn(self._contexts, logits[rows, : self.recycler.matrix.vocab_size])
+        self.recycler.learn(self._ngrams, logits[rows, : self.recycler.matrix.vocab_size])
         self.recycler.save_if_due()
-
-    def _text(self, request: Any) -> RequestState:
-        """What belongs to a request is kept on SGLang's own record of it and goes when that goes."""
-        if not hasattr(request, _OURS):
-            setattr(request, _OURS, self.recycler.text())
-        return getattr(request, _OURS)
 
 
 def _whole(request: Any, more: list[int]) -> np.ndarray:
@@ -242,16 +222,16 @@ def _whole(request: Any, more: list[int]) -> np.ndarray:
     return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
-def lay_out(growth: Any, made: int, tokens: np.ndarray, mask: np.ndarray) -> None:
+def lay_out(growing: GrowingTree, made: int, tokens: np.ndarray, mask: np.ndarray) -> None:
     """Writes a grown tree of `made` nodes into `tokens` (n,) and `mask` (n, n), parents before children.
 
     SGLang's trees all have n nodes. Where fewer have grown, a chain of the newest token hangs from the last, which has
     no child: it is verified like any draft. Siblings are never equal; SGLang adds up the probabilities of siblings, and
     would count equal ones twice.
     """
-    tokens[:made], tokens[made:] = growth.tokens[:made], growth.tokens[0]
+    tokens[:made], tokens[made:] = growing.tokens[:made], growing.tokens[0]
     for node in range(len(tokens)):
-        parent = growth.parents[node] if node < made else node - 1
+        parent = growing.parents[node] if node < made else node - 1
         if node:
             mask[node] = mask[parent]
         mask[node, node] = True

@@ -3,7 +3,7 @@
     vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
         "model": "token_recycling.engines.vllm.TokenRecycling"}'
 
-vLLM makes one object in every worker (`method="custom_class"`) and asks it for drafts after every step. It shows a
+vLLM makes one object in every worker (`method="custom_class"`) and calls it for drafts after every step. It shows a
 proposer the texts, not the logits; those of every drafted position, the rejected ones too, pass through the model
 runner's `_sample(logits, spec_decode_metadata)`, which is wrapped here, once a process. Version and signature are
 checked when the class is loaded. vLLM verifies no trees, so that the draft of a request is the likeliest chain, and of
@@ -15,7 +15,6 @@ Cost per step: a top-k over the logits, some ten microseconds a request.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from multiprocessing import util
 from typing import Any
@@ -24,7 +23,10 @@ import numpy as np
 import torch
 
 from ..candidates.matrix import fingerprint
-from .recycler import Options, Recycler, RequestState, contexts_at, paying
+from ..candidates.ngrams import ngrams_at
+from ..costs.budget import paying_chains
+from .recycler import Options, Recycler
+from .versions import check_signature, check_version
 
 logger = logging.getLogger("token_recycling")
 
@@ -42,8 +44,10 @@ class TokenRecycling:
     """
 
     def __init__(self, vllm_config: Any) -> None:
+        import vllm
+
         parallel, model = vllm_config.parallel_config, vllm_config.model_config
-        check_version()
+        check_version("vLLM", vllm.__version__, LOWEST, BEYOND)
         if parallel.pipeline_parallel_size > 1:
             raise ValueError(
                 f"expected pipeline_parallel_size=1, got {parallel.pipeline_parallel_size}: "
@@ -55,18 +59,18 @@ class TokenRecycling:
             model.get_vocab_size(),
             vllm_config.speculative_config.num_speculative_tokens,
             options,
-            _fingerprint(model) if options.matrix else "",
+            _tokenizer_fingerprint(model) if options.matrix else "",
             saves=first,
         )
         self.recycler.warm_up()
         self._max_model_len = model.max_model_len
         self._runner: Any = None
-        _mend_the_cpu()
+        _repair_cpu_sampler()
         _hook()
         util.Finalize(None, self.recycler.save, exitpriority=100)
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Asked for by vLLM after it has loaded the target; there is no other model."""
+        """Called by vLLM after it has loaded the target; there is no other model."""
 
     def observe(self, runner: Any, logits: torch.Tensor, metadata: Any) -> None:
         """Learns from the logits (n, vocabulary) of a step: after the newest token and every drafted one of each
@@ -81,8 +85,8 @@ class TokenRecycling:
         if len(rows) != len(logits):
             raise RuntimeError(f"expected {len(rows)} rows of logits, got {len(logits)}; this vLLM is not supported")
         before_last = np.concatenate([np.arange(count, -1, -1) for count in drafted])
-        contexts = contexts_at(batch.token_ids_cpu, rows, last[rows] - before_last, self.recycler.options.orders)
-        self.recycler.learn(contexts, logits)
+        ngrams = ngrams_at(batch.token_ids_cpu, rows, last[rows] - before_last, self.recycler.options.orders)
+        self.recycler.learn(ngrams, logits)
 
     def propose(
         self,
@@ -102,51 +106,29 @@ class TokenRecycling:
                 continue
             request = requests[self._runner.input_batch.req_ids[row]]
             tokens = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
-            text = self._text(request)
+            state = self.recycler.state_of(request)
             room = self._room(request, len(tokens))
             if room > 0:
-                count = self.recycler.chain(text, tokens, room)
-                grown[row] = text.growth.values[1 : count + 1]
-                drafts[row] = text.growth.tokens[1 : count + 1].tolist()
+                count = self.recycler.chain(state, tokens, room)
+                grown[row] = state.growing.values[1 : count + 1]
+                drafts[row] = state.growing.tokens[1 : count + 1].tolist()
         running = sum(map(bool, sampled_token_ids))
-        kept = paying(list(grown.values()), running, self.recycler.options.token_cost)
+        kept = paying_chains(list(grown.values()), running, self.recycler.options.token_cost)
         for row, count in zip(grown, kept, strict=True):
             del drafts[row][count:]
         self.recycler.save_if_due()
         return drafts
 
-    def _text(self, request: Any) -> RequestState:
-        """What belongs to a request is kept on vLLM's own record of it and goes when that goes."""
-        if not hasattr(request, _OURS):
-            setattr(request, _OURS, self.recycler.text())
-        return getattr(request, _OURS)
-
     def _room(self, request: Any, length: int) -> int:
-        """How many drafted tokens can be of use: after them comes one more, within all limits."""
+        """How many drafted tokens may be accepted within all limits; one more token follows them."""
         left = self._max_model_len - length
         if request.sampling_params is not None and request.sampling_params.max_tokens is not None:
             left = min(left, request.sampling_params.max_tokens - len(request.output_token_ids))
         return min(left - 1, self.recycler.nodes)
 
 
-def check_version() -> None:
-    """Raises RuntimeError for a version of vLLM that this module was not written for."""
-    import vllm
-    from packaging.version import Version
-
-    if not LOWEST <= Version(vllm.__version__).release[:2] < BEYOND:
-        raise RuntimeError(
-            f"expected vLLM from {_dotted(LOWEST)} to before {_dotted(BEYOND)}, whose interface is known, "
-            f"got {vllm.__version__}; install one of these, or a newer token-recycling"
-        )
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
-
-
-def _fingerprint(model: Any) -> str:
-    """That of the target's tokenizer; empty, which is to say not stated, where vLLM runs without one."""
+def _tokenizer_fingerprint(model: Any) -> str:
+    """The fingerprint of the target's tokenizer; empty, that is not stated, where vLLM runs without one."""
     if model.skip_tokenizer_init:
         return ""
     from transformers import AutoTokenizer
@@ -164,12 +146,8 @@ def _hook() -> None:
     original = getattr(GPUModelRunner, "_sample", None)
     if getattr(original, _OURS, False):
         return
-    found = tuple(inspect.signature(original).parameters) if original is not None else ()
-    if original is None or found != _HOOK:
-        raise RuntimeError(
-            f"expected GPUModelRunner._sample({', '.join(_HOOK)}) in vLLM, got ({', '.join(found)}); "
-            "this version is not supported"
-        )
+    check_signature("vLLM", "GPUModelRunner._sample", original, _HOOK)
+    assert original is not None
 
     @functools.wraps(original)
     def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
@@ -182,10 +160,10 @@ def _hook() -> None:
     GPUModelRunner._sample = _sample
 
 
-def _mend_the_cpu() -> None:
+def _repair_cpu_sampler() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        from .vllm_cpu import mend
+        from .vllm_cpu import repair_sampler
 
-        mend()
+        repair_sampler()

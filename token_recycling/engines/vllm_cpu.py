@@ -1,30 +1,31 @@
-"""Two faults of vLLM's CPU build in verifying drafts while anything is sampled, mended where they are found.
+"""Two faults of vLLM's CPU build in verifying drafts of sampled requests, repaired where they are found.
 
-Seen in 0.32; with them no speculation on a CPU, vLLM's own included, samples from the right distribution. Each is tried
-first, and nothing is touched where vLLM is right; on other platforms nothing of this is loaded.
+Seen in 0.32; with them no speculation on a CPU, vLLM's own included, samples from the right distribution. Each is
+tested for first, and nothing is replaced where vLLM is right; on other platforms nothing of this is loaded.
 
-- `expand_batch_to_tokens` writes temperature, top-k and top-p of the requests into a copy that is thrown away, so that
+- `expand_batch_to_tokens` writes temperature, top-k and top-p of the requests into a copy that is discarded, so that
   drafted positions are sampled with whatever was in memory. Greedy requests in one batch with sampled ones suffer too.
-- A step without a draft fails where top-k is set and top-p is not: the largest of no numbers is asked for.
+- A step without a draft fails where top-k is set and top-p is not: it takes the maximum of an empty tensor.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
+
+from .versions import check_signature
 
 _EXPAND = ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to")
 _CONSTRAIN = ("logits", "cu_num_draft_tokens", "sampling_metadata")
 
 
-def mend() -> None:
+def repair_sampler() -> None:
     """Replaces the faulty functions in vLLM's rejection sampler; raises RuntimeError where they are not as known."""
     from vllm.v1.sample import rejection_sampler
 
-    _check(rejection_sampler.expand_batch_to_tokens, _EXPAND)
-    _check(rejection_sampler.apply_sampling_constraints, _CONSTRAIN)
+    for name, wanted in (("expand_batch_to_tokens", _EXPAND), ("apply_sampling_constraints", _CONSTRAIN)):
+        check_signature("vLLM", name, getattr(rejection_sampler, name), wanted)
     if not expands(rejection_sampler.expand_batch_to_tokens):
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
     if not _filters_nothing(rejection_sampler.apply_top_k_top_p):
@@ -39,8 +40,8 @@ def mend() -> None:
 def expand_batch_to_tokens(
     x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
-    """(batch,) to (num_tokens,): each value as often as its request has tokens, `cu_num_tokens` (batch,) being their
-    running sum; `replace_from` becomes `replace_to`.
+    """(batch,) to (num_tokens,): each value repeated for the tokens of its request, with `cu_num_tokens` (batch,)
+    their running sum; `replace_from` becomes `replace_to`.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
@@ -60,12 +61,3 @@ def _filters_nothing(function: Any) -> bool:
     except (RuntimeError, IndexError):
         return False
     return True
-
-
-def _check(function: Any, wanted: tuple[str, ...]) -> None:
-    found = tuple(inspect.signature(function).parameters)
-    if found != wanted:
-        raise RuntimeError(
-            f"expected {function.__name__}({', '.join(wanted)}) in vLLM, got ({', '.join(found)}); "
-            "this version is not supported on a CPU"
-        )

@@ -126,11 +126,11 @@ class ModelDrafter(Drafter):
         return f"{self.name}: {self._what()}, {self._shape(self._rules)}, {how}"
 
     def _what(self) -> str:
-        """What drafts, for `describe`."""
+        """A description of the model that drafts."""
         return "a draft model"
 
     def _shape(self, rules: Rules) -> str:
-        """The shape of the drafts, for `describe`."""
+        """A description of what is drafted."""
         raise NotImplementedError(f"{type(self).__name__} must define _shape()")
 
 

@@ -20,12 +20,12 @@ from itertools import count
 import torch
 
 from ...costs.budget import Budget
-from .graph import Graph, Place
+from .graph import Graph, UnrolledNode
 from .reader import Reader
 
 Warp = Callable[[torch.Tensor], torch.Tensor]
 Stop = Callable[[Graph], bool]
-"""Asked once the newest nodes were read, before anything is drafted below them: whether drafting ends there."""
+"""Called once the newest nodes were read, before anything is drafted below them: whether drafting ends there."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def grow(
     return graph
 
 
-def verified(graph: Graph, rules: Rules) -> list[Place]:
+def verified(graph: Graph, rules: Rules) -> list[UnrolledNode]:
     """The tree that is verified in the graph's place."""
     places = graph.unrolled(rules.nodes)
     if rules.budget is None:
@@ -88,7 +88,7 @@ def _pays(graph: Graph, followed: Sequence[int], budget: Budget | None) -> bool:
     if budget is None:
         return True
     probabilities = graph.probabilities
-    return budget.goes_on([probabilities[node] for node in followed], probabilities[1:], graph.steps)
+    return budget.step_pays([probabilities[node] for node in followed], probabilities[1:], graph.steps)
 
 
 def _add_children(

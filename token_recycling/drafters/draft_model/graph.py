@@ -3,7 +3,7 @@
 Nodes are drafted below a root, layer by layer, as in a tree. Where a path ends with the same tau tokens as an earlier
 node's path, what follows is likely the same too: the node is *merged*, by an edge to the first node of that kind, and
 has no children of its own (Graph-structured Speculative Decoding, 2407.16207, sections 5.2 and 5.3). A merge that would
-close a circle is not made. For verification the graph is unrolled: below a merged node stand copies of what follows the
+close a cycle is not made. For verification the graph is unrolled: below a merged node stand copies of what follows the
 other one (section 5.4), copies of copies where that is merged again, the most probable paths first.
 
 Without merges the graph is a tree, and with one child a node it is a sequence.
@@ -25,7 +25,7 @@ from ...tree import Tree
 
 
 @dataclass(frozen=True)
-class Place:
+class UnrolledNode:
     """A node of the unrolled tree."""
 
     node: int
@@ -83,7 +83,7 @@ class Graph:
         return added
 
     def merge(self, node: int) -> bool:
-        """Merges a node without children, if what it ends with has been followed elsewhere and no circle arises; else
+        """Merges a node without children, if what it ends with has been followed elsewhere and no cycle arises; else
         it is the one that later nodes of that kind are merged with.
         """
         if not self.tau or len(self._grams[node]) < self.tau:
@@ -124,21 +124,21 @@ class Graph:
             path.append((node, crossed))
         return path
 
-    def unrolled(self, nodes: int) -> list[Place]:
+    def unrolled(self, nodes: int) -> list[UnrolledNode]:
         """The tree that is verified: the root and at most `nodes` more, in order of depth.
 
         The most probable places are chosen. Of a graph whose tokens were drawn at random, all nodes stand on their own
         paths, of which no more than `nodes` may have been drafted; copies fill up the rest.
         """
-        places = [Place(0, -1, 0, 1.0, False)]
+        places = [UnrolledNode(0, -1, 0, 1.0, False)]
         order = count()
-        waiting: list[tuple[float, int, Place]] = []
+        waiting: list[tuple[float, int, UnrolledNode]] = []
 
         def offer(index: int) -> None:
             above = places[index]
             copied = above.copied or above.node in self.merged
             for child in self.successors(above.node):
-                place = Place(child, index, above.depth + 1, above.probability * self.shares[child], copied)
+                place = UnrolledNode(child, index, above.depth + 1, above.probability * self.shares[child], copied)
                 first = bool(self.drawn_from) and not copied
                 heapq.heappush(waiting, (-1.0 if first else -place.probability, next(order), place))
 
@@ -148,7 +148,7 @@ class Graph:
             offer(len(places) - 1)
         return _by_depth(places)
 
-    def draft(self, places: Sequence[Place], device: torch.device) -> Draft:
+    def draft(self, places: Sequence[UnrolledNode], device: torch.device) -> Draft:
         """What is verified, from the unrolled tree: copies and what was not drawn at random are deterministic."""
         parents, ranks = tuple(place.parent for place in places), tuple(self.ranks[place.node] for place in places)
         is_chain = parents == tuple(range(-1, len(places) - 1)) and not any(ranks)
@@ -163,12 +163,12 @@ class Graph:
         return Draft(tree, tokens, drawn_from or None, confidence)
 
 
-def _by_depth(places: Sequence[Place]) -> list[Place]:
+def _by_depth(places: Sequence[UnrolledNode]) -> list[UnrolledNode]:
     """The same places with parents counted anew, in order of depth and, below one place, of rank."""
     ordered = sorted(range(len(places)), key=lambda index: (places[index].depth, index))
     new = {old: index for index, old in enumerate(ordered)}
     new[-1] = -1
     return [
-        Place(place.node, new[place.parent], place.depth, place.probability, place.copied)
+        UnrolledNode(place.node, new[place.parent], place.depth, place.probability, place.copied)
         for place in (places[old] for old in ordered)
     ]

@@ -1,8 +1,8 @@
 """Several drafters at once: their drafts are merged into one tree, of which the best nodes are verified.
 
 Every part drafts as if it were alone. A node that several propose is one node; how likely each is to be accepted is
-learned while decoding, from who proposes it and how sure they are (`fusing`). Whatever is verified is shown to all
-parts, so that one learns from what another proposed.
+learned while decoding, from which parts propose it and how sure they are (`merge`). Every part observes whatever is
+verified, so that one learns from what another proposed.
 
 Cost per step: that of all parts, spent before anything is chosen; a few microseconds a node besides.
 """
@@ -19,6 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
+from ...costs.budget import NO_COSTS
 from ...costs.measure import PassCosts
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits
@@ -26,11 +27,11 @@ from ...model.tensor_parallel import agreed
 from ...model.tree_model import TreeModel
 from ...registry import make_drafter, name_and_options, split_outside
 from ...templates import root_only
-from .merge import Merged, Weighed, Weights, best, kept_first, merge
-from .worth import PassClock, Worth, Yield
+from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts
+from .worth import Forecast, MarginalValue, PassClock
 
 _MOST_PARTS = 6
-"""What is learned about who proposes what has a cell for every combination."""
+"""What is learned of parts together has a cell for every combination of them."""
 
 
 @dataclass
@@ -68,7 +69,8 @@ class Fuse(Drafter):
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
             raise ValueError("expected every part to be a drafter of its own, got one twice; make it twice")
         self._labels = _labels(self.drafters)
-        self._weights, self._worth = Weights(len(self.drafters)), Worth(len(self.drafters))
+        self._calibration = FuseCalibration.empty(len(self.drafters))
+        self._marginal = MarginalValue(len(self.drafters))
         self._counts: Counter[str] = Counter()
 
     @property
@@ -85,17 +87,17 @@ class Fuse(Drafter):
     def fork(self) -> Fuse:
         """Forks every part: what they share with their own forks stays shared."""
         other = replace(self, parts=[drafter.fork() for drafter in self.drafters])
-        other._weights, other._worth = copy.deepcopy((self._weights, self._worth))
+        other._calibration, other._marginal = copy.deepcopy((self._calibration, self._marginal))
         return other
 
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         for drafter in self.drafters:
             drafter.start(prompts, target, costs)
         self._target = target
-        self._plans: dict[int, _Plan] = {}
+        self._selections: dict[int, _Selection] = {}
         self._counts.clear()
         if self.nodes != "auto":
-            self._most, self._costs = int(self.nodes), np.empty(0)
+            self._most, self._costs = int(self.nodes), NO_COSTS
             return
         curve, texts = costs.curve(max(map(len, prompts))), len(prompts)
         self._costs = curve.relative(texts)
@@ -109,60 +111,61 @@ class Fuse(Drafter):
 
     def draft(self, context: Context) -> Draft:
         drafts = [Draft(root_only(), context.root)] * len(self.drafters)
-        ask = self._ask_paying if self.asks == "paying" else self._ask_all
-        plan = self._plans[context.row] = ask(drafts, context)
-        draft = plan.merged.draft(plan.kept, plan.drawn, context) if len(plan.kept) > 1 else drafts[0]
+        draft_parts = self._draft_paying if self.asks == "paying" else self._draft_all
+        chosen = self._selections[context.row] = draft_parts(drafts, context)
+        draft = chosen.merged.draft(chosen.kept, chosen.drawn, context) if len(chosen.kept) > 1 else drafts[0]
         if len(self._costs):
             self._clock.drafted(len(draft.tree))
         return draft
 
-    def _ask_all(self, drafts: list[Draft], context: Context) -> _Plan:
+    def _draft_all(self, drafts: list[Draft], context: Context) -> _Selection:
         began = time.perf_counter()
         for part, drafter in enumerate(self.drafters):
             drafts[part] = drafter.draft(context).cut(context.room - 1)
         spent = self._passes(time.perf_counter() - began) if len(self._costs) else 0.0
-        return self._plan(drafts, context, spent)
+        return self._select(drafts, context, spent)
 
-    def _ask_paying(self, drafts: list[Draft], context: Context) -> _Plan:
-        """Asks the first part, and every further one where it is worth the time."""
-        plan: _Plan | None = None
+    def _draft_paying(self, drafts: list[Draft], context: Context) -> _Selection:
+        """Drafts with the first part, and with every further one where it is worth the time."""
+        chosen: _Selection | None = None
         spent = 0.0
         for part, drafter in enumerate(self.drafters):
-            if plan is not None and not self._worth.asks(part, plan.expected):
+            if chosen is not None and not self._marginal.pays(part, chosen.expected):
                 continue
             began = time.perf_counter()
             drafts[part] = drafter.draft(context).cut(context.room - 1)
             spent += time.perf_counter() - began
-            before = plan
-            plan = self._plan(drafts, context, self._passes(spent))
+            before = chosen
+            chosen = self._select(drafts, context, self._passes(spent))
             if before is not None:
-                self._worth.count(part, before.expected, plan.expected)
-        assert plan is not None
-        self._worth.count_step(plan.expected)
-        return plan
+                self._marginal.count(part, before.expected, chosen.expected)
+        assert chosen is not None
+        self._marginal.count_step(chosen.expected)
+        return chosen
 
     def _passes(self, seconds: float) -> float:
-        """So much time of drafting, in passes over one token."""
+        """Time of drafting, in passes over one token."""
         return agreed(self._target.model, seconds / self._clock.unit)
 
-    def _plan(self, drafts: Sequence[Draft], context: Context, spent: float) -> _Plan:
-        merged = merge(drafts)
-        weighed = self._weights.weigh(merged)
+    def _select(self, drafts: Sequence[Draft], context: Context, spent: float) -> _Selection:
+        """The nodes of all drafts to verify, `spent` being the time of drafting in passes over one token."""
+        merged = merge_drafts(drafts)
+        valued = self._calibration.values_of(merged)
         first, drawn = kept_first(merged, self._most)
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are does.
         if drawn and not self._target.support.fits(len(context.tokens) - 1, self._most + 1):
             kept, drawn = np.zeros(1, np.int64), frozenset()
         else:
-            kept = best(weighed.values, first, self._most, self._costs, spent)
+            kept = best(valued.values, first, self._most, self._costs, spent)
         taken = spent + self._costs[len(kept) - 1] if len(self._costs) else 0.0
-        return _Plan(merged, weighed, kept, drawn, Yield(weighed.values[kept].sum(), taken))
+        return _Selection(merged, valued, kept, drawn, Forecast(valued.values[kept].sum(), taken))
 
     def observe(self, step: Step) -> None:
         if len(self._costs):
             self._clock.verified()
-        merged, weighed, kept, *_ = self._plans.pop(step.row)
-        self._weights.learn(merged, weighed, step.tokens)
-        proposed = merged.ranks >= 0
+        merged, valued, kept, *_ = self._selections.pop(step.row)
+        self._calibration.learn(merged, valued, step.tokens)
+        proposed = merged.nodes.ranks >= 0
         accepted = proposed[merged.follow(step.tokens[: len(step.accepted) - 1])]
         for part, label in enumerate(self._labels):
             self._counts[f"{label}.proposed"] += int(proposed[1:, part].sum())
@@ -183,16 +186,16 @@ class Fuse(Drafter):
         return f"fuse: {size}, best first, of {' + '.join(f'({drafter.describe()})' for drafter in self.drafters)}"
 
 
-class _Plan(NamedTuple):
+class _Selection(NamedTuple):
     """What is to be verified of a text, and why."""
 
-    merged: Merged
-    weighed: Weighed
+    merged: MergedDraft
+    valued: NodeValues
     kept: np.ndarray
     """The nodes that are verified."""
     drawn: frozenset[int]
     """Those of them that count as drawn."""
-    expected: Yield
+    expected: Forecast
 
 
 def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:

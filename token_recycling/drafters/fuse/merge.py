@@ -1,12 +1,12 @@
-"""Several drafts of one text as one tree: merged from the root, weighed by what came true, the best nodes kept.
+"""Several drafts of one text as one tree: merged, valued by what was accepted before, and the best nodes kept.
 
-Nodes that say the same after the same tokens are one node, which knows who proposed it. How likely each is to be
-accepted is learned while decoding, in two steps. What one drafter proposes is calibrated by itself, by its confidence,
-its rank and its depth. Where several drafters speak at a place, the mean of their chances is calibrated again, by who
-of them proposes the token, who proposes others and who says nothing: what they agree on is right far more often than
-what one says alone. A node's value is the product of the chances from the root, and its gain in expected tokens; so the
-nodes of the highest values are the best tree of their number (Sequoia, 2402.12374, section 4.1), as many as are asked
-for or as pay.
+Nodes of one token after the same tokens are one node, which has a rank and a confidence of each drafter that proposes
+it. How likely it is to be accepted is learned while decoding, in two steps. What one drafter proposes is calibrated by
+itself, by its confidence, its rank and its depth. Where several drafters propose children of a node, the mean of their
+chances is calibrated again, by which of them propose the token, which propose others and which propose nothing: what
+they agree on is right far more often than what one proposes alone. A node's value is the product of the chances from
+the root, and its gain in expected tokens; so the nodes of the highest values are the best tree of their number
+(Sequoia, 2402.12374, section 4.1), of a given number or as many as pay.
 
 Drawn drafts (`Draft.drawn_from`) stay exact: of one drafter that draws, whole layers are kept, as many as there is room
 for. How many nodes a layer has depends on what was drawn above it, never on what was drawn in it. What is drawn deeper,
@@ -26,6 +26,7 @@ from numba import njit
 
 from ...candidates.calibration import CELLS, cell_of, chance, count, match_kind, new_calibration
 from ...candidates.trie import Trie
+from ...costs.budget import paying_nodes
 from ...draft import Context, Draft
 from ...tree import Tree
 
@@ -33,8 +34,8 @@ _UNSURE = 0.5
 """Confidence in the best candidate of a drafter that states none; each further one is taken for half as good."""
 
 
-class Merged(NamedTuple):
-    """The nodes of all drafts, each path once, in order of depth; n nodes, the root included, p drafts."""
+class MergedNodes(NamedTuple):
+    """The nodes of p drafts, each path once, in order of depth; n nodes, the root included."""
 
     parents: np.ndarray
     """(n,) int64; -1 for the root."""
@@ -46,6 +47,12 @@ class Merged(NamedTuple):
     """(n, p) int64: the node's rank in each draft, -1 where it is not proposed."""
     confidences: np.ndarray
     """(n, p) float32: how likely each drafter thinks the node after its parent."""
+
+
+class MergedDraft(NamedTuple):
+    """Several drafts in one tree."""
+
+    nodes: MergedNodes
     drawn_from: Mapping[int, torch.Tensor]
     """Of one draft: see `Draft.drawn_from`."""
     needed: Sequence[Sequence[int]]
@@ -55,7 +62,7 @@ class Merged(NamedTuple):
         """The nodes that carry these tokens, one after another below the root, as far as there are any."""
         path, at = [], 0
         for token in tokens:
-            (found,) = ((self.parents == at) & (self.tokens == token)).nonzero()
+            (found,) = ((self.nodes.parents == at) & (self.nodes.tokens == token)).nonzero()
             if not len(found):
                 break
             at = int(found[0])
@@ -64,25 +71,25 @@ class Merged(NamedTuple):
 
     def draft(self, kept: np.ndarray, drawn: frozenset[int], context: Context) -> Draft:
         """The draft of the nodes `kept` (m,), ascending, with all their ancestors; of those, `drawn` count as drawn."""
-        places = np.full(len(self.parents), -1, np.int64)
+        places = np.full(len(self.nodes.parents), -1, np.int64)
         places[kept] = np.arange(len(kept))
-        parents = places[self.parents[kept[1:]]].tolist()
+        parents = places[self.nodes.parents[kept[1:]]].tolist()
         ranks, degrees = [0], [0] * len(kept)
         for parent in parents:
             ranks.append(degrees[parent])
             degrees[parent] += 1
-        tokens = torch.from_numpy(self.tokens[kept]).to(context.tokens.device)
+        tokens = torch.from_numpy(self.nodes.tokens[kept]).to(context.tokens.device)
         drawn_from = {int(places[node]): self.drawn_from[node] for node in drawn}
         return Draft(Tree((-1, *parents), tuple(ranks)), tokens, drawn_from or None)
 
 
-def merge(drafts: Sequence[Draft]) -> Merged:
+def merge_drafts(drafts: Sequence[Draft]) -> MergedDraft:
     """All nodes of drafts with one root. Of the drafts with drawn nodes the first keeps them as such."""
     drawing = next((part for part, draft in enumerate(drafts) if draft.drawn_from), 0)
     # Its nodes come first in every layer, so that drawn siblings stay in the order in which they were drawn.
     order = sorted(range(len(drafts)), key=lambda part: part != drawing)
-    trie, places = Trie(), [[0] for _ in drafts]
     tokens = [draft.tokens.tolist() for draft in drafts]
+    trie, places = Trie(tokens[0][0]), [[0] for _ in drafts]
     for depth in range(1, max(draft.tree.depth for draft in drafts) + 1):
         for part in order:
             tree, here = drafts[part].tree, places[part]
@@ -98,38 +105,15 @@ def merge(drafts: Sequence[Draft]) -> Merged:
         stated = _UNSURE ** (given + 1.0) if draft.confidence is None else np.clip(draft.confidence[::-1], 0, 1)
         confidences[nodes, part] = stated
     drawn = drafts[drawing].drawn_from or {}
-    return Merged(
-        parents,
-        np.array([tokens[0][0], *trie.tokens[1:]]),
-        depths,
-        ranks,
-        confidences,
+    return MergedDraft(
+        MergedNodes(parents, np.array(trie.tokens), depths, ranks, confidences),
         {places[drawing][node]: source for node, source in drawn.items()},
         [[here[node] for node in draft.needed] for draft, here in zip(drafts, places, strict=True)],
     )
 
 
-class Weights:
-    """What has been learned about the drafters: how often what they propose is accepted, alone and together."""
-
-    def __init__(self, parts: int) -> None:
-        self._alone = np.zeros((parts, CELLS, 2), np.float32)
-        self._together = new_calibration(3**parts)
-
-    def weigh(self, merged: Merged) -> Weighed:
-        """How likely the nodes are to be accepted."""
-        n, parts = merged.ranks.shape
-        weighed = Weighed(np.ones(n), np.empty((n, parts), np.int64), np.empty(n, np.int64))
-        _weigh(*merged[:1], *merged[2:5], self._alone, self._together, *weighed)
-        return weighed
-
-    def learn(self, merged: Merged, weighed: Weighed, tokens: Sequence[int]) -> None:
-        """Counts what followed the accepted nodes, and what could have: `tokens` are the text's after the root."""
-        _learn(*merged[:2], merged.ranks, *weighed[1:], np.array(tokens), self._alone, self._together)
-
-
-class Weighed(NamedTuple):
-    """What is thought of n nodes."""
+class NodeValues(NamedTuple):
+    """How likely n nodes are to be accepted, and by which kinds of candidates that was found."""
 
     values: np.ndarray
     """(n,) float64: probability that the node is accepted."""
@@ -139,73 +123,80 @@ class Weighed(NamedTuple):
     """(n,) int64: which kind among all candidates."""
 
 
+class FuseCalibration(NamedTuple):
+    """What has been learned about p drafters: how often what they propose is accepted, alone and together."""
+
+    alone: np.ndarray
+    """(p, kinds, 2) float32: as `calibration.new_calibration`, for each drafter."""
+    together: np.ndarray
+    """(kinds, 2) float32: the same, with a kind for every combination of drafters."""
+
+    @classmethod
+    def empty(cls, parts: int) -> FuseCalibration:
+        """Without observations of `parts` drafters."""
+        return cls(np.zeros((parts, CELLS, 2), np.float32), new_calibration(3**parts))
+
+    def values_of(self, merged: MergedDraft) -> NodeValues:
+        """How likely the nodes are to be accepted."""
+        n, parts = merged.nodes.ranks.shape
+        valued = NodeValues(np.ones(n), np.empty((n, parts), np.int64), np.empty(n, np.int64))
+        _value(merged.nodes, self, valued)
+        return valued
+
+    def learn(self, merged: MergedDraft, valued: NodeValues, tokens: Sequence[int]) -> None:
+        """Counts what followed the accepted nodes, and what could have: `tokens` are the text's after the root."""
+        _learn(merged.nodes, self, valued, np.array(tokens))
+
+
 @njit(cache=True)
-def _weigh(
-    parents: np.ndarray,
-    depths: np.ndarray,
-    ranks: np.ndarray,
-    confidences: np.ndarray,
-    alone: np.ndarray,
-    together: np.ndarray,
-    values: np.ndarray,
-    cells: np.ndarray,
-    cells_together: np.ndarray,
-) -> None:
+def _value(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues) -> None:
+    parents, ranks, values = nodes.parents, nodes.ranks, valued.values
     n, parts = ranks.shape
-    speaks = np.zeros((n, parts), np.bool_)
+    proposes = np.zeros((n, parts), np.bool_)
     for node in range(1, n):
         for part in range(parts):
-            speaks[parents[node], part] |= ranks[node, part] >= 0
+            proposes[parents[node], part] |= ranks[node, part] >= 0
     mixed, kinds = np.zeros(n), np.zeros(n, np.int64)
     for node in range(1, n):
-        speakers = 0
+        proposers = 0
         for part in range(parts):
             kinds[node] *= 3
             if ranks[node, part] >= 0:
-                likely = confidences[node, part]
-                cell = cell_of(likely, ranks[node, part], match_kind(depths[node]))
-                cells[node, part] = cell
-                mixed[node] += chance(alone[part], cell, likely)
+                likely = nodes.confidences[node, part]
+                cell = cell_of(likely, ranks[node, part], match_kind(nodes.depths[node]))
+                valued.alone[node, part] = cell
+                mixed[node] += chance(calibration.alone[part], cell, likely)
                 kinds[node] += 2
-                speakers += 1
-            elif speaks[parents[node], part]:
+                proposers += 1
+            elif proposes[parents[node], part]:
                 kinds[node] += 1
-                speakers += 1
-        mixed[node] /= speakers
+                proposers += 1
+        mixed[node] /= proposers
     sums = np.zeros(n)
     for node in range(1, n):
         rank = 0
         for other in range(1, n):
             rank += parents[other] == parents[node] and mixed[other] > mixed[node]
-        cells_together[node] = cell_of(mixed[node], rank, kinds[node], 3**parts)
-        values[node] = chance(together, cells_together[node], mixed[node])
+        valued.together[node] = cell_of(mixed[node], rank, kinds[node], 3**parts)
+        values[node] = chance(calibration.together, valued.together[node], mixed[node])
         sums[parents[node]] += values[node]
     for node in range(1, n):  # of siblings at most one is right
         values[node] *= values[parents[node]] / max(1.0, sums[parents[node]])
 
 
 @njit(cache=True)
-def _learn(
-    parents: np.ndarray,
-    tokens: np.ndarray,
-    ranks: np.ndarray,
-    cells: np.ndarray,
-    cells_together: np.ndarray,
-    chosen: np.ndarray,
-    alone: np.ndarray,
-    together: np.ndarray,
-) -> None:
+def _learn(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues, chosen: np.ndarray) -> None:
     at = 0
     for token in chosen:
         following = -1
-        for node in range(1, len(parents)):
-            if parents[node] != at:
+        for node in range(1, len(nodes.parents)):
+            if nodes.parents[node] != at:
                 continue
-            right = tokens[node] == token
-            for part in range(ranks.shape[1]):
-                if ranks[node, part] >= 0:
-                    count(alone[part], cells[node, part], right)
-            count(together, cells_together[node], right)
+            right = nodes.tokens[node] == token
+            for part in range(nodes.ranks.shape[1]):
+                if nodes.ranks[node, part] >= 0:
+                    count(calibration.alone[part], valued.alone[node, part], right)
+            count(calibration.together, valued.together[node], right)
             if right:
                 following = node
         if following < 0:
@@ -213,14 +204,14 @@ def _learn(
         at = following
 
 
-def kept_first(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int]]:
+def kept_first(merged: MergedDraft, most: int) -> tuple[frozenset[int], frozenset[int]]:
     """The nodes that are kept whatever their value, with their ancestors, if `most` nodes may be drafted; and those of
     them that count as drawn.
     """
     kept: frozenset[int] = frozenset({0})
     drawn: frozenset[int] = frozenset()
-    for depth in sorted({int(merged.depths[node]) for node in merged.drawn_from}):
-        layer = frozenset(node for node in merged.drawn_from if merged.depths[node] == depth)
+    for depth in sorted({int(merged.nodes.depths[node]) for node in merged.drawn_from}):
+        layer = frozenset(node for node in merged.drawn_from if merged.nodes.depths[node] == depth)
         more = kept | _with_ancestors(merged, layer)
         if len(more) > most + 1:
             break
@@ -231,12 +222,12 @@ def kept_first(merged: Merged, most: int) -> tuple[frozenset[int], frozenset[int
     return kept, drawn
 
 
-def _with_ancestors(merged: Merged, nodes: Sequence[int] | frozenset[int]) -> frozenset[int]:
+def _with_ancestors(merged: MergedDraft, nodes: Sequence[int] | frozenset[int]) -> frozenset[int]:
     found: set[int] = set()
     for node in nodes:
         while node > 0 and node not in found:
             found.add(node)
-            node = int(merged.parents[node])
+            node = int(merged.nodes.parents[node])
     return frozenset(found)
 
 
@@ -244,14 +235,15 @@ def best(values: np.ndarray, first: frozenset[int], most: int, costs: np.ndarray
     """The nodes to verify, ascending: `first`, which is closed under parents, and the most valuable others.
 
     `values` (n,) never rise from a node to its child. At most `most` nodes besides the root are kept, those in `first`
-    included. `costs` (most + 1,) are the times of forward passes over 1, 2, ... nodes: as many are kept as bring the
-    most expected tokens by time, `spent` being the time that drafting took. All are if it is empty.
+    included. `costs` (most + 1,) are the times of forward passes over 1, 2, ... nodes: as many nodes are kept as bring
+    the most expected tokens per time, `spent` being the time that drafting took. If it is empty, all are kept.
     """
     later = np.ones(len(values), bool)
     later[list(first)] = False
     # Stable: of equal values the parent, which comes first, stays first.
     order = np.lexsort((-values, later))[: most + 1]
     if len(costs):
-        rates = values[order].cumsum() / (costs[: len(order)] + spent)
-        order = order[: len(first) + int(rates[len(first) - 1 :].argmax())]
+        least = len(first) - 1
+        expected, times = values[order].cumsum(), costs[: len(order)] + spent
+        order = order[: len(first) + paying_nodes(expected[least:], times[least:])]
     return np.sort(order)

@@ -1,9 +1,9 @@
-"""Whether a drafter is worth asking, after others have been asked: learned from what it added and what that took.
+"""Whether a drafter is worth its time after others have drafted: learned from what it added and how long that took.
 
-Tokens by time are to be as many as possible in the long run. So one more drafter is worth its time where it adds tokens
-at a higher rate than decoding has on average (the marginal value theorem). What it adds depends most on how much is
-expected already: where the others are sure, little is left. So it is learned for each number of tokens expected without
-it. Cost: some additions.
+Tokens per time are to be as many as possible in the long run. So one more drafter is worth its time where it adds
+tokens at a higher rate than decoding has on average (the marginal value theorem). What it adds depends most on how much
+is expected already: where the others are sure, little is left. So it is learned for each number of tokens expected
+without it. Cost: a few additions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 _EXPECTED = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0])
 _TRIALS, _AGAIN = 4, 16
-"""It is asked so often for each number of expected tokens, and later every 16th time, to see whether it is worth it."""
+"""A drafter is tried 4 times for each number of expected tokens; where it did not pay, every 16th time again."""
 _MEMORY = 0.98
 """Share that older observations keep with every new one."""
 
 
-class Yield(NamedTuple):
+class Forecast(NamedTuple):
     """What a step is expected to give, and what it takes."""
 
     tokens: float
@@ -28,42 +28,42 @@ class Yield(NamedTuple):
     """In passes of the target over one token, drafting included."""
 
 
-class Worth:
+class MarginalValue:
     """What drafters after the first have added to the drafts of those before them."""
 
     def __init__(self, parts: int) -> None:
         self._added = np.zeros((parts, len(_EXPECTED) + 1, 2))
         """Tokens and time, by part and expected tokens."""
-        self._asked = np.zeros(self._added.shape[:2], np.int64)
-        self._refused = np.zeros(self._added.shape[:2], np.int64)
+        self._drafted = np.zeros(self._added.shape[:2], np.int64)
+        self._skipped = np.zeros(self._added.shape[:2], np.int64)
         self._all = np.zeros(2)
         """Tokens and time of all steps."""
 
-    def asks(self, part: int, before: Yield) -> bool:
-        """Whether to ask a part where so much is expected without it."""
+    def pays(self, part: int, before: Forecast) -> bool:
+        """Whether a part should draft, `before` being the forecast without it."""
         cell = part, int(np.searchsorted(_EXPECTED, before.tokens))
         tokens, time = self._added[cell]
-        if self._asked[cell] < _TRIALS or tokens * self._all[1] > time * self._all[0]:
+        if self._drafted[cell] < _TRIALS or tokens * self._all[1] > time * self._all[0]:
             return True
-        self._refused[cell] += 1
-        return bool(self._refused[cell] % _AGAIN == 0)
+        self._skipped[cell] += 1
+        return bool(self._skipped[cell] % _AGAIN == 0)
 
-    def count(self, part: int, before: Yield, after: Yield) -> None:
-        """A part was asked."""
+    def count(self, part: int, before: Forecast, after: Forecast) -> None:
+        """Counts what a part has added."""
         cell = part, int(np.searchsorted(_EXPECTED, before.tokens))
-        self._asked[cell] += 1
+        self._drafted[cell] += 1
         self._added[cell] = _MEMORY * self._added[cell] + np.subtract(after, before)
 
-    def count_step(self, made: Yield) -> None:
-        """All were asked that were worth it."""
+    def count_step(self, made: Forecast) -> None:
+        """Counts a step for which all parts that pay have drafted."""
         self._all = _MEMORY * self._all + made
 
 
 class PassClock:
-    """How long the unit of a cost curve takes now, so that drafting can be set against it.
+    """How long the unit of a cost curve takes now, so that drafting can be compared with it.
 
-    A curve has the best times of quiet moments, drafting takes as long as it does beside all else that goes on. So
-    passes are timed in the same run: from the last draft of a step to the first text that is learned from.
+    A curve has the best times of quiet moments, drafting takes as long as it does beside everything else on the
+    machine. So passes are timed in the same run: from the last draft of a step to the first text that is learned from.
     """
 
     def __init__(self, costs: np.ndarray, seconds: float, texts: int) -> None:
@@ -81,7 +81,7 @@ class PassClock:
         return float(seconds / cost) / self._texts
 
     def drafted(self, nodes: int) -> None:
-        """A draft of so many nodes was made."""
+        """A draft of `nodes` nodes was made."""
         self._nodes = max(self._nodes, nodes)
         self._since = time.perf_counter()
 

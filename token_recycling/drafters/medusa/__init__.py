@@ -88,8 +88,7 @@ class Medusa(Drafter):
         self._hidden.clear()
         self._budget = self._measured_budget(target, prompts, costs)
         if self.tree == _STATIC:
-            assert self._budget is not None
-            self._template = self._best_static(self._budget)
+            self._template = self._best_tree(self._accuracy)
 
     def _measured_budget(self, target: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts) -> Budget | None:
         """What passes cost, where the tree is to pay; None if its size is given."""
@@ -99,9 +98,16 @@ class Medusa(Drafter):
         share = read / target.model.num_parameters()
         return Budget(costs.curve(max(map(len, prompts))).relative(len(prompts)), share)
 
-    def _best_static(self, budget: Budget) -> Tree:
-        paths = list(islice(best_paths(self._accuracy), len(budget.verification) - 1))
-        return _cut(paths, budget)
+    def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Tree:
+        """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of the
+        given number of nodes, or of as many as pay.
+        """
+        budget = self._budget
+        most = int(self.tree) if budget is None else len(budget.verification) - 1
+        paths = list(islice(best_paths(acceptance), most))
+        if budget is not None:
+            paths = paths[: budget.best([gain for gain, _ in paths], steps=1)[0]]
+        return tree_of(paths)
 
     def draft(self, context: Context) -> Draft:
         hidden = self._hidden.get(context.row)
@@ -109,18 +115,12 @@ class Medusa(Drafter):
             return Draft(root_only(), context.root)
         logits = self._heads(hidden[None], self._shared)[:, 0]
         candidates, chances = top_candidates(logits, min(self.k, logits.shape[-1]))
-        tree = self._template or self._grown(chances)
+        tree = self._template or self._best_tree(chances.tolist())
         layers = [candidates[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
         following = torch.tensor(layers, dtype=torch.long, device=context.root.device)
         confidence = np.ones(len(tree), np.float32)
         confidence[1:] = [chances[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
         return Draft(tree, torch.cat([context.root, following]), confidence=confidence)
-
-    def _grown(self, chances: np.ndarray) -> Tree:
-        """The best tree by probabilities (heads, k) of this step."""
-        most = int(self.tree) if self._budget is None else len(self._budget.verification) - 1
-        paths = list(islice(best_paths(chances.tolist()), most))
-        return tree_of(paths) if self._budget is None else _cut(paths, self._budget)
 
     def observe(self, step: Step) -> None:
         assert step.hidden is not None
@@ -129,8 +129,3 @@ class Medusa(Drafter):
     def describe(self) -> str:
         grown = "as large as pays" if self.tree in ("auto", _STATIC) else f"{self.tree} nodes, best first"
         return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self._template or grown}"
-
-
-def _cut(paths: Sequence[tuple[float, tuple[int, ...]]], budget: Budget) -> Tree:
-    """Of the best paths as many as pay."""
-    return tree_of(paths[: budget.best([gain for gain, _ in paths], steps=1)[0]])

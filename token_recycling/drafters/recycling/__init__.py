@@ -2,10 +2,10 @@
 
 Like the published method (Luo et al., 2408.08696; the drafter `published`) it keeps the candidates that the target
 computes anyway, of the rejected nodes too, and drafts a tree from them. Beyond it, each an option: the candidates keep
-their probabilities; they are kept after the last two and three tokens too (`contexts`); what followed the longest
-suffix that stood in the text before is one of the candidates (`suffix`); the prompt's own candidates are learned; and
-the tree is grown at each step from calibrated probabilities, to as many nodes as pay on this machine (`growing`,
-`costs`).
+their probabilities; they are kept after the last two and three tokens too (`ngram_matrix`); what followed the longest
+suffix that stood in the text before is one of the candidates (`suffix_automaton`); the prompt's own candidates are
+learned; and the tree is grown at each step from calibrated probabilities (`best_first`), to as many nodes as pay on
+this machine (`costs`).
 
 Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
 """
@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ...candidates.best_first import CHILDREN, Growth, contexts_below, count_chosen, fill, grow
+from ...candidates.best_first import CHILDREN, GrowingTree, Limits, Sources, TemplateArrays, count_chosen, fill, grow
 from ...candidates.matrix import check_vocabulary
-from ...candidates.ngram_matrix import ABSENT, NgramMatrix, contexts_of
+from ...candidates.ngram_matrix import NgramMatrix
+from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
 from ...candidates.suffix_automaton import SuffixAutomaton
 from ...candidates.topk import top_candidates
+from ...costs.budget import NO_COSTS
 from ...costs.measure import PassCosts
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits
@@ -32,9 +34,10 @@ from ...tree import Tree
 from .priming import prime
 
 _DEEPEST = 64
-_TIRED, _LOOKS = 16, 4
-"""After so many steps in a row without a node that would have paid, only every fourth step looks and learns."""
-_NO_COSTS = np.empty(0)
+_UNPAID_STEPS, _LOOKS = 16, 4
+"""After 16 steps in a row in which no node would have paid, the drafter rests: only every fourth step it drafts and
+learns, to see whether nodes pay again.
+"""
 
 
 @dataclass
@@ -76,20 +79,22 @@ class Recycling(Drafter):
         if self._template is not None and self._template.breadth > CHILDREN:
             raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self._template.breadth - 1}")
         if self._template is not None:
-            self._arrays = np.array(self._template.parents), np.array(self._template.ranks)
-        self._texts: list[_Text] = []
+            self._arrays = TemplateArrays.of(self._template)
+        self._texts: list[_RecyclingState] = []
 
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         self.prepare(target)
         self._nodes, self._costs = self._budget(costs, prompts)
-        self._texts = [_Text(prompt.cpu().numpy(), self.orders, self._nodes + 1, self.suffix) for prompt in prompts]
+        self._texts = [
+            _RecyclingState(prompt.cpu().numpy(), self.orders, self._nodes + 1, self.suffix) for prompt in prompts
+        ]
 
     def _budget(self, costs: PassCosts, prompts: Sequence[torch.Tensor]) -> tuple[int, np.ndarray]:
         """Most drafted nodes, and what passes over them cost if the tree is to pay; no costs if its size is given."""
         if self._template is not None:
-            return len(self._template) - 1, _NO_COSTS
+            return len(self._template) - 1, NO_COSTS
         if self.tree != "auto":
-            return int(self.tree), _NO_COSTS  # type: ignore[arg-type]
+            return int(self.tree), NO_COSTS  # type: ignore[arg-type]
         curve = costs.curve(max(map(len, prompts))).relative(len(prompts))
         return len(curve) - 1, curve
 
@@ -111,9 +116,9 @@ class Recycling(Drafter):
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
         piece, text = tokens.cpu().numpy(), self._texts[row]
-        contexts = contexts_of(piece, self.orders, text.before)
+        ngrams = ngrams_of(piece, self.orders, text.before)
         text.before = np.concatenate([text.before, piece])[len(piece) :]
-        self._learn(contexts, *top_candidates(logits, self.k), np.append(piece[1:], ABSENT))
+        self._learn(ngrams, *top_candidates(logits, self.k), np.append(piece[1:], ABSENT))
 
     def draft(self, context: Context) -> Draft:
         assert self.matrix is not None
@@ -122,12 +127,12 @@ class Recycling(Drafter):
             text.nodes = 1
             return Draft(root_only(), context.root)
         newest = text.read(context.tokens)
-        known = (matrix.rows, matrix.vocab_size, text.automaton.arrays, self.suffix, matrix.calibration)
+        sources = Sources.of(matrix, text.automaton)
         depth = min(_DEEPEST, context.room - 1)
         if self._template is not None:
-            nodes = fill(text.growth, newest, *known, *self._arrays, depth)
+            nodes = fill(text.growing, newest, sources, self._arrays, depth)
         else:
-            nodes = grow(text.growth, newest, *known, self._costs, self._nodes, depth)
+            nodes = grow(text.growing, newest, sources, Limits(self._costs, self._nodes, depth))
         return text.draft(nodes)
 
     def observe(self, step: Step) -> None:
@@ -139,19 +144,19 @@ class Recycling(Drafter):
         rested, text.bare = text.rests, text.bare + 1 if nodes == 1 else 0
         if rested:
             return
-        count_chosen(text.growth, nodes, np.array(step.tokens), self.matrix.calibration)
-        # Nodes that others proposed are as good to learn from.
+        count_chosen(text.growing, nodes, np.array(step.tokens), self.matrix.calibration)
+        # Nodes that other drafters proposed are as good to learn from.
         tokens = step.draft.tokens.cpu().numpy()
-        contexts = contexts_below(text.growth.contexts[0], np.array(tree.parents), tokens)
+        ngrams = ngrams_below(text.growing.ngrams[0], np.array(tree.parents), tokens)
         chosen = np.full(len(tree), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
         learnable = step.learnable
         ids, probabilities = step.top(self.k)
-        self._learn(contexts[learnable], ids[learnable], probabilities[learnable], chosen[learnable])
+        self._learn(ngrams[learnable], ids[learnable], probabilities[learnable], chosen[learnable])
 
-    def _learn(self, contexts: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
+    def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
         assert self.matrix is not None
-        self.matrix.learn(contexts, ids, probabilities, chosen, self.remembers, self.favours)
+        self.matrix.learn(ngrams, ids, probabilities, chosen, self.remembers, self.favours)
 
     def describe(self) -> str:
         grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
@@ -160,43 +165,40 @@ class Recycling(Drafter):
         return f"recycling: tree {self._template or grown}; {', '.join(parts)}"
 
 
-class _Text:
+class _RecyclingState:
     """What belongs to one text: where its tokens stood before, and the tree that grows."""
 
     def __init__(self, prompt: np.ndarray, orders: int, nodes: int, suffix: bool) -> None:
         self._suffix = suffix
         self.automaton = SuffixAutomaton(prompt if suffix else ())
-        self.growth = Growth.empty(nodes, orders)
+        self.growing = GrowingTree.empty(nodes, orders)
         self.before = np.full(orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
         self.bare = 0
         """Steps in a row for which nothing was drafted."""
         self.nodes = 0
-        """Nodes of this step's draft, the first that grew; 0 where none was asked for."""
+        """Nodes of this step's draft, the first that grew; 0 where no draft was made."""
 
     @property
     def rests(self) -> bool:
-        """Whether this step is not worth a look: nothing has paid for long."""
-        return self.bare >= _TIRED and self.bare % _LOOKS != 0
+        """Whether this step drafts nothing, since nothing has paid for long."""
+        return self.bare >= _UNPAID_STEPS and self.bare % _LOOKS != 0
 
     def read(self, tokens: torch.Tensor) -> np.ndarray:
         """Takes in what is new of the text; returns its last tokens, the newest first."""
-        orders = self.growth.contexts.shape[1]
         if self._suffix:
             self.automaton.extend(tokens[len(self.automaton) :].cpu().numpy())
-        newest = np.full(orders, ABSENT, np.int64)
-        last = tokens[-orders:].cpu().numpy()
-        newest[: len(last)] = last[::-1]
-        return newest
+        orders = self.growing.ngrams.shape[1]
+        return last_ngram(tokens[-orders:].cpu().numpy(), orders)
 
     def draft(self, nodes: int) -> Draft:
         """The first `nodes` nodes that have grown."""
-        growth, self.nodes = self.growth, nodes
-        order = np.argsort(growth.depths[:nodes], kind="stable")
+        growing, self.nodes = self.growing, nodes
+        order = np.argsort(growing.depths[:nodes], kind="stable")
         places = np.empty(nodes, np.int64)
         places[order] = np.arange(nodes)
-        parents, ranks = growth.parents[order], growth.ranks[order]
+        parents, ranks = growing.parents[order], growing.ranks[order]
         tree = Tree((-1, *places[parents[1:]].tolist()), tuple(ranks.tolist()))
-        confidence = growth.chances[parents, ranks]
+        confidence = growing.chances[parents, ranks]
         confidence[0] = 1
-        return Draft(tree, torch.from_numpy(growth.tokens[order]), confidence=confidence)
+        return Draft(tree, torch.from_numpy(growing.tokens[order]), confidence=confidence)

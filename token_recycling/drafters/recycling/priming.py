@@ -1,7 +1,7 @@
-"""The model's own candidates after every single token, asked once before the first query.
+"""The model's own candidates after every single token, computed once before the first text.
 
 A matrix that is empty at first learns from the prompt and from decoding, and most of its rows stay empty for long.
-Here each token of the vocabulary is shown to the model alone, after the start token if there is one, in big batches;
+Here the model reads each token of the vocabulary alone, after the start token if there is one, in large batches;
 nothing is trained. The rows are kept in the user's cache folder, named by the weights, so that it is done once a model.
 """
 
@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...candidates.matrix_file import check_header, read_matrix_file, write_matrix
-from ...candidates.ngram_matrix import ABSENT, NgramMatrix
+from ...candidates.ngram_matrix import NgramMatrix
 from ...candidates.topk import top_candidates
 from ...files import cache_folder
 from ...model.inspection import weights_fingerprint
@@ -36,7 +36,7 @@ def prime(matrix: NgramMatrix, target: TreeModel) -> None:
         candidates, shares = tensors["candidates"].numpy(), tensors["shares"].numpy()
     else:
         logger.info("asking the model for its candidates after each of %d tokens, once", matrix.vocab_size)
-        candidates, shares = _ask(matrix, target)
+        candidates, shares = _candidates_after_each(matrix, target)
         write_matrix(path, {"candidates": torch.from_numpy(candidates), "shares": torch.from_numpy(shares)})
     empty = ~matrix.filled
     matrix.candidates[empty] = candidates[empty]
@@ -44,18 +44,17 @@ def prime(matrix: NgramMatrix, target: TreeModel) -> None:
 
 
 @torch.no_grad()
-def _ask(matrix: NgramMatrix, target: TreeModel) -> tuple[np.ndarray, np.ndarray]:
+def _candidates_after_each(matrix: NgramMatrix, target: TreeModel) -> tuple[np.ndarray, np.ndarray]:
     """Candidates (vocabulary, k) int32 and their shares (vocabulary, k) uint16 after every token alone."""
-    asked = NgramMatrix(matrix.vocab_size, matrix.k, orders=1)
+    learned = NgramMatrix(matrix.vocab_size, matrix.k, orders=1)
     begin = target.config.bos_token_id
     before = [begin] if isinstance(begin, int) and begin < target.embedded else []
     at_once = max(1, _LOGITS_AT_ONCE // (matrix.vocab_size * (len(before) + 1)))
     for tokens in torch.arange(min(target.embedded, matrix.vocab_size), device=target.device).split(at_once):
         start = torch.tensor(before, device=target.device, dtype=torch.long).expand(len(tokens), -1)
         logits = target.model(input_ids=torch.cat([start, tokens[:, None]], dim=1), use_cache=False).logits[:, -1]
-        contexts = tokens.cpu().numpy()[:, None]
-        asked.learn(contexts, *top_candidates(logits, matrix.k), np.full(len(contexts), ABSENT))
-    return asked.candidates, asked.shares
+        learned.learn(tokens.cpu().numpy()[:, None], *top_candidates(logits, matrix.k))
+    return learned.candidates, learned.shares
 
 
 def primed_file(model: PreTrainedModel, k: int) -> Path:

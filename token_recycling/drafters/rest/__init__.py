@@ -82,13 +82,13 @@ class Rest(Drafter):
             return Draft(root_only(), context.root)
         num_tokens = min(self.num_tokens, context.room)
         found = self._store.continuations(slots, length, num_tokens, self.max_matches)
-        trie = Trie()
+        trie = Trie(recent[-1])
         nodes: dict[tuple[int, ...], int] = {(): 0}
         counts = {(): len(found), **frequent_prefixes(found, self.nodes)}
         for prefix in list(counts)[1:]:
             nodes[prefix] = trie.add(nodes[prefix[:-1]], prefix[-1])
         confidence = np.array([count / counts[prefix[:-1]] for prefix, count in counts.items()], np.float32)
-        return replace(trie.draft(context), confidence=confidence)
+        return Draft(trie.tree(), torch.tensor(trie.tokens, device=context.tokens.device), confidence=confidence)
 
     def describe(self) -> str:
         unsure = "" if self._checked and self._store.tokenizer else ", its tokenizer not checked"

@@ -1,0 +1,35 @@
+"""Whether an engine is one that its adapter was written for: its version, and the signatures of what is overridden."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+Release = tuple[int, ...]
+
+
+def check_version(name: str, found: str, lowest: Release, beyond: Release) -> None:
+    """Raises RuntimeError unless the version `found` of an engine is at least `lowest` and before `beyond`."""
+    from packaging.version import Version
+
+    if not lowest <= Version(found).release < beyond:
+        raise RuntimeError(
+            f"expected {name} from {_dotted(lowest)} to before {_dotted(beyond)}, whose interface is known, "
+            f"got {found}; install one of these, or a newer token-recycling"
+        )
+
+
+def _dotted(release: Release) -> str:
+    return ".".join(map(str, release))
+
+
+def check_signature(engine: str, name: str, function: Any, wanted: tuple[str, ...], more: bool = False) -> None:
+    """Raises RuntimeError unless `function`, an engine's of that name, has the parameters `wanted`; with `more`, others
+    may follow. It is None where the engine has no such function.
+    """
+    found = tuple(inspect.signature(function).parameters) if function is not None else ()
+    if (found[: len(wanted)] if more else found) != wanted:
+        raise RuntimeError(
+            f"expected {name}({', '.join(wanted)}{', ...' if more else ''}) in {engine}, got ({', '.join(found)}); "
+            "this version is not supported"
+        )
