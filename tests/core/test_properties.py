@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from core.test_drafter import Garbage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
+from support.drafters import Garbage
 from support.strategies import drafts, trees
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 

@@ -13,6 +13,7 @@ import torch
 from scipy.stats import chisquare
 from support import architectures, tiny
 from support.drafters import example
+from support.oracle import Oracle
 from support.recorded import RecordedGraphs
 from transformers import LlamaForCausalLM, StoppingCriteria
 
@@ -99,7 +100,7 @@ def test_buckets_and_bands_are_crossed() -> None:
     steps.run = seen  # type: ignore[method-assign]
     ids = tiny.prompt(0, 200, architectures.VOCABULARY)
     wanted = model.generate(ids, max_new_tokens=260, **GREEDY)
-    text, _ = decoded(model, ids, architectures.Oracle([wanted[0]]), max_new_tokens=260)
+    text, _ = decoded(model, ids, Oracle([wanted[0]]), max_new_tokens=260)
     assert text == wanted[0, 200:].tolist()
     assert sizes >= {8, 16, 96}
     assert bands >= {256, 512}
@@ -156,7 +157,7 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(
     for length in (5, 29):
         ids = tiny.prompt(length, length, architectures.VOCABULARY)
         wanted = model.generate(ids, max_new_tokens=24, **GREEDY)
-        text, stats = decoded(model, ids, architectures.Oracle([wanted[0]]), max_new_tokens=24)
+        text, stats = decoded(model, ids, Oracle([wanted[0]]), max_new_tokens=24)
         assert text == wanted[0, length:].tolist()
         assert stats.mat > 1.5
 

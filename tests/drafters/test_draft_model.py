@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from hf.test_batch import batch
 from scipy.stats import chisquare
 from support import tiny
+from support.batches import batch
 from transformers import (
     LlamaForCausalLM,
     LogitsProcessorList,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from candidates.test_ngram_matrix import learn
-from hf.test_batch import batch
 from support import architectures, tiny
+from support.batches import batch
 from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr

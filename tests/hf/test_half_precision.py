@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from support import architectures, tiny
-from support.architectures import SUPPORTED, Case, Oracle
+from support.architectures import SUPPORTED, Case
+from support.oracle import Oracle
 from transformers import PreTrainedModel
 
 import token_recycling as tr

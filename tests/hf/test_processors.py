@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support import architectures, tiny
+from support.oracle import Oracle
 from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
@@ -192,7 +193,7 @@ def test_one_text(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> N
             arguments = {"max_new_tokens": NEW, "eos_token_id": ENDS, "do_sample": sample, **way.arguments}
             ids = tiny.prompt(length, length, VOCABULARY)
             wanted, wanted_state = tiny.seeded(model.generate, ids, **arguments)
-            plain, drafter = since(), architectures.Oracle(wanted)
+            plain, drafter = since(), Oracle(wanted)
             ours, state = tiny.seeded(tr.generate, model, ids, drafter=drafter, stats=stats, **arguments)
             assert torch.equal(ours, wanted)
             assert torch.equal(state, wanted_state)
@@ -219,7 +220,7 @@ def test_a_batch(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> No
     inputs = {"inputs": ids, "attention_mask": (ids != 0).long()}
     wanted, _ = tiny.seeded(model.generate, **inputs, **arguments)
     since()
-    drafter = architectures.Oracle([row[width - n :] for row, n in zip(wanted, way.lengths, strict=True)])
+    drafter = Oracle([row[width - n :] for row, n in zip(wanted, way.lengths, strict=True)])
     with tr.accelerated(model, drafter) as acceleration:
         ours, _ = tiny.seeded(model.generate, **inputs, **arguments)
     if not way.batch:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import architectures, tiny
+from support import tiny
+from support.oracle import Oracle
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import ConfidenceCriteria, stopping_criteria
 
@@ -33,7 +34,7 @@ def test_every_criterion_of_transformers_is_here() -> None:
 
 
 @dataclass
-class PastTheEnd(architectures.Oracle):
+class PastTheEnd(Oracle):
     """Counts the steps that were cut in the middle of an accepted path."""
 
     cut: int = 0

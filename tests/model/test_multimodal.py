@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hf.test_batch import batch
 from support import tiny
+from support.batches import batch
 from transformers import DynamicCache, PreTrainedModel
 
 import token_recycling as tr

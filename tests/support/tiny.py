@@ -1,4 +1,4 @@
-"""Small things to test with: random llamas, a llama that counts, prompts, a tokenizer, seeded runs."""
+"""Small things to test with: random models, a llama that counts, prompts, a tokenizer, seeded runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.measure import PassCosts
@@ -58,6 +58,13 @@ def counting_llama(vocab_size: int = 16) -> LlamaForCausalLM:
             following = (token + 1 + torch.arange(vocab_size)) % vocab_size
             model.lm_head.weight[following, token] = torch.linspace(3, -3, vocab_size)
     return model
+
+
+def gpt2() -> GPT2LMHeadModel:
+    """A random GPT-2 of 80 tokens: positions are learned, so that there is none beyond the last."""
+    config = GPT2Config(vocab_size=80, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
+    config.bos_token_id = config.eos_token_id = None
+    return GPT2LMHeadModel(config)
 
 
 def prompt(seed: int, length: int, vocab_size: int = 64) -> torch.Tensor:
