@@ -67,7 +67,8 @@ def test_nodes_that_fill_up_a_bucket_are_roots_that_nobody_sees() -> None:
 @pytest.mark.parametrize("length", [0, 3, 9])
 def test_masks_are_those_of_the_ordinary_way_with_nothing_behind(model: LlamaForCausalLM, length: int) -> None:
     tree, target = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
-    wanted = target._made_mask(tree, length)
+    drafts = [Draft(tree, torch.zeros(len(tree), dtype=torch.long))]
+    wanted = target.inputs.of(drafts, [length], length)["attention_mask"]
     made = tree_masks({"full": Reach()}, TreeArrays.of(tree, CPU), torch.tensor([length]), 24, torch.float32)
     assert torch.equal(made[..., : length + len(tree)], wanted)
     assert (made[..., length + len(tree) :] == torch.finfo(torch.float32).min).all()

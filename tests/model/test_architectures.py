@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.architecture_page import TOLERANCE, measured
+from support.architecture_page import TOLERANCE, measured, page
 from support.architectures import (
     BORDERS,
     KEY_POSITIONS,
@@ -30,9 +30,10 @@ import token_recycling as tr
 from token_recycling.model.architectures import TESTED, Border, Reach
 from token_recycling.model.kv_cache import TreeLayer
 from token_recycling.model.self_test import largest_difference, random_text
-from token_recycling.model.tree_inputs import masks
+from token_recycling.model.tree_inputs import TreeInputs, masks
 from token_recycling.model.tree_model import TreeModel
 
+HERE = torch.device("cpu")
 RUNS = [(case, attention) for case in SUPPORTED for attention in ("sdpa", "eager")[not case.sdpa :]]
 
 
@@ -64,7 +65,7 @@ def test_the_families_that_count_as_tested_are_those_tested_here() -> None:
 @pytest.mark.parametrize("case", WINDOWS, ids=str)
 def test_without_its_windows_a_tree_is_wrong(case: Case) -> None:
     target = TreeModel(model_of(case))
-    target.support = replace(target.support, layers={"full_attention": Reach()})
+    target.inputs = TreeInputs(replace(target.support, layers={"full_attention": Reach()}), HERE, target.dtype)
     text = random_text(target, 27)
     assert largest_difference(target, text, TREES["a random tree"])[0] > 1e-3
 
@@ -79,7 +80,7 @@ def test_without_its_exception_a_tree_is_wrong(case: Case) -> None:
         return
     length = {"llama4_text": 10}.get(case.family, 28)
     tree = TREES["a random tree"]
-    assert target.depth_limit(tree, length) == 0
+    assert not target.support.fits(length, len(tree))
     text = random_text(target, length + 1)
     assert largest_difference(target, text, tree)[0] > 1e-4
 
@@ -261,5 +262,5 @@ def test_check_says_how() -> None:
 
 
 def test_the_page_of_architectures_is_what_was_measured() -> None:
-    page = Path(__file__).parents[2] / "docs" / "architectures.md"
-    assert page.read_text(encoding="utf-8") == page(), "stale: run python benchmarks/architectures.py"
+    written = Path(__file__).parents[2] / "docs" / "architectures.md"
+    assert written.read_text(encoding="utf-8") == page(), "stale: run python benchmarks/architectures.py"

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.draft import Context, Draft, Step
-from token_recycling.drafter import Drafter
+from token_recycling.drafter import Drafter, DrafterTraits
 from token_recycling.model.inspection import NoHiddenStatesError, hidden_states, output_layer
 from token_recycling.tree import Tree
 
@@ -27,9 +27,12 @@ class Watching(Drafter):
     wants: bool = True
 
     def __post_init__(self) -> None:
-        self.needs_hidden = self.wants
         self.steps: list[Step] = []
         self.contexts: list[torch.Tensor] = []
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(hidden_states=self.wants)
 
     def draft(self, context: Context) -> Draft:
         self.contexts.append(context.tokens.clone())

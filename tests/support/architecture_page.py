@@ -59,9 +59,9 @@ def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) 
     target, worst = TreeModel(model), 0.0
     for tree in TREES.values():
         for length in lengths:
-            fitting = tree.cut(target.depth_limit(tree, length))
-            text = random_text(target, length + 1, seed=length)
-            worst = max(worst, largest_difference(target, text, fitting)[0])
+            if target.support.fits(length, len(tree)):
+                text = random_text(target, length + 1, seed=length)
+                worst = max(worst, largest_difference(target, text, tree)[0])
     return worst
 
 

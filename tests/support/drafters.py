@@ -31,7 +31,8 @@ from token_recycling.templates import chain
 
 def example(name: str, model: PreTrainedModel, folder: Path) -> Drafter:
     """A drafter of that name that drafts for `model`; its files are in the empty `folder`."""
-    return EXAMPLES.get(name, lambda model, folder: drafter_class(name)())(model, folder)
+    made = drafter_class(name)
+    return EXAMPLES[name](model, folder) if name in EXAMPLES else made()
 
 
 def _layer_skip(model: PreTrainedModel, folder: Path) -> Drafter:
@@ -48,7 +49,8 @@ def _rest(model: PreTrainedModel, folder: Path) -> Drafter:
     """With a datastore of what the model itself says after a few random tokens."""
     draws = torch.Generator().manual_seed(0)
     prompts = torch.randint(1, model.config.vocab_size, (8, 4), generator=draws).to(model.device)
-    texts = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=32, do_sample=False)
+    new = min(32, model.config.max_position_embeddings - 4)
+    texts = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, do_sample=False)
     build(texts.tolist(), folder / "datastore")
     return Rest(folder / "datastore")
 

@@ -60,9 +60,9 @@ def counting_llama(vocab_size: int = 16) -> LlamaForCausalLM:
     return model
 
 
-def gpt2() -> GPT2LMHeadModel:
+def gpt2(n_positions: int = 256) -> GPT2LMHeadModel:
     """A random GPT-2 of 80 tokens: positions are learned, so that there is none beyond the last."""
-    config = GPT2Config(vocab_size=80, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
+    config = GPT2Config(vocab_size=80, n_embd=32, n_layer=2, n_head=4, n_positions=n_positions, initializer_range=0.3)
     config.bos_token_id = config.eos_token_id = None
     return GPT2LMHeadModel(config)
 
