@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -65,6 +66,16 @@ def gpt2(n_positions: int = 256) -> GPT2LMHeadModel:
     config = GPT2Config(vocab_size=80, n_embd=32, n_layer=2, n_head=4, n_positions=n_positions, initializer_range=0.3)
     config.bos_token_id = config.eos_token_id = None
     return GPT2LMHeadModel(config)
+
+
+def related(model: LlamaForCausalLM, noise: float = 0.005) -> LlamaForCausalLM:
+    """A model that often agrees with another one."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    return other
 
 
 def prompt(seed: int, length: int, vocab_size: int = 64) -> torch.Tensor:
