@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Tabled, Text, drafted, fits, texts
 
-from token_recycling import Draft, Step, accept
+from token_recycling import Draft, Step, Tree, accept
 from token_recycling.accept import accept_siblings, accept_walk
 from token_recycling.drafters.draft_model.expand import Rules, draw, grow
 from token_recycling.templates import parse_paths
@@ -60,6 +60,30 @@ def without_the_last(text: Text) -> Draft:
     return draft.cut(len(draft.tree) - 2) if draft.tokens[-1] == 0 else draft
 
 
+def doubled(text: Text, copies_first: bool = False) -> Draft:
+    """A drawn tree in which every drawn token of the first layer stands twice: the copy is chosen, and has drawn
+    children of its own.
+    """
+    made = drafted(TWO_LEVELS, text)
+    tokens, sources = [int(made.tokens[0])], {}
+    first = made.tokens[1:3].tolist()
+    layer = [(token, drawn) for token in first for drawn in ((False, True) if copies_first else (True, False))]
+    parents = [-1]
+    for token, drawn in layer:
+        if drawn:
+            sources[len(tokens)] = Q[text]
+        tokens.append(token)
+        parents.append(0)
+    for place, (token, _) in enumerate(layer, start=1):
+        q = Q[(*text, token)]
+        for following in draw(q[None], 2)[0].tolist():
+            sources[len(tokens)] = q
+            tokens.append(following)
+            parents.append(place)
+    ranks = (0, *range(4), *(0, 1) * 4)
+    return Draft(Tree(tuple(parents), ranks), torch.tensor(tokens), sources)
+
+
 COPIES: list[int] = []
 DRAFTS: dict[str, Callable[[Text], Draft]] = {
     "a drawn sequence": lambda text: drafted(LINE, text),
@@ -68,6 +92,8 @@ DRAFTS: dict[str, Callable[[Text], Draft]] = {
     "a drawn graph": graph,
     "a drawn sequence that stops by what was drawn": stopped,
     "drawn and chosen siblings": lambda text: drafted(TWO_LEVELS, text, last_is_chosen=True),
+    "drawn siblings and copies of them": doubled,
+    "copies of drawn siblings before them": lambda text: doubled(text, copies_first=True),
 }
 
 
