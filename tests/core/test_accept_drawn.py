@@ -248,7 +248,7 @@ def test_a_cut_draft_keeps_what_is_known_of_its_nodes() -> None:
     assert Draft(LINE, torch.tensor([0, 1, 2])).cut(1).drawn_from is None
 
 
-def test_processors_are_asked_once_a_token_and_trimmed_at_the_end() -> None:
+def test_the_distribution_is_computed_once_a_token_and_trimmed_at_the_end() -> None:
     asked: list[int] = []
 
     class Counting(Tabled):

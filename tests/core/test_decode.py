@@ -1,4 +1,4 @@
-"""Where a text ends, which limits hold, and that processors and criteria are asked as `generate` asks them."""
+"""Where a text ends, which limits hold, and that processors and criteria are called as `generate` calls them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Recorder(StoppingCriteria):
 
 
 @pytest.mark.parametrize("lone", [False, True])
-def test_criteria_are_asked_once_a_token(counting: LlamaForCausalLM, lone: bool) -> None:
+def test_criteria_are_evaluated_once_a_token(counting: LlamaForCausalLM, lone: bool) -> None:
     recorder = Recorder(end=6, lone=lone)
     ours = tr.generate(
         counting,
@@ -113,7 +113,7 @@ def test_criteria_are_asked_once_a_token(counting: LlamaForCausalLM, lone: bool)
 
 
 class Noting(LogitsProcessor):
-    """Remembers the texts it was asked for, and forbids the token after the newest."""
+    """Remembers the texts it was called with, and forbids the token after the newest."""
 
     def __init__(self) -> None:
         self.seen: list[list[int]] = []

@@ -98,7 +98,7 @@ def test_options_that_do_not_fit_are_refused(model: LlamaForCausalLM, options: d
 
 
 @pytest.mark.parametrize("learns", [True, False])
-def test_the_prompt_is_learned_from_if_asked(counting: LlamaForCausalLM, learns: bool) -> None:
+def test_the_prompt_is_learned_from_if_the_option_says_so(counting: LlamaForCausalLM, learns: bool) -> None:
     """Of the prompt 2 4 6 the last token is the first root, learned from either way."""
     drafter = tr.make_drafter("published", k=2, tree="chain:1", learns_prompt=learns)
     (step,) = tr.stream(counting, torch.tensor([2, 4, 6]), drafter, max_new_tokens=1)

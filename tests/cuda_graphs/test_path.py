@@ -34,10 +34,9 @@ def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(
         pytest.skip("goes the ordinary way")
     for seed in range(3):
         ids = tiny.prompt(seed, 1 + 6 * seed)
-        wanted = model.generate(ids, max_new_tokens=40, **GREEDY)[0, ids.shape[1] :].tolist()
         text, stats = decoded(model, ids, ours, max_new_tokens=40)
         ordinary, plain_stats = decoded(model, ids, theirs, fast=False, max_new_tokens=40)
-        assert text == wanted == ordinary
+        assert text == ordinary
         assert stats.path.startswith("fast")
         assert plain_stats.path == "ordinary"
         if name not in {"recycling", "draft_model", "layer_skip"}:  # whose trees depend on what a step costs

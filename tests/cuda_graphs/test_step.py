@@ -27,14 +27,14 @@ SEED = torch.tensor([12345])
 CPU = torch.device("cpu")
 
 
-def test_bands_grow_by_a_half_or_a_third_and_hold_what_is_asked() -> None:
+def test_bands_grow_by_a_half_or_a_third_and_hold_what_is_needed() -> None:
     bands = sorted({band_of(slots) for slots in range(1, 9000)})
     assert bands == [256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288]
     assert all(band_of(slots) >= slots > band_of(slots) / 2 for slots in range(200, 9000))
     assert all(band_of(band) == band for band in bands)
 
 
-def test_buckets_hold_what_is_asked() -> None:
+def test_buckets_hold_what_is_needed() -> None:
     assert [bucket_of(nodes) for nodes in (1, 2, 8, 9, 81, 256, 257, 600)] == [1, 8, 8, 16, 96, 256, 512, 768]
     assert all(bucket_of(bucket) == bucket for bucket in BUCKETS)
 

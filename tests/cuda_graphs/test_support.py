@@ -148,7 +148,7 @@ def _nothing_moved(self: FixedCache, path: torch.Tensor, count: torch.Tensor) ->
 def test_a_fault_is_found_before_a_text_is_written(
     model: LlamaForCausalLM, place: Any, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine that nobody tried the first steps are compared with the ordinary way."""
+    """The first steps on a machine are compared with the ordinary way."""
     monkeypatch.setattr(place, name, fault)
     with pytest.raises(NoFastPathError, match="expected the logits of the ordinary way"):
         tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=4)

@@ -42,7 +42,7 @@ def when_all_have_said_it(self: Recording, ids: torch.Tensor) -> bool:
     return bool(self.done.all())
 
 
-def after_so_many_calls(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+def after_seven_calls(self: Recording, ids: torch.Tensor) -> torch.Tensor:
     return torch.full((len(ids),), len(self.seen) >= 7)
 
 
@@ -54,7 +54,7 @@ def never(self: Recording, ids: torch.Tensor) -> torch.Tensor:
     return torch.zeros(len(ids), dtype=torch.bool)
 
 
-ANSWERS = [at_a_token, when_all_have_said_it, after_so_many_calls, when_two_rows_agree, never]
+ANSWERS = [at_a_token, when_all_have_said_it, after_seven_calls, when_two_rows_agree, never]
 
 
 def asked(model: PreTrainedModel, answer: Any, drafter: Any = None, **arguments: Any) -> tuple[torch.Tensor, Any, Any]:

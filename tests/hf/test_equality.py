@@ -104,11 +104,6 @@ def test_other_architectures_equal_generate(name: str, spec: str) -> None:
         assert torch.equal(tr.generate(model_named(name), ids, drafter=drafter, max_new_tokens=NEW), wanted)
 
 
-def test_the_plain_drafter_equals_generate() -> None:
-    for ids, wanted in references("64 tokens")[::4]:
-        assert torch.equal(tr.generate(model_named("64 tokens"), ids, drafter="plain", max_new_tokens=NEW), wanted)
-
-
 def test_a_matrix_of_lies_costs_speed_but_not_tokens() -> None:
     drafter = tr.make_drafter("published", tree="paper")
     matrix = drafter.prepare(TreeModel(model_named("64 tokens")))

@@ -47,14 +47,14 @@ class Parting:
 
 
 def partings(model: PreTrainedModel, prompts: int) -> list[Parting]:
-    """Of greedy texts after random prompts; plain and accelerated are asked for in the same precision."""
+    """Of greedy texts after random prompts; plain and accelerated run in the same precision."""
     found = []
     for seed in range(prompts):
         ids = tiny.prompt(seed, 5 + seed, architectures.VOCABULARY)
-        asked: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-        plain = model.generate(ids, **asked, return_dict_in_generate=True, output_logits=True)
+        arguments: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+        plain = model.generate(ids, **arguments, return_dict_in_generate=True, output_logits=True)
         stats = tr.Stats()
-        ours = tr.generate(model, ids, drafter=Oracle(plain.sequences), stats=stats, **asked)
+        ours = tr.generate(model, ids, drafter=Oracle(plain.sequences), stats=stats, **arguments)
         assert stats.tokens == NEW
         assert len(plain.logits) == NEW
         different = (ours != plain.sequences)[0, ids.shape[1] :].nonzero()

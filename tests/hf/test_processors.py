@@ -1,5 +1,5 @@
 """Every logits processor of transformers that applies to text: the accelerated text is the plain one, and a processor
-is asked for the text of its own node.
+is called with the text of its own node.
 
 The classes are found in transformers, not listed here: a later version with a new one fails the first test until its
 `Way` is added below, or the reason why it does not apply.
@@ -143,7 +143,7 @@ def test_a_new_processor_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 
 @dataclass
 class Asked:
-    """What one class of processors was asked, and whether it ever changed anything."""
+    """What one class of processors was called with, and whether it ever changed anything."""
 
     texts: list[list[list[int]]]
     allowed: list[torch.Tensor]
@@ -152,7 +152,7 @@ class Asked:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], Asked]]:
-    """Watches a class of processors; what it gives hands out what was asked since the last time."""
+    """Watches a class of processors; what it gives hands out the calls since the last time."""
 
     def watching(name: str) -> Callable[[], Asked]:
         kind, asked = getattr(logits_process, name), [Asked([], [])]

@@ -216,7 +216,7 @@ def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_
 
 
 def unknown(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as of a family that nobody has tried."""
+    """The model as of a family that is not known."""
     model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
     return model
 

@@ -1,4 +1,4 @@
-"""The target's last hidden states: seen for every family, in steps of texts and batches, and only where asked for."""
+"""The last hidden states: seen for every family, in steps of texts and batches, and only where a drafter needs them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_step_has_those_of_its_nodes(model: LlamaForCausalLM, rows: int) -> No
             assert torch.allclose(model.lm_head(step.hidden), step.logits, atol=1e-5)
 
 
-def test_nobody_asks_and_nothing_is_seen(model: LlamaForCausalLM) -> None:
+def test_without_the_need_nothing_is_seen(model: LlamaForCausalLM) -> None:
     drafter = Watching(wants=False)
     tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
     assert drafter.steps

@@ -1,4 +1,4 @@
-"""Models that also take pictures, asked about a text alone; with a picture they are left to transformers."""
+"""Models that also take pictures, given text alone; with a picture they are left to transformers."""
 
 from __future__ import annotations
 
