@@ -14,7 +14,7 @@ import transformers
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.architectures import page  # noqa: E402
+from support.architecture_page import page  # noqa: E402
 
 
 def main() -> None:

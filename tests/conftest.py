@@ -52,8 +52,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="session")
 def shipped() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """The target model that ships with the project, in float32, and its tokenizer."""
-    if not (SHIPPED / "model.safetensors").exists():
-        pytest.skip(f"no model in {SHIPPED}")
+    assert (SHIPPED / "model.safetensors").exists(), f"no model in {SHIPPED}, which is a part of the repository"
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(SHIPPED)
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from support.commandline import run
 
-pytest.importorskip("matplotlib")
-
 
 @pytest.mark.slow
 def test_what_is_measured_is_reported(tiny_model_dir: str, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from core.test_stats import learned
 from support import tiny
+from support.drafters import learned
 from transformers import LlamaForCausalLM
 
 from token_recycling import Context, Draft, Drafter, drafter_names

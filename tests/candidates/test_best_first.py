@@ -8,74 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.matrices import Grower, close, matrix_of
 
-from token_recycling import Tree
-from token_recycling.candidates.best_first import CHILDREN, GrowingTree, Limits, Sources, TemplateArrays, fill, grow
+from token_recycling.candidates.best_first import CHILDREN
 from token_recycling.candidates.ngram_matrix import NgramMatrix
-from token_recycling.candidates.ngrams import ABSENT
-from token_recycling.candidates.suffix_automaton import SuffixAutomaton
-from token_recycling.costs.budget import NO_COSTS
-
-DEEP = 99
-
-
-class Grower:
-    """A matrix, a text and the buffers of a growing tree."""
-
-    def __init__(self, matrix: NgramMatrix, text: list[int], suffix: bool = False, room: int = 200) -> None:
-        self.matrix = matrix
-        self.automaton = SuffixAutomaton(text if suffix else ())
-        self.growing = GrowingTree.empty(room, matrix.orders)
-        self.ngram = np.full(matrix.orders, ABSENT, np.int64)
-        last = text[::-1][: matrix.orders]
-        self.ngram[: len(last)] = last
-
-    @property
-    def known(self) -> tuple[GrowingTree, np.ndarray, Sources]:
-        return self.growing, self.ngram, Sources.of(self.matrix, self.automaton)
-
-    def grow(self, nodes: int, depth: int = DEEP) -> int:
-        return grow(*self.known, Limits(NO_COSTS, nodes, depth))
-
-    def grow_for(self, costs: list[float], depth: int = DEEP) -> int:
-        return grow(*self.known, Limits(np.array(costs, np.float64), len(costs) - 1, depth))
-
-    def fill(self, paths: str, depth: int = DEEP) -> int:
-        tree = Tree.from_paths(tuple(map(int, path)) for path in paths.split())
-        return fill(*self.known, TemplateArrays.of(tree), depth)
-
-    def paths(self, nodes: int) -> list[tuple[int, ...]]:
-        """The tokens from the root to each node, the root left out."""
-        paths: list[tuple[int, ...]] = [()]
-        for node in range(1, nodes):
-            paths.append((*paths[self.growing.parents[node]], int(self.growing.tokens[node])))
-        return paths[1:]
-
-    def children(self, node: int = 0) -> dict[int, float]:
-        """What may follow a node, and how likely that was thought."""
-        known = self.growing.known[node]
-        found = zip(self.growing.candidates[node, :known], self.growing.chances[node, :known], strict=True)
-        return {int(token): float(likely) for token, likely in found}
-
-
-def matrix_of(rows: dict[tuple[int, ...], dict[int, float]], vocab_size: int = 40, orders: int = 1) -> NgramMatrix:
-    """A matrix of exactly these rows: a context (newest last) and what follows."""
-    k = max(map(len, rows.values()), default=1)
-    matrix = NgramMatrix(vocab_size, k, orders, memory=0.1)
-    for context, row in sorted(rows.items(), key=lambda item: -len(item[0])):
-        # A row of fewer candidates is filled up with ids of no probability.
-        spare = [token for token in range(vocab_size) if token not in row][: k - len(row)]
-        newest_first = np.full((1, orders), ABSENT, np.int64)
-        newest_first[0, : len(context)] = context[::-1]
-        ids, shares = [*row, *spare], [*row.values(), *[0.0] * len(spare)]
-        matrix.learn(newest_first, np.array([ids], np.int32), np.array([shares], np.float32))
-    return matrix
-
-
-def close(row: dict[int, float], wanted: dict[int, float]) -> None:
-    assert list(row) == list(wanted)
-    assert list(row.values()) == pytest.approx(list(wanted.values()), abs=1e-4)
-
 
 # What may follow
 

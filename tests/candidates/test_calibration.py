@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from candidates.test_best_first import Grower, close, matrix_of
+from support.matrices import Grower, close, matrix_of
 
 from token_recycling.candidates.best_first import count_chosen
 from token_recycling.candidates.calibration import CELLS, MATCHES, cell_of, chance, count, match_kind, new_calibration

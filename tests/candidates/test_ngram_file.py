@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from candidates.test_ngram_matrix import learn
 from safetensors.torch import load_file, save_file
+from support.matrices import learn
 
 from token_recycling import AdjacencyMatrix, MatrixFileError
 from token_recycling.candidates.matrix import read_matrix

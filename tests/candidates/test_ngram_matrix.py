@@ -6,24 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.matrices import learn
 
 from token_recycling.candidates.ngram_matrix import MAX_ORDER, NgramMatrix
 from token_recycling.candidates.ngrams import ABSENT, ngrams_at, ngrams_of
 
 BIT = 1 / 65_535
 """The step between two probabilities of 16 bits."""
-
-
-def learn(matrix: NgramMatrix, *rows: tuple[list[int], dict[int, float]], **how: object) -> None:
-    """Each row: the last tokens of a text (newest last, none before it) and its candidates."""
-    contexts = np.full((len(rows), matrix.orders), ABSENT, np.int64)
-    for place, (tokens, _) in enumerate(rows):
-        newest_first = tokens[::-1][: matrix.orders]
-        contexts[place, : len(newest_first)] = newest_first
-    candidates = np.array([list(found) for _, found in rows], np.int32)
-    shares = np.array([list(found.values()) for _, found in rows], np.float32)
-    chosen = how.pop("chosen", None)
-    matrix.learn(contexts, candidates, shares, None if chosen is None else np.array(chosen), **how)
 
 
 def found(matrix: NgramMatrix, *context: int) -> dict[int, float]:

@@ -1,13 +1,9 @@
 """Drafts that were drawn at random: every emitted token has the target's distribution, and what is published elsewhere
 has not.
-
-The language here is a table: after every text of three tokens a distribution p of the target and another one, q, of the
-draft. The texts that come out have four tokens.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,91 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Tabled, Text, drafted, fits, texts
 
 from token_recycling import Draft, Step, Tree, accept
 from token_recycling.accept import accept_siblings, accept_walk
 from token_recycling.drafters.draft_model.expand import Rules, draw, grow
-from token_recycling.templates import chain, parse_paths
-
-TOKENS, LENGTH, RUNS = 3, 4, 2500
-Text = tuple[int, ...]
-
-
-def table(seed: int, spread: float) -> dict[Text, torch.Tensor]:
-    """A random distribution (3,) after every text, with those tokens that a draft may add at its end."""
-    generator = torch.Generator().manual_seed(seed)
-    texts = itertools.chain.from_iterable(itertools.product(range(TOKENS), repeat=n) for n in range(LENGTH + 4))
-    return {text: torch.softmax(spread * torch.randn(TOKENS, generator=generator), dim=-1) for text in texts}
-
-
-P, Q = table(1, 1.0), table(2, 1.5)
-
-
-class Tabled:
-    """Chooses by the logits it is given, at temperature 1."""
-
-    def __call__(self, logits: torch.Tensor) -> int:
-        return int(torch.multinomial(self.distribution(logits), num_samples=1))
-
-    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(logits, dim=-1)
-
-
-TWO_LEVELS = parse_paths("0 1 00 01 10 11")
-LINE = chain(2)
-
-
-def drafted(tree: Tree, text: Text, last_is_chosen: bool = False) -> Draft:
-    """Every node's children drawn from q without replacement; or but the last one, which is the likeliest of the
-    others, and so depends on what was drawn.
-    """
-    tokens, sources, paths = [text[-1] if text else 0], {}, {0: text}
-    for node, children in enumerate(tree.children):
-        if not children:
-            continue
-        q = Q[paths[node]]
-        following = draw(q[None], len(children))[0].tolist()
-        if last_is_chosen:
-            following[-1] = max(set(range(TOKENS)) - set(following[:-1]), key=lambda token: float(q[token]))
-        for child, token in zip(children, following, strict=True):
-            tokens.append(token)
-            paths[child] = (*paths[node], token)
-            if not (last_is_chosen and child == children[-1]):
-                sources[child] = q
-    return Draft(tree, torch.tensor(tokens), sources)
-
-
-def logits_at(draft: Draft, text: Text) -> torch.Tensor:
-    """log p after the path of every node."""
-    tokens = draft.tokens.tolist()
-    paths = [(*text, *(tokens[node] for node in lineage[1:])) for lineage in draft.tree.lineages]
-    return torch.stack([P[path].log() for path in paths])
-
-
-def texts(drafts: Callable[[Text], Draft], verify: Callable[..., Step], runs: int = RUNS) -> Counter[Text]:
-    """How often each text of four tokens came out."""
-    torch.manual_seed(0)
-    seen: Counter[Text] = Counter()
-    for _ in range(runs):
-        text: list[int] = []
-
-        def append(token: int, text: list[int] = text) -> bool:
-            text.append(token)
-            return len(text) >= LENGTH
-
-        while len(text) < LENGTH:
-            before = tuple(text)
-            draft = drafts(before)
-            verify(draft, logits_at(draft, before), append, Tabled())
-        seen[tuple(text)] += 1
-    return seen
-
-
-def fits(seen: Counter[Text]) -> float:
-    """p-value of these counts, if every text were as likely as the target says."""
-    every = list(itertools.product(range(TOKENS), repeat=LENGTH))
-    odds = [float(torch.stack([P[text[:n]][text[n]] for n in range(LENGTH)]).prod()) for text in every]
-    return float(chisquare([seen[text] for text in every], [seen.total() * one / sum(odds) for one in odds]).pvalue)
+from token_recycling.templates import parse_paths
 
 
 class Reading:
@@ -143,6 +60,30 @@ def without_the_last(text: Text) -> Draft:
     return draft.cut(len(draft.tree) - 2) if draft.tokens[-1] == 0 else draft
 
 
+def doubled(text: Text, copies_first: bool = False) -> Draft:
+    """A drawn tree in which every drawn token of the first layer stands twice: the copy is chosen, and has drawn
+    children of its own.
+    """
+    made = drafted(TWO_LEVELS, text)
+    tokens, sources = [int(made.tokens[0])], {}
+    first = made.tokens[1:3].tolist()
+    layer = [(token, drawn) for token in first for drawn in ((False, True) if copies_first else (True, False))]
+    parents = [-1]
+    for token, drawn in layer:
+        if drawn:
+            sources[len(tokens)] = Q[text]
+        tokens.append(token)
+        parents.append(0)
+    for place, (token, _) in enumerate(layer, start=1):
+        q = Q[(*text, token)]
+        for following in draw(q[None], 2)[0].tolist():
+            sources[len(tokens)] = q
+            tokens.append(following)
+            parents.append(place)
+    ranks = (0, *range(4), *(0, 1) * 4)
+    return Draft(Tree(tuple(parents), ranks), torch.tensor(tokens), sources)
+
+
 COPIES: list[int] = []
 DRAFTS: dict[str, Callable[[Text], Draft]] = {
     "a drawn sequence": lambda text: drafted(LINE, text),
@@ -151,6 +92,8 @@ DRAFTS: dict[str, Callable[[Text], Draft]] = {
     "a drawn graph": graph,
     "a drawn sequence that stops by what was drawn": stopped,
     "drawn and chosen siblings": lambda text: drafted(TWO_LEVELS, text, last_is_chosen=True),
+    "drawn siblings and copies of them": doubled,
+    "copies of drawn siblings before them": lambda text: doubled(text, copies_first=True),
 }
 
 
@@ -305,7 +248,7 @@ def test_a_cut_draft_keeps_what_is_known_of_its_nodes() -> None:
     assert Draft(LINE, torch.tensor([0, 1, 2])).cut(1).drawn_from is None
 
 
-def test_processors_are_asked_once_a_token_and_trimmed_at_the_end() -> None:
+def test_the_distribution_is_computed_once_a_token_and_trimmed_at_the_end() -> None:
     asked: list[int] = []
 
     class Counting(Tabled):

@@ -1,4 +1,4 @@
-"""Where a text ends, which limits hold, and that processors and criteria are asked as `generate` asks them."""
+"""Where a text ends, which limits hold, and that processors and criteria are called as `generate` calls them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from core.test_stats import learned
-from hf.test_equality import gpt2
 from support import tiny
+from support.drafters import learned
 from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
@@ -100,7 +99,7 @@ class Recorder(StoppingCriteria):
 
 
 @pytest.mark.parametrize("lone", [False, True])
-def test_criteria_are_asked_once_a_token(counting: LlamaForCausalLM, lone: bool) -> None:
+def test_criteria_are_evaluated_once_a_token(counting: LlamaForCausalLM, lone: bool) -> None:
     recorder = Recorder(end=6, lone=lone)
     ours = tr.generate(
         counting,
@@ -114,7 +113,7 @@ def test_criteria_are_asked_once_a_token(counting: LlamaForCausalLM, lone: bool)
 
 
 class Noting(LogitsProcessor):
-    """Remembers the texts it was asked for, and forbids the token after the newest."""
+    """Remembers the texts it was called with, and forbids the token after the newest."""
 
     def __init__(self) -> None:
         self.seen: list[list[int]] = []
@@ -172,7 +171,7 @@ def test_processors_equal_generate(model: LlamaForCausalLM, processing: dict[str
 def test_the_limit_of_positions_is_never_overrun(attention: str, max_new_tokens: int) -> None:
     """A GPT-2 of 32 positions fails on the 33rd; up to it every tree is cut to fit."""
     torch.manual_seed(0)
-    model = gpt2()
+    model = tiny.gpt2()
     model.config.n_positions = 32
     model.transformer.wpe = torch.nn.Embedding.from_pretrained(model.transformer.wpe.weight[:32])
     model.eval().set_attn_implementation(attention)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
+from support.drafters import Garbage
 from support.strategies import trees
 from transformers import DynamicCache, LlamaForCausalLM
 
@@ -22,36 +22,11 @@ from token_recycling.registry import ENTRY_POINTS, drafter_class, options_of
 from token_recycling.templates import chain
 
 
-@dataclass
-class Garbage(Drafter):
-    """Random tokens on given trees, in turn."""
-
-    shapes: list[Tree] = field(default_factory=lambda: [chain(2)])
-    seed: int = 0
-    vocab_size: int = 64
-    scale: float = 1.0
-    loud: bool = False
-    note: str | None = None
-
-    def start(self, prompts: Sequence[torch.Tensor], target: object) -> None:
-        self._generator = torch.Generator().manual_seed(self.seed)
-        self.steps: list[Step] = []
-
-    def draft(self, context: Context) -> Draft:
-        tree = self.shapes[len(self.steps) % len(self.shapes)]
-        tokens = torch.randint(0, self.vocab_size, (len(tree),), generator=self._generator)
-        tokens[0] = context.tokens[-1]
-        return Draft(tree, tokens)
-
-    def observe(self, step: Step) -> None:
-        self.steps.append(step)
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a package with this drafter were installed."""
     points = importlib.metadata.EntryPoints(
-        [importlib.metadata.EntryPoint("garbage", f"{__name__}:Garbage", ENTRY_POINTS)]
+        [importlib.metadata.EntryPoint("garbage", f"{Garbage.__module__}:Garbage", ENTRY_POINTS)]
     )
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: points.select(**wanted))
 
@@ -123,7 +98,7 @@ def test_options_that_do_not_fit_are_refused(model: LlamaForCausalLM, options: d
 
 
 @pytest.mark.parametrize("learns", [True, False])
-def test_the_prompt_is_learned_from_if_asked(counting: LlamaForCausalLM, learns: bool) -> None:
+def test_the_prompt_is_learned_from_if_the_option_says_so(counting: LlamaForCausalLM, learns: bool) -> None:
     """Of the prompt 2 4 6 the last token is the first root, learned from either way."""
     drafter = tr.make_drafter("published", k=2, tree="chain:1", learns_prompt=learns)
     (step,) = tr.stream(counting, torch.tensor([2, 4, 6]), drafter, max_new_tokens=1)

@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from core.test_drafter import Garbage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
+from support.drafters import Garbage
 from support.strategies import drafts, trees
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
@@ -40,7 +40,7 @@ def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft: Dr
 
     def choose(logits: torch.Tensor) -> int:
         lineage = draft.tree.lineages[int(logits)]
-        assert [tokens[node] for node in lineage[1:]] == text, "asked at the node of the text so far"
+        assert [tokens[node] for node in lineage[1:]] == text, "called at the node of the text so far"
         return said[len(text)]
 
     def append(token: int) -> bool:
@@ -83,7 +83,7 @@ def test_a_cut_draft_accepts_as_much_of_the_same_text(draft: Draft, seed: int, d
 def test_a_node_sees_its_own_line_within_reach_and_nothing_else(
     tree: tr.Tree, reach: tuple[str, int], length: int, hole: int
 ) -> None:
-    """Of `length` slots of text and `hole` slots of nobody after them, as in the shorter rows of a batch."""
+    """Of `length` slots of text and `hole` slots of no text after them, as in the shorter rows of a batch."""
     kind, size = reach
     n = len(tree)
     visible = torch.zeros(1, 1, n, length + hole + n, dtype=torch.bool)

@@ -7,19 +7,11 @@ import json
 import pytest
 import torch
 from support import tiny
+from support.drafters import learned
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model.tree_model import TreeModel
 from token_recycling.stats import PARTS
-
-
-def learned(model: LlamaForCausalLM, tree: str, k: int = 8) -> tr.Drafter:
-    """A drafter that has seen every token."""
-    drafter = tr.make_drafter("published", tree=tree, k=k)
-    matrix = drafter.prepare(TreeModel(model))
-    matrix.candidates.copy_((torch.arange(16)[:, None] + 1 + torch.arange(k)) % 16)
-    return drafter
 
 
 def run(model: LlamaForCausalLM, drafter: str | tr.Drafter, tokens: int, start: int = 0, **options) -> tr.Stats:

@@ -120,7 +120,7 @@ def test_a_tree_is_drawn_a_node_a_line() -> None:
     assert tree.drawn(["a", "b", "c", "d", "e"]) == "a\n├─ b\n│  ├─ d\n│  └─ e\n└─ c"
 
 
-def test_a_tree_is_asked_for_in_many_ways(tmp_path) -> None:
+def test_a_tree_can_be_specified_in_many_ways(tmp_path) -> None:
     file = tmp_path / "tree.txt"
     file.write_text("0 1\n00\n")
     assert template_from("paper") is paper()

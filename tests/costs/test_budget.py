@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from drafters.test_draft_graph import FORK, grown
 from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
+from support.draft_tables import FORK, grown
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr

@@ -64,7 +64,7 @@ class Ready:
         if device_drafts:
             drafter = tr.make_drafter("published", tree=TREE)
             tiny.begin(drafter, [text], self.target)
-            retrieval = drafter.retrieval()
+            retrieval = drafter.traits.retrieval
             assert retrieval is not None
             self.source = DeviceSource(retrieval, torch.device("cpu"))
             self.plan = StepPlan(len(TREE), TREE.depth + 1, BAND, 8, False, True)

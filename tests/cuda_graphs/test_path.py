@@ -1,10 +1,7 @@
-"""Fast steps in the loop: the same text, the same learning, and where they do not hold, the reason. On a CPU nothing is
-captured, but the steps are the same.
-"""
+"""Fast steps in the loop: the same text and the same learning. Without CUDA they are made alike, but not captured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +10,19 @@ import torch
 from scipy.stats import chisquare
 from support import architectures, tiny
 from support.drafters import example
+from support.oracle import Oracle
 from support.recorded import RecordedGraphs
+from support.tiny import decoded
 from transformers import LlamaForCausalLM, StoppingCriteria
 
 import token_recycling as tr
-from token_recycling.cuda_graphs import Fast, NoFastPathError, costs_of
-from token_recycling.cuda_graphs import step as step_module
 from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.slots import FixedCache
 from token_recycling.cuda_graphs.step import StepPlan
 from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.registry import drafter_names
 
 GREEDY = {"do_sample": False}
-
-
-def decoded(
-    model: Any, ids: torch.Tensor, drafter: Any, fast: Fast = True, **arguments: Any
-) -> tuple[list[int], tr.Stats]:
-    stats = tr.Stats()
-    steps = tr.stream(model, ids, drafter, fast=fast, stats=stats, **arguments)
-    return [token for step in steps for token in step.tokens], stats
 
 
 @pytest.mark.parametrize("name", drafter_names())
@@ -46,10 +34,9 @@ def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(
         pytest.skip("goes the ordinary way")
     for seed in range(3):
         ids = tiny.prompt(seed, 1 + 6 * seed)
-        wanted = model.generate(ids, max_new_tokens=40, **GREEDY)[0, ids.shape[1] :].tolist()
         text, stats = decoded(model, ids, ours, max_new_tokens=40)
         ordinary, plain_stats = decoded(model, ids, theirs, fast=False, max_new_tokens=40)
-        assert text == wanted == ordinary
+        assert text == ordinary
         assert stats.path.startswith("fast")
         assert plain_stats.path == "ordinary"
         if name not in {"recycling", "draft_model", "layer_skip"}:  # whose trees depend on what a step costs
@@ -99,7 +86,7 @@ def test_buckets_and_bands_are_crossed() -> None:
     steps.run = seen  # type: ignore[method-assign]
     ids = tiny.prompt(0, 200, architectures.VOCABULARY)
     wanted = model.generate(ids, max_new_tokens=260, **GREEDY)
-    text, _ = decoded(model, ids, architectures.Oracle([wanted[0]]), max_new_tokens=260)
+    text, _ = decoded(model, ids, Oracle([wanted[0]]), max_new_tokens=260)
     assert text == wanted[0, 200:].tolist()
     assert sizes >= {8, 16, 96}
     assert bands >= {256, 512}
@@ -156,7 +143,7 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(
     for length in (5, 29):
         ids = tiny.prompt(length, length, architectures.VOCABULARY)
         wanted = model.generate(ids, max_new_tokens=24, **GREEDY)
-        text, stats = decoded(model, ids, architectures.Oracle([wanted[0]]), max_new_tokens=24)
+        text, stats = decoded(model, ids, Oracle([wanted[0]]), max_new_tokens=24)
         assert text == wanted[0, length:].tolist()
         assert stats.mat > 1.5
 
@@ -282,134 +269,3 @@ def test_two_texts_of_one_model_at_a_time(model: LlamaForCausalLM) -> None:
     assert decoded(model, texts[1], "published", fast=False, max_new_tokens=20)[0] == wanted[1]
     assert [*said, *(token for step in first for token in step.tokens)] == wanted[0]
     assert decoded(model, texts[1], "published", max_new_tokens=20)[0] == wanted[1]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.clone()),
-        lambda model: model.load_state_dict(tiny.llama(seed=5).state_dict()),
-        lambda model: model.lm_head.weight.data.mul_(2),
-    ],
-    ids=["moved", "loaded", "written to"],
-)
-def test_changed_weights_are_noticed(model: LlamaForCausalLM, change: Callable[[LlamaForCausalLM], Any]) -> None:
-    """What was captured and found out with other weights is made anew."""
-    before = runner_or_reason(TreeModel(model))
-    assert runner_or_reason(TreeModel(model)) is before
-    with torch.no_grad():
-        change(model)
-    assert runner_or_reason(TreeModel(model)) is not before
-    wanted = model.generate(tiny.prompt(0, 5), max_new_tokens=20, **GREEDY)[0, 5:].tolist()
-    assert decoded(model, tiny.prompt(0, 5), "published", max_new_tokens=20)[0] == wanted
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"repetition_penalty": 1.3, "do_sample": True}, "got RepetitionPenaltyLogitsProcessor"),
-        ({"repetition_penalty": 1.3, "do_sample": False}, "got RepetitionPenaltyLogitsProcessor"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
-    ],
-    ids=str,
-)
-def test_calls_that_it_does_not_hold_for_say_why(
-    model: LlamaForCausalLM, arguments: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tr.accelerate(model, fast=True)
-    with pytest.raises(tr.NoFastPathError, match=reason):
-        model.generate(tiny.prompt(0, 5), max_new_tokens=5, **arguments)
-    monkeypatch.setattr("token_recycling.cuda_graphs.why_not_by_itself", lambda device: None)
-    tr.accelerate(model, fast="auto")
-    model.generate(tiny.prompt(0, 5), max_new_tokens=5, **arguments)
-    assert model.acceleration.stats.path.startswith("ordinary: expected")
-    assert reason in model.acceleration.stats.path
-
-
-def test_batches_offloaded_caches_and_drawn_drafts_go_the_ordinary_way(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("token_recycling.cuda_graphs.why_not_by_itself", lambda device: None)
-    batch = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
-    tr.accelerate(model)
-    model.generate(batch, max_new_tokens=5, **GREEDY)
-    assert model.acceleration.stats.path == "ordinary: expected one text, got 2"
-    model.generate(batch[:1], max_new_tokens=5, **GREEDY)
-    assert model.acceleration.stats.path.startswith("fast")
-    (tmp_path / "heads").mkdir()
-    medusa = example("medusa", model, tmp_path / "heads")
-    assert "hidden states" in decoded(model, batch[:1], medusa, fast="auto", max_new_tokens=5)[1].path
-    tiny.llama(3).save_pretrained(tmp_path)
-    tr.accelerate(model, f"draft_model:model={tmp_path},sampled=true,mode=sequence,depth=2")
-    model.generate(batch[:1], max_new_tokens=5, do_sample=True)
-    assert "got one that is drawn" in model.acceleration.stats.path
-
-
-def test_a_cpu_keeps_to_the_ordinary_way_by_itself(model: LlamaForCausalLM) -> None:
-    assert decoded(model, tiny.prompt(0, 5), "plain", fast="auto", max_new_tokens=3)[1].path == (
-        "ordinary: expected a CUDA device, which replays a step without the host, got cpu"
-    )
-    with pytest.raises(ValueError, match="expected fast to be 'auto', True or False, got 'yes'"):
-        tr.accelerate(model, fast="yes")  # type: ignore[arg-type]
-
-
-def test_models_that_it_does_not_hold_for_say_why(model: LlamaForCausalLM) -> None:
-    for change, reason in (
-        (lambda one: one.train(), "evaluation mode"),
-        (lambda one: one.compile(backend="eager"), "not compiled"),
-    ):
-        changed = tiny.llama()
-        change(changed)
-        with pytest.raises(tr.NoFastPathError, match=reason):
-            next(tr.stream(changed, tiny.prompt(0, 4), "plain", fast=True, max_new_tokens=2))
-
-
-def test_a_drafter_that_draws_without_saying_so_is_refused(model: LlamaForCausalLM) -> None:
-    class Drawing(tr.Drafter):
-        def draft(self, context: tr.Context) -> tr.Draft:
-            flat = torch.full((64,), 1 / 64)
-            return tr.Draft(tr.Tree((-1, 0), (0, 0)), torch.cat([context.root, flat.multinomial(1)]), {1: flat})
-
-    assert len(decoded(model, tiny.prompt(0, 4), Drawing(), max_new_tokens=9)[0]) == 9
-    with pytest.raises(ValueError, match="declare it in its traits"):
-        decoded(model, tiny.prompt(0, 4), Drawing(), max_new_tokens=9, do_sample=True)
-
-
-def test_check_says_whether_there_is_a_fast_path(model: LlamaForCausalLM) -> None:
-    assert tr.check(model).no_fast_path is None
-    assert tr.check(model, self_test=True).as_dict()["no_fast_path"] is None
-    xglm = architectures.model_of(next(case for case in architectures.SUPPORTED if case.family == "xglm"))
-    assert "does not wait for the device" in str(tr.check(xglm, self_test=True).no_fast_path)
-
-
-def test_costs_are_those_of_the_steps_that_run(model: LlamaForCausalLM) -> None:
-    tr.accelerate(model, "recycling", fast=True)
-    wanted = tiny.llama().generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY)
-    assert torch.equal(model.generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY), wanted)
-    curve = costs_of(TreeModel(model), fast=True).curve(100)
-    assert curve.sizes[:6] == (1, 2, 8, 9, 16, 17)
-    by_size = dict(zip(curve.sizes, curve.seconds, strict=True))
-    assert by_size[2] == by_size[8]
-    assert by_size[9] == by_size[16]
-
-
-def _all_seen(layers: Any, shape: Any, length: torch.Tensor, band: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(1, 1, len(shape.parents), band, dtype=dtype)
-
-
-def _nothing_moved(self: FixedCache, path: torch.Tensor, count: torch.Tensor) -> None:
-    self.shared.length.add_(count)
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "fault"),
-    [(step_module, "tree_masks", _all_seen), (FixedCache, "commit", _nothing_moved)],
-    ids=["mask", "slots"],
-)
-def test_a_fault_is_found_before_a_text_is_written(
-    model: LlamaForCausalLM, place: Any, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a machine that nobody tried the first steps are compared with the ordinary way."""
-    monkeypatch.setattr(place, name, fault)
-    with pytest.raises(NoFastPathError, match="expected the logits of the ordinary way"):
-        tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=4)

@@ -27,14 +27,14 @@ SEED = torch.tensor([12345])
 CPU = torch.device("cpu")
 
 
-def test_bands_grow_by_a_half_or_a_third_and_hold_what_is_asked() -> None:
+def test_bands_grow_by_a_half_or_a_third_and_hold_what_is_needed() -> None:
     bands = sorted({band_of(slots) for slots in range(1, 9000)})
     assert bands == [256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288]
     assert all(band_of(slots) >= slots > band_of(slots) / 2 for slots in range(200, 9000))
     assert all(band_of(band) == band for band in bands)
 
 
-def test_buckets_hold_what_is_asked() -> None:
+def test_buckets_hold_what_is_needed() -> None:
     assert [bucket_of(nodes) for nodes in (1, 2, 8, 9, 81, 256, 257, 600)] == [1, 8, 8, 16, 96, 256, 512, 768]
     assert all(bucket_of(bucket) == bucket for bucket in BUCKETS)
 
@@ -67,7 +67,8 @@ def test_nodes_that_fill_up_a_bucket_are_roots_that_nobody_sees() -> None:
 @pytest.mark.parametrize("length", [0, 3, 9])
 def test_masks_are_those_of_the_ordinary_way_with_nothing_behind(model: LlamaForCausalLM, length: int) -> None:
     tree, target = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
-    wanted = target._made_mask(tree, length)
+    drafts = [Draft(tree, torch.zeros(len(tree), dtype=torch.long))]
+    wanted = target.inputs.of(drafts, [length], length)["attention_mask"]
     made = tree_masks({"full": Reach()}, TreeArrays.of(tree, CPU), torch.tensor([length]), 24, torch.float32)
     assert torch.equal(made[..., : length + len(tree)], wanted)
     assert (made[..., length + len(tree) :] == torch.finfo(torch.float32).min).all()

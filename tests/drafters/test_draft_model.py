@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from hf.test_batch import batch
 from scipy.stats import chisquare
 from support import tiny
+from support.batches import batch
+from support.tiny import related
 from transformers import (
     LlamaForCausalLM,
     LogitsProcessorList,
@@ -34,16 +35,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "default": {"nodes": 8},
 }
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-
-
-def related(model: LlamaForCausalLM, noise: float = 0.005) -> LlamaForCausalLM:
-    """A model that often agrees with another one."""
-    other = copy.deepcopy(model)
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight.add_(noise * torch.randn_like(weight))
-    return other
 
 
 @ways

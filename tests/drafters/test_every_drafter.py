@@ -1,53 +1,131 @@
-"""Whatever a drafter proposes, the text is that of `model.generate`: every registered drafter, found by its name."""
+"""Whatever a drafter proposes, the text is that of `model.generate`: every registered drafter in every way of calling.
+
+A way is a small program that calls a `generate` function: it runs once with the model's own, and with each drafter
+through one of our surfaces, and must return the same.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support import tiny
+from support import tiny, ways
 from support.drafters import example
 from support.elsewhere import THERE, another_device, put_there
-from transformers import LlamaForCausalLM
+from support.ways import Generate
+from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel
+from transformers.generation import logits_process
 
 import token_recycling as tr
 
 
+def generated(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
+    return partial(tr.generate, model, drafter=drafter)
+
+
+def accelerated(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
+    def generate(*inputs: Any, **arguments: Any) -> Any:
+        result = model.generate(*inputs, **arguments)
+        assert model.acceleration.fallback is None
+        return result
+
+    tr.accelerate(model, drafter)
+    return generate
+
+
+def custom(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
+    return partial(model.generate, custom_generate=tr.custom_generate(drafter))
+
+
+def streamed(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
+    def generate(ids: torch.Tensor, temperature: float = 1.0, top_k: int = 0, **arguments: Any) -> torch.Tensor:
+        if top_k:
+            warpers = [logits_process.TemperatureLogitsWarper(temperature), logits_process.TopKLogitsWarper(top_k)]
+            arguments["logits_processor"] = LogitsProcessorList(warpers)
+        arguments.pop("pad_token_id", None)
+        steps = tr.stream(model, ids, drafter, **arguments)
+        return torch.cat([ids, torch.tensor([[token for step in steps for token in step.tokens]])], dim=1)
+
+    return generate
+
+
+def fast(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
+    """Steps of constant shapes, which are not captured on a CPU."""
+    return partial(tr.generate, model, drafter=drafter, fast=True)
+
+
+TABLE = {
+    generated: ways.EVERY_WAY,
+    accelerated: [ways.greedy, ways.sampled, ways.padded_batch, ways.stop_strings, ways.conversation, ways.streamer],
+    custom: [ways.greedy, ways.sampled, ways.padded_batch, ways.criteria, ways.scores, ways.conversation],
+    streamed: [ways.greedy, ways.one_token, ways.end_of_sequence, ways.sampled, ways.logits_processor, ways.criteria],
+    fast: [
+        ways.greedy,
+        ways.one_token,
+        ways.end_of_sequence,
+        ways.criteria,
+        ways.conversation,
+        ways.streamer,
+        ways.last_position,
+    ],
+}
+
+
 @pytest.mark.parametrize("name", tr.drafter_names())
 @pytest.mark.parametrize(
-    "sampling", [{}, {"do_sample": True, "temperature": 0.7, "top_k": 20}], ids=["greedy", "sampled"]
+    ("surface", "way"),
+    [(surface, way) for surface, those in TABLE.items() for way in those],
+    ids=lambda function: function.__name__,
 )
-def test_the_text_is_that_of_generate(
-    model: LlamaForCausalLM, name: str, sampling: dict[str, object], tmp_path: Path
-) -> None:
-    """Prompts repeat themselves, so that something can be found, and come twice, so that it can be remembered."""
+def test_the_text_is_that_of_generate(surface: Any, way: Generate, name: str, tmp_path: Path) -> None:
+    model = ways.model_for(way)
     drafter = example(name, model, tmp_path)
-    for seed in range(8):
-        prompt = tiny.prompt(seed, 6).repeat(1, 3)
-        wanted, wanted_state = tiny.seeded(model.generate, prompt, seed=seed, max_new_tokens=24, **sampling)
-        for _ in range(2):
-            ours, state = tiny.seeded(
-                tr.generate, model, prompt, seed=seed, drafter=drafter, max_new_tokens=24, **sampling
-            )
-            assert torch.equal(ours, wanted)
-            assert torch.equal(state, wanted_state)
+    if surface is fast and drafter.traits.hidden_states:
+        with pytest.raises(tr.NoFastPathError, match="one that needs hidden states"):
+            way(model, surface(model, drafter))
+        return
+    try:
+        found = way(model, surface(model, drafter))
+    finally:
+        tr.decelerate(model)
+    ways.assert_as_wanted(way, found)
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
-def test_every_text_of_a_batch_is_that_of_generate(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
-    """Texts of different lengths that repeat themselves and may end early."""
-    drafter = example(name, model, tmp_path)
-    model.generation_config.pad_token_id = 0
-    model.generation_config.eos_token_id = [5, 11, 23]
-    for seed in range(3):
-        rows = [tiny.prompt(10 * seed + row, 3 + row)[0].repeat(3) for row in range(3)]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
-        arguments = {"attention_mask": (ids > 0).long(), "max_new_tokens": 20}
-        wanted = model.generate(ids, **arguments)
-        stats = tr.Stats()
-        assert torch.equal(tr.generate(model, ids, drafter=drafter, stats=stats, **arguments), wanted)
-        assert stats.steps
+VARIANTS: dict[str, dict[str, Any]] = {
+    "draft_model sequence": {"mode": "sequence", "depth": 4, "nodes": 4},
+    "draft_model tree": {"mode": "tree", "nodes": 20, "theta_prob": 0.1},
+    "draft_model graph": {"mode": "graph", "nodes": 20, "theta_prob": 0.02, "tau": 1},
+    "recycling fixed": {"tree": 10},
+    "recycling paper": {"tree": "paper"},
+    "recycling alone": {"tree": 10, "orders": 1, "suffix": False},
+    "published first": {"update": "first", "tree": "chain:4"},
+}
+
+
+@pytest.mark.parametrize(
+    "way", [ways.greedy, ways.sampled, ways.padded_batch, ways.processors, ways.conversation, ways.last_position]
+)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_so_it_is_with_other_options(variant: str, way: Generate) -> None:
+    model, stats, name = ways.model_for(way), tr.Stats(), variant.split()[0]
+    others = {"model": tiny.related(model)} if name == "draft_model" else {}
+    drafter = tr.make_drafter(name, **others, **VARIANTS[variant])
+    ways.assert_as_wanted(way, way(model, partial(tr.generate, model, drafter=drafter, stats=stats)))
+    assert stats.mat > (1.2 if name == "draft_model" else 1), "drafts are accepted"
+
+
+def test_the_ways_are_worth_a_test() -> None:
+    """Texts end early where they may, and not all of them at once."""
+    for way in (ways.end_of_sequence, ways.stop_strings, ways.criteria):
+        lengths = {text.shape[1] - ids.shape[1] for text, ids in zip(ways.wanted(way), ways.prompts(), strict=False)}
+        assert min(lengths) < ways.NEW, way.__name__
+    assert (ways.wanted(ways.padded_batch)[0][:, -1] == 0).any()
+    assert (ways.wanted(ways.padded_batch)[0][:, -1] != 0).any()
+    assert ways.wanted(ways.last_position)[0].shape[1] == 33
+    assert int(torch.stack(ways.wanted(ways.beyond_16_bits)[:1]).max()) > 2**16
 
 
 @pytest.mark.parametrize("name", tr.drafter_names())

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drafters.test_draft_model import related
-from hf.test_batch import batch
 from scipy.stats import chisquare
 from support import tiny
+from support.batches import batch
 from support.drafters import example
+from support.tiny import related
 from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedTokenizerFast, TemperatureLogitsWarper
 
 import token_recycling as tr

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from hf.test_batch import batch
-from hf.test_equality import gpt2
 from support import architectures, tiny
+from support.batches import batch
+from support.tiny import gpt2
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr

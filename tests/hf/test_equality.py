@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 import token_recycling as tr
 from token_recycling.model.tree_model import TreeModel
@@ -17,12 +17,6 @@ from token_recycling.model.tree_model import TreeModel
 TREES: list[Any] = ["paper", "static:8", "chain:4", "static:30", "0 1 2 3 00 01 10 000 0000", "2 1 0 02 00 20 001"]
 RULES = ["last", "first", "unordered"]
 PROMPTS, NEW = 40, 16
-
-
-def gpt2() -> GPT2LMHeadModel:
-    config = GPT2Config(vocab_size=80, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
-    config.bos_token_id = config.eos_token_id = None
-    return GPT2LMHeadModel(config)
 
 
 def qwen2() -> Qwen2ForCausalLM:
@@ -43,7 +37,7 @@ MODELS = {
     "97 tokens": lambda: tiny.llama(1, context=1, vocab_size=97, num_key_value_heads=1),
     "200 tokens, tied": lambda: tiny.llama(2, vocab_size=200, tie_word_embeddings=True, initializer_range=0.4),
     "eager": lambda: tiny.llama(3, vocab_size=128, attn_implementation="eager"),
-    "gpt2": gpt2,
+    "gpt2": tiny.gpt2,
     "qwen2": qwen2,
 }
 LLAMAS = list(MODELS)[:4]
@@ -108,11 +102,6 @@ def test_other_architectures_equal_generate(name: str, spec: str) -> None:
     drafter = tr.make_drafter(spec)
     for ids, wanted in references(name)[::2]:
         assert torch.equal(tr.generate(model_named(name), ids, drafter=drafter, max_new_tokens=NEW), wanted)
-
-
-def test_the_plain_drafter_equals_generate() -> None:
-    for ids, wanted in references("64 tokens")[::4]:
-        assert torch.equal(tr.generate(model_named("64 tokens"), ids, drafter="plain", max_new_tokens=NEW), wanted)
 
 
 def test_a_matrix_of_lies_costs_speed_but_not_tokens() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from core.test_stats import learned
-from hf.test_batch import EOS, batch
-from model.test_architectures import named
 from support import tiny
-from support.architectures import VOCABULARY, Case, model_of
+from support.architectures import VOCABULARY, Case, model_of, named
+from support.batches import EOS, batch
+from support.drafters import learned
 from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache
 

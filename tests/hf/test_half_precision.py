@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 from support import architectures, tiny
-from support.architectures import SUPPORTED, Case, Oracle
+from support.architectures import SUPPORTED, Case
+from support.oracle import Oracle
 from transformers import PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.bench.run.divergence import first_divergence
 from token_recycling.cli.side_by_side import compare
-from token_recycling.model.tree_inputs import masks
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model.tree_inputs import TreeInputs, masks
 
 NEW = 32
 TOLERANCE = {torch.bfloat16: 16 * torch.finfo(torch.bfloat16).eps, torch.float16: 16 * torch.finfo(torch.float16).eps}
@@ -48,14 +48,14 @@ class Parting:
 
 
 def partings(model: PreTrainedModel, prompts: int) -> list[Parting]:
-    """Of greedy texts after random prompts; plain and accelerated are asked for in the same precision."""
+    """Of greedy texts after random prompts; plain and accelerated run in the same precision."""
     found = []
     for seed in range(prompts):
         ids = tiny.prompt(seed, 5 + seed, architectures.VOCABULARY)
-        asked: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
-        plain = model.generate(ids, **asked, return_dict_in_generate=True, output_logits=True)
+        arguments: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+        plain = model.generate(ids, **arguments, return_dict_in_generate=True, output_logits=True)
         stats = tr.Stats()
-        ours = tr.generate(model, ids, drafter=Oracle(plain.sequences), stats=stats, **asked)
+        ours = tr.generate(model, ids, drafter=Oracle(plain.sequences), stats=stats, **arguments)
         assert stats.tokens == NEW
         assert len(plain.logits) == NEW
         different = (ours != plain.sequences)[0, ids.shape[1] :].nonzero()
@@ -73,29 +73,29 @@ def test_texts_part_only_at_near_ties(case: Case, dtype: torch.dtype) -> None:
     assert all(parting.gap <= TOLERANCE[dtype] for parting in partings(model, 4))
 
 
-def all_before(self: TreeModel, tree: tr.Tree, length: int) -> Any:
+def all_before(self: TreeInputs, tree: tr.Tree, length: int) -> Any:
     """A mask as of a chain: nodes see all nodes before them, those of other branches too."""
     n = len(tree)
     visible = torch.ones(n, length + n, dtype=torch.bool).tril(length)[None, None]
-    queries = (tree.on(self.device).depths + length)[None]
+    queries = (tree.on(self._device).depths + length)[None]
     keys = torch.cat([torch.arange(length)[None], queries], dim=1)
-    return masks(self.support.layers, visible, queries, keys, self.dtype)
+    return masks(self._support.layers, visible, queries, keys, self._dtype)
 
 
-def parents_hidden(self: TreeModel, tree: tr.Tree, length: int) -> Any:
+def parents_hidden(self: TreeInputs, tree: tr.Tree, length: int) -> Any:
     """A mask in which nodes see the text, the root and themselves, but no node between."""
     n = len(tree)
     visible = torch.cat([torch.ones(n, length), torch.eye(n)], dim=1).bool()
     visible[:, length] = True
-    queries = (tree.on(self.device).depths + length)[None]
+    queries = (tree.on(self._device).depths + length)[None]
     keys = torch.cat([torch.arange(length)[None], queries], dim=1)
-    return masks(self.support.layers, visible[None, None], queries, keys, self.dtype)
+    return masks(self._support.layers, visible[None, None], queries, keys, self._dtype)
 
 
 @pytest.mark.parametrize("wrong", [all_before, parents_hidden])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_wrong_mask_is_no_matter_of_rounding(dtype: torch.dtype, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TreeModel, "_made_mask", wrong)
+    monkeypatch.setattr(TreeInputs, "_mask", wrong)
     model = architectures.model_of(CASES[0]).to(dtype)
     gaps = [parting.gap for parting in partings(model, 4)]
     assert max(gaps, default=0) > 2 * TOLERANCE[dtype]

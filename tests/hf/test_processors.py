@@ -1,5 +1,5 @@
 """Every logits processor of transformers that applies to text: the accelerated text is the plain one, and a processor
-is asked for the text of its own node.
+is called with the text of its own node.
 
 The classes are found in transformers, not listed here: a later version with a new one fails the first test until its
 `Way` is added below, or the reason why it does not apply.
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support import architectures, tiny
+from support.oracle import Oracle
 from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
@@ -142,7 +143,7 @@ def test_a_new_processor_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 
 @dataclass
 class Asked:
-    """What one class of processors was asked, and whether it ever changed anything."""
+    """What one class of processors was called with, and whether it ever changed anything."""
 
     texts: list[list[list[int]]]
     allowed: list[torch.Tensor]
@@ -151,7 +152,7 @@ class Asked:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], Asked]]:
-    """Watches a class of processors; what it gives hands out what was asked since the last time."""
+    """Watches a class of processors; what it gives hands out the calls since the last time."""
 
     def watching(name: str) -> Callable[[], Asked]:
         kind, asked = getattr(logits_process, name), [Asked([], [])]
@@ -192,7 +193,7 @@ def test_one_text(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> N
             arguments = {"max_new_tokens": NEW, "eos_token_id": ENDS, "do_sample": sample, **way.arguments}
             ids = tiny.prompt(length, length, VOCABULARY)
             wanted, wanted_state = tiny.seeded(model.generate, ids, **arguments)
-            plain, drafter = since(), architectures.Oracle(wanted)
+            plain, drafter = since(), Oracle(wanted)
             ours, state = tiny.seeded(tr.generate, model, ids, drafter=drafter, stats=stats, **arguments)
             assert torch.equal(ours, wanted)
             assert torch.equal(state, wanted_state)
@@ -219,7 +220,7 @@ def test_a_batch(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> No
     inputs = {"inputs": ids, "attention_mask": (ids != 0).long()}
     wanted, _ = tiny.seeded(model.generate, **inputs, **arguments)
     since()
-    drafter = architectures.Oracle([row[width - n :] for row, n in zip(wanted, way.lengths, strict=True)])
+    drafter = Oracle([row[width - n :] for row, n in zip(wanted, way.lengths, strict=True)])
     with tr.accelerated(model, drafter) as acceleration:
         ours, _ = tiny.seeded(model.generate, **inputs, **arguments)
     if not way.batch:

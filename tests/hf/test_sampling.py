@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from core.test_stats import learned
 from scipy.stats import chisquare
 from support import tiny
+from support.drafters import learned
 from support.tiny import seeded
 from transformers import LlamaForCausalLM
 

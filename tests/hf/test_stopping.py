@@ -1,4 +1,4 @@
-"""Every way in which a text ends: asked once a token, so that text and number of tokens are those of `generate`.
+"""Every way in which a text ends: evaluated once a token, so that text and number of tokens are those of `generate`.
 
 The drafts go on past the end, along what the model would have said there, so that most texts end in the middle of an
 accepted path. The classes of criteria are found in transformers: a later version with a new one fails the first test.
@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import architectures, tiny
+from support import tiny
+from support.oracle import Oracle
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import ConfidenceCriteria, stopping_criteria
 
@@ -33,7 +34,7 @@ def test_every_criterion_of_transformers_is_here() -> None:
 
 
 @dataclass
-class PastTheEnd(architectures.Oracle):
+class PastTheEnd(Oracle):
     """Counts the steps that were cut in the middle of an accepted path."""
 
     cut: int = 0
@@ -160,7 +161,7 @@ def test_confidence(writer: LlamaForCausalLM) -> None:
 
 
 class OneOfMyOwn(StoppingCriteria):
-    """Has a state: ends the text when so many even tokens were said, and remembers all that it was shown."""
+    """Has a state: ends the text after a number of even tokens, and remembers all that it was shown."""
 
     def __init__(self, evens: int, lone: bool) -> None:
         self.evens, self.lone, self.seen = evens, lone, []
@@ -247,7 +248,7 @@ def test_rows_of_a_batch_end_on_their_own(
     [lambda: OneOfMyOwn(9, lone=False), lambda: lambda ids, scores: ids[:, -1] % 7 == 0],
     ids=["a class with a state", "a function"],
 )
-def test_criteria_that_may_look_at_several_texts_are_asked_as_generate_asks_them(
+def test_criteria_that_may_look_at_several_texts_are_called_as_generate_calls_them(
     make: Any, writer: LlamaForCausalLM
 ) -> None:
     ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])

@@ -9,26 +9,37 @@ from typing import Any
 
 import pytest
 import torch
-from support import architectures, tiny
-from support.architectures import BORDERS, KEY_POSITIONS, REFUSED, SUPPORTED, TOLERANCE, WINDOWS, Case
+from support import tiny
+from support.architecture_page import TOLERANCE, measured, page
+from support.architectures import (
+    BORDERS,
+    KEY_POSITIONS,
+    REFUSED,
+    SUPPORTED,
+    VOCABULARY,
+    WINDOWS,
+    Case,
+    forget,
+    model_of,
+    named,
+)
+from support.oracle import TREES, Oracle
 from transformers import DynamicCache, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.model.architectures import TESTED, Border, Reach
 from token_recycling.model.kv_cache import TreeLayer
-from token_recycling.model.tree_inputs import masks
+from token_recycling.model.self_test import largest_difference, random_text
+from token_recycling.model.tree_inputs import TreeInputs, masks
 from token_recycling.model.tree_model import TreeModel
 
+HERE = torch.device("cpu")
 RUNS = [(case, attention) for case in SUPPORTED for attention in ("sdpa", "eager")[not case.sdpa :]]
-
-
-def named(family: str, tested: str = "") -> Case:
-    return next(case for case in SUPPORTED if case.family == family and tested in case.tested)
 
 
 @pytest.mark.parametrize(("case", "attention"), RUNS, ids=lambda value: str(value).replace(" ", "-"))
 def test_trees_equal_linear_decoding_and_texts_those_of_generate(case: Case, attention: str) -> None:
-    result = architectures.measured(case, attention)
+    result = measured(case, attention)
     assert result.difference < TOLERANCE
     assert result.identical == result.texts
     assert result.mat > (1 if case in BORDERS else 2.5)
@@ -36,7 +47,7 @@ def test_trees_equal_linear_decoding_and_texts_those_of_generate(case: Case, att
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_recurrent_models_are_refused_with_the_cause(case: Case) -> None:
-    model = architectures.model_of(case)
+    model = model_of(case)
     found = tr.check(model)
     assert not found.supported
     assert "cannot go back to before a rejected token" in str(found.reason)
@@ -53,37 +64,35 @@ def test_the_families_that_count_as_tested_are_those_tested_here() -> None:
 
 @pytest.mark.parametrize("case", WINDOWS, ids=str)
 def test_without_its_windows_a_tree_is_wrong(case: Case) -> None:
-    target = TreeModel(architectures.model_of(case))
-    target.support = replace(target.support, layers={"full_attention": Reach()})
-    text = architectures.random_text(target, 27)
-    assert architectures.largest_difference(target, text, architectures.TREES["a random tree"])[0] > 1e-3
+    target = TreeModel(model_of(case))
+    target.inputs = TreeInputs(replace(target.support, layers={"full_attention": Reach()}), HERE, target.dtype)
+    text = random_text(target, 27)
+    assert largest_difference(target, text, TREES["a random tree"])[0] > 1e-3
 
 
 @pytest.mark.parametrize("case", [*KEY_POSITIONS, *BORDERS[:-1]], ids=str)
 def test_without_its_exception_a_tree_is_wrong(case: Case) -> None:
-    target = TreeModel(architectures.model_of(case))
+    target = TreeModel(model_of(case))
     if case in KEY_POSITIONS:
         target.support = replace(target.support, key_bias=replace(target.support.key_bias, argument="not_there"))
         with pytest.raises(KeyError):
-            architectures.largest_difference(
-                target, architectures.random_text(target, 27), architectures.TREES["a chain"]
-            )
+            largest_difference(target, random_text(target, 27), TREES["a chain"])
         return
     length = {"llama4_text": 10}.get(case.family, 28)
-    tree = architectures.TREES["a random tree"]
-    assert target.depth_limit(tree, length) == 0
-    text = architectures.random_text(target, length + 1)
-    assert architectures.largest_difference(target, text, tree)[0] > 1e-4
+    tree = TREES["a random tree"]
+    assert not target.support.fits(length, len(tree))
+    text = random_text(target, length + 1)
+    assert largest_difference(target, text, tree)[0] > 1e-4
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "gpt_neo", "codegen", "xglm", "biogpt", "llama4_text"])
 def test_texts_up_to_the_models_limit(family: str) -> None:
     case = next(case for case in SUPPORTED if case.family == family)
     limit = {"max_position_embeddings": 48} | ({"max_seq_len": 48} if family == "mpt" else {})
-    model = architectures.model_of(replace(case, config={**case.config, **limit}))
-    ids = tiny.prompt(3, 20, architectures.VOCABULARY)
+    model = model_of(replace(case, config={**case.config, **limit}))
+    ids = tiny.prompt(3, 20, VOCABULARY)
     plain = model.generate(ids, max_new_tokens=28, do_sample=False)
-    ours = tr.generate(model, ids, drafter=architectures.Oracle(plain), max_new_tokens=28, do_sample=False)
+    ours = tr.generate(model, ids, drafter=Oracle(plain), max_new_tokens=28, do_sample=False)
     assert torch.equal(ours, plain)
 
 
@@ -99,8 +108,8 @@ SLIDING = [
 @pytest.mark.parametrize("case", SLIDING, ids=str)
 def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case: Case) -> None:
     """Four turns on one cache, every other one by transformers, windows crossed in between."""
-    model, cache = architectures.model_of(case), None
-    text = tiny.prompt(1, 5, architectures.VOCABULARY)
+    model, cache = model_of(case), None
+    text = tiny.prompt(1, 5, VOCABULARY)
     for turn in range(4):
         wanted = model.generate(text, max_new_tokens=9, do_sample=False)
         cache = DynamicCache(config=model.config.get_text_config(decoder=True)) if cache is None else cache
@@ -108,11 +117,11 @@ def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case: Case) -> No
         if turn % 2:
             text = model.generate(text, **arguments)
         else:
-            text = tr.generate(model, text, drafter=architectures.Oracle(wanted), **arguments)
+            text = tr.generate(model, text, drafter=Oracle(wanted), **arguments)
             assert any(isinstance(layer, TreeLayer) for layer in cache.layers)
         assert torch.equal(text, wanted)
         assert cache.get_seq_length() == text.shape[1] - 1
-        text = torch.cat([text, tiny.prompt(turn, 1 + turn, architectures.VOCABULARY)], dim=1)
+        text = torch.cat([text, tiny.prompt(turn, 1 + turn, VOCABULARY)], dim=1)
 
 
 BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deepseek_v3"), *BORDERS]
@@ -120,14 +129,14 @@ BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deeps
 
 @pytest.mark.parametrize("case", BATCHES, ids=str)
 def test_a_batch_is_decoded_as_each_text_alone(case: Case) -> None:
-    model, new = architectures.model_of(case), 16
-    prompts = [tiny.prompt(length, length, architectures.VOCABULARY) for length in (3, 21, 12)]
+    model, new = model_of(case), 16
+    prompts = [tiny.prompt(length, length, VOCABULARY) for length in (3, 21, 12)]
     wanted = []
     for ids in prompts:
-        architectures.forget(model)
+        forget(model)
         wanted.append(model.generate(ids, max_new_tokens=new, do_sample=False)[0])
     padded = torch.cat([torch.nn.functional.pad(ids, (21 - ids.shape[1], 0)) for ids in prompts])
-    tr.accelerate(model, architectures.Oracle(wanted))
+    tr.accelerate(model, Oracle(wanted))
     found = model.generate(padded, attention_mask=padded != 0, max_new_tokens=new, do_sample=False)
     if model.acceleration.fallback is not None:
         assert case in BORDERS or case.family == "mpt"
@@ -142,7 +151,7 @@ def test_a_batch_is_decoded_as_each_text_alone(case: Case) -> None:
 @pytest.mark.parametrize("case", SLIDING, ids=str)
 def test_a_cache_of_plain_generate_is_taken_over(case: Case, new: int) -> None:
     """Also one whose layers have dropped what left their windows."""
-    model = architectures.model_of(case)
+    model = model_of(case)
     first = model.generate(tiny.prompt(0, 3, 96), max_new_tokens=new, do_sample=False, return_dict_in_generate=True)
     wanted = model.generate(first.sequences, max_new_tokens=20, do_sample=False)
     ours = tr.generate(
@@ -207,7 +216,7 @@ def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_
 
 
 def unknown(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as of a family that nobody has tried."""
+    """The model as of a family that is not known."""
     model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
     return model
 
@@ -221,7 +230,7 @@ def test_an_unknown_family_is_tried_before_it_is_accelerated() -> None:
 
 
 def test_an_unknown_family_that_counts_slots_is_refused() -> None:
-    model = unknown(architectures.model_of(named("gpt_neo")))
+    model = unknown(model_of(named("gpt_neo")))
     model.config.window_size = 8
     for block in model.transformer.h:
         if block.attn.attention_type == "local":
@@ -233,25 +242,25 @@ def test_an_unknown_family_that_counts_slots_is_refused() -> None:
 
 @pytest.mark.parametrize("case", [named("llama"), named("gemma2"), named("bloom")], ids=str)
 def test_check_with_a_self_test(case: Case) -> None:
-    found = tr.check(architectures.model_of(case), self_test=True)
+    found = tr.check(model_of(case), self_test=True)
     assert found.supported
     assert found.difference is not None
     assert found.difference < TOLERANCE
-    assert tr.check(architectures.model_of(case)).difference is None
+    assert tr.check(model_of(case)).difference is None
 
 
 def test_check_says_how() -> None:
     def how(case: Case) -> str:
-        return tr.check(architectures.model_of(case)).how
+        return tr.check(model_of(case)).how
 
     assert how(named("qwen3")) == "one mask"
     assert how(named("mistral", "window of 8")) == "one mask, sliding by 8"
     assert how(named("gemma2")) == "a mask per layer type"
     assert how(named("bloom")) == "one mask, ALiBi by position"
-    notes = tr.check(architectures.model_of(named("gpt_neo"))).notes
+    notes = tr.check(model_of(named("gpt_neo"))).notes
     assert notes == ("no trees beyond 32 tokens: local attention counts cache slots, not positions",)
 
 
 def test_the_page_of_architectures_is_what_was_measured() -> None:
-    page = Path(__file__).parents[2] / "docs" / "architectures.md"
-    assert page.read_text(encoding="utf-8") == architectures.page(), "stale: run python benchmarks/architectures.py"
+    written = Path(__file__).parents[2] / "docs" / "architectures.md"
+    assert written.read_text(encoding="utf-8") == page(), "stale: run python benchmarks/architectures.py"

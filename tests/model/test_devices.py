@@ -9,10 +9,9 @@ from unittest import mock
 
 import pytest
 import torch
-from hf.test_batch import batch
-from model.test_architectures import named
 from support import tiny
-from support.architectures import model_of
+from support.architectures import model_of, named
+from support.batches import batch
 from support.elsewhere import THERE, Elsewhere, another_device, put_there
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 

@@ -1,4 +1,4 @@
-"""The target's last hidden states: seen for every family, in steps of texts and batches, and only where asked for."""
+"""The last hidden states: seen for every family, in steps of texts and batches, and only where a drafter needs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.draft import Context, Draft, Step
-from token_recycling.drafter import Drafter
+from token_recycling.drafter import Drafter, DrafterTraits
 from token_recycling.model.inspection import NoHiddenStatesError, hidden_states, output_layer
 from token_recycling.tree import Tree
 
@@ -27,9 +27,12 @@ class Watching(Drafter):
     wants: bool = True
 
     def __post_init__(self) -> None:
-        self.needs_hidden = self.wants
         self.steps: list[Step] = []
         self.contexts: list[torch.Tensor] = []
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(hidden_states=self.wants)
 
     def draft(self, context: Context) -> Draft:
         self.contexts.append(context.tokens.clone())
@@ -69,7 +72,7 @@ def test_a_step_has_those_of_its_nodes(model: LlamaForCausalLM, rows: int) -> No
             assert torch.allclose(model.lm_head(step.hidden), step.logits, atol=1e-5)
 
 
-def test_nobody_asks_and_nothing_is_seen(model: LlamaForCausalLM) -> None:
+def test_without_the_need_nothing_is_seen(model: LlamaForCausalLM) -> None:
     drafter = Watching(wants=False)
     tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
     assert drafter.steps

@@ -1,4 +1,4 @@
-"""Models that also take pictures, asked about a text alone; with a picture they are left to transformers."""
+"""Models that also take pictures, given text alone; with a picture they are left to transformers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hf.test_batch import batch
 from support import tiny
+from support.batches import batch
 from transformers import DynamicCache, PreTrainedModel
 
 import token_recycling as tr

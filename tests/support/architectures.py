@@ -1,27 +1,17 @@
-"""Tiny random models of every architecture that is claimed to be supported or refused, and the measurement of both.
+"""Tiny random models of every architecture that is claimed to be supported or refused.
 
 Each case is a family and a configuration of a few thousand parameters in float32. Windows, chunks and other borders are
-so small that a short text crosses them. `measured` runs one case; the tests assert on it, and
-`benchmarks/architectures.py` writes docs/architectures.md from it.
+so small that a short text crosses them. `architecture_page` measures them.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from support import tiny
-from transformers import AutoModelForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-import token_recycling as tr
-from token_recycling import templates
-from token_recycling.draft import Draft
-from token_recycling.model.self_test import largest_difference, random_text
-from token_recycling.model.tree_model import TreeModel
 
 VOCABULARY = 96
 WINDOW = 8
@@ -207,12 +197,18 @@ REFUSED = [
 ]
 
 
+def named(family: str, tested: str = "") -> Case:
+    """The first supported case of a family in whose configuration these words are."""
+    return next(case for case in SUPPORTED if case.family == family and tested in case.tested)
+
+
 def model_of(case: Case, attention: str | None = None, seed: int = 0) -> PreTrainedModel:
     """The tiny random model of a case; `attention` sdpa or eager."""
     torch.manual_seed(seed)
+    chosen = {} if attention is None else {"attn_implementation": attention}
     known = CONFIG_MAPPING[case.family]
     config = known(**{name: value for name, value in {**BASE, **case.config}.items() if value is not LEFT_OUT})
-    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **_attention(attention)).eval()
+    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **chosen).eval()
     made.generation_config.eos_token_id = made.generation_config.bos_token_id = None
     made.generation_config.pad_token_id = 0
     with torch.no_grad():
@@ -223,157 +219,7 @@ def model_of(case: Case, attention: str | None = None, seed: int = 0) -> PreTrai
     return made
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a case showed."""
-
-    support: tr.Support
-    difference: float
-    """The largest between logits of trees and of linear decoding."""
-    identical: int
-    """Texts that came out as from plain `generate`."""
-    texts: int
-    mat: float
-
-
-TREES = {
-    "the paper's": templates.paper(),
-    "a chain": templates.chain(4),
-    "a random tree": tr.Tree((-1, 0, 0, 0, 2, 1, 1, 3, 4, 5, 4, 9, 9, 10), (0, 0, 1, 2, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0)),
-}
-LENGTHS = (6, 26)
-"""Texts before a tree: within all windows, and beyond them."""
-PROMPTS = (5, 29, 40)
-NEW = 24
-SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 12}
-
-
-def measured(case: Case, attention: str) -> Result:
-    """Trees against linear decoding, and accelerated against plain `generate`, greedy and sampled with a seed."""
-    if (str(case), attention) not in _MEASURED:
-        model = model_of(case, attention)
-        # Eager attention differs from sdpa in few lines: where there are both, one length of text is enough for it.
-        both = case.sdpa and attention == "eager"
-        matches, stats = generated(model, PROMPTS[1:2] if both else PROMPTS)
-        difference = tree_difference(model, LENGTHS[1:] if both else LENGTHS)
-        _MEASURED[str(case), attention] = Result(tr.check(model), difference, sum(matches), len(matches), stats.mat)
-    return _MEASURED[str(case), attention]
-
-
-_MEASURED: dict[tuple[str, str], Result] = {}
-
-
-def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> float:
-    """The largest difference of logits over several trees and lengths of text, where the library would draft."""
-    target, worst = TreeModel(model), 0.0
-    for tree in TREES.values():
-        for length in lengths:
-            fitting = tree.cut(target.depth_limit(tree, length))
-            text = random_text(target, length + 1, seed=length)
-            worst = max(worst, largest_difference(target, text, fitting)[0])
-    return worst
-
-
-@dataclass
-class Oracle(tr.Drafter):
-    """Drafts over random trees what it knows to follow, up to a random depth and on a random branch, among tokens that
-    do not; so that many scattered nodes are accepted.
-    """
-
-    wanted: Sequence[torch.Tensor]
-    """Each text as plain `generate` continues it."""
-
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel) -> None:
-        self.random = random.Random(len(prompts[0]))
-
-    def draft(self, context: tr.Context) -> Draft:
-        tree = self.random.choice(list(TREES.values()))
-        tokens = torch.tensor([int(context.root), *self.random.choices(range(VOCABULARY), k=len(tree) - 1)])
-        branch = self.random.choice([node for node in range(len(tree)) if not tree.children[node]])
-        known = self.wanted[context.row][len(context.tokens) :][: self.random.randint(0, tree.depth)]
-        for node, token in zip(tree.lineages[branch][1:], known, strict=False):
-            tokens[node] = token
-        return Draft(tree, tokens)
-
-
-def generated(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS) -> tuple[list[bool], tr.Stats]:
-    """Whether each text equals plain `generate`'s, and the statistics of all."""
-    stats, matches = tr.Stats(), []
-    for length in prompts:
-        ids = tiny.prompt(length, length, VOCABULARY)
-        for sampling in ({"do_sample": False}, SAMPLED):
-            arguments = {"max_new_tokens": NEW, **sampling}
-            forget(model)
-            plain, _ = tiny.seeded(model.generate, ids, **arguments)
-            forget(model)
-            ours, _ = tiny.seeded(tr.generate, model, ids, drafter=Oracle(plain), stats=stats, **arguments)
-            matches.append(torch.equal(ours, plain))
-    return matches, stats
-
-
 @torch.no_grad()
 def forget(model: PreTrainedModel) -> None:
     """Dynamic rotary scaling remembers the longest text in the model itself; a short one makes it forget."""
     model(input_ids=torch.tensor([[1]]), use_cache=False)
-
-
-def _attention(name: str | None) -> dict[str, Any]:
-    return {} if name is None else {"attn_implementation": name}
-
-
-TOLERANCE = 5e-5
-"""Between logits of a tree and of linear decoding, in float32; those of these models are of the size of 1."""
-
-_HEAD = f"""# Architectures
-
-Written by `python benchmarks/architectures.py`; a test fails when it is stale. Every line is a tiny random model in
-float32, measured: the logits of three trees, the paper's among them, against linear decoding (**trees**: `exact` means
-within {TOLERANCE:.0e}), and whole texts against plain `generate`, greedy and sampled with a seed (**texts**: identical
-ones), with prompts on both sides of every window, chunk and border.
-
-`token-recycling check MODEL` says the same of one model. A model of a family that is not listed is tried on a short
-text before it is accelerated, and refused if its tree differs.
-
-## Supported
-
-| family | configuration | what trees need | attention | trees | texts |
-|---|---|---|---|---|---|
-"""
-_NOTES = """
-Layers with a window or chunks are kept at full length while a call is accelerated, and masked by position: a cache that
-has been accelerated works in plain `generate` too, and takes the memory of full attention. deepseek_v32 picks the keys
-that a query sees by score; where scores tie exactly, a tree may break the tie otherwise.
-
-## Where no tree is drafted
-
-Near these lengths of text, decoding goes on token by token, with the same result. Batches and padded prompts of these
-models, and of mpt, are left to transformers:
-
-"""
-_REFUSED = """
-## Refused
-
-| family | reason |
-|---|---|
-"""
-
-
-def page() -> str:
-    """docs/architectures.md."""
-    lines, borders = [], []
-    for case in SUPPORTED:
-        attention = ["sdpa", "eager"] if case.sdpa else ["eager"]
-        results = [measured(case, name) for name in attention]
-        exact = "exact" if max(result.difference for result in results) < TOLERANCE else "DIFFERENT"
-        texts = f"{sum(result.identical for result in results)} of {sum(result.texts for result in results)}"
-        found = results[0].support
-        lines.append(f"| {case.family} | {case.tested} | {found.how} | {', '.join(attention)} | {exact} | {texts} |\n")
-        borders += [f"- {case.family}: {note}\n" for note in found.notes]
-    refused = [f"| {case.family} | {tr.check(model_of(case)).reason} |\n" for case in REFUSED]
-    refused.append(f"| encoder-decoders | {tr.check(_t5()).reason} |\n")
-    return "".join([_HEAD, *lines, _NOTES, *borders, _REFUSED, *refused])
-
-
-def _t5() -> PreTrainedModel:
-    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
-    return T5ForConditionalGeneration(config)

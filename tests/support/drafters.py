@@ -1,16 +1,18 @@
-"""Every drafter that is installed, made small: for tests that know none by name. A new one with required options
-has its entry here.
+"""Drafters to test with: every one that is installed, made small, for tests that know none by name (a new one with
+required options has its entry here); one that drafts at random; one that knows a model by heart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from token_recycling.drafter import Drafter
+import token_recycling as tr
+from token_recycling import Context, Draft, Drafter, Step, Tree
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.layer_skip import LayerSkip
@@ -22,12 +24,15 @@ from token_recycling.drafters.rest.datastore import build
 from token_recycling.drafters.specdec_pp import SpecDecPP
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead
 from token_recycling.model.inspection import output_width
+from token_recycling.model.tree_model import TreeModel
 from token_recycling.registry import drafter_class
+from token_recycling.templates import chain
 
 
 def example(name: str, model: PreTrainedModel, folder: Path) -> Drafter:
     """A drafter of that name that drafts for `model`; its files are in the empty `folder`."""
-    return EXAMPLES.get(name, lambda model, folder: drafter_class(name)())(model, folder)
+    made = drafter_class(name)
+    return EXAMPLES[name](model, folder) if name in EXAMPLES else made()
 
 
 def _layer_skip(model: PreTrainedModel, folder: Path) -> Drafter:
@@ -44,7 +49,8 @@ def _rest(model: PreTrainedModel, folder: Path) -> Drafter:
     """With a datastore of what the model itself says after a few random tokens."""
     draws = torch.Generator().manual_seed(0)
     prompts = torch.randint(1, model.config.vocab_size, (8, 4), generator=draws).to(model.device)
-    texts = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=32, do_sample=False)
+    new = min(32, model.config.max_position_embeddings - 4)
+    texts = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, do_sample=False)
     build(texts.tolist(), folder / "datastore")
     return Rest(folder / "datastore")
 
@@ -67,3 +73,36 @@ EXAMPLES: dict[str, Callable[[PreTrainedModel, Path], Drafter]] = {
     "rest": _rest,
     "specdec_pp": _specdec_pp,
 }
+
+
+@dataclass
+class Garbage(Drafter):
+    """Random tokens on given trees, in turn."""
+
+    shapes: list[Tree] = field(default_factory=lambda: [chain(2)])
+    seed: int = 0
+    vocab_size: int = 64
+    scale: float = 1.0
+    loud: bool = False
+    note: str | None = None
+
+    def start(self, prompts: Sequence[torch.Tensor], target: object, costs: object) -> None:
+        self._generator = torch.Generator().manual_seed(self.seed)
+        self.steps: list[Step] = []
+
+    def draft(self, context: Context) -> Draft:
+        tree = self.shapes[len(self.steps) % len(self.shapes)]
+        tokens = torch.randint(0, self.vocab_size, (len(tree),), generator=self._generator)
+        tokens[0] = context.tokens[-1]
+        return Draft(tree, tokens)
+
+    def observe(self, step: Step) -> None:
+        self.steps.append(step)
+
+
+def learned(model: PreTrainedModel, tree: str, k: int = 8) -> tr.Drafter:
+    """A drafter that has seen what the counting llama says after every token."""
+    drafter = tr.make_drafter("published", tree=tree, k=k)
+    matrix = drafter.prepare(TreeModel(model))
+    matrix.candidates.copy_((torch.arange(16)[:, None] + 1 + torch.arange(k)) % 16)
+    return drafter

@@ -1,15 +1,18 @@
-"""Small things to test with: random llamas, a llama that counts, prompts, a tokenizer, seeded runs."""
+"""Small things to test with: random models, a llama that counts, prompts, a tokenizer, seeded runs."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.measure import PassCosts
+from token_recycling.cuda_graphs import Fast
 from token_recycling.drafter import Drafter
 from token_recycling.model.tree_model import TreeModel
 
@@ -60,6 +63,23 @@ def counting_llama(vocab_size: int = 16) -> LlamaForCausalLM:
     return model
 
 
+def gpt2(n_positions: int = 256) -> GPT2LMHeadModel:
+    """A random GPT-2 of 80 tokens: positions are learned, so that there is none beyond the last."""
+    config = GPT2Config(vocab_size=80, n_embd=32, n_layer=2, n_head=4, n_positions=n_positions, initializer_range=0.3)
+    config.bos_token_id = config.eos_token_id = None
+    return GPT2LMHeadModel(config)
+
+
+def related(model: LlamaForCausalLM, noise: float = 0.005) -> LlamaForCausalLM:
+    """A model that often agrees with another one."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    return other
+
+
 def prompt(seed: int, length: int, vocab_size: int = 64) -> torch.Tensor:
     """(1, length) random ids; none is 0, which serves as padding."""
     return torch.randint(1, vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))
@@ -82,6 +102,15 @@ def seeded(run: Any, *args: Any, seed: int = 0, **kwargs: Any) -> tuple[Any, tor
     """What `run` returns after `torch.manual_seed(seed)`, and the state it leaves the generator in."""
     torch.manual_seed(seed)
     return run(*args, **kwargs), torch.get_rng_state()
+
+
+def decoded(
+    model: Any, ids: torch.Tensor, drafter: Any, fast: Fast = True, **arguments: Any
+) -> tuple[list[int], tr.Stats]:
+    """The tokens that `stream` emits, by fast steps if nothing else is said, and the statistics."""
+    stats = tr.Stats()
+    steps = tr.stream(model, ids, drafter, fast=fast, stats=stats, **arguments)
+    return [token for step in steps for token in step.tokens], stats
 
 
 def begin(drafter: Drafter, prompts: list[torch.Tensor], target: TreeModel, costs: PassCosts | None = None) -> None:

@@ -1,0 +1,90 @@
+"""Tree attention over shared keys and values: the same numbers as transformers' own, and one repeated mask a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.architectures import Case, model_of, named
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import token_recycling as tr
+from token_recycling.draft import Draft
+from token_recycling.model import attention
+from token_recycling.model.prefill import prefill
+from token_recycling.model.tree_model import TreeModel
+
+TREE = tr.Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
+LENGTH = 12
+
+
+class Repeats(TorchDispatchMode):
+    """The shapes of all tensors that were made by repeating another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if operation is torch.ops.aten.repeat.default:
+            self.shapes.append(tuple(result.shape))
+        return result
+
+
+def passed(target: TreeModel, passes: int = 1) -> tuple[torch.Tensor, Repeats, list[Any]]:
+    """The logits of the last of several passes over a tree, what was repeated in them, and their masks."""
+    text, masks = tiny.prompt(0, LENGTH + 1)[0], []
+    with torch.no_grad(), Repeats() as repeats:
+        for _ in range(passes):
+            cache = target.new_cache()
+            prefill(target, [text], cache)
+            inputs = target.inputs.of([Draft(TREE, torch.arange(len(TREE)))], [LENGTH], LENGTH)
+            given = inputs["attention_mask"]
+            masks += given.values() if isinstance(given, dict) else [given]
+            logits = target.forward(inputs, cache)
+    return logits, repeats, masks
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_the_repeated_mask_is_made_once_a_pass(layers: int, passes: int) -> None:
+    """Two query heads share a head of keys: the mask of 6 nodes has 12 rows."""
+    _, repeats, masks = passed(TreeModel(tiny.llama(num_hidden_layers=layers)), passes)
+    assert repeats.shapes == [(1, 1, 2 * len(TREE), LENGTH + len(TREE))] * passes
+    assert all(vars(mask) == {} for mask in masks)
+
+
+@pytest.mark.parametrize("case", [named("gemma3_text"), named("qwen2", "window of 8")], ids=str)
+def test_there_is_one_for_each_kind_of_layer(case: Case) -> None:
+    """Four layers of two kinds."""
+    more = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    _, repeats, masks = passed(TreeModel(model_of(Case(case.family, case.tested, {**case.config, **more}))))
+    assert repeats.shapes == [(1, 1, 2 * len(TREE), LENGTH + len(TREE))] * 2
+    assert all(vars(mask) == {} for mask in masks)
+
+
+def test_nothing_is_repeated_where_no_heads_are_shared() -> None:
+    _, repeats, _ = passed(TreeModel(tiny.llama(num_key_value_heads=4)))
+    assert repeats.shapes == []
+
+
+def test_nothing_is_kept_after_a_pass() -> None:
+    target = TreeModel(tiny.llama())
+    passed(target)
+    assert attention._masks_of_pass.get() is None
+    unfit = target.inputs.of([Draft(TREE, torch.arange(len(TREE)))], [LENGTH], LENGTH)
+    with pytest.raises(RuntimeError, match="size"):
+        target.forward(unfit, target.new_cache())
+    assert attention._masks_of_pass.get() is None
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_the_logits_are_those_of_transformers_own_attention(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TreeModel(tiny.llama(context=1, num_key_value_heads=heads))
+    ours, _, _ = passed(target)
+    monkeypatch.setattr(TreeModel, "tree_attention", "sdpa")
+    wanted, _, _ = passed(target)
+    torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-5)

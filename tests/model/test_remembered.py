@@ -1,0 +1,182 @@
+"""What is remembered of a model lasts as long as its weights do, and leaves no trace in the model."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import logging
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.model.remembered import forget, remembered, say_once
+
+
+@pytest.fixture
+def numbers() -> Callable[[], int]:
+    """0, 1, 2, ...: a number for each time that something is made."""
+    made: Iterator[int] = count()
+    return lambda: next(made)
+
+
+def trained(model: LlamaForCausalLM) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(tiny.prompt(0, 5)).logits.sum().backward()
+    optimiser.step()
+
+
+@torch.no_grad()
+def written(model: LlamaForCausalLM) -> None:
+    model.lm_head.weight.mul_(2)
+
+
+def loaded(model: LlamaForCausalLM) -> None:
+    model.load_state_dict(tiny.llama(1).state_dict())
+
+
+def replaced(model: LlamaForCausalLM) -> None:
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+
+
+NEW_VALUES = [trained, written, loaded]
+NEW_TENSORS: list[Callable[[LlamaForCausalLM], Any]] = [
+    replaced,
+    lambda model: model.to(torch.bfloat16),
+    lambda model: model.to("meta"),
+    lambda model: model.resize_token_embeddings(80),
+    lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.clone()),
+]
+
+
+def test_a_thing_is_made_once(model: LlamaForCausalLM, numbers: Callable[[], int]) -> None:
+    assert [remembered(model, "a", numbers) for _ in range(3)] == [0, 0, 0]
+    assert remembered(model, ("a", 1), numbers) == 1
+    assert remembered(tiny.llama(), "a", numbers) == 2
+    assert [remembered(model, "a", numbers), remembered(model, ("a", 1), numbers)] == [0, 1]
+
+
+@pytest.mark.parametrize("change", [*NEW_VALUES, *NEW_TENSORS])
+def test_it_is_forgotten_when_weights_change(
+    model: LlamaForCausalLM, numbers: Callable[[], int], change: Callable[[LlamaForCausalLM], Any]
+) -> None:
+    assert remembered(model, "a", numbers) == 0
+    change(model)
+    assert [remembered(model, "a", numbers) for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("change", NEW_VALUES)
+def test_what_does_not_depend_on_values_is_kept(
+    model: LlamaForCausalLM, numbers: Callable[[], int], change: Callable[[LlamaForCausalLM], Any]
+) -> None:
+    for _ in range(2):
+        assert remembered(model, "a", numbers, values_matter=False) == 0
+        change(model)
+
+
+@pytest.mark.parametrize("change", NEW_TENSORS)
+def test_it_is_forgotten_with_the_tensors(
+    model: LlamaForCausalLM, numbers: Callable[[], int], change: Callable[[LlamaForCausalLM], Any]
+) -> None:
+    assert remembered(model, "a", numbers, values_matter=False) == 0
+    change(model)
+    assert remembered(model, "a", numbers, values_matter=False) == 1
+
+
+def test_what_cannot_be_made_is_not_remembered(model: LlamaForCausalLM, numbers: Callable[[], int]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        remembered(model, "a", lambda: 1 // 0)
+    assert remembered(model, "a", numbers) == 0
+
+
+def test_one_thing_or_all_of_a_kind_can_be_forgotten(model: LlamaForCausalLM, numbers: Callable[[], int]) -> None:
+    names = ["a", ("a", 1), ("a", 2), ("b", 1)]
+    assert [remembered(model, name, numbers) for name in names] == [0, 1, 2, 3]
+    forget(model, ("a", 1))
+    assert [remembered(model, name, numbers) for name in names] == [0, 4, 2, 3]
+    forget(model, "a")
+    assert [remembered(model, name, numbers) for name in names] == [5, 6, 7, 3]
+    forget(tiny.llama(), "a")
+
+
+def test_a_warning_is_given_once(model: LlamaForCausalLM, caplog: pytest.LogCaptureFixture) -> None:
+    """A training step is no reason to say it again."""
+    with caplog.at_level(logging.WARNING, logger="token_recycling"):
+        for _ in range(2):
+            say_once(model, "one")
+            say_once(model, "two")
+            trained(model)
+        say_once(tiny.llama(), "one")
+    assert [record.getMessage() for record in caplog.records] == ["one", "two", "one"]
+
+
+def test_weights_made_in_inference_mode(numbers: Callable[[], int]) -> None:
+    """They have no version; generating works within that mode and outside of it."""
+    wanted = tiny.llama().generate(tiny.prompt(0, 6), max_new_tokens=12)
+    with torch.inference_mode():
+        model = tiny.llama()
+        assert model.lm_head.weight.is_inference()
+        assert [remembered(model, "a", numbers) for _ in range(2)] == [0, 0]
+        for fast in (False, True):
+            assert torch.equal(tr.generate(model, tiny.prompt(0, 6), fast=fast, max_new_tokens=12), wanted)
+    assert remembered(model, "a", numbers) == 0
+    assert torch.equal(tr.generate(model, tiny.prompt(0, 6), max_new_tokens=12), wanted)
+    with torch.inference_mode():
+        model.load_state_dict(tiny.llama(1).state_dict())
+        other = tiny.llama(1).generate(tiny.prompt(0, 6), max_new_tokens=12)
+        for fast in (False, True):
+            assert torch.equal(tr.generate(model, tiny.prompt(0, 6), fast=fast, max_new_tokens=12), other)
+
+
+def test_a_model_in_use_can_be_copied_and_pickled(model: LlamaForCausalLM) -> None:
+    text = tr.generate(model, tiny.prompt(0, 6), fast=True, max_new_tokens=12)
+    loaded = pickle.loads(pickle.dumps(model))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), copy.copy(model), loaded, torch.load(file, weights_only=False)):
+        assert vars(other).keys() == vars(model).keys()
+        assert torch.equal(tr.generate(other, tiny.prompt(0, 6), fast=True, max_new_tokens=12), text)
+
+
+def test_a_copy_remembers_for_itself(model: LlamaForCausalLM, numbers: Callable[[], int]) -> None:
+    remembered(model, "a", numbers)
+    other = copy.deepcopy(model)
+    assert [remembered(one, "a", numbers) for one in (other, model, other)] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("drafter", ["recycling", "published", "layer_skip:layers=1", "fuse:recycling+suffix"])
+@pytest.mark.parametrize("surface", ["generate", "accelerate", "stream"])
+def test_a_model_that_is_no_longer_used_is_gone(drafter: str, surface: str) -> None:
+    model = tiny.llama()
+    for fast in (False, True):
+        if surface == "generate":
+            tr.generate(model, tiny.prompt(0, 6), drafter=drafter, fast=fast, max_new_tokens=12)
+        elif surface == "accelerate":
+            tr.accelerate(model, drafter, fast=fast).generate(tiny.prompt(0, 6), max_new_tokens=12)
+        else:
+            list(tr.stream(model, tiny.prompt(0, 6), drafter, fast=fast, max_new_tokens=12))
+    gone, weight = weakref.ref(model), weakref.ref(model.lm_head.weight)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert weight() is None
+
+
+def test_what_is_remembered_of_a_family_that_is_not_known_goes_with_it() -> None:
+    model = tiny.llama()
+    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
+    assert tr.unsupported(model) is None
+    tr.generate(model, tiny.prompt(0, 6), max_new_tokens=12)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

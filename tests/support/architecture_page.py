@@ -1,0 +1,135 @@
+"""What the architectures' cases show, and docs/architectures.md made of it.
+
+`measured` runs one case; the tests assert on it, and `benchmarks/architectures.py` writes the page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from support import tiny
+from support.architectures import REFUSED, SUPPORTED, VOCABULARY, Case, forget, model_of
+from support.oracle import TREES, Oracle
+from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+
+import token_recycling as tr
+from token_recycling.model.self_test import largest_difference, random_text
+from token_recycling.model.tree_model import TreeModel
+
+LENGTHS = (6, 26)
+"""Texts before a tree: within all windows, and beyond them."""
+PROMPTS = (5, 29, 40)
+NEW = 24
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 12}
+TOLERANCE = 5e-5
+"""Between logits of a tree and of linear decoding, in float32; those of these models are of the size of 1."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a case showed."""
+
+    support: tr.Support
+    difference: float
+    """The largest between logits of trees and of linear decoding."""
+    identical: int
+    """Texts that came out as from plain `generate`."""
+    texts: int
+    mat: float
+
+
+def measured(case: Case, attention: str) -> Result:
+    """Trees against linear decoding, and accelerated against plain `generate`, greedy and sampled with a seed."""
+    if (str(case), attention) not in _MEASURED:
+        model = model_of(case, attention)
+        # Eager attention differs from sdpa in few lines: where there are both, one length of text is enough for it.
+        both = case.sdpa and attention == "eager"
+        matches, stats = generated(model, PROMPTS[1:2] if both else PROMPTS)
+        difference = tree_difference(model, LENGTHS[1:] if both else LENGTHS)
+        _MEASURED[str(case), attention] = Result(tr.check(model), difference, sum(matches), len(matches), stats.mat)
+    return _MEASURED[str(case), attention]
+
+
+_MEASURED: dict[tuple[str, str], Result] = {}
+
+
+def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> float:
+    """The largest difference of logits over several trees and lengths of text, where the library would draft."""
+    target, worst = TreeModel(model), 0.0
+    for tree in TREES.values():
+        for length in lengths:
+            if target.support.fits(length, len(tree)):
+                text = random_text(target, length + 1, seed=length)
+                worst = max(worst, largest_difference(target, text, tree)[0])
+    return worst
+
+
+def generated(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS) -> tuple[list[bool], tr.Stats]:
+    """Whether each text equals plain `generate`'s, and the statistics of all."""
+    stats, matches = tr.Stats(), []
+    for length in prompts:
+        ids = tiny.prompt(length, length, VOCABULARY)
+        for sampling in ({"do_sample": False}, SAMPLED):
+            arguments = {"max_new_tokens": NEW, **sampling}
+            forget(model)
+            plain, _ = tiny.seeded(model.generate, ids, **arguments)
+            forget(model)
+            ours, _ = tiny.seeded(tr.generate, model, ids, drafter=Oracle(plain), stats=stats, **arguments)
+            matches.append(torch.equal(ours, plain))
+    return matches, stats
+
+
+_HEAD = f"""# Architectures
+
+Written by `python benchmarks/architectures.py`; a test fails when it is stale. Every line is a tiny random model in
+float32, measured: the logits of three trees, the paper's among them, against linear decoding (**trees**: `exact` means
+within {TOLERANCE:.0e}), and whole texts against plain `generate`, greedy and sampled with a seed (**texts**: identical
+ones), with prompts on both sides of every window, chunk and border.
+
+`token-recycling check MODEL` says the same of one model. A model of a family that is not listed is tried on a short
+text before it is accelerated, and refused if its tree differs.
+
+## Supported
+
+| family | configuration | what trees need | attention | trees | texts |
+|---|---|---|---|---|---|
+"""
+_NOTES = """
+Layers with a window or chunks are kept at full length while a call is accelerated, and masked by position: a cache that
+has been accelerated works in plain `generate` too, and takes the memory of full attention. deepseek_v32 picks the keys
+that a query sees by score; where scores tie exactly, a tree may break the tie otherwise.
+
+## Where no tree is drafted
+
+Near these lengths of text, decoding goes on token by token, with the same result. Batches and padded prompts of these
+models, and of mpt, are left to transformers:
+
+"""
+_REFUSED = """
+## Refused
+
+| family | reason |
+|---|---|
+"""
+
+
+def page() -> str:
+    """docs/architectures.md."""
+    lines, borders = [], []
+    for case in SUPPORTED:
+        attention = ["sdpa", "eager"] if case.sdpa else ["eager"]
+        results = [measured(case, name) for name in attention]
+        exact = "exact" if max(result.difference for result in results) < TOLERANCE else "DIFFERENT"
+        texts = f"{sum(result.identical for result in results)} of {sum(result.texts for result in results)}"
+        found = results[0].support
+        lines.append(f"| {case.family} | {case.tested} | {found.how} | {', '.join(attention)} | {exact} | {texts} |\n")
+        borders += [f"- {case.family}: {note}\n" for note in found.notes]
+    refused = [f"| {case.family} | {tr.check(model_of(case)).reason} |\n" for case in REFUSED]
+    refused.append(f"| encoder-decoders | {tr.check(_t5()).reason} |\n")
+    return "".join([_HEAD, *lines, _NOTES, *borders, _REFUSED, *refused])
+
+
+def _t5() -> PreTrainedModel:
+    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
+    return T5ForConditionalGeneration(config)

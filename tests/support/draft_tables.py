@@ -1,0 +1,40 @@
+"""A draft model that is a table: what follows a token depends on it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from token_recycling.drafters.draft_model.expand import Rules, grow
+from token_recycling.drafters.draft_model.graph import Graph
+
+Table = dict[int, dict[int, float]]
+
+FORK = {0: {1: 0.6, 2: 0.4}, 1: {3: 0.9, 4: 0.1}, 2: {3: 0.7, 5: 0.3}, 3: {6: 0.8, 7: 0.2}}
+"""0 -> 1 or 2, both -> 3 -> 6 or 7: the two branches meet."""
+
+
+class Told:
+    """Reads like `Reader`; the logits after a token are those of a table, and what was read is noted."""
+
+    def __init__(self, table: Table, size: int = 10) -> None:
+        self.rows = torch.full((size, size), 1e-9)
+        for token, following in table.items():
+            for other, probability in following.items():
+                self.rows[token, other] = probability
+        self.layers: list[list[int]] = []
+        self.parents: list[list[int]] = []
+
+    def read(self, text: torch.Tensor) -> torch.Tensor:
+        return self.rows[text[-1:]].log()
+
+    def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        self.layers.append(list(tokens))
+        self.parents.append(list(parents))
+        return self.rows[list(tokens)].log()
+
+
+def grown(table: Table, rules: Rules, text: Sequence[int] = (0,), **more: object) -> tuple[Graph, Told]:
+    reader = Told(table)
+    return grow(reader, torch.tensor(text), rules, more.pop("vocabulary", 10), **more), reader

@@ -1,0 +1,96 @@
+"""A language that is a table: after every text of three tokens a distribution p of the target and another one, q, of
+the draft. The texts that come out have four tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from scipy.stats import chisquare
+
+from token_recycling import Draft, Step, Tree
+from token_recycling.drafters.draft_model.expand import draw
+from token_recycling.templates import chain, parse_paths
+
+TOKENS, LENGTH, RUNS = 3, 4, 2500
+Text = tuple[int, ...]
+
+
+def table(seed: int, spread: float) -> dict[Text, torch.Tensor]:
+    """A random distribution (3,) after every text, with those tokens that a draft may add at its end."""
+    generator = torch.Generator().manual_seed(seed)
+    texts = itertools.chain.from_iterable(itertools.product(range(TOKENS), repeat=n) for n in range(LENGTH + 4))
+    return {text: torch.softmax(spread * torch.randn(TOKENS, generator=generator), dim=-1) for text in texts}
+
+
+P, Q = table(1, 1.0), table(2, 1.5)
+
+
+class Tabled:
+    """Chooses by the logits it is given, at temperature 1."""
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        return int(torch.multinomial(self.distribution(logits), num_samples=1))
+
+    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(logits, dim=-1)
+
+
+TWO_LEVELS = parse_paths("0 1 00 01 10 11")
+LINE = chain(2)
+
+
+def drafted(tree: Tree, text: Text, last_is_chosen: bool = False) -> Draft:
+    """Every node's children drawn from q without replacement; or but the last one, which is the likeliest of the
+    others, and so depends on what was drawn.
+    """
+    tokens, sources, paths = [text[-1] if text else 0], {}, {0: text}
+    for node, children in enumerate(tree.children):
+        if not children:
+            continue
+        q = Q[paths[node]]
+        following = draw(q[None], len(children))[0].tolist()
+        if last_is_chosen:
+            following[-1] = max(set(range(TOKENS)) - set(following[:-1]), key=lambda token: float(q[token]))
+        for child, token in zip(children, following, strict=True):
+            tokens.append(token)
+            paths[child] = (*paths[node], token)
+            if not (last_is_chosen and child == children[-1]):
+                sources[child] = q
+    return Draft(tree, torch.tensor(tokens), sources)
+
+
+def logits_at(draft: Draft, text: Text) -> torch.Tensor:
+    """log p after the path of every node."""
+    tokens = draft.tokens.tolist()
+    paths = [(*text, *(tokens[node] for node in lineage[1:])) for lineage in draft.tree.lineages]
+    return torch.stack([P[path].log() for path in paths])
+
+
+def texts(drafts: Callable[[Text], Draft], verify: Callable[..., Step], runs: int = RUNS) -> Counter[Text]:
+    """How often each text of four tokens came out."""
+    torch.manual_seed(0)
+    seen: Counter[Text] = Counter()
+    for _ in range(runs):
+        text: list[int] = []
+
+        def append(token: int, text: list[int] = text) -> bool:
+            text.append(token)
+            return len(text) >= LENGTH
+
+        while len(text) < LENGTH:
+            before = tuple(text)
+            draft = drafts(before)
+            verify(draft, logits_at(draft, before), append, Tabled())
+        seen[tuple(text)] += 1
+    return seen
+
+
+def fits(seen: Counter[Text]) -> float:
+    """p-value of these counts, if every text were as likely as the target says."""
+    every = list(itertools.product(range(TOKENS), repeat=LENGTH))
+    odds = [float(torch.stack([P[text[:n]][text[n]] for n in range(LENGTH)]).prod()) for text in every]
+    return float(chisquare([seen[text] for text in every], [seen.total() * one / sum(odds) for one in odds]).pvalue)

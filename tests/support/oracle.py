@@ -1,0 +1,45 @@
+"""A drafter that knows the text to come: tests of whatever follows drafting need accepted nodes, on trees of any
+shape.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from support.architectures import VOCABULARY
+
+import token_recycling as tr
+from token_recycling import templates
+from token_recycling.costs.measure import PassCosts
+from token_recycling.model.tree_model import TreeModel
+
+TREES = {
+    "the paper's": templates.paper(),
+    "a chain": templates.chain(4),
+    "a random tree": tr.Tree((-1, 0, 0, 0, 2, 1, 1, 3, 4, 5, 4, 9, 9, 10), (0, 0, 1, 2, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0)),
+}
+
+
+@dataclass
+class Oracle(tr.Drafter):
+    """Drafts random trees: the text to come up to a random depth on a random branch, and random tokens elsewhere, so
+    that many scattered nodes are accepted.
+    """
+
+    wanted: Sequence[torch.Tensor]
+    """Each text as plain `generate` continues it."""
+
+    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+        self.random = random.Random(len(prompts[0]))
+
+    def draft(self, context: tr.Context) -> tr.Draft:
+        tree = self.random.choice(list(TREES.values()))
+        tokens = torch.tensor([int(context.root), *self.random.choices(range(VOCABULARY), k=len(tree) - 1)])
+        branch = self.random.choice([node for node in range(len(tree)) if not tree.children[node]])
+        known = self.wanted[context.row][len(context.tokens) :][: self.random.randint(0, tree.depth)]
+        for node, token in zip(tree.lineages[branch][1:], known, strict=False):
+            tokens[node] = token
+        return tr.Draft(tree, tokens)
