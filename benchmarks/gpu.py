@@ -32,11 +32,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from token_recycling.bench.run.environment import environment
-from token_recycling.costs.measure import filled
 from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.cuda_graphs.timing import forward_alone, timed
 from token_recycling.files import replacing
+from token_recycling.model.pass_costs import filled
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.stats import synchronize
 

@@ -20,10 +20,10 @@ import torch
 from transformers.cache_utils import Cache
 
 from .accept import accept_greedy, accept_walk
-from .costs.measure import PassCosts
 from .draft import Context, Draft, Step
 from .drafter import Drafter, DrafterTraits
 from .model.kv_cache import TreeCache
+from .model.pass_costs import PassCosts
 from .model.prefill import cross_border, prefill
 from .model.tree_model import TreeModel
 from .sequence import Sequence, TokenSelector

@@ -17,7 +17,7 @@ import torch
 from .draft import Context, Draft, Retrieval, Step
 
 if TYPE_CHECKING:
-    from .costs.measure import PassCosts
+    from .model.pass_costs import PassCosts
     from .model.tree_model import TreeModel
 
 

@@ -4,9 +4,9 @@ import pytest
 from support.commandline import PROMPT, assert_refused, run, run_json
 
 from token_recycling import make_drafter
-from token_recycling.costs.measure import CPU_SIZES, PassCosts
-from token_recycling.costs.store import load, setting
 from token_recycling.drafters.recycling.priming import primed_file
+from token_recycling.model.cost_store import load, setting
+from token_recycling.model.pass_costs import CPU_SIZES, PassCosts
 from token_recycling.model.tree_model import TreeModel
 
 QUICK = ("--seconds", 0, "--device", "cpu")
@@ -95,7 +95,7 @@ def test_candidates_of_another_drafter_are_recorded(tiny_model_dir, prompt_folde
 
 
 def test_no_template_is_written_where_none_pays(tiny_model_dir, prompt_folder, tmp_path, monkeypatch):
-    from token_recycling.costs import measure as measuring
+    from token_recycling.model import pass_costs as measuring
 
     slow = measuring.CostCurve(32, (1, 2), (1.0, 100.0))
     monkeypatch.setattr(measuring, "measure", lambda *_, **__: slow)

@@ -16,7 +16,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Tree
-from token_recycling.costs.measure import PassCosts
+from token_recycling.model.pass_costs import PassCosts
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.registry import ENTRY_POINTS, drafter_class, options_of
 from token_recycling.templates import chain

@@ -16,8 +16,8 @@ from transformers import LlamaForCausalLM
 import token_recycling as tr
 from token_recycling.costs.budget import Budget, paying_chains
 from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.measure import PassCosts
 from token_recycling.drafters.draft_model.expand import Rules, verified
+from token_recycling.model.pass_costs import PassCosts
 
 CHEAP = Budget(np.array([1.0, 1.0, 1.0, 2.0]), step=0.1)
 """Two nodes besides the root are free, the third doubles the time; a drafting step takes a tenth of it."""

@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 from support import tiny
 
 from token_recycling import Stats, make_drafter
-from token_recycling.costs import measure as measuring
 from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.measure import PassCosts, measure, with_room
-from token_recycling.costs.store import load
 from token_recycling.costs.tune import (
     best_size,
     expected_tokens,
@@ -20,6 +17,9 @@ from token_recycling.costs.tune import (
     shared_chances,
     template,
 )
+from token_recycling.model import pass_costs as measuring
+from token_recycling.model.cost_store import load
+from token_recycling.model.pass_costs import PassCosts, measure, with_room
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.templates import chain, paper, parse_paths, written
 
@@ -79,16 +79,16 @@ def test_each_candidate_has_its_chance_of_what_is_left():
 
 def test_the_cost_of_a_run_is_that_of_its_passes():
     stats = Stats(nodes={1: 2, 2: 1, 4: 3})
-    assert passes_cost(STEEP, stats) == pytest.approx(2 + 1.25 + 3 * 2.25)
+    assert passes_cost(STEEP, stats.nodes) == pytest.approx(2 + 1.25 + 3 * 2.25)
 
 
 def test_ranks_that_were_never_tried_have_no_acceptance():
     stats = Stats()
     stats.tried.update({(1, 0): 4, (2, 0): 4, (1, 2): 10})
     stats.accepted.update({(1, 0): 3, (2, 0): 1, (1, 2): 2})
-    assert rank_acceptance(stats) == [0.5, 0, 0.2]
+    assert rank_acceptance(stats.acceptance_by_rank) == [0.5, 0, 0.2]
     with pytest.raises(ValueError, match="expected drafted tokens"):
-        rank_acceptance(Stats())
+        rank_acceptance(Stats().acceptance_by_rank)
 
 
 @pytest.mark.parametrize("tree", [paper(), chain(3), parse_paths("12. 0 0.11 12.3 1"), template([0.6, 0.3], 9)])

@@ -13,12 +13,12 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.measure import PassCosts
 from token_recycling.draft import Context, Step
 from token_recycling.drafters.medusa import Medusa
 from token_recycling.drafters.medusa.heads import MedusaHeads, load_heads, save_heads
 from token_recycling.drafters.medusa.train import NOTHING, accuracy, examples, train_medusa
 from token_recycling.drafters.medusa.train_options import MedusaTraining
+from token_recycling.model.pass_costs import PassCosts
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.templates import best_paths, tree_of, written
 from token_recycling.training.continuations import Continuations, continuations

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogit
 import token_recycling as tr
 from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.measure import PassCosts
+from token_recycling.model.pass_costs import PassCosts
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "as it comes": {},

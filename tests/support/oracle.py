@@ -13,7 +13,7 @@ from support.architectures import VOCABULARY
 
 import token_recycling as tr
 from token_recycling import templates
-from token_recycling.costs.measure import PassCosts
+from token_recycling.model.pass_costs import PassCosts
 from token_recycling.model.tree_model import TreeModel
 
 TREES = {

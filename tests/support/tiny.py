@@ -11,9 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.measure import PassCosts
 from token_recycling.cuda_graphs import Fast
 from token_recycling.drafter import Drafter
+from token_recycling.model.pass_costs import PassCosts
 from token_recycling.model.tree_model import TreeModel
 
 SENTENCES = [

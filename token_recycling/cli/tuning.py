@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import torch
 
     from ..costs.curve import CostCurve
-    from ..costs.measure import PassCosts
     from ..costs.tune import Size
     from ..drafter import Drafter
+    from ..model.pass_costs import PassCosts
     from ..model.tree_model import TreeModel
     from ..stats import Stats
 
@@ -25,7 +25,7 @@ CHANCES = (0.5, 0.7, 0.9)
 
 def measured(costs: PassCosts, longest: int, seconds: float) -> dict[str, Any]:
     """Measures the curves for texts of up to `longest` tokens and saves them: what they are, and the file."""
-    from ..costs.store import file_of, setting
+    from ..model.cost_store import file_of, setting
 
     curves = []
     for length in costs.lengths(longest):
@@ -121,7 +121,7 @@ def _grown(costs: PassCosts, runs: Sequence[Stats], prompts: Sequence[torch.Tens
     from ..stats import Stats
 
     total = sum(runs, Stats())
-    cost = sum(passes_cost(costs.curve(ids.shape[1]), stats) for stats, ids in zip(runs, prompts, strict=True))
+    cost = sum(passes_cost(costs.curve(ids.shape[1]), stats.nodes) for stats, ids in zip(runs, prompts, strict=True))
     return {
         "steps": total.steps,
         "tokens": total.tokens,
@@ -137,7 +137,7 @@ def _fixed(curve: CostCurve, recorded: Stats, nodes: int | None) -> dict[str, An
     from ..costs.tune import best_size, expected_tokens, rank_acceptance, template
     from ..templates import written
 
-    acceptance = rank_acceptance(recorded)
+    acceptance = rank_acceptance(recorded.acceptance_by_rank)
     best = best_size(curve, acceptance)
     wanted = best.nodes if nodes is None else nodes
     times = curve.relative()

@@ -6,7 +6,7 @@ the threshold of SpecDec++ (2405.19715, theorem 3.1). Whatever has no fixed size
 compiled code (`Payoff`), drafts that are cut once they are made (`paying_nodes`, `Budget`), and the chains of several
 requests in one pass (`paying_chains`).
 
-Imports nothing of this package: `candidates` and `engines` lie below and beside `costs`, and use it too.
+Imports nothing of this package: `candidates` and `engines` use it too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a step of n nodes costs: t(n), the time of a forward pass over n nodes, as a curve.
 
 A forward pass over n nodes takes longer than one over a single token, by how much depends on the model, its type of
-numbers, the device, the number of threads and the length of the text. `measure` measures it, `store` keeps it, and
-`budget` says how many nodes pay.
+numbers, the device, the number of threads and the length of the text. `budget` says how many nodes pay; what
+measures it lies with the model (`model.pass_costs`).
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ drafting and learning cost time too: what comes out is a forecast, not a measure
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ..stats import Stats
 from ..templates import grow
 from ..tree import Tree
 from .budget import paying_nodes, tokens_by_size
@@ -79,11 +78,10 @@ def shared_chances(chance: float, ranks: int = 8) -> list[float]:
     return [chance * (1 - chance) ** rank for rank in range(ranks)]
 
 
-def rank_acceptance(stats: Stats) -> list[float]:
+def rank_acceptance(found: Mapping[int, float]) -> list[float]:
     """`Stats.acceptance_by_rank` as one probability a rank, 0 for ranks that were never tried; raises ValueError where
     nothing was drafted.
     """
-    found = stats.acceptance_by_rank
     if not found:
         raise ValueError(
             "expected drafted tokens to record the acceptance of, got none; give longer prompts, more tokens or "
@@ -92,7 +90,7 @@ def rank_acceptance(stats: Stats) -> list[float]:
     return [found.get(rank, 0.0) for rank in range(max(found) + 1)]
 
 
-def passes_cost(curve: CostCurve, stats: Stats) -> float:
-    """What all forward passes of a run cost by the curve, in units of t(1)."""
+def passes_cost(curve: CostCurve, steps_by_nodes: Mapping[int, int]) -> float:
+    """What all forward passes of a run (`Stats.nodes`) cost by the curve, in units of t(1)."""
     times = curve.relative()
-    return float(sum(times[nodes - 1] * steps for nodes, steps in stats.nodes.items()))
+    return float(sum(times[nodes - 1] * steps for nodes, steps in steps_by_nodes.items()))

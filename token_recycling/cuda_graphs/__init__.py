@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from transformers.cache_utils import Cache
 
-from ..costs.measure import PassCosts
 from ..decode import Run, Stepper, TreeStepper
 from ..drafter import Drafter
+from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..sequence import Sequence, TokenSelector
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..costs.curve import CostCurve
-from ..costs.measure import filled, with_room
 from ..draft import Draft
+from ..model.pass_costs import filled, with_room
 from ..stats import synchronize
 from ..templates import star
 from .graphs import Graphs

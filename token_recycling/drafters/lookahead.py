@@ -25,9 +25,9 @@ from dataclasses import dataclass
 import torch
 
 from ..candidates.trie import Trie
-from ..costs.measure import PassCosts
 from ..draft import Context, Draft, Step
 from ..drafter import Drafter
+from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 
 Ngram = tuple[int, ...]

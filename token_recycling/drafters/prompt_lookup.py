@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..costs.measure import PassCosts
 from ..draft import Context, Draft
 from ..drafter import Drafter
+from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..templates import chain, root_only
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ..candidates.matrix import AdjacencyMatrix, UpdateRule, check_rule, check_vocabulary
-from ..costs.measure import PassCosts
 from ..draft import Context, Draft, Retrieval, Step
 from ..drafter import Drafter, DrafterTraits
+from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..templates import template_from
 from ..tree import Tree

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from ..candidates.suffix_automaton import SuffixAutomaton
-from ..costs.measure import PassCosts
 from ..draft import Context, Draft
 from ..drafter import Drafter
+from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..templates import chain, root_only
 

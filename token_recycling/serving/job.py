@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..costs.measure import PassCosts
 from ..draft import Context, Draft, Step
 from ..drafter import Drafter, DrafterTraits
 from ..hf.accelerate import accelerated
+from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..stats import Stats
 from ..text_stream import one_line

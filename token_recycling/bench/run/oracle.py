@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from ...costs.measure import PassCosts
 from ...draft import Context
 from ...drafters.draft_model.base import ModelDrafter
 from ...drafters.draft_model.expand import Rules
 from ...drafters.draft_model.pairing import DraftModelOption
+from ...model.pass_costs import PassCosts
 from ...model.prefill import prefill
 from ...model.tree_model import TreeModel
 from .outcome import Outcome

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from ...costs.budget import Budget
-from ...costs.measure import PassCosts
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits
+from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only
 from .expand import Rules, Stop, grow, verified

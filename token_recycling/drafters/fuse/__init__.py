@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from ...costs.budget import NO_COSTS
-from ...costs.measure import PassCosts
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits
+from ...model.pass_costs import PassCosts
 from ...model.tensor_parallel import agreed
 from ...model.tree_model import TreeModel
 from ...registry import make_drafter, name_and_options, split_outside

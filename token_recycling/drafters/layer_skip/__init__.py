@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...costs.measure import PassCosts
 from ...model.architectures import UnsupportedModelError
+from ...model.pass_costs import PassCosts
 from ...model.prefill import continued
 from ...model.tree_model import TreeModel
 from ..draft_model.base import CausalDrafter, Mode

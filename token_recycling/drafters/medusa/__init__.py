@@ -23,10 +23,10 @@ import torch
 
 from ...candidates.topk import top_candidates
 from ...costs.budget import Budget
-from ...costs.measure import PassCosts
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits
 from ...model.inspection import output_layer
+from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
 from ...templates import best_paths, root_only, template_from, tree_of
 from ...tree import Tree

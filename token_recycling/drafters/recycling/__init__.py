@@ -25,9 +25,9 @@ from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
 from ...candidates.suffix_automaton import SuffixAutomaton
 from ...candidates.topk import top_candidates
 from ...costs.budget import NO_COSTS
-from ...costs.measure import PassCosts
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits
+from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only, template_from
 from ...tree import Tree

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from ...candidates.trie import Trie
-from ...costs.measure import PassCosts
 from ...draft import Context, Draft
 from ...drafter import Drafter
+from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only
 from .datastore import Datastore, DatastoreError, tokenizer_of

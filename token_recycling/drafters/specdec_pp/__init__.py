@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from ...costs.measure import PassCosts
 from ...model.inspection import output_width
+from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
 from ..draft_model.base import ModelDrafter
 from ..draft_model.expand import Rules, Stop

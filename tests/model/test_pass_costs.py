@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from support import architectures, tiny
 from transformers import LlamaForCausalLM
 
-from token_recycling.costs import measure as measuring
 from token_recycling.costs.curve import CostCurve, band
-from token_recycling.costs.measure import CPU_SIZES, PassCosts, measure
-from token_recycling.costs.store import file_of, load, setting
 from token_recycling.files import cache_folder
+from token_recycling.model import pass_costs as measuring
+from token_recycling.model.cost_store import file_of, load, setting
+from token_recycling.model.pass_costs import CPU_SIZES, PassCosts, measure
 from token_recycling.model.tree_model import TreeModel
 
 CURVE = CostCurve(256, (1, 2, 4, 8), (2.0, 3.0, 4.0, 10.0))

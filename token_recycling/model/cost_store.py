@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..costs.curve import CostCurve
 from ..files import cache_folder, replacing
-from .curve import CostCurve
 
 if TYPE_CHECKING:
-    from ..model.tree_model import TreeModel
+    from .tree_model import TreeModel
 
 
 def save(model: TreeModel, curves: Sequence[CostCurve], kind: str = "") -> Path:

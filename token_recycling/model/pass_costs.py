@@ -1,7 +1,7 @@
 """t(n) measured: the passes of one model, timed on this machine.
 
 It is measured on random tokens, briefly, the first time that it is needed, for bands of length. `token-recycling tune`
-measures at leisure and saves the curves (`store`); afterwards they are read from there.
+measures at leisure and saves the curves (`cost_store`); afterwards they are read from there.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from ..costs.curve import SHORTEST_BAND, CostCurve, band
 from ..draft import Draft
-from ..model.kv_cache import TreeCache, unroll
-from ..model.prefill import prefill
-from ..model.remembered import forget, remembered
-from ..model.tensor_parallel import agreed
-from ..model.tree_model import TreeModel
 from ..stats import synchronize
 from ..templates import star
-from . import store
-from .curve import SHORTEST_BAND, CostCurve, band
+from . import cost_store as store
+from .kv_cache import TreeCache, unroll
+from .prefill import prefill
+from .remembered import forget, remembered
+from .tensor_parallel import agreed
+from .tree_model import TreeModel
 
 CPU_SIZES = (1, 2, 4, 6, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64)
 ACCELERATOR_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
