@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .hf.accelerate import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
     from .hf.check import check
     from .hf.stream import stream
-    from .model.architectures import Support, UnsupportedModelError
     from .model.self_test import unsupported
+    from .model.support import Support, UnsupportedModelError
     from .registry import drafter_names, make_drafter
     from .stats import Stats
     from .tree import Tree
@@ -60,8 +60,8 @@ _MODULES = {
     "hf.accelerate": ("Acceleration", "accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
     "hf.check": ("check",),
     "hf.stream": ("stream",),
-    "model.architectures": ("Support", "UnsupportedModelError"),
     "model.self_test": ("unsupported",),
+    "model.support": ("Support", "UnsupportedModelError"),
     "registry": ("drafter_names", "make_drafter"),
     "stats": ("Stats",),
     "tree": ("Tree",),

@@ -19,7 +19,7 @@ from token_recycling.bench.run.outcome import Outcome
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.runners import DraftedRunner
 from token_recycling.bench.run.session import methods as named
-from token_recycling.model.architectures import UnsupportedModelError
+from token_recycling.model.support import UnsupportedModelError
 from token_recycling.templates import chain, root_only
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model import kv_cache as caches
+from token_recycling.model import cache_layers as caches
 from token_recycling.model.prefill import _PREFILL_PIECE
 
 VOCABULARY = 331
@@ -90,13 +90,13 @@ class Rooms:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[int] = []
-        original = caches._Store._set
+        original = caches.Store._set
 
         def noted(store: Any, buffer: torch.Tensor) -> None:
             self.made.append(buffer.shape[3])
             original(store, buffer)
 
-        monkeypatch.setattr(caches._Store, "_set", noted)
+        monkeypatch.setattr(caches.Store, "_set", noted)
 
 
 @pytest.mark.parametrize("length", [1, 700])

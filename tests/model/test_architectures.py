@@ -28,7 +28,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.model.architectures import TESTED, Border, Reach
-from token_recycling.model.kv_cache import TreeLayer
+from token_recycling.model.cache_layers import TreeLayer
 from token_recycling.model.self_test import largest_difference, random_text
 from token_recycling.model.tree_inputs import TreeInputs, masks
 from token_recycling.model.tree_model import TreeModel

@@ -10,7 +10,8 @@ from transformers import DynamicCache, LlamaForCausalLM
 from transformers.cache_utils import Cache
 
 import token_recycling as tr
-from token_recycling.model.kv_cache import TreeCache, TreeLayer
+from token_recycling.model.cache_layers import TreeLayer
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import TreeModel
 
 

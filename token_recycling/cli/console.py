@@ -22,7 +22,7 @@ from ..text_stream import one_line
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
-    from ..model.architectures import Support
+    from ..model.support import Support
     from ..stats import Stats
     from .side_by_side import SideBySide
 

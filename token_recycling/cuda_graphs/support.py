@@ -8,10 +8,10 @@ from transformers.cache_utils import Cache, DynamicIndexedLayer
 
 from ..draft import Draft
 from ..drafter import Drafter
-from ..model.architectures import Support
 from ..model.kv_cache import TreeCache
 from ..model.prefill import prefill
 from ..model.remembered import remembered
+from ..model.support import Support
 from ..model.tree_model import TreeModel
 from ..processors import Scope, scope
 from ..sequence import Sequence, TokenSelector

@@ -24,8 +24,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..cuda_graphs import Fast, checked, runner_of
 from ..drafter import Drafter
-from ..model.architectures import UnsupportedModelError
 from ..model.self_test import ready
+from ..model.support import UnsupportedModelError
 from ..registry import make_drafter
 from ..stats import Stats
 from .generate_call import GenerateCall

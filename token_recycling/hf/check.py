@@ -7,8 +7,8 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from ..cuda_graphs.support import by_configuration, without_fast_path
-from ..model.architectures import Support, support
 from ..model.self_test import tested
+from ..model.support import Support, support
 from ..model.tree_model import TreeModel
 
 

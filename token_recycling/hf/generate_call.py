@@ -22,9 +22,9 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ..model.architectures import support
 from ..model.inspection import prepares_inputs_elsewhere
 from ..model.self_test import unsupported
+from ..model.support import support
 from ..processors import Scope, scope
 from .cache_handover import unsupported_handover
 

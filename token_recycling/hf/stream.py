@@ -15,10 +15,10 @@ from ..cuda_graphs import Fast, checked, stepping
 from ..decode import decode
 from ..draft import Step
 from ..drafter import Drafter
-from ..model.architectures import UnsupportedModelError
 from ..model.kv_cache import unsupported_cache
 from ..model.prefill import checked_prompt
 from ..model.self_test import ready
+from ..model.support import UnsupportedModelError
 from ..registry import make_drafter
 from ..sequence import Sequence, TokenSelector
 from ..stats import Stats

@@ -46,8 +46,8 @@ def load(name: str, dtype: str | None = None, device: str | None = None, threads
 
     `dtype` defaults to float32 on a CPU, where 16 bits are slow, and to the file's own elsewhere.
     """
-    from .architectures import UnsupportedModelError
     from .self_test import unsupported
+    from .support import UnsupportedModelError
 
     tokenizer = load_tokenizer(name)
     model = load_model(name, dtype, device, threads)

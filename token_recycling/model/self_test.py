@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from ..draft import Draft
 from ..tree import Tree
-from .architectures import MASKED_ATTENTION, Support, UnsupportedModelError, support
 from .prefill import cross_border, prefill
 from .remembered import remembered, say_once
+from .support import MASKED_ATTENTION, Support, UnsupportedModelError, support
 from .tree_model import TreeModel
 
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])

@@ -13,7 +13,8 @@ import torch
 
 from ..draft import Draft
 from ..tree import Tree
-from .architectures import Reach, Support
+from .architectures import Reach
+from .support import Support
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
 """One mask for all layers, or one by type of layer."""

@@ -14,9 +14,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .architectures import UnsupportedModelError, accepts, support
 from .attention import NAME, attending, biased_by_position
 from .inspection import hidden_states, input_device
+from .support import UnsupportedModelError, accepts, support
 from .tree_inputs import TreeInputs
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ...drafter import Drafter
 from ...hf.accelerate import accelerated
-from ...model.architectures import UnsupportedModelError
+from ...model.support import UnsupportedModelError
 from ...text_stream import StepRecorder
 from .outcome import Outcome, now
 from .replay import replay

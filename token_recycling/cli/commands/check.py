@@ -12,7 +12,7 @@ from .. import console
 from ..options import Device, DTypeOption, Json, Model, Threads
 
 if TYPE_CHECKING:
-    from ...model.architectures import Support
+    from ...model.support import Support
 
 
 def check(
@@ -45,7 +45,7 @@ def _support_of(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from ...hf.check import check as checked
-    from ...model.architectures import Support
+    from ...model.support import Support
 
     loading.quieten()
     try:

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ...model.architectures import UnsupportedModelError
 from ...model.loading import first_line, tokenizer_beside
 from ...model.self_test import ready
+from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
 
 

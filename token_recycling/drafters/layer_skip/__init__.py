@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...model.architectures import UnsupportedModelError
 from ...model.pass_costs import PassCosts
 from ...model.prefill import continued
+from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
 from ..draft_model.base import CausalDrafter, Mode
 from .layers import best_layers, cost_by_layers, decoder_layers, why_not, without_layers

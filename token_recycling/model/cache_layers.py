@@ -1,0 +1,147 @@
+"""Layers of a key/value cache whose slots can be moved: all layers of one shape share one preallocated tensor.
+
+So moving a slot is one operation for the whole model instead of two for each layer, and nothing of the text before it
+is copied. Room grows by doubling. Where the cache is offloaded, the shared tensors lie in the memory of the host: a
+step copies the slots of one layer after the other to the device, and only those of its own nodes back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+
+_GRAIN = 128
+
+
+class Store:
+    """Keys and values of all layers of one shape, in turn: (tensors, batch, heads, capacity, size)."""
+
+    def __init__(self, shape: torch.Size, tensors: int, like: torch.Tensor, on_host: bool = False) -> None:
+        """Room for twice the slots of `shape` (batch, heads, slots, size), where `like` is or on the host."""
+        batch, heads, slots, size = shape
+        self.on_host = on_host
+        self._set(self._empty(tensors, batch, heads, _rounded(2 * slots), size, like))
+
+    def _empty(self, tensors: int, batch: int, heads: int, slots: int, size: int, like: torch.Tensor) -> torch.Tensor:
+        if not self.on_host:
+            return like.new_empty(tensors, batch, heads, slots, size)
+        # The heads of a slot lie side by side, so that the slots of one text are one piece to copy to the device.
+        pinned = torch.cuda.is_available()
+        made = torch.empty(tensors, batch, slots, heads, size, dtype=like.dtype, pin_memory=pinned)
+        return made.transpose(2, 3)
+
+    def _set(self, buffer: torch.Tensor) -> None:
+        self.buffer = buffer
+        self.tensors = buffer.unbind()
+
+    def reserve(self, slots: int) -> None:
+        """Room for `slots` slots in every layer, by doubling."""
+        tensors, batch, heads, capacity, size = self.buffer.shape
+        if slots > capacity:
+            grown = self._empty(tensors, batch, heads, max(2 * capacity, _rounded(slots)), size, self.buffer)
+            grown[:, :, :, :capacity] = self.buffer
+            self._set(grown)
+
+
+class TreeLayer(DynamicLayer):
+    """One layer's share of the stores; a `DynamicLayer` for everybody else."""
+
+    def __init__(self, keys: tuple[Store, int], values: tuple[Store, int], length: int, device: torch.device) -> None:
+        """`keys` and `values`: a store and the place of this layer's tensor in it; `device`: where it attends."""
+        self.parts, self.length = [keys, values], length
+        super().__init__()
+        self.dtype, self.device = keys[0].buffer.dtype, device
+        self.is_initialized = True
+
+    def _view(self, part: int) -> torch.Tensor:
+        store, place = self.parts[part]
+        return store.tensors[place].narrow(2, 0, self.length)
+
+    def _replace(self, part: int, states: torch.Tensor | None) -> None:
+        """Somebody reordered, repeated or selected rows: the result becomes a store of its own."""
+        if states is None:
+            return
+        store = Store(states.shape, 1, states, self.parts[part][0].on_host)
+        self.length = states.shape[-2]
+        store.buffer[0, :, :, : self.length] = states
+        self.parts[part] = (store, 0)
+
+    keys = property(lambda self: self._view(0), lambda self, states: self._replace(0, states))
+    values = property(lambda self: self._view(1), lambda self, states: self._replace(1, states))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends states (batch, heads, n, size) and returns views of all slots."""
+        if not self.length and self._view(0).shape[:2] != key_states.shape[:2]:
+            # Emptied, and used again for another number of texts.
+            self._replace(0, key_states)
+            self._replace(1, value_states)
+            return self._attended(0), self._attended(1)
+        start, n = self.length, key_states.shape[-2]
+        self.length += n
+        for (store, place), states in zip(self.parts, (key_states, value_states), strict=True):
+            store.reserve(self.length)
+            store.tensors[place].narrow(2, start, n).copy_(states)
+        return self._attended(0), self._attended(1)
+
+    def _attended(self, part: int) -> torch.Tensor:
+        return self._view(part)
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last `-tokens_to_remove` slots, as in transformers."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"expected a number of slots to forget of 0 or less, got {tokens_to_remove}")
+        self.length = max(0, self.length + tokens_to_remove)
+
+    def reset(self) -> None:
+        self.length = 0
+
+
+class OffloadedTreeLayer(TreeLayer):
+    """A layer whose slots lie in the memory of the host, and on the device only while it attends to them."""
+
+    def _attended(self, part: int) -> torch.Tensor:
+        # The host waits for this copy, as for that of the new slots, so that nothing is read before it is there.
+        return self._view(part).to(self.device)
+
+    def offload(self) -> None:
+        """Nothing is left to do: every new slot was copied to the host at once."""
+
+    def prefetch(self) -> None:
+        """Nothing: one layer at a time is on the device."""
+
+
+class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
+    """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
+
+    indexer_keys: torch.Tensor | None
+
+    def move(self, row: int, source: int, place: int) -> None:
+        """Copies the index key of one slot onto another."""
+        if self.indexer_keys is not None:
+            self.indexer_keys[row, place] = self.indexer_keys[row, source]
+
+    def keep(self, slots: int) -> None:
+        """Forgets all index keys but the first."""
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, :slots]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """As in transformers."""
+        super().crop(tokens_to_remove)
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, : self.length]
+
+    def reset(self) -> None:
+        super().reset()
+        self.indexer_keys, self.is_indexer_initialized = None, False
+
+
+def _rounded(slots: int) -> int:
+    return -(-slots // _GRAIN) * _GRAIN

@@ -1,0 +1,198 @@
+"""Whether and how a model verifies trees, from its class and configuration alone; nothing runs.
+
+A tree is right for a model whose attention follows the mask and the positions it is given. What some families need
+besides is in `architectures`; whatever keeps a recurrent state is refused: a state cannot go back to before a rejected
+token.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, rotary_border
+from .inspection import held_by
+
+MASKED_ATTENTION = ("sdpa", "eager")
+"""Attention implementations that take a mask of any shape."""
+
+
+_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
+
+
+class UnsupportedModelError(ValueError):
+    """The model, or the way it was called, cannot be accelerated without risking its output."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """How a model verifies trees, or why it cannot."""
+
+    model: str
+    """Name of its class."""
+    family: str
+    """`model_type` of the configuration of its text decoder."""
+    reason: str | None = None
+    """Why it is refused; None if it is supported."""
+    how: str = "not at all"
+    """Description of what trees need with it."""
+    tested: bool = False
+    """Whether the family was compared with linear decoding when this library was made."""
+    attention: str = "sdpa"
+    """The attention implementation of accelerated calls."""
+    named_attention: bool = True
+    """Whether the model looks attention up by name, so that another function may stand in for it."""
+    notes: tuple[str, ...] = ()
+    """What else a user should know."""
+    difference: float | None = None
+    """Of a self-test: the largest difference between logits of a tree and of linear decoding."""
+    no_fast_path: str | None = None
+    """Why its steps cannot be of constant shapes (docs/fast-path.md), as far as was looked; None if they can, wherever
+    there is CUDA.
+    """
+    layers: Mapping[str, Reach] = field(default_factory=dict, repr=False)
+    """Reach by type of layer."""
+    border: Border | None = None
+    key_bias: KeyBias | None = None
+
+    @property
+    def supported(self) -> bool:
+        return self.reason is None
+
+    @property
+    def batch_reason(self) -> str | None:
+        """Why several texts, or a padded one, cannot be decoded at once where one can; None if they can."""
+        if self.border is not None:
+            return f"expected one text without padding for {self.model}: {self.border.why}"
+        if self.key_bias is not None and self.key_bias.shared:
+            return f"expected one text without padding for {self.model}, whose ALiBi is one for all texts"
+        return None
+
+    def fits(self, length: int, nodes: int) -> bool:
+        """Whether a tree of `nodes` nodes is exact after `length` tokens."""
+        return nodes == 1 or self.border is None or self.border.fits(length, nodes)
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "model": self.model,
+            "family": self.family,
+            "supported": self.supported,
+            "how": self.how,
+            "reason": self.reason,
+            "tested": self.tested,
+            "attention": self.attention,
+            "border": None if self.border is None else self.border.at,
+            "notes": list(self.notes),
+            "difference": self.difference,
+            "no_fast_path": self.no_fast_path,
+        }
+
+
+def support(model: PreTrainedModel) -> Support:
+    """What is known about a model from its class and configuration alone; nothing runs."""
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        wanted = "expected a transformers model that generates text"
+        return Support(name, "", f"{wanted}, got {name}; {held_by(model)}")
+    config = model.config.get_text_config(decoder=True)
+    family = config.model_type
+    if model.config.is_encoder_decoder:
+        return Support(name, family, f"expected a decoder-only model, got the encoder-decoder {name}")
+    kept = DynamicCache(config=config).layers
+    exceptional = EXCEPTIONS.get(family, Exceptional())
+    key_bias, border = exceptional.key_bias(config), exceptional.border(config) or rotary_border(config)
+    reason = _refusal(model, config, kept, key_bias)
+    if reason is not None:
+        return Support(name, family, reason)
+    layers = _reaches(config)
+    attention, notes = config._attn_implementation, []
+    if attention not in MASKED_ATTENTION:
+        notes.append(f"{attention} takes no tree mask: accelerated calls use {_masked(model)}")
+        attention = _masked(model)
+    if border is not None:
+        notes.append(_where(border))
+    indexed = any(type(layer) is DynamicIndexedLayer for layer in kept)
+    return Support(
+        name,
+        family,
+        how=_how(layers, key_bias),
+        # A text decoder inside another model is called through that model, which is another matter.
+        tested=family in TESTED and model.config is config,
+        attention=attention,
+        named_attention=bool(model._supports_attention_backend) and not indexed,
+        notes=tuple(notes),
+        layers=layers,
+        border=border,
+        key_bias=key_bias,
+    )
+
+
+def accepts(model: PreTrainedModel, argument: str) -> bool:
+    """Whether the model's forward names this argument."""
+    return argument in inspect.signature(model.forward).parameters
+
+
+def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], key_bias: KeyBias | None) -> str | None:
+    """`kept`: the layers of the cache that the model would use."""
+    name = type(model).__name__
+    kinds = {type(layer) for layer in kept}
+    if getattr(model, "_is_stateful", False) or any("LinearAttention" in kind.__name__ for kind in kinds):
+        return (
+            f"expected a model whose cache can forget tokens, got {name}: its state over the text (recurrent, "
+            "convolutional or compressed) cannot go back to before a rejected token"
+        )
+    others = sorted(kind.__name__ for kind in kinds if kind not in _LAYERS)
+    if others:
+        return f"expected attention layers that keep one slot a token, got {name} with {', '.join(others)}"
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":
+        return f"expected causal attention, got {name}, whose tokens see those after them"
+    if getattr(config, "alibi", False) and key_bias is None:
+        return f"expected rotary or learned positions, got {name} with ALiBi of a kind that is not known"
+    if key_bias is None and not accepts(model, "position_ids"):
+        return f"expected a model that takes position_ids, got {name}, which derives positions itself"
+    if any(re.search(r"FlashAttention\d", type(module).__name__) for module in model.modules()):
+        return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
+    windows = sorted({layer.sliding_window for layer in kept if type(layer) is DynamicSlidingWindowLayer})
+    if len(windows) > 1:
+        return f"expected one size of window for all layers, got {name} with {', '.join(map(str, windows))}"
+    return None
+
+
+def _reaches(config: PretrainedConfig) -> dict[str, Reach]:
+    """The reach of each type of layer, by the name that the model's forward knows it by."""
+    found = {}
+    types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
+    for kind in dict.fromkeys(types):
+        if kind == "sliding_attention" or (kind is None and getattr(config, "sliding_window", None)):
+            found[kind or "sliding_attention"] = Reach("sliding", config.sliding_window)
+        elif kind == "chunked_attention" or (kind is None and getattr(config, "attention_chunk_size", None)):
+            found[kind or "chunked_attention"] = Reach("chunked", config.attention_chunk_size)
+        else:
+            found[kind or "full_attention"] = Reach()
+    return found
+
+
+def _how(layers: Mapping[str, Reach], key_bias: KeyBias | None) -> str:
+    if key_bias is not None:
+        return "one mask, ALiBi by position"
+    (first, *others) = set(layers.values())
+    if others:
+        return "a mask per layer type"
+    return "one mask" if first == Reach() else f"one mask, {first.kind} by {first.size}"
+
+
+def _where(border: Border) -> str:
+    if border.repeats:
+        return f"no trees across every {border.at} tokens: {border.why}"
+    return f"no trees {'across' if border.beyond else 'beyond'} {border.at} tokens: {border.why}"
+
+
+def _masked(model: PreTrainedModel) -> str:
+    return "sdpa" if model._supports_sdpa else "eager"
