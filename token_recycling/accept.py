@@ -153,9 +153,13 @@ def step_of(
     candidates: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Step:
     """The step that emits `tokens`, one for each node of the accepted `path`, as far as the text goes on."""
-    emitted, finished = 0, False
-    while emitted < len(path) and not finished:
-        finished = append(tokens[emitted])
-        emitted += 1
-    beyond = path[emitted] if emitted < len(path) else None
-    return Step(draft, logits, list(path[:emitted]), list(tokens[:emitted]), finished, beyond, row, None, candidates)
+    emitted: list[int] = []
+    finished = False
+    while len(emitted) < len(path) and not finished:
+        emitted.append(tokens[len(emitted)])
+        finished = append(emitted[-1])
+    beyond = None
+    if len(emitted) < len(path):  # a shorter path may come first among those that carry the same tokens
+        path = draft.tree.lineages[draft.carrying(emitted[:-1])[0]]
+        beyond = draft.carrying(emitted)[0]
+    return Step(draft, logits, list(path), emitted, finished, beyond, row, None, candidates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,15 @@ class Draft:
         confidence = None if self.confidence is None else self.confidence[: len(tree)]
         needed = frozenset(node for node in self.needed if node < len(tree))
         return Draft(tree, self.tokens[: len(tree)], drawn_from, confidence, needed)
+
+    def carrying(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that carry `tokens` one after another below the root, ascending; several where siblings carry equal
+        tokens, and the root where there are no tokens.
+        """
+        drafted, nodes = self.tokens.tolist(), [0]
+        for token in tokens:
+            nodes = sorted(child for node in nodes for child in self.tree.children[node] if drafted[child] == token)
+        return nodes
 
     def places_in(self, other: Draft) -> list[int | None]:
         """For each node the one of `other` after the same tokens, None where there is none; both have one root."""
@@ -108,8 +117,8 @@ class Step:
     finished: bool
     """True for the last step of a text."""
     beyond: int | None = None
-    """The node that carries the last token of the text, if one was accepted and trimmed: it and what follows it are no
-    part of any text.
+    """The first node that carries the last token of the text, if one does: all that carry it, and what follows these,
+    are no part of any text.
     """
     row: int = 0
     """Which text of a batch it is, counted from 0."""
@@ -131,5 +140,6 @@ class Step:
         """Index of the nodes to learn from: all, without those beyond the end of the text."""
         if self.beyond is None:
             return slice(None)
-        beyond = set(self.draft.tree.below(self.beyond))
+        ends = self.draft.carrying(self.tokens)
+        beyond = {node for end in ends for node in self.draft.tree.below(end)}
         return [node for node in range(len(self.draft.tree)) if node not in beyond]
