@@ -56,7 +56,7 @@ def main(
     model: Annotated[Path, typer.Argument(help="the target's folder")] = ROOT / "models" / "target",
     draft: Annotated[Path, typer.Argument(help="the draft model's folder")] = ROOT / "models" / "draft",
     prompts: Annotated[Path, typer.Option(help="a folder of prompts, one a file")] = ROOT / "models" / "prompts",
-    limit: Annotated[int, typer.Option(help="only the first so many prompts")] = 24,
+    limit: Annotated[int, typer.Option(help="number of prompts, the first ones")] = 24,
     max_new_tokens: Annotated[int, typer.Option(help="tokens generated for each prompt")] = 128,
     bushy: Annotated[bool, typer.Option(help="also trees that are hardly pruned: slow")] = False,
     nodes: Annotated[int, typer.Option(help="nodes verified in a step, at most")] = 2000,

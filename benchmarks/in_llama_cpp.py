@@ -43,7 +43,7 @@ def main() -> None:
     """Runs all methods on the shipped model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--limit", type=int, help="so many prompts")
+    parser.add_argument("--limit", type=int, help="number of prompts")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "target")

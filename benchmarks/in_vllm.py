@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS)
     parser.add_argument("--tokens", type=int, default=8, help="drafted tokens at most")
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--limit", type=int, help="so many prompts")
+    parser.add_argument("--limit", type=int, help="number of prompts")
     arguments = parser.parse_args()
     if arguments.method:
         print(json.dumps(measure(arguments.method, arguments.tokens, arguments.max_new_tokens, arguments.limit)))

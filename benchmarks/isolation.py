@@ -38,7 +38,7 @@ Text = tuple[str, torch.Tensor]
 def main(
     model: Annotated[Path, typer.Argument(help="a local model folder")] = ROOT / "models" / "target",
     prompts: Annotated[Path, typer.Option(help="a folder of prompts, one a file")] = ROOT / "models" / "prompts",
-    limit: Annotated[int, typer.Option(help="only the first so many prompts")] = 24,
+    limit: Annotated[int, typer.Option(help="number of prompts, the first ones")] = 24,
     users: Annotated[int, typer.Option(help="users to whom the prompts are dealt")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="tokens generated or replayed for each prompt")] = 128,
     drafter: Annotated[str, typer.Option(help="drafter with options")] = "recycling:tree=16",
