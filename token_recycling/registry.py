@@ -145,7 +145,7 @@ def written_options(name: str, text: str, unnamed: str = "") -> dict[str, str]:
         if values and not option.isidentifier():
             raise ValueError(
                 f"expected NAME=VALUE among the options of {name!r}, got {piece!r}; "
-                "put the options of a part of it in parentheses"
+                "options of a part of it stand in parentheses"
             )
         if not values and unnamed and unnamed not in written:
             option, values = unnamed, [piece]
