@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,3 +198,17 @@ def test_no_drafter_can_change_a_seeded_sample(shapes: list[Tree], seed: int) ->
     ours, our_state = tiny.seeded(tr.generate, MODEL, ids, drafter=Garbage(shapes, seed, 5), **sampling)
     assert torch.equal(ours, wanted)
     assert torch.equal(our_state, state)
+
+
+def test_the_drafter_that_contributing_shows_is_complete(
+    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (tmp_path / "bigram.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    drafter = importlib.import_module("bigram").Bigram(length=4)
+    ids, stats = tiny.prompt(0, 9), tr.Stats()
+    ours = tr.generate(model, ids, drafter=drafter, max_new_tokens=60, stats=stats)
+    assert torch.equal(ours, model.generate(ids, max_new_tokens=60))
+    assert stats.mat > 1
+    assert stats.drafter == "bigram: at most 4 tokens"
