@@ -90,13 +90,13 @@ class Rooms:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[int] = []
-        original = caches.Store._set
+        original = caches.SlotStore._set
 
         def noted(store: Any, buffer: torch.Tensor) -> None:
             self.made.append(buffer.shape[3])
             original(store, buffer)
 
-        monkeypatch.setattr(caches.Store, "_set", noted)
+        monkeypatch.setattr(caches.SlotStore, "_set", noted)
 
 
 @pytest.mark.parametrize("length", [1, 700])

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
 _GRAIN = 128
 
 
-class Store:
+class SlotStore:
     """Keys and values of all layers of one shape, in turn: (tensors, batch, heads, capacity, size)."""
 
     def __init__(self, shape: torch.Size, tensors: int, like: torch.Tensor, on_host: bool = False) -> None:
@@ -48,7 +48,9 @@ class Store:
 class TreeLayer(DynamicLayer):
     """One layer's share of the stores; a `DynamicLayer` for everybody else."""
 
-    def __init__(self, keys: tuple[Store, int], values: tuple[Store, int], length: int, device: torch.device) -> None:
+    def __init__(
+        self, keys: tuple[SlotStore, int], values: tuple[SlotStore, int], length: int, device: torch.device
+    ) -> None:
         """`keys` and `values`: a store and the place of this layer's tensor in it; `device`: where it attends."""
         self.parts, self.length = [keys, values], length
         super().__init__()
@@ -63,7 +65,7 @@ class TreeLayer(DynamicLayer):
         """Somebody reordered, repeated or selected rows: the result becomes a store of its own."""
         if states is None:
             return
-        store = Store(states.shape, 1, states, self.parts[part][0].on_host)
+        store = SlotStore(states.shape, 1, states, self.parts[part][0].on_host)
         self.length = states.shape[-2]
         store.buffer[0, :, :, : self.length] = states
         self.parts[part] = (store, 0)

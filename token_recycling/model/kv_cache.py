@@ -21,7 +21,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from .cache_layers import IndexedTreeLayer, OffloadedTreeLayer, Store, TreeLayer
+from .cache_layers import IndexedTreeLayer, OffloadedTreeLayer, SlotStore, TreeLayer
 
 _TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer)
 _OTHERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
@@ -68,7 +68,7 @@ class TreeCache:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self._stores: list[Store] = []
+        self._stores: list[SlotStore] = []
         self._layers: list[TreeLayer] = []
         if cache.get_seq_length():
             self._take_over()
@@ -143,9 +143,9 @@ def _share(cache: Cache) -> None:
         for part in (0, 1):
             states = _states(cache, index, part)
             places[states.shape, states.dtype, None if cache.offloading else states.device].append((index, part))
-    found: dict[tuple[int, int], tuple[Store, int]] = {}
+    found: dict[tuple[int, int], tuple[SlotStore, int]] = {}
     for (shape, _, _), members in places.items():
-        store = Store(shape, len(members), _states(cache, *members[0]), on_host=cache.offloading)
+        store = SlotStore(shape, len(members), _states(cache, *members[0]), on_host=cache.offloading)
         for place, member in enumerate(members):
             store.buffer[place, :, :, : shape[-2]] = _states(cache, *member)
             found[member] = (store, place)
