@@ -121,7 +121,8 @@ def _order(methods: list[Drafted], questions: Sequence[Question], replay: bool, 
     plan = BenchmarkPlan()
     for point, ordered in orders.items():
         entries = [Entry(method, point) for method in (parse(BASELINE), *methods)]
-        plan.workloads.append(Workload("generate", "order", tuple(entries), tuple(map(Conversation, ordered))))
+        items = tuple(Conversation((question,)) for question in ordered)
+        plan.workloads.append(Workload("generate", "order", tuple(entries), items))
     for point, ordered in orders.items() if replay else ():
         plan.add(replays("order", [Entry(method, point) for method in (Drafted(REPLAY_BASELINE), *methods)], ordered))
     return plan
