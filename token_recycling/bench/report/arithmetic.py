@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 Row = dict[str, Any]
 Pair = tuple[Row, Row]
 """Rows of a method and of the baseline on the same prompt."""
@@ -46,6 +48,14 @@ class NodeAcceptance(NamedTuple):
         return self.accepted / self.tried if self.tried else 0.0
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by what `key` says of them, in order."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def finished(rows: Iterable[Row]) -> list[Row]:
     """Rows without a failure."""
     return [row for row in rows if row["failure"] is None]
@@ -71,11 +81,6 @@ def mat_without_loops(rows: Sequence[Row]) -> float | None:
     known = _with(rows, "steps", "loop_tokens", "loop_steps")
     tokens = _total(known, "tokens") - _total(known, "loop_tokens")
     return _ratio(tokens, _total(known, "steps") - _total(known, "loop_steps"))
-
-
-def loop_share(rows: Sequence[Row]) -> float | None:
-    """Share of the tokens that lie in looping stretches."""
-    return _share(rows, "loop_tokens", "tokens")
 
 
 def repeated_4grams(rows: Sequence[Row]) -> float | None:
@@ -112,8 +117,7 @@ def speedup(pairs: Sequence[Pair], clock: str = CALL) -> float | None:
 
 def speedups(pairs: Iterable[Pair], clock: str = CALL) -> list[float]:
     """The speedup of each pair."""
-    each = (speedup([pair], clock) for pair in pairs)
-    return [value for value in each if value is not None]
+    return [value for pair in pairs if (value := speedup([pair], clock)) is not None]
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -151,7 +155,8 @@ def overhead(parts: dict[str, float]) -> float | None:
 
 def lengths(rows: Iterable[Row]) -> dict[int, float]:
     """Share of the steps by the number of tokens they gave."""
-    return _shares(_counted(rows, "lengths"))
+    counts = _counted(rows, "lengths")
+    return {length: steps / counts.total() for length, steps in sorted(counts.items())}
 
 
 def mean_nodes(rows: Iterable[Row]) -> float | None:
@@ -175,12 +180,11 @@ def by_path(rows: Iterable[Row]) -> dict[tuple[int, ...], NodeAcceptance]:
     tried, accepted = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
     for row in rows:
         for path, *counts in row.get("paths") or ():
-            ranks = tuple(int(rank) for rank in path.split("."))
+            ranks = tuple(map(int, path.split(".")))
             tried[ranks] += counts[0]
             accepted[ranks] += counts[1]
-    return {
-        path: NodeAcceptance(tried[path], accepted[path]) for path in sorted(tried, key=lambda path: (len(path), path))
-    }
+    order = sorted(tried, key=lambda path: (len(path), path))
+    return {path: NodeAcceptance(tried[path], accepted[path]) for path in order}
 
 
 def compared(rows: Iterable[Row]) -> list[Row]:
@@ -224,7 +228,3 @@ def _counted(rows: Iterable[Row], key: str) -> Counter[int]:
     for row in rows:
         counts.update({int(value): count for value, count in (row[key] or {}).items()})
     return counts
-
-
-def _shares(counts: Counter[int]) -> dict[int, float]:
-    return {value: count / counts.total() for value, count in sorted(counts.items())}
