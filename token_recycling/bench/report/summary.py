@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -49,14 +49,9 @@ class Result:
 
     def of(self, category: str) -> Result:
         """The same method on the prompts of one category."""
-        return Result(
-            self.method,
-            self.label,
-            [row for row in self.rows if row["category"] == category],
-            [row for row in self.failures if row["category"] == category],
-            [pair for pair in self.pairs if pair[0]["category"] == category],
-            self.is_baseline,
-        )
+        rows, failures = ([row for row in rows if row["category"] == category] for rows in (self.rows, self.failures))
+        pairs = [pair for pair in self.pairs if pair[0]["category"] == category]
+        return replace(self, rows=rows, failures=failures, pairs=pairs)
 
     mat = _of_rows(arithmetic.mat)
     mat_without_loops = _of_rows(arithmetic.mat_without_loops)

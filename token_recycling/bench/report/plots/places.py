@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..arithmetic import NodeAcceptance
+from ..arithmetic import NodeAcceptance, grouped
 from ..summary import Comparison, Result
 from . import style
 from .style import GRID, HEAT, INK, MUTED, PAPER, Plot
@@ -144,11 +144,9 @@ def _packed(panels: Sequence[_Panel], width: float) -> list[list[_Panel]]:
     rows: list[list[_Panel]] = []
     for panel in panels:
         room = (row for row in rows if sum(each.width + _GAP for each in row) + panel.width <= width)
-        row = next(room, None)
-        if row is None:
-            rows.append([panel])
-        else:
-            row.append(panel)
+        if (row := next(room, None)) is None:
+            rows.append(row := [])
+        row.append(panel)
     return rows
 
 
@@ -165,9 +163,7 @@ def _most_tried(places: dict[Path, NodeAcceptance]) -> dict[Path, NodeAcceptance
 
 def _across(paths: Sequence[Path]) -> dict[Path, float]:
     """Where nodes stand from left to right: leaves side by side, a parent over the middle of its children."""
-    children: dict[Path, list[Path]] = {}
-    for path in paths:
-        children.setdefault(path[:-1], []).append(path)
+    children = grouped(paths, lambda path: path[:-1])
     across: dict[Path, float] = {}
     leaves = 0
     stack: list[tuple[Path, bool]] = [((), False)]
