@@ -61,19 +61,35 @@ def finished(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row["failure"] is None]
 
 
-def mat(rows: Sequence[Row]) -> float | None:
-    """Mean accepted tokens: all tokens by all steps, the target's own token of a step included."""
-    return _share(rows, "tokens", "steps")
+def _with(rows: Iterable[Row], *keys: str) -> list[Row]:
+    """Rows in which all of these were measured."""
+    return [row for row in rows if all(row[key] is not None for key in keys)]
 
 
-def discard_rate(rows: Sequence[Row]) -> float | None:
-    """Drafted tokens that were not accepted, per emitted token."""
-    return _share(rows, "discarded", "tokens")
+def _total(rows: Iterable[Row], key: str) -> float:
+    return sum(row[key] for row in rows)
 
 
-def verification_rate(rows: Sequence[Row]) -> float | None:
-    """Steps, which are forward passes of the target, per emitted token."""
-    return _share(rows, "steps", "tokens")
+def _ratio(above: float, below: float) -> float | None:
+    return above / below if below else None
+
+
+def _share(above: str, below: str) -> Callable[[Sequence[Row]], float | None]:
+    """The sum of one key by that of another, over the rows that have both."""
+
+    def share(rows: Sequence[Row]) -> float | None:
+        known = _with(rows, above, below)
+        return _ratio(_total(known, above), _total(known, below))
+
+    return share
+
+
+mat = _share("tokens", "steps")
+"""Mean accepted tokens: all tokens by all steps, the target's own token of a step included."""
+discard_rate = _share("discarded", "tokens")
+"""Drafted tokens that were not accepted, per emitted token."""
+verification_rate = _share("steps", "tokens")
+"""Steps, which are forward passes of the target, per emitted token."""
 
 
 def mat_without_loops(rows: Sequence[Row]) -> float | None:
@@ -89,14 +105,9 @@ def repeated_4grams(rows: Sequence[Row]) -> float | None:
     return _ratio(sum(row["repeated_4grams"] * row["tokens"] for row in known), _total(known, "tokens"))
 
 
-def seconds(row: Row, clock: str = CALL) -> float:
-    """Median of a row's repetitions."""
-    return statistics.median(row[clock])
-
-
 def tokens_per_second(rows: Sequence[Row], clock: str = DECODE) -> float | None:
-    """All tokens by the sum of the rows' median times."""
-    return _ratio(_total(rows, "tokens"), sum(seconds(row, clock) for row in rows))
+    """All tokens by the sum of the rows' times, of each the median of its repetitions."""
+    return _ratio(_total(rows, "tokens"), sum(statistics.median(row[clock]) for row in rows))
 
 
 def paired(rows: Iterable[Row], baseline: Iterable[Row]) -> list[Pair]:
@@ -105,19 +116,18 @@ def paired(rows: Iterable[Row], baseline: Iterable[Row]) -> list[Pair]:
     return [(row, others[row["prompt"]]) for row in finished(rows) if row["tokens"] and row["prompt"] in others]
 
 
-def speedup(pairs: Sequence[Pair], clock: str = CALL) -> float | None:
-    """The baseline's seconds per token by the method's, over all pairs together.
+def speedup(pairs: Sequence[Pair]) -> float | None:
+    """The baseline's seconds per token by the method's, of whole calls, over all pairs together.
 
     Where both gave the same number of tokens, as identical output does, this is the ratio of the summed times.
     """
-    method, baseline = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    ours, theirs = tokens_per_second(method, clock), tokens_per_second(baseline, clock)
+    ours, theirs = (tokens_per_second([pair[place] for pair in pairs], CALL) for place in (0, 1))
     return None if ours is None or theirs is None else _ratio(ours, theirs)
 
 
-def speedups(pairs: Iterable[Pair], clock: str = CALL) -> list[float]:
+def speedups(pairs: Iterable[Pair]) -> list[float]:
     """The speedup of each pair."""
-    return [value for pair in pairs if (value := speedup([pair], clock)) is not None]
+    return [value for pair in pairs if (value := speedup([pair])) is not None]
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -128,13 +138,10 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(min(values), quartiles[0], quartiles[1], quartiles[2], max(values))
 
 
-def repeat_spread(rows: Iterable[Row], clock: str = CALL) -> float | None:
+def repeat_spread(rows: Iterable[Row]) -> float | None:
     """How far repetitions of one prompt lie apart: slowest less fastest by the median, the median of all rows."""
-    apart = [
-        (max(row[clock]) - min(row[clock])) / seconds(row, clock)
-        for row in rows
-        if len(row[clock]) > 1 and seconds(row, clock)
-    ]
+    repeated = [row[CALL] for row in rows if len(row[CALL]) > 1 and statistics.median(row[CALL])]
+    apart = [(max(times) - min(times)) / statistics.median(times) for times in repeated]
     return statistics.median(apart) if apart else None
 
 
@@ -202,25 +209,6 @@ def margin(row: Row) -> float:
     """Difference of the two logits at a row's first divergence; infinite where it is not known."""
     found = row["divergence"]
     return float("inf") if not found or found["margin"] is None else abs(found["margin"])
-
-
-def _with(rows: Iterable[Row], *keys: str) -> list[Row]:
-    """Rows in which all of these were measured."""
-    return [row for row in rows if all(row[key] is not None for key in keys)]
-
-
-def _share(rows: Iterable[Row], above: str, below: str) -> float | None:
-    """The sum of one key by that of another, over the rows that have both."""
-    known = _with(rows, above, below)
-    return _ratio(_total(known, above), _total(known, below))
-
-
-def _total(rows: Iterable[Row], key: str) -> float:
-    return sum(row[key] for row in rows)
-
-
-def _ratio(above: float, below: float) -> float | None:
-    return above / below if below else None
 
 
 def _counted(rows: Iterable[Row], key: str) -> Counter[int]:
