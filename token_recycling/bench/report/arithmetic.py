@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-Item = TypeVar("Item")
-Key = TypeVar("Key", bound=Hashable)
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", bound=Hashable)
 Row = dict[str, Any]
 Pair = tuple[Row, Row]
 """Rows of a method and of the baseline on the same prompt."""
@@ -48,9 +48,9 @@ class NodeAcceptance(NamedTuple):
         return self.accepted / self.tried if self.tried else 0.0
 
 
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
     """Items by what `key` says of them, in order."""
-    found: dict[Key, list[Item]] = {}
+    found: dict[_Key, list[_Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
     return found

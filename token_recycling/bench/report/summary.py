@@ -70,6 +70,9 @@ class Result:
     by_path = _of_rows(arithmetic.by_path)
     divergences = _of_rows(arithmetic.divergences)
 
+    compared = _of_rows(lambda rows: len(arithmetic.compared(rows)))
+    """Outputs that were compared with plain decoding's."""
+
     @cached_property
     def speedup(self) -> float | None:
         return arithmetic.speedup(self.pairs)
@@ -78,11 +81,6 @@ class Result:
     def spread(self) -> Spread | None:
         """Of the speedups prompt by prompt."""
         return arithmetic.spread(arithmetic.speedups(self.pairs))
-
-    @cached_property
-    def compared(self) -> int:
-        """Outputs that were compared with plain decoding's."""
-        return len(arithmetic.compared(self.rows))
 
     @cached_property
     def largest_margin(self) -> float | None:

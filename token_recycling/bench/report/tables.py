@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress
 from operator import attrgetter
 
 from . import arithmetic, words
@@ -103,10 +104,11 @@ def divergence_table(summary: Summary, most: int = 20) -> Table | None:
         return None
     rows = []
     for row in every[:most]:
-        found = row["divergence"] or {}
-        where = (row["label"], _run_name(row), row["prompt"], found.get("turn", NONE), found.get("place", NONE))
-        tokens = (found.get("expected", NONE), found.get("got", NONE))
-        rows.append([*(Cell(str(value)) for value in (*where, *tokens)), Cell(_logits(arithmetic.margin(row)))])
+        conditions = (row["mode"], row["study"], row["point"], row["batch"] if row["mode"] == "batch" else None)
+        run = " ".join(str(each) for each in conditions if each is not None)
+        found = [(row["divergence"] or {}).get(key, NONE) for key in ("turn", "place", "expected", "got")]
+        values = [row["label"], run, row["prompt"], *found, _logits(arithmetic.margin(row))]
+        rows.append([Cell(str(value)) for value in values])
     more = f" {len(every) - most} more are in rows.jsonl." if len(every) > most else ""
     return Table(
         "Outputs that differ",
@@ -134,13 +136,10 @@ def failure_table(summary: Summary) -> Table | None:
 
 def _without_unused(table: Table, unused: set[str]) -> Table:
     """Without columns after the names in which no row says anything."""
-    kept = [
-        place
-        for place in range(len(table.columns))
-        if place < 2 or not {row[place].text for row in table.rows} <= unused
-    ]
-    rows = [[row[place] for place in kept] for row in table.rows]
-    return replace(table, columns=[table.columns[place] for place in kept], rows=rows)
+    texts = [{row[place].text for row in table.rows} for place in range(len(table.columns))]
+    kept = [place < 2 or not found <= unused for place, found in enumerate(texts)]
+    rows = [list(compress(row, kept)) for row in table.rows]
+    return replace(table, columns=list(compress(table.columns, kept)), rows=rows)
 
 
 def _figures(title: str, results: Sequence[Result], columns: Sequence[_Column], note: str) -> Table:
@@ -156,11 +155,6 @@ def _figures(title: str, results: Sequence[Result], columns: Sequence[_Column], 
 
 def _of_category(category: str, figure: str) -> Callable[[Result], float | None]:
     return lambda result: getattr(result.of(category), figure)
-
-
-def _run_name(row: arithmetic.Row) -> str:
-    names = (row["mode"], row["study"], row["point"], row["batch"] if row["mode"] == "batch" else None)
-    return " ".join(str(name) for name in names if name is not None)
 
 
 def _text(value: float | None, form: Callable[[float], str]) -> str:

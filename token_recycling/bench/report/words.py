@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -112,7 +113,9 @@ def settings(summary: Summary) -> list[tuple[str, str]]:
     """The settings of the run, as names and texts."""
     main = [row for each in summary.main for result in each.results for row in result.rows] or summary.rows
     finished = arithmetic.finished(summary.rows)
-    prompts = dict.fromkeys(name for row in main for name in _names(row))
+    # The prompts of a row are several in that of a batch.
+    names = [row["prompt"].split("+") if row["batch"] > 1 else [row["prompt"]] for row in main]
+    prompts = dict.fromkeys(itertools.chain(*names))
     sets = Counter(name.rpartition("/")[0] for name in prompts)
     repeats = sorted({len(row["total_seconds"]) for row in finished})
     apart = arithmetic.repeat_spread(finished)
@@ -130,11 +133,6 @@ def settings(summary: Summary) -> list[tuple[str, str]]:
         ("repeats", " or ".join(map(str, repeats)) + spread),
     ]
     return [line for line in lines if line[1]]
-
-
-def _names(row: arithmetic.Row) -> list[str]:
-    """The prompts of a row: several in that of a batch."""
-    return row["prompt"].split("+") if row["batch"] > 1 else [row["prompt"]]
 
 
 HOW = (

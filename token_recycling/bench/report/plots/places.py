@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -82,25 +82,21 @@ def _grid(axes: Axes, result: Result, depths: int, ranks: int) -> None:
 
 def trees(found: Comparison) -> Plot | None:
     """The tree of each method whose rows have paths: shade is acceptance, area how often a node could be accepted."""
-    shown = [each for each in found.results if each.by_path]
-    if not shown:
+    panels = [_Panel.of(each) for each in found.results if each.by_path]
+    if not panels:
         return None
-    panels = [_Panel.of(each) for each in shown]
     rows = _packed(panels, style.WIDTH)
-    heights = [
-        0.5 + style.room(panel.label for panel in row) + _LAYER * max(panel.layers for panel in row) for row in rows
-    ]
-    whole = 0.3 + sum(heights)
-    figure = Figure(figsize=(style.WIDTH, whole))
+    titles = [0.3 + style.room(panel.label for panel in row) for row in rows]
+    heights = [title + max(panel.height for panel in row) + 0.2 for row, title in zip(rows, titles, strict=True)]
     top = sum(heights)
-    for row, height in zip(rows, heights, strict=True):
-        left, title = 0.0, 0.3 + style.room(panel.label for panel in row)
+    width, whole = style.WIDTH, 0.3 + top
+    figure = Figure(figsize=(width, whole))
+    for row, title, height in zip(rows, titles, heights, strict=True):
+        left = 0.0
         for panel in row:
-            tall = _LAYER * panel.layers
-            axes = figure.add_axes(
-                (left / style.WIDTH, (top - title - tall) / whole, panel.width / style.WIDTH, tall / whole)
-            )
-            _tree(axes, panel)
+            bottom = top - title - panel.height
+            box = (left / width, bottom / whole, panel.width / width, panel.height / whole)
+            _tree(figure.add_axes(box), panel)
             left += panel.width + _GAP
         top -= height
     _shades(figure)
@@ -134,9 +130,17 @@ class _Panel:
         return 1 + max(map(len, self.nodes))
 
     @property
+    def height(self) -> float:
+        return _LAYER * self.layers
+
+    @property
+    def leaf(self) -> float:
+        return min(_LEAF, style.WIDTH / (1 + max(self.across.values())))
+
+    @property
     def width(self) -> float:
         leaves = 1 + max(self.across.values())
-        return min(style.WIDTH, max(leaves * min(_LEAF, style.WIDTH / leaves), 0.3 + 0.066 * min(32, len(self.label))))
+        return min(style.WIDTH, max(leaves * self.leaf, 0.3 + 0.066 * min(32, len(self.label))))
 
 
 def _packed(panels: Sequence[_Panel], width: float) -> list[list[_Panel]]:
@@ -153,7 +157,7 @@ def _packed(panels: Sequence[_Panel], width: float) -> list[list[_Panel]]:
 def _most_tried(places: dict[Path, NodeAcceptance]) -> dict[Path, NodeAcceptance]:
     """The nodes to draw, by depth: those tried most, and of them those that all before are known of."""
     within = [path for path in places if len(path) <= _DEPTHS]
-    most = set(sorted(within, key=lambda path: (-places[path].tried, len(path), path))[:_NODES])
+    most = sorted(within, key=lambda path: (-places[path].tried, len(path), path))[:_NODES]
     kept: dict[Path, NodeAcceptance] = {}
     for path in sorted(most, key=lambda path: (len(path), path)):
         if path[:-1] in kept or len(path) == 1:
@@ -165,18 +169,14 @@ def _across(paths: Sequence[Path]) -> dict[Path, float]:
     """Where nodes stand from left to right: leaves side by side, a parent over the middle of its children."""
     children = grouped(paths, lambda path: path[:-1])
     across: dict[Path, float] = {}
-    leaves = 0
-    stack: list[tuple[Path, bool]] = [((), False)]
-    while stack:
-        path, below_done = stack.pop()
-        if path not in children:
-            across[path] = leaves
-            leaves += 1
-        elif below_done:
-            across[path] = (across[children[path][0]] + across[children[path][-1]]) / 2
-        else:
-            stack.append((path, True))
-            stack += [(child, False) for child in reversed(children[path])]
+    leaves = count()
+
+    def stand(path: Path) -> float:
+        below = [stand(child) for child in children.get(path, ())]
+        across[path] = (below[0] + below[-1]) / 2 if below else next(leaves)
+        return across[path]
+
+    stand(())
     return across
 
 
@@ -194,7 +194,7 @@ def _tree(axes: Axes, panel: _Panel) -> None:
         linewidths=0.5,
         zorder=2,
     )
-    axes.set_xlim(-0.5, -0.5 + panel.width / min(_LEAF, style.WIDTH / (1 + max(across.values()))))
+    axes.set_xlim(-0.5, -0.5 + panel.width / panel.leaf)
     axes.set_ylim(panel.layers - 0.5, -0.5)
     axes.set_axis_off()
     axes.set_title(style.wrapped(panel.label), fontsize=8.5, pad=3)
