@@ -35,7 +35,7 @@ def output_table(found: Comparison) -> Table:
     return Table(
         "Behind the speedup",
         ["method", *columns],
-        [[Cell(each.label), *_cells(each, columns)] for each in found.results],
+        [[Cell(each.label), *(_COLUMNS[column](each) for column in columns)] for each in found.results],
         "Repeated: 4-grams that stood in the same output before. Whole call: tokens/s, the prompt included. "
         "Quartiles: lower, median and upper, of the speedups prompt by prompt. Identical: to plain decoding; margin: "
         "of the logits where an output first differs.",
@@ -75,7 +75,12 @@ def points_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
     note = "Drafted: mean nodes of a step, the root left out. Tokens/s of decoding, and of the whole call."
     known = any(not result.is_baseline and result.speedup is not None for each in points for result in each.results)
     table = _by_point(points, title, axis, columns, note)
-    return _without_unused(table, {NONE, "0"} if known else {NONE, "0", "1.00"})
+    # Columns after the names in which no row says anything are left out.
+    unused = {NONE, "0"} if known else {NONE, "0", "1.00"}
+    texts = [{row[place].text for row in table.rows} for place in range(len(table.columns))]
+    kept = [place < 2 or not found <= unused for place, found in enumerate(texts)]
+    rows = [list(compress(row, kept)) for row in table.rows]
+    return replace(table, columns=list(compress(table.columns, kept)), rows=rows)
 
 
 def rates_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
@@ -92,7 +97,8 @@ def _by_point(points: Sequence[Comparison], title: str, axis: str, columns: list
     rows = []
     for each in points:
         point = str(each.batch) if each.mode == "batch" else each.point or NONE
-        rows += [[Cell(point), Cell(result.label), *_cells(result, columns)] for result in each.results]
+        for result in each.results:
+            rows.append([Cell(point), Cell(result.label), *(_COLUMNS[column](result) for column in columns)])
     return Table(title, [axis, "method", *columns], rows, note, frozenset({1}))
 
 
@@ -132,14 +138,6 @@ def failure_table(summary: Summary) -> Table | None:
         rows.append([Cell(failed[0]["failure"]), Cell(methods), Cell(str(prompts)), Cell(str(len(failed)))])
     columns = ["failure", "methods", "prompts", "runs"]
     return Table("Failures", columns, rows, "Failures alike but for numbers stand in one line.", frozenset({0, 1}))
-
-
-def _without_unused(table: Table, unused: set[str]) -> Table:
-    """Without columns after the names in which no row says anything."""
-    texts = [{row[place].text for row in table.rows} for place in range(len(table.columns))]
-    kept = [place < 2 or not found <= unused for place, found in enumerate(texts)]
-    rows = [list(compress(row, kept)) for row in table.rows]
-    return replace(table, columns=list(compress(table.columns, kept)), rows=rows)
 
 
 def _figures(title: str, results: Sequence[Result], columns: Sequence[_Column], note: str) -> Table:
@@ -187,10 +185,6 @@ def _identical(result: Result) -> Cell:
     return Cell(f"{same} of {result.compared}", alarm=same < result.compared)
 
 
-def _margin(result: Result) -> str:
-    return _logits(arithmetic.margin(result.divergences[0])) if result.divergences else NONE
-
-
 _COLUMNS: dict[str, Callable[[Result], Cell]] = {
     "drafted": lambda result: Cell(NONE if result.nodes is None else f"{result.nodes - 1:.1f}"),
     "MAT": lambda result: Cell(_text(result.mat, _two)),
@@ -203,11 +197,9 @@ _COLUMNS: dict[str, Callable[[Result], Cell]] = {
     "speedup": lambda result: Cell(_text(result.speedup, _two)),
     "speedup quartiles": lambda result: Cell(_quartiles(result)),
     "identical": _identical,
-    "largest margin": lambda result: Cell(_margin(result)),
+    "largest margin": lambda result: Cell(
+        _logits(arithmetic.margin(result.divergences[0])) if result.divergences else NONE
+    ),
     "failed": lambda result: Cell(str(len(result.failures)), alarm=bool(result.failures)),
 }
 """What stands under a head."""
-
-
-def _cells(result: Result, columns: Sequence[str]) -> list[Cell]:
-    return [_COLUMNS[column](result) for column in columns]

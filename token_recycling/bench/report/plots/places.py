@@ -63,19 +63,9 @@ def _grid(axes: Axes, result: Result, depths: int, ranks: int) -> None:
             continue
         shade = _shade(place.share)
         axes.add_patch(Rectangle((rank - 0.47, depth - 0.46), 0.94, 0.92, facecolor=_colour(shade), linewidth=0))
-        axes.text(
-            rank,
-            depth,
-            _percent(place.share),
-            ha="center",
-            va="center_baseline",
-            fontsize=7,
-            color=INK if shade < 4 else PAPER,
-        )
-    axes.set_xlim(-0.6, ranks - 0.4)
-    axes.set_ylim(depths + 0.6, 0.4)
-    axes.set_xticks(range(ranks))
-    axes.set_yticks(range(1, depths + 1))
+        ink = INK if shade < 4 else PAPER
+        axes.text(rank, depth, _percent(place.share), ha="center", va="center_baseline", fontsize=7, color=ink)
+    axes.set(xticks=range(ranks), yticks=range(1, depths + 1), xlim=(-0.6, ranks - 0.4), ylim=(depths + 0.6, 0.4))
     axes.spines[:].set_visible(False)
     axes.set_title(style.wrapped(result.label), fontsize=8.5)
 
@@ -215,11 +205,10 @@ def _percent(share: float) -> str:
 def _shades(figure: Figure) -> None:
     bounds = [f"{100 * bound:.0f}" for bound in _STEPS]
     labels = [f"< {bounds[0]}", *(f"{a}-{b}" for a, b in pairwise(bounds)), f"> {bounds[-1]} %"]
+    shades = zip(HEAT, labels, strict=True)
+    patches = [Patch(facecolor=shade, edgecolor=GRID, linewidth=0.5, label=label) for shade, label in shades]
     figure.legend(
-        handles=[
-            Patch(facecolor=colour, edgecolor=GRID, linewidth=0.5, label=label)
-            for colour, label in zip(HEAT, labels, strict=True)
-        ],
+        handles=patches,
         loc="outside upper left",
         ncols=len(HEAT),
         borderaxespad=0.1,

@@ -120,8 +120,7 @@ def trade_off(studies: Mapping[tuple[str, str], Sequence[Comparison]], mode: str
             if result.mat and result.decoding and result.nodes
         ]
         _numbered(axes, known, 5, color=colour, marker="o", label=name)
-    axes.set_xlabel("MAT, tokens a step")
-    axes.set_ylabel("tokens/s")
+    axes.set(xlabel="MAT, tokens a step", ylabel="tokens/s")
     axes.grid(True)
     axes.margins(0.08, 0.12)
     style.legend(figure, axes.get_legend_handles_labels()[0])
@@ -150,8 +149,7 @@ def pareto(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | No
     figure, (axes,) = style.canvas(3.8)
     for place, (curve, known) in enumerate(drawn.items()):
         _numbered(axes, known, -11 if place % 2 else 5, color=colours[curve].colour, marker=colours[curve].marker)
-    axes.set_xlabel("discard rate")
-    axes.set_ylabel("verification rate")
+    axes.set(xlabel="discard rate", ylabel="verification rate")
     axes.grid(True)
     axes.margins(0.06, 0.1)
     style.legend(figure, [style.key(curve, colours[curve], line=True) for curve in drawn])
@@ -192,8 +190,7 @@ def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | No
         axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, list(map(str, sizes)))
     axes.minorticks_off()
-    axes.set_xlabel("texts at once")
-    axes.set_ylabel("speedup")
+    axes.set(xlabel="texts at once", ylabel="speedup")
     style.ruled(axes, "y")
     style.legend(figure, [style.key(of[0][1].label, looks[method], line=True) for method, of in lines.items()])
     return Plot(
