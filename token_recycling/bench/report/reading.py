@@ -84,18 +84,14 @@ def _parsed(file: Path) -> tuple[list[Row], list[str]]:
                 notes.append(f"The last line of {ROWS} is incomplete, as after an interruption; it was left out.")
                 continue
             raise ValueError(f"expected a JSON object in line {number} of {file}, got {line[:60]!r}") from None
-        rows.append(_checked(row, f"line {number} of {file}"))
+        place, version = f"line {number} of {file}", row.get("version") if isinstance(row, dict) else None
+        if version != VERSION:
+            raise ValueError(f"expected rows of version {VERSION}, got {version!r} in {place}: measure again")
+        missing = [key for key in REQUIRED if key not in row]
+        if missing:
+            raise ValueError(f"expected the keys {', '.join(missing)} in {place}, got none: measure again")
+        rows.append(row)
     return rows, notes
-
-
-def _checked(row: Any, place: str) -> Row:
-    version = row.get("version") if isinstance(row, dict) else None
-    if version != VERSION:
-        raise ValueError(f"expected rows of version {VERSION}, got {version!r} in {place}: measure again")
-    missing = [key for key in REQUIRED if key not in row]
-    if missing:
-        raise ValueError(f"expected the keys {', '.join(missing)} in {place}, got none: measure again")
-    return row
 
 
 def _last_of_each(rows: Iterable[Row]) -> tuple[list[Row], int]:

@@ -51,7 +51,14 @@ def download(name: str) -> Path:
                 "delete it to download it again"
             )
         return path
-    data = _read(name, source.url)
+    try:
+        with urllib.request.urlopen(source.url, timeout=_TIMEOUT) as answer:
+            data = bytes(answer.read())
+    except OSError as error:  # no network, no such host, a refusal: URLError and HTTPError are OSErrors too
+        raise OSError(
+            f"expected to download {name} from {source.url}, got: {error}; without a network, fetch the file elsewhere "
+            f"and give its path: --data {name}=FILE"
+        ) from error
     found = _sha256(data)
     if found != source.sha256:
         raise ValueError(
@@ -61,17 +68,6 @@ def download(name: str) -> Path:
     with replacing(path) as temporary:
         Path(temporary).write_bytes(data)
     return path
-
-
-def _read(name: str, url: str) -> bytes:
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
-            return bytes(answer.read())
-    except OSError as error:  # no network, no such host, a refusal: URLError and HTTPError are OSErrors too
-        raise OSError(
-            f"expected to download {name} from {url}, got: {error}; without a network, fetch the file elsewhere "
-            f"and give its path: --data {name}=FILE"
-        ) from error
 
 
 def _sha256(data: bytes) -> str:

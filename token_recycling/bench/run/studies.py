@@ -45,7 +45,9 @@ def template(nodes: int, depth: int, k: int = K) -> Tree:
     Raises ValueError where that many nodes do not fit, or are too few.
     """
     needed = {(0,) * length for length in range(1, depth + 1)} | {(rank,) for rank in range(k)}
-    acceptance = [_acceptance(rank) for rank in range(k)]
+    # Measured for the first ranks; each further one is taken for half as good as the one before.
+    further = (RANK_ACCEPTANCE[-1] / 2**place for place in range(1, k))
+    acceptance = [*RANK_ACCEPTANCE, *further][:k]
     paths = needed
     for grown in range(nodes, 0, -1):
         paths = needed | set(grow(acceptance, grown, max_depth=depth).paths[1:])
@@ -56,12 +58,6 @@ def template(nodes: int, depth: int, k: int = K) -> Tree:
             f"expected a number of nodes that a tree of depth {depth} and {k} candidates can have, got {nodes}"
         )
     return Tree.from_paths(sorted(paths, key=lambda path: (len(path), path)))
-
-
-def _acceptance(rank: int) -> float:
-    """Measured for the first ranks; each further one is taken for half as good as the one before."""
-    last = len(RANK_ACCEPTANCE) - 1
-    return RANK_ACCEPTANCE[rank] if rank <= last else RANK_ACCEPTANCE[last] / 2 ** (rank - last)
 
 
 def study(

@@ -18,6 +18,7 @@ from .style import GRID, HEAT, INK, MUTED, PAPER, Plot
 
 _STEPS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 """Bounds of the shades: finer where shares are small, as most are."""
+_SHADES = list(HEAT)
 _DEPTHS, _RANKS, _NODES = 12, 10, 120
 """Most that is drawn."""
 _LEAF, _LAYER, _GAP = 0.26, 0.25, 0.25
@@ -31,8 +32,9 @@ def grids(found: Comparison) -> Plot | None:
     shown = [each for each in found.results if each.by_place]
     if not shown:
         return None
-    depths = min(_DEPTHS, max(depth for each in shown for depth, _ in each.by_place))
-    ranks = min(_RANKS, 1 + max(rank for each in shown for _, rank in each.by_place))
+    deepest = max(depth for each in shown for depth, _ in each.by_place)
+    broadest = max(rank for each in shown for _, rank in each.by_place)
+    depths, ranks = min(_DEPTHS, deepest), min(_RANKS, 1 + broadest)
     figure, every = style.panels([each.label for each in shown], 0.75, 0.5 + 0.19 * depths)
     for axes, result in zip(every, shown, strict=False):
         _grid(axes, result, depths, ranks)
@@ -40,21 +42,12 @@ def grids(found: Comparison) -> Plot | None:
         axes.set_ylabel("depth")
     figure.supxlabel("rank among the candidates of the parent", fontsize=9, color=MUTED)
     _shades(figure)
-    return Plot(
-        f"places_{found.mode}",
-        "Acceptance by depth and rank",
-        "Percent of the drafted nodes that were accepted, of those whose parent was. A blank place was never drafted"
-        + _left_out(shown, depths, ranks)
-        + ".",
-        figure,
-    )
-
-
-def _left_out(shown: Sequence[Result], depths: int, ranks: int) -> str:
-    every = [place for each in shown for place in each.by_place]
-    beyond = [f"depths beyond {depths}"] if max(depth for depth, _ in every) > depths else []
-    beyond += [f"ranks beyond {ranks - 1}"] if max(rank for _, rank in every) >= ranks else []
-    return f"; {' and '.join(beyond)} are left out" if beyond else ""
+    said = "Percent of the drafted nodes that were accepted, of those whose parent was. A blank place was never drafted"
+    beyond = [f"depths beyond {depths}"] if deepest > depths else []
+    beyond += [f"ranks beyond {ranks - 1}"] if broadest >= ranks else []
+    if beyond:
+        said += f"; {' and '.join(beyond)} are left out"
+    return Plot(f"places_{found.mode}", "Acceptance by depth and rank", f"{said}.", figure)
 
 
 def _grid(axes: Axes, result: Result, depths: int, ranks: int) -> None:
@@ -62,7 +55,7 @@ def _grid(axes: Axes, result: Result, depths: int, ranks: int) -> None:
         if depth > depths or rank >= ranks:
             continue
         shade = _shade(place.share)
-        axes.add_patch(Rectangle((rank - 0.47, depth - 0.46), 0.94, 0.92, facecolor=_colour(shade), linewidth=0))
+        axes.add_patch(Rectangle((rank - 0.47, depth - 0.46), 0.94, 0.92, facecolor=_SHADES[shade], linewidth=0))
         ink = INK if shade < 4 else PAPER
         axes.text(rank, depth, _percent(place.share), ha="center", va="center_baseline", fontsize=7, color=ink)
     axes.set(xticks=range(ranks), yticks=range(1, depths + 1), xlim=(-0.6, ranks - 0.4), ylim=(depths + 0.6, 0.4))
@@ -179,7 +172,7 @@ def _tree(axes: Axes, panel: _Panel) -> None:
         [across[path] for path in nodes],
         [len(path) for path in nodes],
         s=[9 + 53 * min(1.0, place.tried / max(1, panel.steps)) for place in nodes.values()],
-        c=[_colour(_shade(place.share)) for place in nodes.values()],
+        c=[_SHADES[_shade(place.share)] for place in nodes.values()],
         edgecolors=MUTED,
         linewidths=0.5,
         zorder=2,
@@ -192,10 +185,6 @@ def _tree(axes: Axes, panel: _Panel) -> None:
 
 def _shade(share: float) -> int:
     return bisect_right(_STEPS, share)
-
-
-def _colour(shade: int) -> str:
-    return list(HEAT)[shade]
 
 
 def _percent(share: float) -> str:
