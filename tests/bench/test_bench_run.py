@@ -238,7 +238,7 @@ def test_a_row_of_two_turns_and_three_repeats_by_hand() -> None:
     """Turns are summed, counts are those of the median repeat, and one repeat that differs is enough."""
     entry, baseline = Entry(Drafted("plain")), Entry(parse("generate"))
     question = Question("set/1", "law", ("a", "b"), "turns")
-    workload = Workload("generate", None, (baseline, entry), (Conversation(question),))
+    workload = Workload("generate", None, (baseline, entry), (Conversation((question,)),))
     where = benching.setup()
     loop, answer = [7, 8, 9, 10] * 4, [4, 5, 6, 7]
     repeats = [

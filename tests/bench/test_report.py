@@ -65,8 +65,11 @@ def test_failures_alike_but_for_numbers_stand_in_one_line():
         failed("b", "x/2", "F"),
         failed("b", "x/3", "E: got 3"),
     ]
-    found = findings.failures(only(rows).results)
-    assert found == [("E: got 12", ["label of a", "label of b"], 2, 3), ("F", ["label of b"], 1, 1)]
+    found = tables.failure_table(summary_of(*rows)).rows
+    assert [[cell.text for cell in line] for line in found] == [
+        ["E: got 12", "label of a, label of b", "2", "3"],
+        ["F", "label of b", "1", "1"],
+    ]
 
 
 def test_categories_stand_in_the_order_of_the_paper_and_others_follow():

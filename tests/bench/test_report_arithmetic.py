@@ -18,7 +18,6 @@ def test_mat_is_all_tokens_by_all_steps():
 def test_mat_without_loops_leaves_looping_stretches_out():
     rows = [row(tokens=10, steps=5, loop_tokens=6, loop_steps=1), row(tokens=30, steps=10)]
     assert arithmetic.mat_without_loops(rows) == 34 / 14
-    assert arithmetic.loop_share(rows) == 6 / 40
     assert arithmetic.mat_without_loops([row(tokens=10, steps=5, loop_tokens=10, loop_steps=5)]) is None
 
 

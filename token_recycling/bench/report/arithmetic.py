@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", bound=Hashable)
 Row = dict[str, Any]
 Pair = tuple[Row, Row]
 """Rows of a method and of the baseline on the same prompt."""
@@ -46,24 +48,48 @@ class NodeAcceptance(NamedTuple):
         return self.accepted / self.tried if self.tried else 0.0
 
 
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """Items by what `key` says of them, in order."""
+    found: dict[_Key, list[_Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def finished(rows: Iterable[Row]) -> list[Row]:
     """Rows without a failure."""
     return [row for row in rows if row["failure"] is None]
 
 
-def mat(rows: Sequence[Row]) -> float | None:
-    """Mean accepted tokens: all tokens by all steps, the target's own token of a step included."""
-    return _share(rows, "tokens", "steps")
+def _with(rows: Iterable[Row], *keys: str) -> list[Row]:
+    """Rows in which all of these were measured."""
+    return [row for row in rows if all(row[key] is not None for key in keys)]
 
 
-def discard_rate(rows: Sequence[Row]) -> float | None:
-    """Drafted tokens that were not accepted, per emitted token."""
-    return _share(rows, "discarded", "tokens")
+def _total(rows: Iterable[Row], key: str) -> float:
+    return sum(row[key] for row in rows)
 
 
-def verification_rate(rows: Sequence[Row]) -> float | None:
-    """Steps, which are forward passes of the target, per emitted token."""
-    return _share(rows, "steps", "tokens")
+def _ratio(above: float, below: float) -> float | None:
+    return above / below if below else None
+
+
+def _share(above: str, below: str) -> Callable[[Sequence[Row]], float | None]:
+    """The sum of one key by that of another, over the rows that have both."""
+
+    def share(rows: Sequence[Row]) -> float | None:
+        known = _with(rows, above, below)
+        return _ratio(_total(known, above), _total(known, below))
+
+    return share
+
+
+mat = _share("tokens", "steps")
+"""Mean accepted tokens: all tokens by all steps, the target's own token of a step included."""
+discard_rate = _share("discarded", "tokens")
+"""Drafted tokens that were not accepted, per emitted token."""
+verification_rate = _share("steps", "tokens")
+"""Steps, which are forward passes of the target, per emitted token."""
 
 
 def mat_without_loops(rows: Sequence[Row]) -> float | None:
@@ -73,25 +99,15 @@ def mat_without_loops(rows: Sequence[Row]) -> float | None:
     return _ratio(tokens, _total(known, "steps") - _total(known, "loop_steps"))
 
 
-def loop_share(rows: Sequence[Row]) -> float | None:
-    """Share of the tokens that lie in looping stretches."""
-    return _share(rows, "loop_tokens", "tokens")
-
-
 def repeated_4grams(rows: Sequence[Row]) -> float | None:
     """Share of 4-grams that stood in the same output before, weighted by the outputs' tokens."""
     known = _with(rows, "repeated_4grams")
     return _ratio(sum(row["repeated_4grams"] * row["tokens"] for row in known), _total(known, "tokens"))
 
 
-def seconds(row: Row, clock: str = CALL) -> float:
-    """Median of a row's repetitions."""
-    return statistics.median(row[clock])
-
-
 def tokens_per_second(rows: Sequence[Row], clock: str = DECODE) -> float | None:
-    """All tokens by the sum of the rows' median times."""
-    return _ratio(_total(rows, "tokens"), sum(seconds(row, clock) for row in rows))
+    """All tokens by the sum of the rows' times, of each the median of its repetitions."""
+    return _ratio(_total(rows, "tokens"), sum(statistics.median(row[clock]) for row in rows))
 
 
 def paired(rows: Iterable[Row], baseline: Iterable[Row]) -> list[Pair]:
@@ -100,20 +116,18 @@ def paired(rows: Iterable[Row], baseline: Iterable[Row]) -> list[Pair]:
     return [(row, others[row["prompt"]]) for row in finished(rows) if row["tokens"] and row["prompt"] in others]
 
 
-def speedup(pairs: Sequence[Pair], clock: str = CALL) -> float | None:
-    """The baseline's seconds per token by the method's, over all pairs together.
+def speedup(pairs: Sequence[Pair]) -> float | None:
+    """The baseline's seconds per token by the method's, of whole calls, over all pairs together.
 
     Where both gave the same number of tokens, as identical output does, this is the ratio of the summed times.
     """
-    method, baseline = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    ours, theirs = tokens_per_second(method, clock), tokens_per_second(baseline, clock)
+    ours, theirs = (tokens_per_second([pair[place] for pair in pairs], CALL) for place in (0, 1))
     return None if ours is None or theirs is None else _ratio(ours, theirs)
 
 
-def speedups(pairs: Iterable[Pair], clock: str = CALL) -> list[float]:
+def speedups(pairs: Iterable[Pair]) -> list[float]:
     """The speedup of each pair."""
-    each = (speedup([pair], clock) for pair in pairs)
-    return [value for value in each if value is not None]
+    return [value for pair in pairs if (value := speedup([pair])) is not None]
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -124,13 +138,10 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(min(values), quartiles[0], quartiles[1], quartiles[2], max(values))
 
 
-def repeat_spread(rows: Iterable[Row], clock: str = CALL) -> float | None:
+def repeat_spread(rows: Iterable[Row]) -> float | None:
     """How far repetitions of one prompt lie apart: slowest less fastest by the median, the median of all rows."""
-    apart = [
-        (max(row[clock]) - min(row[clock])) / seconds(row, clock)
-        for row in rows
-        if len(row[clock]) > 1 and seconds(row, clock)
-    ]
+    repeated = [row[CALL] for row in rows if len(row[CALL]) > 1 and statistics.median(row[CALL])]
+    apart = [(max(times) - min(times)) / statistics.median(times) for times in repeated]
     return statistics.median(apart) if apart else None
 
 
@@ -151,7 +162,8 @@ def overhead(parts: dict[str, float]) -> float | None:
 
 def lengths(rows: Iterable[Row]) -> dict[int, float]:
     """Share of the steps by the number of tokens they gave."""
-    return _shares(_counted(rows, "lengths"))
+    counts = _counted(rows, "lengths")
+    return {length: steps / counts.total() for length, steps in sorted(counts.items())}
 
 
 def mean_nodes(rows: Iterable[Row]) -> float | None:
@@ -175,12 +187,11 @@ def by_path(rows: Iterable[Row]) -> dict[tuple[int, ...], NodeAcceptance]:
     tried, accepted = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
     for row in rows:
         for path, *counts in row.get("paths") or ():
-            ranks = tuple(int(rank) for rank in path.split("."))
+            ranks = tuple(map(int, path.split(".")))
             tried[ranks] += counts[0]
             accepted[ranks] += counts[1]
-    return {
-        path: NodeAcceptance(tried[path], accepted[path]) for path in sorted(tried, key=lambda path: (len(path), path))
-    }
+    order = sorted(tried, key=lambda path: (len(path), path))
+    return {path: NodeAcceptance(tried[path], accepted[path]) for path in order}
 
 
 def compared(rows: Iterable[Row]) -> list[Row]:
@@ -200,31 +211,8 @@ def margin(row: Row) -> float:
     return float("inf") if not found or found["margin"] is None else abs(found["margin"])
 
 
-def _with(rows: Iterable[Row], *keys: str) -> list[Row]:
-    """Rows in which all of these were measured."""
-    return [row for row in rows if all(row[key] is not None for key in keys)]
-
-
-def _share(rows: Iterable[Row], above: str, below: str) -> float | None:
-    """The sum of one key by that of another, over the rows that have both."""
-    known = _with(rows, above, below)
-    return _ratio(_total(known, above), _total(known, below))
-
-
-def _total(rows: Iterable[Row], key: str) -> float:
-    return sum(row[key] for row in rows)
-
-
-def _ratio(above: float, below: float) -> float | None:
-    return above / below if below else None
-
-
 def _counted(rows: Iterable[Row], key: str) -> Counter[int]:
     counts = Counter[int]()
     for row in rows:
         counts.update({int(value): count for value, count in (row[key] or {}).items()})
     return counts
-
-
-def _shares(counts: Counter[int]) -> dict[int, float]:
-    return {value: count / counts.total() for value, count in sorted(counts.items())}

@@ -7,7 +7,8 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup
 
-from . import findings, plots, words
+from . import findings, words
+from .plots import style
 from .sections import Section
 from .summary import Summary
 
@@ -27,7 +28,7 @@ def html(summary: Summary, sections: list[Section]) -> str:
         environments=[words.environment(each) for each in summary.environments],
         settings=words.settings(summary),
         how=words.HOW,
-        light=Markup(plots.css(dark=False)),
-        dark=Markup(plots.css(dark=True)),
+        light=Markup(style.css(dark=False)),
+        dark=Markup(style.css(dark=True)),
         inline=lambda plot: Markup(plot.inline()),
     )

@@ -35,10 +35,8 @@ def compare(rows: Sequence[Row], baseline: str | None = None) -> list[Comparison
     if baseline is not None and baseline not in known:
         raise ValueError(f"expected a measured method as the baseline, one of {', '.join(known)}; got {baseline!r}")
     candidates = (baseline,) if baseline else BASELINES
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(_conditions(row), []).append(row)
-    order = sorted(groups, key=lambda key: (key[1] is not None, _order(key[0]), key[3] or 0))
+    groups = arithmetic.grouped(rows, _conditions)
+    order = sorted(groups, key=lambda key: (key[1] is not None, [*MODES, key[0]].index(key[0]), key[3] or 0))
     return [_comparison(key, groups, candidates, known) for key in order]
 
 
@@ -46,40 +44,31 @@ def _conditions(row: Row) -> tuple[Any, ...]:
     return row["mode"], row["study"], row["point"], row["batch"]
 
 
-def _order(mode: str) -> int:
-    return MODES.index(mode) if mode in MODES else len(MODES)
-
-
 def _comparison(
     key: tuple[Any, ...], groups: dict[tuple[Any, ...], list[Row]], candidates: Iterable[str], known: list[str]
 ) -> Comparison:
     mode, study, point, batch = key
-    by_method: dict[str, list[Row]] = {}
-    for row in groups[key]:
-        by_method.setdefault(row["method"], []).append(row)
+    by_method = _by_method(groups[key])
     # A study may measure its baseline once for all points, in rows without a point.
-    shared = [row for row in groups.get((mode, study, None, batch), ()) if row["method"] not in by_method]
-    against, name = next(
-        (
-            (found, name)
-            for name in candidates
-            if (found := by_method.get(name) or [row for row in shared if row["method"] == name])
-        ),
-        ([], None),
-    )
-    order = sorted(by_method, key=lambda method: (method != name, known.index(method)))
+    measured = {**_by_method(groups.get((mode, study, None, batch), ())), **by_method}
+    baseline = next((name for name in candidates if name in measured), None)
     results = [
         Result(
             method,
-            by_method[method][-1]["label"],
-            arithmetic.finished(by_method[method]),
-            [row for row in by_method[method] if row["failure"] is not None],
-            arithmetic.paired(by_method[method], against),
-            method == name,
+            rows[-1]["label"],
+            arithmetic.finished(rows),
+            [row for row in rows if row["failure"] is not None],
+            arithmetic.paired(rows, measured[baseline] if baseline else ()),
+            method == baseline,
         )
-        for method in order
+        for method, rows in by_method.items()
     ]
+    results.sort(key=lambda result: (not result.is_baseline, known.index(result.method)))
     return Comparison(mode, study, point, batch or 1, results)
+
+
+def _by_method(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    return arithmetic.grouped(rows, lambda row: row["method"])
 
 
 def _parsed(file: Path) -> tuple[list[Row], list[str]]:
@@ -95,18 +84,14 @@ def _parsed(file: Path) -> tuple[list[Row], list[str]]:
                 notes.append(f"The last line of {ROWS} is incomplete, as after an interruption; it was left out.")
                 continue
             raise ValueError(f"expected a JSON object in line {number} of {file}, got {line[:60]!r}") from None
-        rows.append(_checked(row, f"line {number} of {file}"))
+        place, version = f"line {number} of {file}", row.get("version") if isinstance(row, dict) else None
+        if version != VERSION:
+            raise ValueError(f"expected rows of version {VERSION}, got {version!r} in {place}: measure again")
+        missing = [key for key in REQUIRED if key not in row]
+        if missing:
+            raise ValueError(f"expected the keys {', '.join(missing)} in {place}, got none: measure again")
+        rows.append(row)
     return rows, notes
-
-
-def _checked(row: Any, place: str) -> Row:
-    version = row.get("version") if isinstance(row, dict) else None
-    if version != VERSION:
-        raise ValueError(f"expected rows of version {VERSION}, got {version!r} in {place}: measure again")
-    missing = [key for key in REQUIRED if key not in row]
-    if missing:
-        raise ValueError(f"expected the keys {', '.join(missing)} in {place}, got none: measure again")
-    return row
 
 
 def _last_of_each(rows: Iterable[Row]) -> tuple[list[Row], int]:

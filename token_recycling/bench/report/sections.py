@@ -34,43 +34,44 @@ def sections_of(summary: Summary, plots: Any = None) -> list[Section]:
     found = [_of_methods(each, plots.of_methods(each, summary) if plots else []) for each in summary.main]
     if summary.batches:
         table = tables.points_table(summary.batches, "Batches by size", "texts at once")
-        drawings = plots.of_batches(summary) if plots else []
-        found.append(Section(words.mode_title("batch"), words.about("batch"), [table], drawings))
-    drawn = plots.of_studies(summary) if plots else {}
+        drawn = plots.of_batches(summary) if plots else []
+        found.append(Section(words.mode_title("batch"), words.ABOUT["batch"], [table], drawn))
+    of_studies = plots.of_studies(summary) if plots else {}
     for mode in dict.fromkeys(mode for mode, _ in summary.studies):
-        found.append(_of_studies(summary, mode, drawn))
+        found.append(_of_studies(summary, mode, of_studies))
     wrong = [tables.divergence_table(summary), tables.failure_table(summary)]
     if kept := [table for table in wrong if table is not None]:
-        found.append(Section("What went wrong", "", kept))
+        found.append(Section("What went wrong", tables=kept))
     return found
 
 
 def _of_methods(found: Comparison, drawn: list[Plot]) -> Section:
-    details = []
-    if len(found.categories) > 1:
-        details.append(tables.category_table(found, "MAT by category", "mat"))
-        details.append(tables.category_table(found, "MAT without loops by category", "mat_without_loops"))
-        details.append(tables.category_table(found, "Tokens/s by category", "decoding", "Decoding alone."))
-    if (timed := tables.parts_table(found.results)) is not None:
-        details.append(timed)
     shown = [tables.speedup_table(found), tables.output_table(found)]
-    return Section(words.mode_title(found.mode), words.about(found.mode), shown, drawn, details)
+    section = Section(words.mode_title(found.mode), words.ABOUT.get(found.mode, ""), shown, drawn)
+    if len(found.categories) > 1:
+        section.details = [
+            tables.category_table(found, "MAT by category", "mat"),
+            tables.category_table(found, "MAT without loops by category", "mat_without_loops"),
+            tables.category_table(found, "Tokens/s by category", "decoding", "Decoding alone."),
+        ]
+    if (timed := tables.parts_table(found.results)) is not None:
+        section.details.append(timed)
+    return section
 
 
 def _of_studies(summary: Summary, mode: str, drawn: dict[tuple[str, str], list[Plot]]) -> Section:
-    section = Section(
-        f"Studies: {words.mode_title(mode).lower()}", "One setting changes, everything else stays.", plots_first=True
-    )
+    title = f"Studies: {words.mode_title(mode).lower()}"
+    section = Section(title, "One setting changes, everything else stays.", plots_first=True)
     section.plots += drawn.get((mode, ""), [])
     for (of_mode, name), points in summary.studies.items():
         if of_mode != mode:
             continue
-        said = words.study_words(name)
+        said, timed = words.study_words(name), None
+        if name == "parts":
+            pairs = [(each.point, result) for each in points for result in each.results]
+            labels = [f"{result.label}, {point}" if point else result.label for point, result in pairs]
+            timed = tables.parts_table([result for _, result in pairs], labels)
         table = tables.rates_table if name == STOPPING else tables.points_table
-        section.tables.append(table(points, said.title, said.axis))
+        section.tables.append(timed or table(points, said.title, said.axis))
         section.plots += drawn.get((mode, name), [])
-        pairs = [(each.point, result) for each in points for result in each.results]
-        labels = [f"{result.label}, {point}" if point else result.label for point, result in pairs]
-        if name == "parts" and (timed := tables.parts_table([result for _, result in pairs], labels)) is not None:
-            section.tables[-1:] = [timed]
     return section

@@ -7,8 +7,9 @@ measured, plain decoding in this project's loop.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -20,9 +21,12 @@ BASELINES = (BASELINE, REPLAY_BASELINE)
 """What speedups refer to: the first of these that was measured under the same conditions."""
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
 """Columns in the order of the paper's table 1; others follow as they appear."""
-
-
 _Figure = TypeVar("_Figure")
+
+
+def _ordered(names: Collection[str], first: Sequence[str]) -> list[str]:
+    """Names in their order, but those in `first` before the others."""
+    return [*(name for name in first if name in names), *(name for name in names if name not in first)]
 
 
 def _of_rows(figure: Callable[[list[Row]], _Figure]) -> cached_property[_Figure]:
@@ -45,14 +49,9 @@ class Result:
 
     def of(self, category: str) -> Result:
         """The same method on the prompts of one category."""
-        return Result(
-            self.method,
-            self.label,
-            [row for row in self.rows if row["category"] == category],
-            [row for row in self.failures if row["category"] == category],
-            [pair for pair in self.pairs if pair[0]["category"] == category],
-            self.is_baseline,
-        )
+        rows, failures = ([row for row in rows if row["category"] == category] for rows in (self.rows, self.failures))
+        pairs = [pair for pair in self.pairs if pair[0]["category"] == category]
+        return replace(self, rows=rows, failures=failures, pairs=pairs)
 
     mat = _of_rows(arithmetic.mat)
     mat_without_loops = _of_rows(arithmetic.mat_without_loops)
@@ -71,6 +70,9 @@ class Result:
     by_path = _of_rows(arithmetic.by_path)
     divergences = _of_rows(arithmetic.divergences)
 
+    compared = _of_rows(lambda rows: len(arithmetic.compared(rows)))
+    """Outputs that were compared with plain decoding's."""
+
     @cached_property
     def speedup(self) -> float | None:
         return arithmetic.speedup(self.pairs)
@@ -81,11 +83,6 @@ class Result:
         return arithmetic.spread(arithmetic.speedups(self.pairs))
 
     @cached_property
-    def compared(self) -> int:
-        """Outputs that were compared with plain decoding's."""
-        return len(arithmetic.compared(self.rows))
-
-    @cached_property
     def largest_margin(self) -> float | None:
         """Of the divergences; None where there are none, or where it is not known."""
         margins = [arithmetic.margin(row) for row in self.divergences]
@@ -93,7 +90,7 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Every figure as a plain value, for JSON."""
-        spread = self.spread
+        rates = ("mat", "mat_without_loops", "discard_rate", "verification_rate", "repeated_4grams")
         return {
             "method": self.method,
             "label": self.label,
@@ -101,14 +98,10 @@ class Result:
             "prompts": len(self.rows),
             "failures": len(self.failures),
             "tokens": sum(row["tokens"] for row in self.rows),
-            "mat": self.mat,
-            "mat_without_loops": self.mat_without_loops,
-            "discard_rate": self.discard_rate,
-            "verification_rate": self.verification_rate,
-            "repeated_4grams": self.repeated_4grams,
+            **{rate: getattr(self, rate) for rate in rates},
             "tokens_per_second": {"decoding": self.decoding, "whole_call": self.whole_call},
             "speedup": self.speedup,
-            "speedup_of_prompts": None if spread is None else spread._asdict(),
+            "speedup_of_prompts": self.spread and self.spread._asdict(),
             "compared": self.compared,
             "identical": self.compared - len(self.divergences),
             "largest_margin": self.largest_margin,
@@ -136,7 +129,7 @@ class Comparison:
     @cached_property
     def categories(self) -> list[str]:
         found = dict.fromkeys(row["category"] for result in self.results for row in result.rows + result.failures)
-        return [name for name in CATEGORIES if name in found] + [name for name in found if name not in CATEGORIES]
+        return _ordered(found, CATEGORIES)
 
     def as_dict(self) -> dict[str, Any]:
         """Every figure as a plain value, for JSON."""
@@ -164,10 +157,8 @@ class Summary:
     @cached_property
     def methods(self) -> dict[str, str]:
         """Labels by method, in the order in which they are shown everywhere; the baselines first."""
-        found = {row["method"]: row["label"] for row in reversed(self.rows)}
-        order = dict.fromkeys(row["method"] for row in self.rows)
-        first = [name for name in BASELINES if name in found]
-        return {name: found[name] for name in [*first, *(name for name in order if name not in first)]}
+        rows = arithmetic.grouped(self.rows, lambda row: row["method"])
+        return {method: rows[method][0]["label"] for method in _ordered(rows, BASELINES)}
 
     @cached_property
     def results(self) -> list[Result]:
@@ -187,20 +178,15 @@ class Summary:
     @cached_property
     def studies(self) -> dict[tuple[str, str], list[Comparison]]:
         """By mode and study, the points in the order of the rows."""
-        found: dict[tuple[str, str], list[Comparison]] = {}
-        for each in self.comparisons:
-            if each.study is not None and each.mode != "batch":
-                found.setdefault((each.mode, each.study), []).append(each)
-        return found
+        studied = (each for each in self.comparisons if each.study is not None and each.mode != "batch")
+        return arithmetic.grouped(studied, lambda each: (each.mode, str(each.study)))
 
     @cached_property
     def environments(self) -> list[dict[str, Any]]:
         """Different ones, the date left out."""
-        found: dict[str, dict[str, Any]] = {}
-        for row in self.rows:
-            known = {key: value for key, value in row["environment"].items() if key != "date"}
-            found.setdefault(json.dumps(known, sort_keys=True), known)
-        return list(found.values())
+        found = [{key: value for key, value in row["environment"].items() if key != "date"} for row in self.rows]
+        by_text = arithmetic.grouped(found, lambda known: json.dumps(known, sort_keys=True))
+        return [alike[0] for alike in by_text.values()]
 
 
 Curve = list[tuple[str, Result]]
@@ -218,12 +204,10 @@ def curves(points: Sequence[Comparison]) -> dict[str, Curve]:
         for result in each.results
         if not result.is_baseline and result.rows
     ]
-    places: dict[str, set[str]] = {}
-    for point, result in found:
-        places.setdefault(result.method, set()).add(point)
-    joined: dict[str, Curve] = {}
-    for point, result in found:
-        drafter = result.method.partition(":")[0]
-        name = result.label if len(places[result.method]) > 1 else drafter
-        joined.setdefault(name, []).append((point, result))
-    return joined
+    places = Counter(result.method for _, result in found)
+
+    def name(measured: tuple[str, Result]) -> str:
+        result = measured[1]
+        return result.label if places[result.method] > 1 else result.method.partition(":")[0]
+
+    return arithmetic.grouped(found, name)

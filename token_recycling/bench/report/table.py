@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ def as_rich(table: Table, width: int) -> list[rich.table.Table]:
     figures = [place for place in range(len(table.columns)) if place not in names]
     shown: list[list[int]] = []
     for place in figures:
-        if shown and sum(_least_width(table, each) + 2 for each in [*shown[-1], place]) - 2 <= width:
+        if shown and _width(table, [*shown[-1], place], broken=True) <= width:
             shown[-1].append(place)
         else:
             shown.append([*names, place])
@@ -49,7 +50,7 @@ def as_rich(table: Table, width: int) -> list[rich.table.Table]:
 
 
 def _as_rich(table: Table, places: list[int], width: int, first: bool) -> rich.table.Table:
-    whole = sum(_width(table, place) + 2 for place in places) - 2 <= width
+    broken = _width(table, places, broken=False) > width
     shown = rich.table.Table(
         title=table.title if first else None,
         title_justify="left",
@@ -65,25 +66,21 @@ def _as_rich(table: Table, places: list[int], width: int, first: bool) -> rich.t
         if place in table.words:
             shown.add_column(head, min_width=_LEAST, overflow="fold")
         else:
-            shown.add_column(head, justify="right", width=(_width if whole else _least_width)(table, place))
+            shown.add_column(head, justify="right", width=_width(table, [place], broken))
     for row in table.rows:
         cells = [row[place] for place in places]
         shown.add_row(*(Text(cell.text, "bold red" if cell.alarm else "bold" if cell.best else "") for cell in cells))
     return shown
 
 
-def _width(table: Table, place: int) -> int:
-    """Of a column, its head in one line; of names the least."""
-    if place in table.words:
-        return _LEAST
-    return max(map(len, [table.columns[place], *(row[place].text for row in table.rows)]))
-
-
-def _least_width(table: Table, place: int) -> int:
-    """Of a column, a word of its head in a line; of names the least."""
-    if place in table.words:
-        return _LEAST
-    return max(map(len, [*table.columns[place].split(), *(row[place].text for row in table.rows)]))
+def _width(table: Table, places: Sequence[int], broken: bool) -> int:
+    """Letters of columns beside each other, the heads in one line or `broken` at spaces; of names the least."""
+    found = 2 * len(places) - 2
+    for place in places:
+        head = table.columns[place].split() if broken else [table.columns[place]]
+        figures = [row[place].text for row in table.rows]
+        found += _LEAST if place in table.words else max(map(len, [*head, *figures]))
+    return found
 
 
 def as_markdown(table: Table) -> str:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress
+from operator import attrgetter
 
 from . import arithmetic, words
-from .findings import failures
 from .summary import Comparison, Result, Summary
 from .table import NONE, Cell, Table
+
+_two, _three = "{:.2f}".format, "{:.3f}".format
+_Column = tuple[str, Callable[[Result], float | None], Callable[[float], str]]
+"""A column's head, its figure, and the figure's form."""
 
 
 def speedup_table(found: Comparison) -> Table:
     """Speedup by category and over all, MAT, and tokens/s, as in the paper's table 1."""
     several = found.categories if len(found.categories) > 1 else []
-    columns = ["method", *map(words.heading, several), "speedup", "MAT", "tokens/s"]
-    figures: list[Callable[[Result], float | None]] = [
-        *(_speedup_of(name) for name in several),
-        lambda result: result.speedup,
-        lambda result: result.mat,
-        lambda result: result.decoding,
-    ]
+    columns: list[_Column] = [(words.heading(name), _of_category(name, "speedup"), _two) for name in several]
+    columns += [("speedup", attrgetter("speedup"), _two), ("MAT", attrgetter("mat"), _two)]
+    columns.append(("tokens/s", attrgetter("decoding"), words.rate))
     against = f"over {found.baseline.label}" if found.baseline else "not known: no baseline was measured"
-    return Table(
-        "Speedup",
-        columns,
-        _figures(found.results, figures, [_two] * (len(figures) - 1) + [_rate]),
-        f"Speedup {against}, whole calls; the best of a column in bold. Tokens/s of decoding.",
-    )
+    note = f"Speedup {against}, whole calls; the best of a column in bold. Tokens/s of decoding."
+    return _figures("Speedup", found.results, columns, note)
 
 
 def output_table(found: Comparison) -> Table:
@@ -37,7 +35,7 @@ def output_table(found: Comparison) -> Table:
     return Table(
         "Behind the speedup",
         ["method", *columns],
-        [[Cell(each.label), *_cells(each, columns)] for each in found.results],
+        [[Cell(each.label), *(_COLUMNS[column](each) for column in columns)] for each in found.results],
         "Repeated: 4-grams that stood in the same output before. Whole call: tokens/s, the prompt included. "
         "Quartiles: lower, median and upper, of the speedups prompt by prompt. Identical: to plain decoding; margin: "
         "of the logits where an output first differs.",
@@ -46,36 +44,23 @@ def output_table(found: Comparison) -> Table:
 
 def category_table(found: Comparison, title: str, figure: str, note: str = "") -> Table:
     """One figure of every method by category; `figure` is an attribute of `Result`."""
-
-    def of(category: str) -> Callable[[Result], float | None]:
-        return lambda result: getattr(result.of(category), figure)
-
-    columns = ["method", *map(words.heading, found.categories), "all"]
-    figures = [*(of(name) for name in found.categories), lambda result: getattr(result, figure)]
-    return Table(
-        title,
-        columns,
-        _figures(found.results, figures, [_two if figure.startswith("mat") else _rate] * len(figures)),
-        note,
-    )
+    form = _two if figure.startswith("mat") else words.rate
+    columns = [(words.heading(name), _of_category(name, figure), form) for name in found.categories]
+    return _figures(title, found.results, [*columns, ("all", attrgetter(figure), form)], note)
 
 
-def parts_table(results: Iterable[Result], labels: Sequence[str] | None = None) -> Table | None:
+def parts_table(results: Sequence[Result], labels: Sequence[str] | None = None) -> Table | None:
     """Milliseconds of each part of a step."""
-    every = [(each, each.label if labels is None else labels[place]) for place, each in enumerate(results)]
-    timed = [(each, label) for each, label in every if each.parts]
+    labels = labels or [each.label for each in results]
+    timed = [(label, each.parts) for label, each in zip(labels, results, strict=True) if each.parts]
     if not timed:
         return None
-    names = list(dict.fromkeys(part for each, _ in timed for part in each.parts))
-    rows = [
-        [
-            Cell(label),
-            *(Cell(_milliseconds(each.parts.get(part))) for part in names),
-            Cell(_milliseconds(sum(each.parts.values()))),
-            Cell(_percent(arithmetic.overhead(each.parts))),
-        ]
-        for each, label in timed
-    ]
+    names = list(dict.fromkeys(part for _, parts in timed for part in parts))
+    rows = []
+    for label, parts in timed:
+        seconds = [*(parts.get(part) for part in names), sum(parts.values())]
+        overhead = _text(arithmetic.overhead(parts), _percent)
+        rows.append([Cell(label), *(Cell(_text(each, _milliseconds)) for each in seconds), Cell(overhead)])
     return Table(
         "Time per part of a step",
         ["method", *names, "step", "overhead"],
@@ -90,7 +75,12 @@ def points_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
     note = "Drafted: mean nodes of a step, the root left out. Tokens/s of decoding, and of the whole call."
     known = any(not result.is_baseline and result.speedup is not None for each in points for result in each.results)
     table = _by_point(points, title, axis, columns, note)
-    return _without_unused(table, {NONE, "0"} if known else {NONE, "0", "1.00"})
+    # Columns after the names in which no row says anything are left out.
+    unused = {NONE, "0"} if known else {NONE, "0", "1.00"}
+    texts = [{row[place].text for row in table.rows} for place in range(len(table.columns))]
+    kept = [place < 2 or not found <= unused for place, found in enumerate(texts)]
+    rows = [list(compress(row, kept)) for row in table.rows]
+    return replace(table, columns=list(compress(table.columns, kept)), rows=rows)
 
 
 def rates_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
@@ -107,7 +97,8 @@ def _by_point(points: Sequence[Comparison], title: str, axis: str, columns: list
     rows = []
     for each in points:
         point = str(each.batch) if each.mode == "batch" else each.point or NONE
-        rows += [[Cell(point), Cell(result.label), *_cells(result, columns)] for result in each.results]
+        for result in each.results:
+            rows.append([Cell(point), Cell(result.label), *(_COLUMNS[column](result) for column in columns)])
     return Table(title, [axis, "method", *columns], rows, note, frozenset({1}))
 
 
@@ -119,10 +110,11 @@ def divergence_table(summary: Summary, most: int = 20) -> Table | None:
         return None
     rows = []
     for row in every[:most]:
-        found = row["divergence"] or {}
-        where = (row["label"], _run_name(row), row["prompt"], found.get("turn", NONE), found.get("place", NONE))
-        tokens = (found.get("expected", NONE), found.get("got", NONE))
-        rows.append([*(Cell(str(value)) for value in (*where, *tokens)), Cell(_logits(arithmetic.margin(row)))])
+        conditions = (row["mode"], row["study"], row["point"], row["batch"] if row["mode"] == "batch" else None)
+        run = " ".join(str(each) for each in conditions if each is not None)
+        found = [(row["divergence"] or {}).get(key, NONE) for key in ("turn", "place", "expected", "got")]
+        values = [row["label"], run, row["prompt"], *found, _logits(arithmetic.margin(row))]
+        rows.append([Cell(str(value)) for value in values])
     more = f" {len(every) - most} more are in rows.jsonl." if len(every) > most else ""
     return Table(
         "Outputs that differ",
@@ -134,77 +126,45 @@ def divergence_table(summary: Summary, most: int = 20) -> Table | None:
 
 
 def failure_table(summary: Summary) -> Table | None:
-    """Failures by message."""
-    found = failures(summary.results)
-    if not found:
+    """Failures by message, the most frequent first."""
+    every = [row for result in summary.results for row in result.failures]
+    if not every:
         return None
-    rows = [
-        [Cell(each.message), Cell(", ".join(each.methods)), Cell(str(each.prompts)), Cell(str(each.runs))]
-        for each in found
-    ]
+    alike = arithmetic.grouped(every, lambda row: re.sub(r"\d+", "#", row["failure"]))
+    rows = []
+    for failed in sorted(alike.values(), key=len, reverse=True):
+        methods = ", ".join(dict.fromkeys(row["label"] for row in failed))
+        prompts = len({row["prompt"] for row in failed})
+        rows.append([Cell(failed[0]["failure"]), Cell(methods), Cell(str(prompts)), Cell(str(len(failed)))])
     columns = ["failure", "methods", "prompts", "runs"]
     return Table("Failures", columns, rows, "Failures alike but for numbers stand in one line.", frozenset({0, 1}))
 
 
-def _without_unused(table: Table, unused: set[str]) -> Table:
-    """Without columns after the names in which no row says anything."""
-    kept = [
-        place
-        for place in range(len(table.columns))
-        if place < 2 or not {row[place].text for row in table.rows} <= unused
-    ]
-    rows = [[row[place] for place in kept] for row in table.rows]
-    return replace(table, columns=[table.columns[place] for place in kept], rows=rows)
-
-
-def _figures(
-    results: Sequence[Result],
-    figures: Sequence[Callable[[Result], float | None]],
-    formats: Sequence[Callable[[float | None], str]],
-) -> list[list[Cell]]:
+def _figures(title: str, results: Sequence[Result], columns: Sequence[_Column], note: str) -> Table:
     """A line for each method; the best figure of a column is marked where there is a choice."""
-    values = [[figure(each) for figure in figures] for each in results]
-    best = [max((value for value in column if value is not None), default=None) for column in zip(*values, strict=True)]
-    marked = len(results) > 1
-    return [
-        [
-            Cell(each.label),
-            *(
-                Cell(format_(value), best=marked and value is not None and value == top)
-                for value, top, format_ in zip(line, best, formats, strict=True)
-            ),
-        ]
-        for each, line in zip(results, values, strict=True)
-    ]
+    rows = [[Cell(each.label)] for each in results]
+    for _, figure, form in columns:
+        values = [figure(each) for each in results]
+        best = max((value for value in values if value is not None), default=None)
+        for row, value in zip(rows, values, strict=True):
+            row.append(Cell(_text(value, form), best=len(results) > 1 and value is not None and value == best))
+    return Table(title, ["method", *(head for head, _, _ in columns)], rows, note)
 
 
-def _speedup_of(category: str) -> Callable[[Result], float | None]:
-    return lambda result: result.of(category).speedup
+def _of_category(category: str, figure: str) -> Callable[[Result], float | None]:
+    return lambda result: getattr(result.of(category), figure)
 
 
-def _run_name(row: arithmetic.Row) -> str:
-    names = (row["mode"], row["study"], row["point"], row["batch"] if row["mode"] == "batch" else None)
-    return " ".join(str(name) for name in names if name is not None)
+def _text(value: float | None, form: Callable[[float], str]) -> str:
+    return NONE if value is None else form(value)
 
 
-def _two(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
 
 
-def _three(value: float | None) -> str:
-    return NONE if value is None else f"{value:.3f}"
-
-
-def _rate(value: float | None) -> str:
-    return NONE if value is None else words.rate(value)
-
-
-def _percent(value: float | None) -> str:
-    return NONE if value is None else f"{value:.1%}" if value < 0.1 else f"{value:.0%}"
-
-
-def _milliseconds(value: float | None) -> str:
-    return NONE if value is None else f"{1000 * value:.3f}" if value < 0.01 else f"{1000 * value:.1f}"
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3f}" if seconds < 0.01 else f"{1000 * seconds:.1f}"
 
 
 def _logits(value: float) -> str:
@@ -225,27 +185,21 @@ def _identical(result: Result) -> Cell:
     return Cell(f"{same} of {result.compared}", alarm=same < result.compared)
 
 
-def _margin(result: Result) -> str:
-    return _logits(arithmetic.margin(result.divergences[0])) if result.divergences else NONE
-
-
 _COLUMNS: dict[str, Callable[[Result], Cell]] = {
     "drafted": lambda result: Cell(NONE if result.nodes is None else f"{result.nodes - 1:.1f}"),
-    "MAT": lambda result: Cell(_two(result.mat)),
-    "MAT without loops": lambda result: Cell(_two(result.mat_without_loops)),
-    "discard rate": lambda result: Cell(_three(result.discard_rate)),
-    "verification rate": lambda result: Cell(_three(result.verification_rate)),
-    "repeated": lambda result: Cell(_percent(result.repeated_4grams)),
-    "tokens/s": lambda result: Cell(_rate(result.decoding)),
-    "whole call": lambda result: Cell(_rate(result.whole_call)),
-    "speedup": lambda result: Cell(_two(result.speedup)),
+    "MAT": lambda result: Cell(_text(result.mat, _two)),
+    "MAT without loops": lambda result: Cell(_text(result.mat_without_loops, _two)),
+    "discard rate": lambda result: Cell(_text(result.discard_rate, _three)),
+    "verification rate": lambda result: Cell(_text(result.verification_rate, _three)),
+    "repeated": lambda result: Cell(_text(result.repeated_4grams, _percent)),
+    "tokens/s": lambda result: Cell(_text(result.decoding, words.rate)),
+    "whole call": lambda result: Cell(_text(result.whole_call, words.rate)),
+    "speedup": lambda result: Cell(_text(result.speedup, _two)),
     "speedup quartiles": lambda result: Cell(_quartiles(result)),
     "identical": _identical,
-    "largest margin": lambda result: Cell(_margin(result)),
+    "largest margin": lambda result: Cell(
+        _logits(arithmetic.margin(result.divergences[0])) if result.divergences else NONE
+    ),
     "failed": lambda result: Cell(str(len(result.failures)), alarm=bool(result.failures)),
 }
 """What stands under a head."""
-
-
-def _cells(result: Result, columns: Sequence[str]) -> list[Cell]:
-    return [_COLUMNS[column](result) for column in columns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ _HEADINGS = {
     "mbpp": "MBPP",
 }
 """As in the paper's table 1."""
-_SOFTWARE = ("python", "torch", "transformers", "token_recycling")
+_SOFTWARE = ("python", "torch", "transformers", "token_recycling", "commit")
 
 
 class StudyWords(NamedTuple):
@@ -46,12 +47,13 @@ _STUDIES = {
     ),
 }
 _MODES = {"generate": "Generated text", "replay": "Replayed text", "batch": "Batches"}
-_ABOUT = {
+ABOUT = {
     "generate": "The model's own output. Where it repeats itself, methods that look back gain more than on other text.",
     "replay": "Held-out text is taken as the output, whatever the model would have said, so that loops of a small "
     "model flatter nobody. Candidates still come from the model's logits.",
     "batch": "Several prompts in one call.",
 }
+"""What the numbers of a mode mean."""
 
 
 def heading(category: str) -> str:
@@ -69,33 +71,26 @@ def mode_title(mode: str) -> str:
     return _MODES.get(mode, mode.capitalize())
 
 
-def about(mode: str) -> str:
-    """What the numbers of a mode mean."""
-    return _ABOUT.get(mode, "")
-
-
 def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
     """An environment as names and texts; unknown values are left out."""
     size = known.get("parameters")
-    model = [
-        known.get("model"),
-        f"{_short(size)} parameters" if size else None,
-        known.get("dtype"),
-        f"fingerprint {known['model_fingerprint']}" if known.get("model_fingerprint") else None,
-    ]
-    machine = [
-        known.get("cpu") or known.get("machine"),
-        count(known["cores"], "core") if known.get("cores") else None,
-        count(known["threads"], "thread") if known.get("threads") else None,
-        known.get("accelerator") or "no accelerator",
-    ]
-    software = [f"{name.replace('_', '-')} {known[name]}" for name in _SOFTWARE if known.get(name)]
-    if known.get("commit"):
-        software.append(f"commit {known['commit']}")
-    return [
-        (name, ", ".join(str(part) for part in parts if part))
-        for name, parts in (("model", model), ("machine", machine), ("software", software))
-    ]
+    fingerprint, cores, threads = (known.get(name) for name in ("model_fingerprint", "cores", "threads"))
+    parts: dict[str, list[Any]] = {
+        "model": [
+            known.get("model"),
+            size and f"{_short(size)} parameters",
+            known.get("dtype"),
+            fingerprint and f"fingerprint {fingerprint}",
+        ],
+        "machine": [
+            known.get("cpu") or known.get("machine"),
+            cores and count(cores, "core"),
+            threads and count(threads, "thread"),
+            known.get("accelerator") or "no accelerator",
+        ],
+        "software": [f"{name.replace('_', '-')} {known[name]}" for name in _SOFTWARE if known.get(name)],
+    }
+    return [(name, ", ".join(str(part) for part in said if part)) for name, said in parts.items()]
 
 
 def title(summary: Summary) -> str:
@@ -117,9 +112,14 @@ def where(summary: Summary) -> str:
 def settings(summary: Summary) -> list[tuple[str, str]]:
     """The settings of the run, as names and texts."""
     main = [row for each in summary.main for result in each.results for row in result.rows] or summary.rows
-    prompts = dict.fromkeys(name for row in main for name in _names(row))
+    finished = arithmetic.finished(summary.rows)
+    # The prompts of a row are several in that of a batch.
+    names = [row["prompt"].split("+") if row["batch"] > 1 else [row["prompt"]] for row in main]
+    prompts = dict.fromkeys(itertools.chain(*names))
     sets = Counter(name.rpartition("/")[0] for name in prompts)
-    repeats = sorted({len(row["total_seconds"]) for row in arithmetic.finished(summary.rows)})
+    repeats = sorted({len(row["total_seconds"]) for row in finished})
+    apart = arithmetic.repeat_spread(finished)
+    spread = "" if apart is None else f"; slowest and fastest of a prompt lie {apart:.1%} apart (median)"
     temperatures = sorted({row.get("temperature") or 0.0 for row in main})
     dates = sorted({str(row["environment"].get("date", ""))[:10] for row in summary.rows} - {""})
     lengths = sorted({row["max_new_tokens"] for row in main if row.get("max_new_tokens")})
@@ -130,19 +130,9 @@ def settings(summary: Summary) -> list[tuple[str, str]]:
         ("decoding", ", ".join("greedy" if not each else f"sampled at temperature {each:g}" for each in temperatures)),
         ("seed", ", ".join(map(str, seeds))),
         ("new tokens", "at most " + " or ".join(map(str, lengths)) if lengths else ""),
-        ("repeats", " or ".join(map(str, repeats)) + _repeat_spread(summary)),
+        ("repeats", " or ".join(map(str, repeats)) + spread),
     ]
     return [line for line in lines if line[1]]
-
-
-def _names(row: arithmetic.Row) -> list[str]:
-    """The prompts of a row: several in that of a batch."""
-    return row["prompt"].split("+") if row["batch"] > 1 else [row["prompt"]]
-
-
-def _repeat_spread(summary: Summary) -> str:
-    apart = arithmetic.repeat_spread(arithmetic.finished(summary.rows))
-    return "" if apart is None else f"; slowest and fastest of a prompt lie {apart:.1%} apart (median)"
 
 
 HOW = (

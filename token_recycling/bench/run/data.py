@@ -44,12 +44,11 @@ def load(specs: Sequence[str], limit: int | None = None) -> list[Question]:
     A set is given as a name of `SOURCES`, which is downloaded, as a path, or as NAME=PATH.
     """
     found = [question for spec in specs for question in _read(*_place(spec))]
-    doubled = [name for name, times in Counter(question.name for question in found).items() if times > 1]
-    if doubled:
-        raise ValueError(
-            f"expected every question once, got {doubled[0]!r} {Counter(q.name for q in found)[doubled[0]]} times; "
-            "give sets of one name as NAME=PATH"
-        )
+    for name, times in Counter(question.name for question in found).items():
+        if times > 1:
+            raise ValueError(
+                f"expected every question once, got {name!r} {times} times; give sets of one name as NAME=PATH"
+            )
     if limit is None:
         return found
     seen: Counter[str] = Counter()

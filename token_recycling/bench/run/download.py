@@ -6,13 +6,12 @@ file is refused. Files stay in `$TOKEN_RECYCLING_CACHE`, else in `token_recyclin
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import tempfile
 import urllib.request
 from pathlib import Path
 from typing import NamedTuple
+
+from ...files import cache_folder, replacing
 
 _TIMEOUT = 30
 
@@ -41,17 +40,9 @@ program of Token Recycling's authors.
 """
 
 
-def cache_folder() -> Path:
-    """Where downloads are kept."""
-    chosen = os.environ.get("TOKEN_RECYCLING_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "token_recycling"
-
-
 def download(name: str) -> Path:
     """The file of a data set, from the cache or its source; raises ValueError or OSError with what to do."""
-    source, path = SOURCES[name], cache_folder() / f"{name}.jsonl"
+    source, path = SOURCES[name], cache_folder().expanduser() / f"{name}.jsonl"
     if path.is_file():
         found = _sha256(path.read_bytes())
         if found != source.sha256:
@@ -60,40 +51,23 @@ def download(name: str) -> Path:
                 "delete it to download it again"
             )
         return path
-    data = _read(name, source.url)
+    try:
+        with urllib.request.urlopen(source.url, timeout=_TIMEOUT) as answer:
+            data = bytes(answer.read())
+    except OSError as error:  # no network, no such host, a refusal: URLError and HTTPError are OSErrors too
+        raise OSError(
+            f"expected to download {name} from {source.url}, got: {error}; without a network, fetch the file elsewhere "
+            f"and give its path: --data {name}=FILE"
+        ) from error
     found = _sha256(data)
     if found != source.sha256:
         raise ValueError(
             f"expected {name} with SHA-256 {source.sha256} from {source.url}, got {len(data):,} bytes with {found}; "
             "nothing was kept: is there a proxy that changes downloads?"
         )
-    _write(path, data)
+    with replacing(path) as temporary:
+        Path(temporary).write_bytes(data)
     return path
-
-
-def _read(name: str, url: str) -> bytes:
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
-            return bytes(answer.read())
-    except OSError as error:  # no network, no such host, a refusal: URLError and HTTPError are OSErrors too
-        raise OSError(
-            f"expected to download {name} from {url}, got: {error}; without a network, fetch the file elsewhere "
-            f"and give its path: --data {name}=FILE"
-        ) from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Atomically: another process sees the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 def _sha256(data: bytes) -> str:

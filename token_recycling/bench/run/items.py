@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,71 +14,15 @@ from .prompts import BenchmarkConfig, prompt, replayed
 from .runners import Runner
 
 
-class Item(Protocol):
+@dataclass(frozen=True)
+class Item:
     """What is decoded in one piece, and stands in one row."""
-
-    @property
-    def name(self) -> str:
-        """Unique within a workload."""
-
-    @property
-    def category(self) -> str: ...
-
-    @property
-    def size(self) -> int:
-        """Texts decoded at once."""
-
-    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
-        """One call of the runner for each turn; raises what the runner or the prompt raises."""
-
-    def with_question(self, question: Question) -> Item:
-        """An item of the same kind and size with another question."""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """A question's turns, one after another; later ones follow the method's own answers."""
-
-    question: Question
-    size = 1
-
-    @property
-    def name(self) -> str:
-        return self.question.name
-
-    @property
-    def category(self) -> str:
-        return self.question.category
-
-    def with_question(self, question: Question) -> Conversation:
-        return type(self)(question)
-
-    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
-        answers: list[str] = []
-        outcomes = []
-        for _ in self.question.turns:
-            ids, room = prompt(config, self.question, answers)
-            outcomes.append(runner.generate(arguments(config, [ids], room, sampling)))
-            answers.append(config.decoded(outcomes[-1].tokens[0]))
-        return outcomes
-
-
-@dataclass(frozen=True)
-class ReplayedConversation(Conversation):
-    """A question's turns with the answers that are known."""
-
-    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
-        return [runner.replay(ids, answer) for ids, answer in replayed(config, self.question)]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """First turns of several questions at once, padded on the left."""
 
     questions: tuple[Question, ...]
 
     @property
     def name(self) -> str:
+        """Unique within a workload."""
         return "+".join(question.name for question in self.questions)
 
     @property
@@ -87,10 +31,38 @@ class Batch:
 
     @property
     def size(self) -> int:
+        """Texts decoded at once."""
         return len(self.questions)
 
-    def with_question(self, question: Question) -> Batch:
-        return Batch((question,) * self.size)
+    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
+        """One call of the runner for each turn; raises what the runner or the prompt raises."""
+        raise NotImplementedError
+
+
+class Conversation(Item):
+    """A question's turns, one after another; later ones follow the method's own answers."""
+
+    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
+        (question,) = self.questions
+        answers: list[str] = []
+        outcomes = []
+        for _ in question.turns:
+            ids, room = prompt(config, question, answers)
+            outcomes.append(runner.generate(arguments(config, [ids], room, sampling)))
+            answers.append(config.decoded(outcomes[-1].tokens[0]))
+        return outcomes
+
+
+class ReplayedConversation(Item):
+    """A question's turns with the answers that are known."""
+
+    def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
+        (question,) = self.questions
+        return [runner.replay(ids, answer) for ids, answer in replayed(config, question)]
+
+
+class Batch(Item):
+    """First turns of several questions at once, padded on the left."""
 
     def run(self, config: BenchmarkConfig, runner: Runner, sampling: dict[str, Any]) -> list[Outcome]:
         prompts = [prompt(config, question) for question in self.questions]

@@ -88,7 +88,8 @@ class WorkloadRun:
         """Warms up, and starts runners that have learned from the first `done` items."""
         model, entries = self.config.model, self.workload.entries
         short = replace(self.config, max_new_tokens=min(_WARM_UP_TOKENS, self.config.max_new_tokens))
-        text = self.workload.items[0].with_question(_WARM_UP)
+        item = self.workload.items[0]
+        text = replace(item, questions=(_WARM_UP,) * item.size)
         for entry in entries:
             self._call(entry, entry.method.runner(model), 0, text, "warming up", short)
         self._runners = [[entry.method.runner(model) for _ in range(self.config.repeats)] for entry in entries]

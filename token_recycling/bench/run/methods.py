@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -22,26 +22,28 @@ DEFAULT = (BASELINE, "prompt_lookup_hf:n=10", REPLAY_BASELINE, "published", "rec
 """What is measured by default; the fourth is Token Recycling as published."""
 
 
-class Method(Protocol):
+class Method:
     """A way of decoding."""
 
     spec: str
     """As the user writes it."""
     label: str
     """For a person."""
-    batches: bool
+    batches = False
     """Whether it decodes several texts at once."""
-    remembers: bool
+    remembers = False
     """Whether what it does may depend on the prompts before."""
 
     def runner(self, model: PreTrainedModel) -> Runner:
         """A runner that has learned nothing yet."""
+        raise NotImplementedError
 
     def in_replay(self) -> Method | None:
         """The method that decodes a given text as this one would, if there is one."""
+        return self
 
 
-class Drafted:
+class Drafted(Method):
     """A drafter in our loop."""
 
     batches = True
@@ -60,14 +62,9 @@ class Drafted:
     def runner(self, model: PreTrainedModel) -> Runner:
         return DraftedRunner(model, make_drafter(self.spec, **self._options))
 
-    def in_replay(self) -> Method:
-        return self
 
-
-class Transformers:
+class Transformers(Method):
     """transformers' own decoding with more arguments of `generate`; nothing stays from prompt to prompt."""
-
-    remembers = False
 
     def __init__(
         self, spec: str, label: str, replayed: str | None = None, batches: bool = False, **arguments: Any
@@ -104,20 +101,14 @@ class Assisted(Transformers):
         return super().runner(model)
 
 
-class Oracle:
+class Oracle(Method):
     """A draft model that knows in hindsight how long to draft."""
-
-    batches = False
-    remembers = False
 
     def __init__(self, spec: str, folder: str) -> None:
         self.spec, self.label, self.folder = spec, f"oracle with {Path(folder).name}", folder
 
     def runner(self, model: PreTrainedModel) -> Runner:
         return OracleRunner(model, Hindsight(self.folder))
-
-    def in_replay(self) -> Method:
-        return self
 
 
 def parse(spec: str) -> Method:

@@ -15,7 +15,6 @@ from ..row_format import BASELINE, REPLAY_BASELINE
 from .data import Question
 from .items import Batch, Conversation, Item, ReplayedConversation
 from .methods import Drafted, Method, parse
-from .prompts import can_be_replayed
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,8 @@ class Workload:
 
     def baseline(self, entry: Entry) -> Entry | None:
         """The plain decoding whose output this one's must equal: of the same point, else of all points."""
-        plain = [one for one in self.entries if one.method.spec == BASELINE]
-        fitting = [one for one in plain if one.point in (entry.point, None)]
-        return next(iter(fitting), None)
+        plain = (one for one in self.entries if one.method.spec == BASELINE)
+        return next((one for one in plain if one.point in (entry.point, None)), None)
 
     def keys(self, item: Item) -> list[tuple[Any, ...]]:
         """What tells the rows of an item from all others, in order."""
@@ -83,7 +81,7 @@ def comparison(
     study: str | None, entries: Sequence[Entry], questions: Sequence[Question], replay: bool
 ) -> BenchmarkPlan:
     """Every entry on every question, generating and, if wanted, replaying; `study` None is the main comparison."""
-    items = tuple(map(Conversation, questions))
+    items = tuple(Conversation((question,)) for question in questions)
     plan = BenchmarkPlan([Workload("generate", study, _with_baseline(entries), items)])
     if replay:
         plan.add(replays(study, entries, questions))
@@ -92,7 +90,8 @@ def comparison(
 
 def replays(study: str | None, entries: Sequence[Entry], questions: Sequence[Question]) -> BenchmarkPlan:
     """A workload of replay: the methods that can, on the questions whose answer is known."""
-    plan, known = BenchmarkPlan(), [question for question in questions if can_be_replayed(question)]
+    plan = BenchmarkPlan()
+    known = [question for question in questions if question.form == "text" or question.references]
     kept: dict[tuple[str, str | None], Entry] = {}
     for one in entries:
         method = one.method.in_replay()
@@ -107,17 +106,16 @@ def replays(study: str | None, entries: Sequence[Entry], questions: Sequence[Que
     if not any(one.method.spec == REPLAY_BASELINE for one in kept.values()):
         kept = {(REPLAY_BASELINE, None): Entry(Drafted(REPLAY_BASELINE)), **kept}
     if known:
-        plan.workloads.append(Workload("replay", study, tuple(kept.values()), tuple(map(ReplayedConversation, known))))
+        items = tuple(ReplayedConversation((question,)) for question in known)
+        plan.workloads.append(Workload("replay", study, tuple(kept.values()), items))
     return plan
 
 
 def batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Sequence[int]) -> BenchmarkPlan:
     """For every size a workload of batches, each of one category."""
-    plan = BenchmarkPlan()
-    able = [method for method in methods if method.batches]
-    plan.notes += [
-        f"{method.spec} decodes one text at a time: left out of batches" for method in methods if not method.batches
-    ]
+    able = [Entry(method) for method in methods if method.batches]
+    unable = [method.spec for method in methods if not method.batches]
+    plan = BenchmarkPlan(notes=[f"{spec} decodes one text at a time: left out of batches" for spec in unable])
     if any(len(question.turns) > 1 for question in questions):
         plan.notes.append("of conversations only the first turn is decoded in batches")
     by_category: dict[str, list[Question]] = {}
@@ -127,7 +125,7 @@ def batches(methods: Sequence[Method], questions: Sequence[Question], sizes: Seq
         items = []
         for members in by_category.values():
             items += [Batch(tuple(members[place : place + size])) for place in range(0, len(members), size)]
-        plan.workloads.append(Workload("batch", None, _with_baseline([Entry(one) for one in able]), tuple(items)))
+        plan.workloads.append(Workload("batch", None, _with_baseline(able), tuple(items)))
     return plan
 
 

@@ -84,17 +84,11 @@ def replayed(config: BenchmarkConfig, question: Question) -> list[tuple[torch.Te
         answer = ids[prompted : prompted + config.max_new_tokens]
         return [(ids[:prompted], answer)] if len(answer) else []
     pairs = []
+    lead = " " if question.form == "turns" and not config.chat else ""
     for turn, answer_text in enumerate(question.references):
         ids, room = prompt(config, question, question.references[:turn])
-        lead = " " if question.form == "turns" and not config.chat else ""
-        answer = config.ids(lead + answer_text, special=False)[:room]
-        pairs.append((ids, answer))
+        pairs.append((ids, config.ids(lead + answer_text, special=False)[:room]))
     return pairs
-
-
-def can_be_replayed(question: Question) -> bool:
-    """Whether an answer is known."""
-    return question.form == "text" or bool(question.references)
 
 
 def _longest_text(config: BenchmarkConfig) -> int:

@@ -26,9 +26,10 @@ _MOST_PATHS = 500
 Repetition = list[Outcome]
 """One decoding of an item: an outcome for each turn."""
 
+_CLOCKS = ("seconds", "prefill_seconds", "total_seconds")
 _MEASUREMENTS = (
     *("prompt_tokens", "tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams"),
-    *("seconds", "prefill_seconds", "total_seconds", "parts", "drafted", "discarded"),
+    *(*_CLOCKS, "parts", "drafted", "discarded"),
     *("lengths", "nodes", "tried", "accepted", "paths", "identical", "divergence"),
 )
 
@@ -71,13 +72,8 @@ def row(
     return found
 
 
-def total_seconds(repetition: Repetition) -> float:
-    """Of all turns."""
-    return sum(outcome.total_seconds for outcome in repetition)
-
-
 def _measured(repetitions: Sequence[Repetition]) -> dict[str, Any]:
-    median = sorted(repetitions, key=total_seconds)[(len(repetitions) - 1) // 2]
+    median = sorted(repetitions, key=lambda one: _summed(one, "total_seconds"))[(len(repetitions) - 1) // 2]
     texts = [text for outcome in median for text in outcome.tokens]
     tokens, steps = sum(map(len, texts)), sum(outcome.steps for outcome in median)
     return {
@@ -87,42 +83,45 @@ def _measured(repetitions: Sequence[Repetition]) -> dict[str, Any]:
         "mat": tokens / steps,
         **_loops(median),
         "repeated_4grams": repeated_4grams(texts),
-        "seconds": [sum(outcome.seconds for outcome in one) for one in repetitions],
-        "prefill_seconds": [sum(outcome.prefill_seconds for outcome in one) for one in repetitions],
-        "total_seconds": [total_seconds(one) for one in repetitions],
+        **{clock: [_summed(one, clock) for one in repetitions] for clock in _CLOCKS},
         **_drafting(median),
     }
 
 
+def _summed(repetition: Repetition, clock: str) -> float:
+    return sum(getattr(outcome, clock) for outcome in repetition)
+
+
 def _loops(repetition: Repetition) -> dict[str, int]:
     """Nothing for batches, where it is not known which step emitted which token."""
-    loop_tokens = loop_steps = 0
-    for outcome in repetition:
-        if outcome.lengths is None:
-            return {}
-        tokens, steps = in_loops(outcome.tokens[0], outcome.lengths)
-        loop_tokens += tokens
-        loop_steps += steps
-    return {"loop_tokens": loop_tokens, "loop_steps": loop_steps}
+    known = [(outcome.tokens[0], outcome.lengths) for outcome in repetition if outcome.lengths is not None]
+    if len(known) < len(repetition):
+        return {}
+    found = [in_loops(tokens, lengths) for tokens, lengths in known]
+    return {"loop_tokens": sum(tokens for tokens, _ in found), "loop_steps": sum(steps for _, steps in found)}
 
 
 def _drafting(repetition: Repetition) -> dict[str, Any]:
     """What only our own loop counts; of others the lengths of their steps."""
     counted = [outcome.stats for outcome in repetition if outcome.stats is not None]
     if not counted:
-        lengths = [length for outcome in repetition for length in outcome.lengths or ()]
-        return {"lengths": {str(one): lengths.count(one) for one in sorted(set(lengths))} or None}
+        lengths = Counter(length for outcome in repetition for length in outcome.lengths or ())
+        return {"lengths": _by_number(lengths) or None}
     stats = sum(counted, Stats())
     return {
         "parts": stats.seconds,
         "drafted": stats.drafted,
         "discarded": stats.discarded,
-        "lengths": {str(length): count for length, count in sorted(stats.lengths.items())},
-        "nodes": {str(nodes): count for nodes, count in sorted(stats.nodes.items())},
+        "lengths": _by_number(stats.lengths),
+        "nodes": _by_number(stats.nodes),
         "tried": [[*place, count] for place, count in sorted(stats.tried.items())],
         "accepted": [[*place, count] for place, count in sorted(stats.accepted.items())],
         "paths": _paths(repetition),
     }
+
+
+def _by_number(counts: Counter[int]) -> dict[str, int]:
+    return {str(number): count for number, count in sorted(counts.items())}
 
 
 def _paths(repetition: Repetition) -> list[list[Any]] | None:

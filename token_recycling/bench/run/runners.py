@@ -9,7 +9,7 @@ that of one of them. On an accelerator our loop waits after every part of a step
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -22,21 +22,25 @@ from .outcome import Outcome, now
 from .replay import replay
 
 
-class Runner(Protocol):
+@dataclass
+class Runner:
     """A method on one model: it decodes one prompt after another and keeps what it learns on the way."""
+
+    model: PreTrainedModel
 
     def generate(self, arguments: dict[str, Any]) -> Outcome:
         """Decodes with these arguments of `model.generate`."""
+        raise NotImplementedError
 
     def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
         """Decodes `text` (length,) after `prompt` (length,) as if the model had chosen it."""
+        raise AssertionError("transformers' own decoding chooses its tokens itself")
 
 
 @dataclass
-class DraftedRunner:
+class DraftedRunner(Runner):
     """A drafter in our loop; what it learns stays from prompt to prompt."""
 
-    model: PreTrainedModel
     drafter: Drafter
     time_parts: bool = True
     """Wait for the device after every part of a step, so that the parts' times are true."""
@@ -65,10 +69,9 @@ class DraftedRunner:
 
 
 @dataclass
-class TransformersRunner:
+class TransformersRunner(Runner):
     """transformers' own decoding with `more` arguments of `generate`; nothing stays."""
 
-    model: PreTrainedModel
     more: dict[str, Any]
 
     def generate(self, arguments: dict[str, Any]) -> Outcome:
@@ -97,9 +100,6 @@ class TransformersRunner:
             total_seconds=seconds,
             stats=None,
         )
-
-    def replay(self, prompt: torch.Tensor, text: torch.Tensor) -> Outcome:
-        raise AssertionError("transformers' own decoding chooses its tokens itself")
 
 
 def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[list[int]], float]:

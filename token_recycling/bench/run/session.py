@@ -59,11 +59,9 @@ def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) ->
     for question in questions:
         try:
             ids, _ = prompt(config, question)
+            cut += question.form == "text" and len(ids) < len(config.ids(question.turns[0]))
         except PromptTooLongError:
             failing += 1
-            continue
-        if question.form == "text" and len(ids) < len(config.ids(question.turns[0])):
-            cut += 1
     said = []
     if failing:
         said.append(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ...registry import drafter_class, options_of, split_outside, written_options
@@ -20,9 +21,8 @@ from ...templates import RANK_ACCEPTANCE, grow
 from ...tree import Tree
 from ..row_format import BASELINE, REPLAY_BASELINE, STOPPING
 from .data import Question
-from .items import Conversation
 from .methods import Drafted, Method, Oracle, parse
-from .plan import BenchmarkPlan, Entry, Workload, comparison, replays
+from .plan import BenchmarkPlan, Entry, comparison, replays
 
 DEFAULT = "published"
 NODES, DEPTH, K = 80, 6, 8
@@ -45,7 +45,9 @@ def template(nodes: int, depth: int, k: int = K) -> Tree:
     Raises ValueError where that many nodes do not fit, or are too few.
     """
     needed = {(0,) * length for length in range(1, depth + 1)} | {(rank,) for rank in range(k)}
-    acceptance = [_acceptance(rank) for rank in range(k)]
+    # Measured for the first ranks; each further one is taken for half as good as the one before.
+    further = (RANK_ACCEPTANCE[-1] / 2**place for place in range(1, k))
+    acceptance = [*RANK_ACCEPTANCE, *further][:k]
     paths = needed
     for grown in range(nodes, 0, -1):
         paths = needed | set(grow(acceptance, grown, max_depth=depth).paths[1:])
@@ -56,12 +58,6 @@ def template(nodes: int, depth: int, k: int = K) -> Tree:
             f"expected a number of nodes that a tree of depth {depth} and {k} candidates can have, got {nodes}"
         )
     return Tree.from_paths(sorted(paths, key=lambda path: (len(path), path)))
-
-
-def _acceptance(rank: int) -> float:
-    """Measured for the first ranks; each further one is taken for half as good as the one before."""
-    last = len(RANK_ACCEPTANCE) - 1
-    return RANK_ACCEPTANCE[rank] if rank <= last else RANK_ACCEPTANCE[last] / 2 ** (rank - last)
 
 
 def study(
@@ -82,23 +78,17 @@ def study(
     return plan
 
 
-def _options(name: str, points: Callable[[], dict[str, Options]]) -> Callable[[list[Drafted]], list[Entry]]:
-    """What makes the entries of a study that varies options of a drafter."""
-
-    def entries(methods: list[Drafted]) -> list[Entry]:
-        found = []
-        for method in methods:
-            drafter = method.spec.partition(":")[0]
-            for point, options in points().items():
-                missing = [option for option in options if option not in options_of(drafter_class(drafter))]
-                if missing:
-                    raise ValueError(
-                        f"expected a drafter with the option {missing[0]} for the study {name}, got {drafter}"
-                    )
-                found.append(Entry(Drafted(_without(method.spec, options), **options), point))
-        return found
-
-    return entries
+def _varied(name: str, points: Callable[[], dict[str, Options]], methods: list[Drafted]) -> list[Entry]:
+    """The entries of a study that varies options of a drafter."""
+    found = []
+    for method in methods:
+        drafter = method.spec.partition(":")[0]
+        for point, options in points().items():
+            missing = [option for option in options if option not in options_of(drafter_class(drafter))]
+            if missing:
+                raise ValueError(f"expected a drafter with the option {missing[0]} for the study {name}, got {drafter}")
+            found.append(Entry(Drafted(_without(method.spec, options), **options), point))
+    return found
 
 
 def _without(spec: str, options: Options) -> str:
@@ -120,8 +110,7 @@ def _order(methods: list[Drafted], questions: Sequence[Question], replay: bool, 
     }
     plan = BenchmarkPlan()
     for point, ordered in orders.items():
-        entries = [Entry(method, point) for method in (parse(BASELINE), *methods)]
-        plan.workloads.append(Workload("generate", "order", tuple(entries), tuple(map(Conversation, ordered))))
+        plan.add(comparison("order", [Entry(method, point) for method in (parse(BASELINE), *methods)], ordered, False))
     for point, ordered in orders.items() if replay else ():
         plan.add(replays("order", [Entry(method, point) for method in (Drafted(REPLAY_BASELINE), *methods)], ordered))
     return plan
@@ -159,13 +148,15 @@ def _stopping(methods: list[Drafted]) -> list[Entry]:
 
 
 STUDIES: dict[str, Callable[..., Any]] = {
-    "breadth": _options("breadth", lambda: {str(nodes): {"tree": template(nodes, DEPTH)} for nodes in BREADTHS}),
-    "depth": _options("depth", lambda: {str(depth): {"tree": template(NODES, depth)} for depth in DEPTHS}),
-    "update": _options("update", lambda: {rule: {"update": rule} for rule in RULES}),
+    "breadth": partial(
+        _varied, "breadth", lambda: {str(nodes): {"tree": template(nodes, DEPTH)} for nodes in BREADTHS}
+    ),
+    "depth": partial(_varied, "depth", lambda: {str(depth): {"tree": template(NODES, depth)} for depth in DEPTHS}),
+    "update": partial(_varied, "update", lambda: {rule: {"update": rule} for rule in RULES}),
     "order": _order,
     "hot": _hot,
     "parts": lambda methods: [Entry(method) for method in methods],
-    "k": _options("k", lambda: {str(k): {"k": k, "tree": template(NODES, DEPTH, k)} for k in KS}),
+    "k": partial(_varied, "k", lambda: {str(k): {"k": k, "tree": template(NODES, DEPTH, k)} for k in KS}),
     "temperature": _temperature,
     STOPPING: _stopping,
 }

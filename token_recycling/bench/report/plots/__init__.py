@@ -7,9 +7,7 @@ from ..summary import Comparison, Summary
 from . import methods, places, studies, style
 from .style import Plot
 
-__all__ = ["Plot", "css", "of_batches", "of_methods", "of_studies"]
-
-css = style.css
+__all__ = ["Plot", "of_batches", "of_methods", "of_studies"]
 
 
 def of_methods(found: Comparison, summary: Summary) -> list[Plot]:
@@ -33,11 +31,9 @@ def of_studies(summary: Summary) -> dict[tuple[str, str], list[Plot]]:
     with style.styled():
         for (mode, name), points in summary.studies.items():
             draw = studies.pareto if name == STOPPING else studies.study
-            plots = [draw(points, looks)]
-            if plots[0] is None:
-                every = [result for each in points for result in each.results]
-                plots = [methods.parts(every, f"study_{name}_{mode}")]
-            found[mode, name] = [plot for plot in plots if plot is not None]
+            results = [result for each in points for result in each.results]
+            plot = draw(points, looks) or methods.parts(results, f"study_{name}_{mode}")
+            found[mode, name] = [plot] if plot else []
         for mode in dict.fromkeys(mode for mode, _ in summary.studies):
             plot = studies.trade_off(summary.studies, mode)
             found[mode, ""] = [plot] if plot else []

@@ -18,21 +18,13 @@ def calibration(bins: Sequence[tuple[int, float, float]], rejection_weight: floa
         expected = [each / (each + rejection_weight * (1 - each)) for each in acceptances]
         top.plot([0, 1], [0, 1], color=GREY, linewidth=1.0, linestyle=":", label="the probability itself")
         if rejection_weight != 1:
-            top.plot(
-                expected, acceptances, color=GREY, linewidth=1.2, label=f"rejections weigh {rejection_weight:g} times"
-            )
-        known = [predicted for _, predicted, _ in bins]
-        top.plot(
-            known,
-            [accepted for _, _, accepted in bins],
-            color=_COLOUR,
-            marker="o",
-            label="the head, on texts held out",
-        )
-        bottom.bar(known, [tokens for tokens, _, _ in bins], width=0.06, color=_COLOUR)
+            weighed = f"rejections weigh {rejection_weight:g} times"
+            top.plot(expected, acceptances, color=GREY, linewidth=1.2, label=weighed)
+        tokens, predicted, accepted = ([each[place] for each in bins] for place in range(3))
+        top.plot(predicted, accepted, color=_COLOUR, marker="o", label="the head, on texts held out")
+        bottom.bar(predicted, tokens, width=0.06, color=_COLOUR)
         top.set_ylabel("accepted")
-        bottom.set_ylabel("tokens")
-        bottom.set_xlabel("predicted probability of being accepted")
+        bottom.set(xlabel="predicted probability of being accepted", ylabel="tokens")
         top.grid(True)
         style.legend(figure, top.get_legend_handles_labels()[0])
     what = (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, cycle
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
@@ -17,69 +16,57 @@ from .style import GREY, GRID, INK, MUTED, PAPER, Look, Plot
 
 
 def speedups(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
-    """A dot for each method and category, with a line over the middle half of the prompts."""
+    """A dot for each method and category, with a line over the middle half of the prompts; where there is one category
+    only, every method has a row with its name.
+    """
     shown = [each for each in found.results if each.speedup is not None and not each.is_baseline]
     if not shown or found.baseline is None:
         return None
-    raced = [name for name in found.categories if any(each.of(name).pairs for each in shown)]
-    rows = ["all", *(raced if len(found.categories) > 1 else [])]
-    if len(rows) == 1:
-        return _speedups_alone(found, shown, looks)
-    step = 0.8 / len(shown)
-    figure, (axes,) = style.canvas(0.6 + len(rows) * max(0.34, 0.105 * len(shown) + 0.1) + 0.09 * len(shown))
+    several, against = len(found.categories) > 1, found.baseline.label
+    if several:
+        categories = [name for name in found.categories if any(each.of(name).pairs for each in shown)]
+        rows = [shown, *([each.of(name) for each in shown] for name in categories)]
+        labels = ["all prompts", *map(heading, categories)]
+        row_height, more, step, border = max(0.34, 0.105 * len(shown) + 0.1), 0.09 * len(shown), 0.8 / len(shown), 0.5
+    else:
+        rows = [shown]
+        labels = [style.wrapped(each.label) for each in shown]
+        row_height, more, step, border = style.height(labels), 0.0, 1.0, 0.45
+    figure, (axes,) = style.canvas(0.6 + len(labels) * row_height + more)
     axes.axvline(1, color=GREY, linewidth=1.2)
-    for row, category in enumerate(rows):
+    for row, results in enumerate(rows):
         if row % 2:
             axes.axhspan(row - 0.5, row + 0.5, color=GRID, alpha=0.35, linewidth=0)
-        for place, result in enumerate(shown):
-            _dot(axes, result if category == "all" else result.of(category), row - 0.4 + (place + 0.5) * step, looks)
-    for place, result in enumerate(shown):
-        _number(axes, result, -0.4 + (place + 0.5) * step)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), ["all prompts" if row == "all" else heading(row) for row in rows])
-    style.legend(figure, [style.key(each.label, looks[each.method]) for each in shown])
-    return _speedup_plot(found, figure, axes, "Speedup by category", "all prompts of a category")
-
-
-def _speedups_alone(found: Comparison, shown: Sequence[Result], looks: Mapping[str, Look]) -> Plot:
-    """Where there is one category, a line for each method, with its name."""
-    labels = [style.wrapped(each.label) for each in shown]
-    figure, (axes,) = style.canvas(0.6 + style.height(labels) * len(shown))
-    axes.axvline(1, color=GREY, linewidth=1.2)
-    for row, result in enumerate(shown):
-        _dot(axes, result, row, looks)
-        _number(axes, result, row)
-    axes.set_yticks(range(len(shown)), labels)
-    axes.set_ylim(len(shown) - 0.45, -0.55)
-    return _speedup_plot(found, figure, axes, "Speedup", "all prompts")
-
-
-def _speedup_plot(found: Comparison, figure: Figure, axes: Axes, title: str, together: str) -> Plot:
-    assert found.baseline is not None
+        for place, result in enumerate(results):
+            height = row - (0.4 if several else 0.5) + (place + 0.5) * step
+            _dot(axes, result, height, looks[result.method], numbered=row == 0)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - border, border - 1)
     axes.set_xlim(left=min(0.8, axes.get_xlim()[0]))
-    axes.set_xlabel(f"speedup over {found.baseline.label}")
+    axes.set_xlabel(f"speedup over {against}")
     style.ruled(axes, "x")
-    said = f"Dots: {together} together, against {found.baseline.label}. Lines: the middle half of the prompts."
+    if several:
+        style.legend(figure, [style.key(each.label, looks[each.method]) for each in shown])
+    title, dots = ("Speedup by category", "all prompts of a category") if several else ("Speedup", "all prompts")
+    said = f"Dots: {dots} together, against {against}. Lines: the middle half of the prompts."
     return Plot(f"speedup_{found.mode}", title, said, figure)
 
 
-def _number(axes: Axes, result: Result, height: float) -> None:
-    axes.annotate(
-        f"{result.speedup:.2f}",
-        (max(result.spread.upper if result.spread else 0, result.speedup or 0), height),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=7.5,
-    )
-
-
-def _dot(axes: Axes, result: Result, height: float, looks: Mapping[str, Look]) -> None:
+def _dot(axes: Axes, result: Result, height: float, look: Look, numbered: bool) -> None:
     if result.speedup is None or result.spread is None:
         return
-    look = looks[result.method]
-    axes.plot([result.spread.lower, result.spread.upper], [height] * 2, color=look.colour, linewidth=1.2, alpha=0.7)
+    lower, upper = result.spread.lower, result.spread.upper
+    axes.plot([lower, upper], [height] * 2, color=look.colour, linewidth=1.2, alpha=0.7)
     axes.plot(result.speedup, height, look.marker, color=look.colour)
+    if numbered:
+        axes.annotate(
+            f"{result.speedup:.2f}",
+            (max(upper, result.speedup), height),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
+        )
 
 
 def lengths(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
@@ -104,12 +91,9 @@ def _last_length(shown: Sequence[Result]) -> int:
     """The longest length that a plot shows alone: all but one step in a hundred are shorter."""
     last = 2
     for result in shown:
-        behind = 0.0
-        for length in sorted(result.lengths, reverse=True):
-            behind += result.lengths[length]
-            if behind > 0.01:
-                last = max(last, length)
-                break
+        lengths = sorted(result.lengths, reverse=True)
+        longer = accumulate(result.lengths[length] for length in lengths)
+        last = max(last, next(length for length, share in zip(lengths, longer, strict=True) if share > 0.01))
     return min(last, 24)
 
 
@@ -142,7 +126,7 @@ def parts(results: Sequence[Result], name: str) -> Plot | None:
     if not shown:
         return None
     names = list(dict.fromkeys(part for each in shown for part in each.parts))
-    rest = itertools.cycle(style.PALETTE)
+    rest = cycle(style.PALETTE)
     colours = {part: GREY if part == "forward" else next(rest) for part in names}
     named = [style.wrapped(each.label, 28) for each in shown]
     figure, (whole, outside) = style.canvas(

@@ -5,19 +5,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..arithmetic import NodeAcceptance
+from ..arithmetic import NodeAcceptance, grouped
 from ..summary import Comparison, Result
 from . import style
 from .style import GRID, HEAT, INK, MUTED, PAPER, Plot
 
 _STEPS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 """Bounds of the shades: finer where shares are small, as most are."""
+_SHADES = list(HEAT)
 _DEPTHS, _RANKS, _NODES = 12, 10, 120
 """Most that is drawn."""
 _LEAF, _LAYER, _GAP = 0.26, 0.25, 0.25
@@ -31,8 +32,9 @@ def grids(found: Comparison) -> Plot | None:
     shown = [each for each in found.results if each.by_place]
     if not shown:
         return None
-    depths = min(_DEPTHS, max(depth for each in shown for depth, _ in each.by_place))
-    ranks = min(_RANKS, 1 + max(rank for each in shown for _, rank in each.by_place))
+    deepest = max(depth for each in shown for depth, _ in each.by_place)
+    broadest = max(rank for each in shown for _, rank in each.by_place)
+    depths, ranks = min(_DEPTHS, deepest), min(_RANKS, 1 + broadest)
     figure, every = style.panels([each.label for each in shown], 0.75, 0.5 + 0.19 * depths)
     for axes, result in zip(every, shown, strict=False):
         _grid(axes, result, depths, ranks)
@@ -40,21 +42,12 @@ def grids(found: Comparison) -> Plot | None:
         axes.set_ylabel("depth")
     figure.supxlabel("rank among the candidates of the parent", fontsize=9, color=MUTED)
     _shades(figure)
-    return Plot(
-        f"places_{found.mode}",
-        "Acceptance by depth and rank",
-        "Percent of the drafted nodes that were accepted, of those whose parent was. A blank place was never drafted"
-        + _left_out(shown, depths, ranks)
-        + ".",
-        figure,
-    )
-
-
-def _left_out(shown: Sequence[Result], depths: int, ranks: int) -> str:
-    every = [place for each in shown for place in each.by_place]
-    beyond = [f"depths beyond {depths}"] if max(depth for depth, _ in every) > depths else []
-    beyond += [f"ranks beyond {ranks - 1}"] if max(rank for _, rank in every) >= ranks else []
-    return f"; {' and '.join(beyond)} are left out" if beyond else ""
+    said = "Percent of the drafted nodes that were accepted, of those whose parent was. A blank place was never drafted"
+    beyond = [f"depths beyond {depths}"] if deepest > depths else []
+    beyond += [f"ranks beyond {ranks - 1}"] if broadest >= ranks else []
+    if beyond:
+        said += f"; {' and '.join(beyond)} are left out"
+    return Plot(f"places_{found.mode}", "Acceptance by depth and rank", f"{said}.", figure)
 
 
 def _grid(axes: Axes, result: Result, depths: int, ranks: int) -> None:
@@ -62,45 +55,31 @@ def _grid(axes: Axes, result: Result, depths: int, ranks: int) -> None:
         if depth > depths or rank >= ranks:
             continue
         shade = _shade(place.share)
-        axes.add_patch(Rectangle((rank - 0.47, depth - 0.46), 0.94, 0.92, facecolor=_colour(shade), linewidth=0))
-        axes.text(
-            rank,
-            depth,
-            _percent(place.share),
-            ha="center",
-            va="center_baseline",
-            fontsize=7,
-            color=INK if shade < 4 else PAPER,
-        )
-    axes.set_xlim(-0.6, ranks - 0.4)
-    axes.set_ylim(depths + 0.6, 0.4)
-    axes.set_xticks(range(ranks))
-    axes.set_yticks(range(1, depths + 1))
+        axes.add_patch(Rectangle((rank - 0.47, depth - 0.46), 0.94, 0.92, facecolor=_SHADES[shade], linewidth=0))
+        ink = INK if shade < 4 else PAPER
+        axes.text(rank, depth, _percent(place.share), ha="center", va="center_baseline", fontsize=7, color=ink)
+    axes.set(xticks=range(ranks), yticks=range(1, depths + 1), xlim=(-0.6, ranks - 0.4), ylim=(depths + 0.6, 0.4))
     axes.spines[:].set_visible(False)
     axes.set_title(style.wrapped(result.label), fontsize=8.5)
 
 
 def trees(found: Comparison) -> Plot | None:
     """The tree of each method whose rows have paths: shade is acceptance, area how often a node could be accepted."""
-    shown = [each for each in found.results if each.by_path]
-    if not shown:
+    panels = [_Panel.of(each) for each in found.results if each.by_path]
+    if not panels:
         return None
-    panels = [_Panel.of(each) for each in shown]
     rows = _packed(panels, style.WIDTH)
-    heights = [
-        0.5 + style.room(panel.label for panel in row) + _LAYER * max(panel.layers for panel in row) for row in rows
-    ]
-    whole = 0.3 + sum(heights)
-    figure = Figure(figsize=(style.WIDTH, whole))
+    titles = [0.3 + style.room(panel.label for panel in row) for row in rows]
+    heights = [title + max(panel.height for panel in row) + 0.2 for row, title in zip(rows, titles, strict=True)]
     top = sum(heights)
-    for row, height in zip(rows, heights, strict=True):
-        left, title = 0.0, 0.3 + style.room(panel.label for panel in row)
+    width, whole = style.WIDTH, 0.3 + top
+    figure = Figure(figsize=(width, whole))
+    for row, title, height in zip(rows, titles, heights, strict=True):
+        left = 0.0
         for panel in row:
-            tall = _LAYER * panel.layers
-            axes = figure.add_axes(
-                (left / style.WIDTH, (top - title - tall) / whole, panel.width / style.WIDTH, tall / whole)
-            )
-            _tree(axes, panel)
+            bottom = top - title - panel.height
+            box = (left / width, bottom / whole, panel.width / width, panel.height / whole)
+            _tree(figure.add_axes(box), panel)
             left += panel.width + _GAP
         top -= height
     _shades(figure)
@@ -134,9 +113,17 @@ class _Panel:
         return 1 + max(map(len, self.nodes))
 
     @property
+    def height(self) -> float:
+        return _LAYER * self.layers
+
+    @property
+    def leaf(self) -> float:
+        return min(_LEAF, style.WIDTH / (1 + max(self.across.values())))
+
+    @property
     def width(self) -> float:
         leaves = 1 + max(self.across.values())
-        return min(style.WIDTH, max(leaves * min(_LEAF, style.WIDTH / leaves), 0.3 + 0.066 * min(32, len(self.label))))
+        return min(style.WIDTH, max(leaves * self.leaf, 0.3 + 0.066 * min(32, len(self.label))))
 
 
 def _packed(panels: Sequence[_Panel], width: float) -> list[list[_Panel]]:
@@ -144,18 +131,16 @@ def _packed(panels: Sequence[_Panel], width: float) -> list[list[_Panel]]:
     rows: list[list[_Panel]] = []
     for panel in panels:
         room = (row for row in rows if sum(each.width + _GAP for each in row) + panel.width <= width)
-        row = next(room, None)
-        if row is None:
-            rows.append([panel])
-        else:
-            row.append(panel)
+        if (row := next(room, None)) is None:
+            rows.append(row := [])
+        row.append(panel)
     return rows
 
 
 def _most_tried(places: dict[Path, NodeAcceptance]) -> dict[Path, NodeAcceptance]:
     """The nodes to draw, by depth: those tried most, and of them those that all before are known of."""
     within = [path for path in places if len(path) <= _DEPTHS]
-    most = set(sorted(within, key=lambda path: (-places[path].tried, len(path), path))[:_NODES])
+    most = sorted(within, key=lambda path: (-places[path].tried, len(path), path))[:_NODES]
     kept: dict[Path, NodeAcceptance] = {}
     for path in sorted(most, key=lambda path: (len(path), path)):
         if path[:-1] in kept or len(path) == 1:
@@ -165,22 +150,16 @@ def _most_tried(places: dict[Path, NodeAcceptance]) -> dict[Path, NodeAcceptance
 
 def _across(paths: Sequence[Path]) -> dict[Path, float]:
     """Where nodes stand from left to right: leaves side by side, a parent over the middle of its children."""
-    children: dict[Path, list[Path]] = {}
-    for path in paths:
-        children.setdefault(path[:-1], []).append(path)
+    children = grouped(paths, lambda path: path[:-1])
     across: dict[Path, float] = {}
-    leaves = 0
-    stack: list[tuple[Path, bool]] = [((), False)]
-    while stack:
-        path, below_done = stack.pop()
-        if path not in children:
-            across[path] = leaves
-            leaves += 1
-        elif below_done:
-            across[path] = (across[children[path][0]] + across[children[path][-1]]) / 2
-        else:
-            stack.append((path, True))
-            stack += [(child, False) for child in reversed(children[path])]
+    leaves = count()
+
+    def stand(path: Path) -> float:
+        below = [stand(child) for child in children.get(path, ())]
+        across[path] = (below[0] + below[-1]) / 2 if below else next(leaves)
+        return across[path]
+
+    stand(())
     return across
 
 
@@ -193,12 +172,12 @@ def _tree(axes: Axes, panel: _Panel) -> None:
         [across[path] for path in nodes],
         [len(path) for path in nodes],
         s=[9 + 53 * min(1.0, place.tried / max(1, panel.steps)) for place in nodes.values()],
-        c=[_colour(_shade(place.share)) for place in nodes.values()],
+        c=[_SHADES[_shade(place.share)] for place in nodes.values()],
         edgecolors=MUTED,
         linewidths=0.5,
         zorder=2,
     )
-    axes.set_xlim(-0.5, -0.5 + panel.width / min(_LEAF, style.WIDTH / (1 + max(across.values()))))
+    axes.set_xlim(-0.5, -0.5 + panel.width / panel.leaf)
     axes.set_ylim(panel.layers - 0.5, -0.5)
     axes.set_axis_off()
     axes.set_title(style.wrapped(panel.label), fontsize=8.5, pad=3)
@@ -208,10 +187,6 @@ def _shade(share: float) -> int:
     return bisect_right(_STEPS, share)
 
 
-def _colour(shade: int) -> str:
-    return list(HEAT)[shade]
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.0f}" if share >= 0.095 or not share else f"{100 * share:.1f}"
 
@@ -219,11 +194,10 @@ def _percent(share: float) -> str:
 def _shades(figure: Figure) -> None:
     bounds = [f"{100 * bound:.0f}" for bound in _STEPS]
     labels = [f"< {bounds[0]}", *(f"{a}-{b}" for a, b in pairwise(bounds)), f"> {bounds[-1]} %"]
+    shades = zip(HEAT, labels, strict=True)
+    patches = [Patch(facecolor=shade, edgecolor=GRID, linewidth=0.5, label=label) for shade, label in shades]
     figure.legend(
-        handles=[
-            Patch(facecolor=colour, edgecolor=GRID, linewidth=0.5, label=label)
-            for colour, label in zip(HEAT, labels, strict=True)
-        ],
+        handles=patches,
         loc="outside upper left",
         ncols=len(HEAT),
         borderaxespad=0.1,

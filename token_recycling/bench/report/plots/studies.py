@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..summary import Comparison, Curve, Result, curves
+from ..arithmetic import grouped
+from ..summary import Comparison, Curve, curves
 from ..words import study_words
 from . import style
 from .style import GREY, PAPER, Look, Plot
@@ -23,13 +25,12 @@ def study(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | Non
     if not found:
         return None
     order = list(dict.fromkeys(each.point for each in points if each.point is not None))
-    numbers = all(_is_number(point) for point in order)
+    numbers = all(map(_is_number, order))
     figure, (top, bottom) = style.canvas(3.5 if numbers else 3.1, 2, 1, sharex=True)
     colours = _colours(found, looks)
     for axes, label, value in ((top, "MAT", "mat"), (bottom, "tokens/s", "decoding")):
         for place, (curve, measured) in enumerate(found.items()):
-            known = [(point, getattr(result, value)) for point, result in measured]
-            known = [(point, number) for point, number in known if number is not None]
+            known = [(point, number) for point, result in measured if (number := getattr(result, value)) is not None]
             if numbers:
                 _line(axes, [(float(point), number) for point, number in known], colours[curve])
             else:
@@ -42,30 +43,33 @@ def study(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | Non
     if len(entries) > 1:
         style.legend(figure, entries)
     _points_axis(bottom, order, numbers)
-    name, said = points[0].study or "", study_words(points[0].study or "")
-    bottom.set_xlabel(said.axis)
-    what = f"{said.what} Tokens/s of decoding alone.".strip()
-    return Plot(f"study_{_file_name(name)}_{points[0].mode}", said.title, what, figure)
+    bottom.set_xlabel(study_words(str(points[0].study)).axis)
+    return _study_plot(points[0], "Tokens/s of decoding alone.", figure)
+
+
+def _study_plot(point: Comparison, how: str, figure: Figure) -> Plot:
+    """The plot of a study that the point belongs to; `how` says how to read it."""
+    name = str(point.study)
+    said, file = study_words(name), re.sub(r"[^\w-]+", "_", name)
+    return Plot(f"study_{file}_{point.mode}", said.title, f"{said.what} {how}".strip(), figure)
 
 
 def _baseline(axes: Axes, points: Sequence[Comparison], order: Sequence[str], numbers: bool) -> str | None:
     """Draws the baseline's tokens/s where it was measured, once or at every point; returns its label."""
-    label = None
+    look: Any = {"color": GREY, "linewidth": 1.2}
+    label, line = None, []
     for each in points:
         if each.baseline is None or each.baseline.decoding is None:
             continue
-        label = each.baseline.label
+        label, speed = each.baseline.label, each.baseline.decoding
         if each.point is None:
-            axes.axhline(each.baseline.decoding, color=GREY, linewidth=1.2, zorder=0.9)
-        elif not numbers:
+            axes.axhline(speed, zorder=0.9, **look)
+        elif numbers:
+            line.append((float(each.point), speed))
+        else:
             middle = order.index(each.point)
-            axes.plot([middle - 0.4, middle + 0.4], [each.baseline.decoding] * 2, color=GREY, linewidth=1.2, zorder=0.9)
-    known = [
-        (float(each.point), each.baseline.decoding)
-        for each in points
-        if numbers and each.point is not None and each.baseline is not None and each.baseline.decoding is not None
-    ]
-    axes.plot([point for point, _ in known], [speed for _, speed in known], color=GREY, linewidth=1.2)
+            axes.plot([middle - 0.4, middle + 0.4], [speed] * 2, zorder=0.9, **look)
+    axes.plot([point for point, _ in line], [speed for _, speed in line], **look)
     return label
 
 
@@ -84,12 +88,7 @@ def _points_axis(axes: Axes, order: Sequence[str], numbers: bool) -> None:
 
 def _line(axes: Axes, known: list[tuple[float, float]], look: Look) -> None:
     known = sorted(known)
-    axes.plot(
-        [point for point, _ in known],
-        [value for _, value in known],
-        color=look.colour,
-        marker=look.marker,
-    )
+    axes.plot([point for point, _ in known], [value for _, value in known], color=look.colour, marker=look.marker)
     axes.margins(y=0.18)
 
 
@@ -121,8 +120,7 @@ def trade_off(studies: Mapping[tuple[str, str], Sequence[Comparison]], mode: str
             if result.mat and result.decoding and result.nodes
         ]
         _numbered(axes, known, 5, color=colour, marker="o", label=name)
-    axes.set_xlabel("MAT, tokens a step")
-    axes.set_ylabel("tokens/s")
+    axes.set(xlabel="MAT, tokens a step", ylabel="tokens/s")
     axes.grid(True)
     axes.margins(0.08, 0.12)
     style.legend(figure, axes.get_legend_handles_labels()[0])
@@ -151,14 +149,12 @@ def pareto(points: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | No
     figure, (axes,) = style.canvas(3.8)
     for place, (curve, known) in enumerate(drawn.items()):
         _numbered(axes, known, -11 if place % 2 else 5, color=colours[curve].colour, marker=colours[curve].marker)
-    axes.set_xlabel("discard rate")
-    axes.set_ylabel("verification rate")
+    axes.set(xlabel="discard rate", ylabel="verification rate")
     axes.grid(True)
     axes.margins(0.06, 0.1)
     style.legend(figure, [style.key(curve, colours[curve], line=True) for curve in drawn])
-    name, said = points[0].study or "", study_words(points[0].study or "")
-    what = f"{said.what} Left: less is drafted in vain. Down: fewer passes of the target. Both for each emitted token."
-    return Plot(f"study_{_file_name(name)}_{points[0].mode}", said.title, what, figure)
+    how = "Left: less is drafted in vain. Down: fewer passes of the target. Both for each emitted token."
+    return _study_plot(points[0], how, figure)
 
 
 def _numbered(axes: Axes, known: Sequence[tuple[float, float, str]], above: int, **look: Any) -> None:
@@ -181,11 +177,8 @@ def _colours(found: Mapping[str, Curve], looks: Mapping[str, Look]) -> dict[str,
 
 def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | None:
     """Speedup over the number of texts at once."""
-    lines: dict[str, list[tuple[int, Result]]] = {}
-    for each in found:
-        for result in each.results:
-            if not result.is_baseline and result.speedup is not None:
-                lines.setdefault(result.method, []).append((each.batch, result))
+    raced = [(each.batch, result) for each in found for result in each.results if not result.is_baseline]
+    lines = grouped([each for each in raced if each[1].speedup is not None], lambda each: each[1].method)
     if not lines:
         return None
     sizes = sorted({each.batch for each in found})
@@ -197,8 +190,7 @@ def batches(found: Sequence[Comparison], looks: Mapping[str, Look]) -> Plot | No
         axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, list(map(str, sizes)))
     axes.minorticks_off()
-    axes.set_xlabel("texts at once")
-    axes.set_ylabel("speedup")
+    axes.set(xlabel="texts at once", ylabel="speedup")
     style.ruled(axes, "y")
     style.legend(figure, [style.key(of[0][1].label, looks[method], line=True) for method, of in lines.items()])
     return Plot(
@@ -215,7 +207,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w-]+", "_", name)

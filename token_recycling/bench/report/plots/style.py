@@ -142,14 +142,10 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     """A look for every method, in their order: grey for the baselines; beyond the palette colours repeat with other
     markers.
     """
-    found, colours = {}, list(PALETTE)
-    for method in methods:
-        if method in BASELINES:
-            found[method] = Look(GREY, "o")
-        else:
-            place = sum(each not in BASELINES for each in found)
-            turn = place + place // len(colours)
-            found[method] = Look(colours[place % len(colours)], MARKERS[turn % len(MARKERS)])
+    found, colours = dict.fromkeys(methods, Look(GREY, "o")), list(PALETTE)
+    for place, method in enumerate(method for method in found if method not in BASELINES):
+        turn = place + place // len(colours)
+        found[method] = Look(colours[place % len(colours)], MARKERS[turn % len(MARKERS)])
     return found
 
 
