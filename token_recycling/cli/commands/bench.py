@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console
-from ..options import Chat, Device, DTypeOption, Json, Model, Threads
+from ..options import Chat, Device, DType, Json, Model, Threads
 
 
 def bench(
@@ -51,7 +51,7 @@ def bench(
         Path | None, typer.Option(help="Folder of results; default results/MODEL. A run that stopped goes on there.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the rows of an earlier run in the folder.")] = False,
-    dtype: DTypeOption = None,
+    dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
     chat: Chat = None,
@@ -74,27 +74,27 @@ def bench(
                 loading.check_source(one.folder)
         questions = load(data, limit)
         plan = session.plan(methods, questions, replay, study or [], batch or [])
-        loaded = loading.load(model, dtype and dtype.value, device, threads)
+        loaded = loading.load(model, dtype, device, threads)
         through_template = loading.uses_chat(loaded, chat)
         setup = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
         where = environment(loaded.model, model)
     missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
     if missing:
         console.note(f"the report's files need {' and '.join(missing)}: pip install {' '.join(missing)}")
-    for said in (*plan.notes, *session.what_does_not_fit(setup, questions)):
-        console.note(said)
+    for text in (*plan.notes, *session.what_does_not_fit(setup, questions)):
+        console.note(text)
 
     from ...bench.run.measure import measure
     from ...bench.run.store import Store
-    from ..measuring import Measuring
+    from ..measuring import measuring
 
     folder = output or Path("results") / Path(model).name
     store = Store(folder, session.settings(setup, questions, plan, where), plan, fresh)
     if store.done:
         console.note(f"going on in {folder}: {store.done} of {len(list(plan.items()))} prompts are measured")
     try:
-        with Measuring(plan, repeats, store.done) as shown:
-            measure(setup, plan, store, where, shown)
+        with measuring(plan, repeats, store.done) as on_event:
+            measure(setup, plan, store, where, on_event)
     except KeyboardInterrupt:
         console.note(f"stopped with {store.done} of {len(list(plan.items()))} prompts; the same command goes on there")
         raise typer.Exit(130) from None

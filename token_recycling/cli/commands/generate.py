@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, Drafting, DTypeOption, Json, MaxNewTokens, Model, Threads
+from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Threads
 
 
 def generate(
@@ -27,7 +27,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
-    dtype: DTypeOption = None,
+    dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
     chat: Chat = None,
@@ -40,7 +40,7 @@ def generate(
             f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
         )
     (given,) = loading.read_prompts([] if prompt is None else [prompt], file)
-    made, loaded = running.drafter_and_model(drafter, model, dtype and dtype.value, device, threads)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
     ids = loading.encode(loaded, given, running.chat(loaded, chat))
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, DTypeOption, Json, Model, Threads
+from ..options import Chat, Device, DType, Json, Model, Threads
 
 
 def tune(
@@ -44,7 +44,7 @@ def tune(
     prime: Annotated[
         bool, typer.Option("--prime", help="Make the rows for recycling:primed=true too, if there are none.")
     ] = False,
-    dtype: DTypeOption = None,
+    dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
     chat: Chat = None,
@@ -58,9 +58,7 @@ def tune(
         {"--limit": limit, "--max-new-tokens": max_new_tokens, "--drafter": drafter, "--chat": chat},
     )
     given = [] if prompts is None else loading.read_prompts([], prompts)[:limit]
-    recorder, loaded = running.drafter_and_model(
-        drafter or "recycling:tree=paper", model, dtype and dtype.value, device, threads
-    )
+    recorder, loaded = running.drafter_and_model(drafter or "recycling:tree=paper", model, dtype, device, threads)
     through_template = running.chat(loaded, chat) if given else False
     encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
 
