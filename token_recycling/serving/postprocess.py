@@ -8,7 +8,7 @@ relied on. Cost: every event of a stream is parsed and serialized again, some 20
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from .errors import error_body
@@ -75,7 +75,7 @@ def complete_answer(answer: dict[str, Any], job: Job) -> dict[str, Any]:
     return answer
 
 
-async def stream_events(source: AsyncIterator[str], job: Job, done: bool) -> AsyncIterator[str]:
+async def stream_events(source: AsyncGenerator[str], job: Job, done: bool) -> AsyncGenerator[str]:
     """The server-sent events of a stream, postprocessed; with `done` they end with `[DONE]`."""
     text = StopTrimmer(job.stop)
     try:
@@ -86,7 +86,7 @@ async def stream_events(source: AsyncIterator[str], job: Job, done: bool) -> Asy
             yield "data: [DONE]\n\n"
     finally:
         job.cancel()
-        await source.aclose()  # type: ignore[attr-defined]
+        await source.aclose()
 
 
 def _event(event: str, job: Job, text: StopTrimmer) -> str:

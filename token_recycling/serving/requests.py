@@ -20,7 +20,7 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     """What all requests have in common. Other fields are left to transformers' handlers."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -36,7 +36,7 @@ class _Body(BaseModel):
     """Fields without effect, with the values that are harmless."""
 
     @model_validator(mode="after")
-    def _nothing_ignored(self) -> _Body:
+    def _nothing_ignored(self) -> Body:
         for name, harmless in self.ignored.items():
             value = (self.model_extra or {}).get(name)
             if value is not None and value not in harmless:
@@ -49,7 +49,7 @@ class _Body(BaseModel):
         return getattr(self, "stop", None) or ()
 
 
-class _Completing(_Body):
+class _Completing(Body):
     stop: Annotated[list[_Text] | None, BeforeValidator(_listed), Field(max_length=16)] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     frequency_penalty: Annotated[float | None, Field(gt=-1, le=2)] = None
@@ -86,7 +86,7 @@ class Message(BaseModel):
     content: str | list[Part] | None = None
 
 
-class _Templated(_Body):
+class _Templated(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")

@@ -31,9 +31,10 @@ In Python, `step_events` is the same as an async iterator of (name, data).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from ..draft import Step
@@ -64,7 +65,7 @@ def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
     return {**inputs.to(service.target.device), "generation_config": config, "tokenizer": tokenizer}
 
 
-async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
+async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> AsyncGenerator[tuple[str, Any]]:
     """The events of a request; closing the iterator ends the generation."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
@@ -117,13 +118,11 @@ def _error(error: Exception) -> dict[str, Any]:
     return error_body(answered.status_code, answered.detail, answered.code)
 
 
-async def server_sent(events: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[str]:
+async def server_sent(events: AsyncGenerator[tuple[str, Any]]) -> AsyncGenerator[str]:
     """Events as text: `event: NAME` and `data: JSON`."""
-    try:
+    async with contextlib.aclosing(events):
         async for name, data in events:
             yield f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
-    finally:
-        await events.aclose()  # type: ignore[attr-defined]
 
 
 def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:
