@@ -24,27 +24,21 @@ def measuring(plan: BenchmarkPlan, repeats: int, done: int) -> Iterator[Callable
     tokens: dict[Any, int] = defaultdict(int)
     seconds: dict[Any, float] = defaultdict(float)
     columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with console.progress_bar("", total, total - calls(plan, repeats, done), columns, refresh_per_second=4) as (
-        progress,
-        task,
-    ):
-
-        def begun(event: Event) -> None:
-            """Names the method at work, with its tokens per second so far."""
-            key = event.workload.mode, event.entry
-            rate = f", {tokens[key] / seconds[key]:.0f} tokens/s" if seconds[key] else ""
-            phase = "" if event.phase == "measuring" else f" ({event.phase})"
-            point = "" if event.entry.point is None else f" at {event.entry.point}"
-            text = f"{event.workload.title}: {event.entry.method.label}{point}{rate}{phase}"
-            progress.update(task, description=text)
+    measured = total - calls(plan, repeats, done)
+    bar = console.progress_bar("", total, measured, columns, refresh_per_second=4)
+    with bar as (progress, task):
 
         def on_event(event: Event) -> None:
+            key = event.workload.mode, event.entry
             if event.found is None:
-                begun(event)
+                rate = f", {tokens[key] / seconds[key]:.0f} tokens/s" if seconds[key] else ""
+                phase = "" if event.phase == "measuring" else f" ({event.phase})"
+                point = "" if event.entry.point is None else f" at {event.entry.point}"
+                text = f"{event.workload.title}: {event.entry.method.label}{point}{rate}{phase}"
+                progress.update(task, description=text)
             elif event.phase == "measuring":
                 progress.advance(task)
                 if not isinstance(event.found, Exception):
-                    key = event.workload.mode, event.entry
                     tokens[key] += sum(len(text) for outcome in event.found for text in outcome.tokens)
                     seconds[key] += sum(outcome.total_seconds for outcome in event.found)
             elif event.phase == "warming up" and isinstance(event.found, Exception):

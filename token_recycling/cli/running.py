@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ from ..model import loading
 from . import console
 
 if TYPE_CHECKING:
+    import torch
+
     from ..drafter import Drafter
     from ..hf.accelerate import Acceleration
     from ..text_stream import StepRecorder
@@ -45,12 +48,12 @@ def drafter_and_model(
         return make_drafter(drafter), loading.load(model, dtype, device, threads)
 
 
-def chat(loaded: loading.Loaded, wanted: bool | None) -> bool:
-    """Whether prompts go through the chat template, with a note where the tokenizer decided."""
-    through_template = loading.uses_chat(loaded, wanted)
-    if through_template and wanted is None:
+def encoded(loaded: loading.Loaded, prompts: Sequence[loading.Prompt], chat: bool | None) -> list[torch.Tensor]:
+    """Prompts as ids, (1, length) each, with a note where the tokenizer decided on the chat template."""
+    through_template = bool(prompts) and loading.uses_chat(loaded, chat)
+    if through_template and chat is None:
         console.note("prompts go through the tokenizer's chat template; --no-chat gives them as they are")
-    return through_template
+    return [loading.encode(loaded, prompt, through_template) for prompt in prompts]
 
 
 def run(

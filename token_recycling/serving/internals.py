@@ -27,9 +27,7 @@ _EXPECTED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     },
     ("utils", "GenerateManager"): {
         "__init__": ("self",),
-        "generate_streaming": (
-            "self", "model", "processor", "inputs", "gen_config", "request_id", "response_parser",
-        ),
+        "generate_streaming": ("self", "model", "processor", "inputs", "gen_config", "request_id", "response_parser"),
         "generate_non_streaming": ("self", "model", "processor", "inputs", "gen_config", "request_id"),
         "async_submit": ("self", "fn", "args", "kwargs"),
         "submit": ("self", "fn", "args", "kwargs"),

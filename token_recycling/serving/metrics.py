@@ -51,8 +51,7 @@ class Metrics:
         self._steps.inc(stats.steps)
         self._drafted.inc(stats.drafted)
         self._accepted.inc(stats.accepted.total())
-        phases = {"wait": job.waited, "prefill": stats.prefill_seconds, **stats.seconds}
-        for phase, seconds in phases.items():
+        for phase, seconds in {"wait": job.waited, "prefill": stats.prefill_seconds, **stats.seconds}.items():
             self._seconds.labels(phase).inc(seconds)
         self._sums = [self._sums[0] + stats.tokens, self._sums[1] + stats.steps]
         if self._sums[1]:

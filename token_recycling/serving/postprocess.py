@@ -41,14 +41,14 @@ class StopTrimmer:
 
     def push(self, piece: str) -> str:
         """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
-        if self._stopped or not self._stop:
-            return "" if self._stopped else piece
+        if self._stopped:
+            return ""
         self._held += piece
         places = [place for place in map(self._held.find, self._stop) if place >= 0]
         if places:
             safe, self._held, self._stopped = self._held[: min(places)], "", True
             return safe
-        cut = len(self._held) - max(_overlap(self._held, stop) for stop in self._stop)
+        cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0)
         safe, self._held = self._held[:cut], self._held[cut:]
         return safe
 

@@ -10,20 +10,15 @@ import inspect
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 from transformers import PreTrainedTokenizerBase
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
+_LISTED = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-class Body(BaseModel):
+class Body(BaseModel, extra="allow", strict=True):
     """What all requests have in common. Other fields are left to transformers' handlers."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
     temperature: Annotated[float | None, Field(ge=0, le=100)] = None
@@ -50,7 +45,7 @@ class Body(BaseModel):
 
 
 class _Completing(Body):
-    stop: Annotated[list[_Text] | None, BeforeValidator(_listed), Field(max_length=16)] = None
+    stop: Annotated[list[_Text] | None, _LISTED, Field(max_length=16)] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     frequency_penalty: Annotated[float | None, Field(gt=-1, le=2)] = None
 
@@ -68,19 +63,15 @@ class TextBody(_Completing):
     prompt: str
 
 
-class Part(BaseModel):
+class Part(BaseModel, extra="allow"):
     """A part of a message: text, since nothing else is supported."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class Message(BaseModel):
+class Message(BaseModel, extra="allow"):
     """One message of a chat."""
-
-    model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | list[Part] | None = None
@@ -91,7 +82,7 @@ class _Templated(Body):
 
     @model_validator(mode="after")
     def _variables_only(self) -> _Templated:
-        """Variables of the template, not arguments of `apply_chat_template`, and above all not another template."""
+        """Refuses arguments of `apply_chat_template`, above all another template."""
         arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
         taken = sorted(arguments & (self.chat_template_kwargs or {}).keys())
         if taken:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..costs.curve import band
 from ..cuda_graphs import costs_of
 from ..drafter import Drafter
 from ..model.loading import Loaded
@@ -203,13 +202,10 @@ class Service:
         """Measures the times of passes over trees (`costs`) for every length of prompt."""
         limits = (self.settings.max_prompt_tokens, self.loaded.context, _LONGEST_MEASURED)
         longest = min(limit for limit in limits if limit is not None)
-        length, costs = min(longest, band(1)), costs_of(self.target, "auto")
-        while True:
-            ids = torch.arange(length, device=self.target.device) % self.target.embedded
+        costs = costs_of(self.target, "auto")
+        for length in costs.lengths(longest):
+            ids = torch.arange(min(length, longest), device=self.target.device) % self.target.embedded
             self.pool.base.fork().start([ids], self.target, costs)
-            if length >= longest:
-                return
-            length = min(longest, 4 * length)
 
     async def save_at_intervals(self) -> None:
         """Saves what was learned every `save_every` seconds, between two requests, until cancelled."""

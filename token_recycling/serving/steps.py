@@ -16,16 +16,13 @@ The answer is a stream of server-sent events, each with a name and JSON:
     event: error   {"error": {"message", "type", "param", "code"}}
 
 `start` comes at once, while the request may still wait for its turn. `seconds` counts from the end of the prefill, so
-that it is comparable between drafters. `tokens` are the ids that the step emitted and `texts`
-what each adds to the text: put together, with the `text` of `end`, they are the whole text; that of a token may be
-empty while a character is not complete. The first `accepted` of them were drafted; the others, one as a rule, are the
-model's own. `draft` is the tree: of every node the parent (-1 for the root, which is the newest token of the text
-before), the token and its text; `path` names the accepted nodes, the root first. `usage` is that of /v1/completions.
-The last event is `end` or `error`. A client that disconnects ends the generation.
-
-What is refused before the stream begins (401, 400, 413, 429, 503) is answered with that status and the JSON of `error`.
-
-In Python, `step_events` is the same as an async iterator of (name, data).
+that it is comparable between drafters. `tokens` are the ids that the step emitted and `texts` what each adds to the
+text, nothing while a character is not complete: put together, with the `text` of `end`, they are the whole text. The
+first `accepted` of them were drafted; the others, one as a rule, are the model's own. `draft` is the tree: of every
+node the parent (-1 for the root, which is the newest token of the text before), the token and its text; `path` names
+the accepted nodes, the root first. `usage` is that of /v1/completions. The last event is `end` or `error`. A client
+that disconnects ends the generation. What is refused before the stream begins (401, 400, 413, 429, 503) is answered
+with that status and the JSON of `error`. In Python, `step_events` is the same as an async iterator of (name, data).
 """
 
 from __future__ import annotations

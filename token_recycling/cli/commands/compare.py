@@ -29,8 +29,7 @@ def compare(
     """Decodes prompts plain and recycled: the same text or not, and how much faster. Exit status 1 if any differs."""
     given = loading.read_prompts(texts or [], prompts)[:limit]
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
-    through_template = running.chat(loaded, chat)
-    encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
+    encoded = running.encoded(loaded, given, chat)
 
     from ...registry import make_drafter
     from ...text_stream import decoded, pieces

@@ -39,9 +39,9 @@ def generate(
         raise ValueError(
             f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
         )
-    (given,) = loading.read_prompts([] if prompt is None else [prompt], file)
+    given = loading.read_prompts([] if prompt is None else [prompt], file)
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
-    ids = loading.encode(loaded, given, running.chat(loaded, chat))
+    (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)
     stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}

@@ -51,16 +51,16 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Measures what trees cost on this machine, saves it for `accelerate`, and shows which size of tree pays."""
-    _check(
-        prompts,
-        template,
-        nodes,
-        {"--limit": limit, "--max-new-tokens": max_new_tokens, "--drafter": drafter, "--chat": chat},
-    )
+    others: dict[str, object] = {
+        "--limit": limit,
+        "--max-new-tokens": max_new_tokens,
+        "--drafter": drafter,
+        "--chat": chat,
+    }
+    _check(prompts, template, nodes, others)
     given = [] if prompts is None else loading.read_prompts([], prompts)[:limit]
     recorder, loaded = running.drafter_and_model(drafter or "recycling:tree=paper", model, dtype, device, threads)
-    through_template = running.chat(loaded, chat) if given else False
-    encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
+    encoded = running.encoded(loaded, given, chat)
 
     from ...cuda_graphs import costs_of
     from ...model.tree_model import TreeModel
