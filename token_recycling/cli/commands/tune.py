@@ -51,13 +51,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Measures what trees cost on this machine, saves it for `accelerate`, and shows which size of tree pays."""
-    others: dict[str, object] = {
-        "--limit": limit,
-        "--max-new-tokens": max_new_tokens,
-        "--drafter": drafter,
-        "--chat": chat,
-    }
-    _check(prompts, template, nodes, others)
+    _check(prompts, template, nodes, limit=limit, max_new_tokens=max_new_tokens, drafter=drafter, chat=chat)
     given = [] if prompts is None else loading.read_prompts([], prompts)[:limit]
     recorder, loaded = running.drafter_and_model(drafter or "recycling:tree=paper", model, dtype, device, threads)
     encoded = running.encoded(loaded, given, chat)
@@ -87,11 +81,12 @@ def tune(
         console.print_json(result)
 
 
-def _check(prompts: Path | None, template: Path | None, nodes: int | None, others: dict[str, object]) -> None:
-    """Refuses options that would do nothing, before anything slow begins."""
-    for name, value in {"--template": template, **others}.items():
+def _check(prompts: Path | None, template: Path | None, nodes: int | None, **others: object) -> None:
+    """Refuses options that would do nothing, before anything slow begins; `others` too need --prompts."""
+    for name, value in {"template": template, **others}.items():
         if prompts is None and value is not None:
-            raise ValueError(f"expected --prompts with {name}, got none; give a file or a folder of prompts")
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"expected --prompts with {option}, got none; give a file or a folder of prompts")
     if nodes is not None and template is None:
         raise ValueError("expected --template with --nodes, got none; give a file to write the tree to")
     if template is not None and template.is_dir():
