@@ -207,30 +207,27 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
     Line ends at the very end of a file or of standard input are dropped, as a shell does: they are the editor's, not
     the prompt's.
     """
-    prompts = _found_prompts(texts, path)
+    if texts and path is not None:
+        raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
+    if texts:
+        prompts = [Prompt(f"argument {place}", text) for place, text in enumerate(texts, start=1)]
+    elif path is None:
+        if sys.stdin.isatty():
+            raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
+        prompts = [_read(None)]
+    elif path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        if not files:
+            raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
+        prompts = [_read(file) for file in files]
+    elif path.is_file():
+        prompts = [_read(path)]
+    else:
+        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
     for prompt in prompts:
         if not prompt.text.strip():
             raise ValueError(f"expected a prompt, got an empty one ({prompt.name}); give a text to continue")
     return prompts
-
-
-def _found_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
-    if texts and path is not None:
-        raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
-    if texts:
-        return [Prompt(f"argument {place}", text) for place, text in enumerate(texts, start=1)]
-    if path is None:
-        if sys.stdin.isatty():
-            raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
-        return [_read(None)]
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-        if not files:
-            raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
-        return [_read(file) for file in files]
-    if not path.is_file():
-        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
-    return [_read(path)]
 
 
 def text_files(paths: Sequence[Path]) -> list[Path]:
