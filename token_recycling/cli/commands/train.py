@@ -44,24 +44,22 @@ _SHARED = ("texts", "prompt_tokens", "text_tokens", "temperature", "steps", "bat
 
 def _parameters(name: str, training: type[Training]) -> list[inspect.Parameter]:
     """The arguments and options of a training's command."""
-
-    def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-    found = [parameter("model", Model), parameter("files", _Files)]
+    required = inspect.Parameter.empty
+    found: dict[str, tuple[Any, Any]] = {"model": (Model, required), "files": (_Files, required)}
     if training.needs_draft:
         output = typer.Option(help=_OUTPUT.format(f", by default {name} in that of the draft model"))
-        found += [parameter("draft", _Draft), parameter("output", Annotated[Path | None, output], None)]
+        found |= {"draft": (_Draft, required), "output": (Annotated[Path | None, output], None)}
     else:
-        found.append(parameter("output", Annotated[Path, typer.Option(help=_OUTPUT.format(""))]))
+        found["output"] = Annotated[Path, typer.Option(help=_OUTPUT.format(""))], required
     known = {one.name: one for kind in (training, TextOptions, Schedule) for one in fields(kind) if one.metadata}
     known["held_out"] = option(_HELD_OUT, f"Share of the texts that {training.held_out_use}.")
     for each in sorted(known, key=lambda each: _SHARED.index(each) if each in _SHARED else -1):
         default = training.defaults.get(each, known[each].default)
         written = typer.Option(f"--{each.replace('_', '-')}", **known[each].metadata)  # no --no-... beside it
-        found.append(parameter(each, Annotated[type(default), written], default))
-    found += [parameter("dtype", DType, None), parameter("device", Device, None)]
-    return [*found, parameter("threads", Threads, None), parameter("as_json", Json, False)]
+        found[each] = Annotated[type(default), written], default
+    found |= {"dtype": (DType, None), "device": (Device, None), "threads": (Threads, None), "as_json": (Json, False)}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(each, kind, default=value, annotation=hint) for each, (hint, value) in found.items()]
 
 
 def command_for(name: str, path: Path) -> Callable[..., None]:
