@@ -54,16 +54,10 @@ def field_docs(made_by: type) -> dict[str, str]:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         except OSError:  # a class without a source file
             continue
-        body = tree.body if isinstance(tree, ast.ClassDef) else []
-        for field, below in pairwise(body):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-                and isinstance(below.value.value, str)
-            ):
-                docs[field.target.id] = _summary(below.value.value)
+        for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = _summary(text)
     return docs
 
 
@@ -118,12 +112,8 @@ def matrix_rows(
     def read(token: int) -> str | None:
         return None if tokenizer is None else tokenizer.decode([token])
 
+    rows = ((token, matrix.candidates[token].tolist()) for token in tokens)
     return [
-        {
-            "token": token,
-            "text": read(token),
-            "candidates": candidates,
-            "candidate_texts": [read(candidate) for candidate in candidates],
-        }
-        for token, candidates in ((token, matrix.candidates[token].tolist()) for token in tokens)
+        {"token": token, "text": read(token), "candidates": row, "candidate_texts": list(map(read, row))}
+        for token, row in rows
     ]

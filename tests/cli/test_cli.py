@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from token_recycling import AdjacencyMatrix, Tree, __version__, fingerprint
-from token_recycling.cli.console import advancing
+from token_recycling.cli.console import working
 from token_recycling.listing import busiest
 
 
@@ -129,14 +129,14 @@ def test_a_bar_moves_on_a_terminal_only(monkeypatch, capsys):
         def isatty(self):
             return True
 
-    with advancing("reading", 4) as advance:
+    with working("reading", 4) as advance:
         advance(4)
     assert capsys.readouterr() == ("", "")
     moved = []
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(rich.progress.Progress, "advance", lambda self, task, more: moved.append(more))
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with advancing("reading", 4) as advance:
+    with working("reading", 4) as advance:
         advance(1)
         advance(3)
     assert "reading" in sys.stderr.getvalue()

@@ -122,7 +122,7 @@ def test_every_key_begins_with_the_base_which_never_changes(both, tmp_path):
             learn(drafter, 9)
     drafters.save()
     assert matrix_path(tmp_path).read_bytes() == written
-    assert learned(drafters.fork()) == 7
+    assert learned(drafters.base.fork()) == 7
 
 
 def test_what_a_key_learned_is_saved_beside_the_base_and_found_again(both, tmp_path):

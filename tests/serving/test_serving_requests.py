@@ -147,7 +147,7 @@ def test_time_is_limited(model):
 
 
 def test_one_whose_time_is_over_before_its_turn_does_not_begin(model):
-    job = Job(model, acquire=contextlib.nullcontext, timeout=0.01)
+    job = Job(model, contextlib.nullcontext(), timeout=0.01)
     time.sleep(0.02)
     with pytest.raises(ApiError, match="waited") as caught:
         job.generate(input_ids=tiny.prompt(0, 4))

@@ -18,7 +18,7 @@ from openai import OpenAI
 from support import tiny
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from token_recycling.serving import create_app
+from token_recycling.serving import create_app, parse_keys
 
 CONTEXT = 4096
 TEMPLATE = (
@@ -101,8 +101,6 @@ def serving(model: Any, tokenizer: Any, **settings: Any) -> Iterator[Serving]:
 
 def keys(*names: str) -> Any:
     """API keys; the key of NAME is secret-NAME."""
-    from token_recycling.serving import parse_keys
-
     return parse_keys([f"{name}:secret-{name}" for name in names])
 
 

@@ -9,18 +9,19 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperGroup
 
 from ..text_stream import one_line
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+    from rich.progress import Progress, ProgressColumn, TaskID
 
     from ..model.support import Support
     from ..stats import Stats
@@ -40,7 +41,6 @@ class OneLineErrors(TyperGroup):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Runs the command line; the library refuses input with ValueErrors whose text is made for the user."""
-        standalone = extra.pop("standalone_mode", True)
         try:
             status = super().main(*args, **{**extra, "standalone_mode": False})
         except typer.Abort:
@@ -49,9 +49,17 @@ class OneLineErrors(TyperGroup):
             status = report(error.format_message())  # type: ignore[attr-defined]
         except (ValueError, OSError) as error:
             status = report(error)
-        if standalone:
-            sys.exit(status)
-        return status
+        sys.exit(status)
+
+
+def group(help: str) -> typer.Typer:
+    """A command that has commands of its own, and shows its help without one."""
+
+    def main(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    return typer.Typer(help=help, callback=main, invoke_without_command=True)
 
 
 def report(error: object) -> int:
@@ -60,9 +68,14 @@ def report(error: object) -> int:
     return 2
 
 
+def say(console: Console, text: str, style: str = "") -> None:
+    """Prints a text as it is: no markup, no numbers in colour, no line broken at the terminal's width."""
+    console.print(Text(text, style), soft_wrap=True)
+
+
 def note(text: str) -> None:
     """Says on standard error what was chosen for the user."""
-    Console(stderr=True).print(Text(f"note: {text}", style="dim"), soft_wrap=True)
+    say(Console(stderr=True), f"note: {text}", "dim")
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -71,51 +84,50 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def working(text: str, done: int = 0, total: int = 0) -> Iterator[None]:
-    """A spinner on standard error, with a bar if there is a total, that leaves no trace; on a terminal only."""
-    with advancing(text, total, done):
-        yield
-
-
-@contextlib.contextmanager
-def advancing(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """As `working`, with a bar that moves on when the function it gives is told how much more has been done."""
-    with _bar(text, total, done) as (advance, _):
-        yield advance
+def working(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """A spinner on standard error, with a bar if there is a total, that leaves no trace; on a terminal only. The bar
+    moves when the function it gives is called with how much more has been done.
+    """
+    with _elapsing(text, total, done) as (progress, task):
+        yield lambda more: progress.advance(task, more)
 
 
 @contextlib.contextmanager
 def reaching(text: str) -> Iterator[Callable[..., None]]:
-    """As `advancing`; the function it gives is told how much has been done of how much and, if there is one, a loss."""
-    with _bar(text, 1, 0) as (_, update):
+    """As `working`; the function it gives is called with how much has been done, the total and, if there is one, a
+    loss.
+    """
+    with _elapsing(text, 1) as (progress, task):
 
         def reached(done: int, total: int, loss: float | None = None) -> None:
-            update(completed=done, total=total, description=text if loss is None else f"{text}, loss {loss:.3f}")
+            shown = text if loss is None else f"{text}, loss {loss:.3f}"
+            progress.update(task, completed=done, total=total, description=shown)
 
         yield reached
 
 
-@contextlib.contextmanager
-def _bar(text: str, total: int, done: int) -> Iterator[tuple[Callable[[int], None], Callable[..., None]]]:
-    if not sys.stderr.isatty():
-        yield lambda more: None, lambda **change: None
-        return
+def _elapsing(text: str, total: int, done: int = 0) -> AbstractContextManager[tuple[Progress, TaskID]]:
     from rich.progress import BarColumn, TimeElapsedColumn
 
-    bar = [BarColumn()] if total else []
-    progress = transient_progress(*bar, TimeElapsedColumn(), redirect_stderr=False, refresh_per_second=5)
-    task = progress.add_task(text, total=total or None, completed=done)
-    with progress:
-        yield lambda more: progress.advance(task, more), lambda **change: progress.update(task, **change)
+    columns = [BarColumn(), TimeElapsedColumn()] if total else [TimeElapsedColumn()]
+    return progress_bar(text, total, done, columns, redirect_stderr=False, refresh_per_second=5)
 
 
-def transient_progress(*columns: ProgressColumn, **how: Any) -> Progress:
-    """Progress on standard error that leaves no trace: a spinner, what is being done, and `columns`."""
+@contextlib.contextmanager
+def progress_bar(
+    text: str, total: int, done: int, columns: Iterable[ProgressColumn], **how: Any
+) -> Iterator[tuple[Progress, TaskID]]:
+    """Progress on standard error that leaves no trace: a spinner, what is being done, and `columns`; shown on a
+    terminal only.
+    """
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
     what = SpinnerColumn(), TextColumn("{task.description}", markup=False)
     # Standard output is not redirected: it may be a file although standard error is a terminal.
-    return Progress(*what, *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, **how)
+    progress = Progress(*what, *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, **how)
+    task = progress.add_task(text, total=total or None, completed=done)
+    with progress if sys.stderr.isatty() else contextlib.nullcontext():
+        yield progress, task
 
 
 def percent(share: float) -> str:
@@ -125,30 +137,25 @@ def percent(share: float) -> str:
 
 def print_stats(console: Console, stats: Stats) -> None:
     """All statistics of a run."""
-    console.print(stats.drafter, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"passes: {stats.path}", markup=False, highlight=False, soft_wrap=True)
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_row("mean accepted tokens (MAT)", f"{stats.mat:.2f}", "")
-    table.add_row("tokens per second", f"{stats.tokens_per_second:.1f}", "")
-    table.add_row("tokens", f"{stats.tokens:,}", "")
-    table.add_row("steps", f"{stats.steps:,}", "")
+    say(console, f"{stats.drafter}\npasses: {stats.path}")
+    table = Table(Column(), Column(justify="right"), Column(justify="right"), show_header=False)
+    table.add_row("mean accepted tokens (MAT)", f"{stats.mat:.2f}")
+    table.add_row("tokens per second", f"{stats.tokens_per_second:.1f}")
+    table.add_row("tokens", f"{stats.tokens:,}")
+    table.add_row("steps", f"{stats.steps:,}")
     table.add_row("steps without a draft", f"{stats.nodes[1]:,}", percent(stats.plain_steps))
-    table.add_row("drafted tokens", f"{stats.drafted:,}", "")
-    table.add_row(
-        "discarded tokens", f"{stats.discarded:,}", percent(stats.discarded / stats.drafted) if stats.drafted else ""
-    )
-    table.add_row(f"prompt, {stats.prompt_tokens:,} tokens", f"{stats.prefill_seconds:.3f} s", "")
+    table.add_row("drafted tokens", f"{stats.drafted:,}")
+    discarded = percent(stats.discarded / stats.drafted) if stats.drafted else ""
+    table.add_row("discarded tokens", f"{stats.discarded:,}", discarded)
+    table.add_row(f"prompt, {stats.prompt_tokens:,} tokens", f"{stats.prefill_seconds:.3f} s")
     table.add_section()
     for part, seconds in stats.seconds.items():
-        share_of_time = percent(seconds / stats.decode_seconds) if stats.decode_seconds else ""
-        table.add_row(f"{part}, per step", f"{1000 * seconds / max(1, stats.steps):.3f} ms", share_of_time)
-    for key, shares in (("depth", stats.acceptance_by_depth), ("rank", stats.acceptance_by_rank)):
+        share = percent(seconds / stats.decode_seconds) if stats.decode_seconds else ""
+        table.add_row(f"{part}, per step", f"{1000 * seconds / max(1, stats.steps):.3f} ms", share)
+    for key, accepted in (("depth", stats.acceptance_by_depth), ("rank", stats.acceptance_by_rank)):
         table.add_section()
-        for place, share in shares.items():
-            table.add_row(f"accepted at {key} {place}", "", percent(share))
+        for place, chance in accepted.items():
+            table.add_row(f"accepted at {key} {place}", "", percent(chance))
     console.print(table)
 
 
@@ -167,7 +174,7 @@ def print_support(console: Console, found: Support) -> None:
         lines.append(("self-test", f"logits differ by {found.difference:.1e} at most"))
     lines += [("note", note) for note in found.notes]
     for name, text in lines:
-        console.print(f"{name:14}{text}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{name:14}{text}")
 
 
 def has_colours(console: Console) -> bool:
@@ -199,12 +206,11 @@ def print_comparison(console: Console, place: str, found: SideBySide, pieces: Se
     if found.divergence is not None:
         console.print(f"differs: {found.divergence}", markup=False, soft_wrap=True)
     took = found.speeds
-    console.print(
+    say(
+        console,
         f"identical: {_yes(found.identical)}, plain {took['plain']['tokens_per_second']:.1f} tokens/s, "
         f"recycled {took['recycled']['tokens_per_second']:.1f} tokens/s, speedup {took['speedup']:.2f}, "
         f"MAT {found.stats.mat:.2f} ({found.stats.tokens} tokens in {found.stats.steps} steps)\n",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -219,33 +225,25 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
         ("MAT", f"{summary['mat']:.2f}"),
     )
     for name, value in lines:
-        console.print(f"{name + ':':<10} {value}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"identical: {_yes(summary['identical'])}", style="bold", highlight=False)
+        say(console, f"{name + ':':<10} {value}")
+    say(console, f"identical: {_yes(summary['identical'])}", "bold")
 
 
 def legend(console: Console, drafter: str) -> None:
     """How to read the texts that follow."""
     how = "the two tints take turns" if has_colours(console) else f"a {SEPARATOR} stands before each"
-    console.print(
-        f"tokens of one step came together; {how} ({drafter})\n",
-        style="dim",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(console, f"tokens of one step came together; {how} ({drafter})\n", "dim")
 
 
 def print_matrix(console: Console, held: dict[str, Any]) -> None:
-    """A saved matrix: the header, then rows: a token and what the model would say after it."""
+    """A saved matrix: the header, then rows: a token and its candidates."""
     share = percent(held["rows_filled"] / held["vocab_size"])
-    console.print(
+    say(
+        console,
         f"{held['file']}: adjacency matrix, format version {held['format_version']}\n"
         f"{held['vocab_size']:,} tokens x {held['k']} candidates, {held['bytes']:,} bytes\n"
         f"tokenizer: {held['tokenizer'] or 'not stated'}\n"
         f"rows filled: {held['rows_filled']:,} ({share})",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
     if not held["rows"]:
         return

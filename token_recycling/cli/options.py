@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-
-
-class DType(str, Enum):
-    """What `--dtype` takes."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the hub.")]
 Drafting = Annotated[
     str, typer.Option("--drafter", metavar="SPEC", help="Drafter with options, such as recycling:k=16,tree=paper.")
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
-DTypeOption = Annotated[
-    DType | None, typer.Option("--dtype", help="Type of the weights; default float32 on a CPU, else auto, the file's.")
+DType = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Type of the weights; default float32 on a CPU, else auto, the file's."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default the accelerator if there is one.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default torch's choice.")]

@@ -53,8 +53,8 @@ class SideBySide:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
-        divergence = None if self.divergence is None else asdict(self.divergence)
-        if divergence is not None:
+        divergence = self.divergence and asdict(self.divergence)
+        if divergence:
             del divergence["between"]
         return {
             "name": self.name,
@@ -87,7 +87,7 @@ def compare(
 
 def total_speeds(found: Sequence[SideBySide]) -> dict[str, Any]:
     """Tokens and time of both ways, and the speedup: total tokens over total time on both sides."""
-    plain, recycled = (_speed(outcomes) for outcomes in ([one.plain for one in found], [one.recycled for one in found]))
+    plain, recycled = _speed([one.plain for one in found]), _speed([one.recycled for one in found])
     speedup = recycled["tokens_per_second"] / plain["tokens_per_second"]
     return {"plain": plain, "recycled": recycled, "speedup": speedup}
 

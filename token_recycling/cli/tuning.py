@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from ..costs import tune
+from ..costs.curve import CostCurve
+from ..drafter import Drafter
+from ..drafters.recycling import Recycling
+from ..drafters.recycling.priming import primed_file
+from ..files import replacing
+from ..hf.accelerate import accelerated
 from ..model import loading
+from ..model.cost_store import file_of, setting
+from ..model.pass_costs import PassCosts
+from ..model.tree_model import TreeModel
+from ..registry import make_drafter
+from ..stats import Stats
+from ..templates import parse_paths, written
 from . import console
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..costs.curve import CostCurve
-    from ..costs.tune import Size
-    from ..drafter import Drafter
-    from ..model.pass_costs import PassCosts
-    from ..model.tree_model import TreeModel
-    from ..stats import Stats
 
 CHANCES = (0.5, 0.7, 0.9)
 """Levels of acceptance for which a forecast is shown."""
@@ -25,8 +30,6 @@ CHANCES = (0.5, 0.7, 0.9)
 
 def measured(costs: PassCosts, longest: int, seconds: float) -> dict[str, Any]:
     """Measures the curves for texts of up to `longest` tokens and saves them: what they are, and the file."""
-    from ..model.cost_store import file_of, setting
-
     curves = []
     for length in costs.lengths(longest):
         with console.working(f"measuring after {length:,} tokens"):
@@ -41,36 +44,32 @@ def measured(costs: PassCosts, longest: int, seconds: float) -> dict[str, Any]:
 
 def _curve(curve: CostCurve) -> dict[str, Any]:
     """One curve: the time of a token, and of every size the time in units of it."""
-    from ..costs.tune import one_more
-
     times = curve.relative()
     return {
         "length": curve.length,
         "milliseconds_of_one": 1000 * curve.seconds[0],
         "sizes": [
             {"nodes": n, "relative": float(times[n - 1]), "one_more": more}
-            for n, more in zip(curve.sizes, one_more(curve), strict=True)
+            for n, more in zip(curve.sizes, tune.one_more(curve), strict=True)
         ],
     }
 
 
 def forecasts(costs: PassCosts, longest: int) -> list[dict[str, Any]]:
     """For each saved curve and a few levels of acceptance how large a chain and a tree pay."""
-    from ..costs.tune import best_size, shared_chances
-
     return [
         {
             "length": curve.length,
             "chance": chance,
-            "chain": _size(best_size(curve, [chance])),
-            "tree": _size(best_size(curve, shared_chances(chance))),
+            "chain": _size(tune.best_size(curve, [chance])),
+            "tree": _size(tune.best_size(curve, tune.shared_chances(chance))),
         }
         for curve in (costs.curve(length) for length in costs.lengths(longest))
         for chance in CHANCES
     ]
 
 
-def _size(size: Size) -> dict[str, Any]:
+def _size(size: tune.Size) -> dict[str, Any]:
     return {**size._asdict(), "times_plain": size.times_plain}
 
 
@@ -85,9 +84,6 @@ def decoded(
     """Decodes the prompts twice: with trees that grow by the curves, and with `recorder` to see which ranks are right
     and which fixed tree (of `nodes` nodes, else the best) follows from that.
     """
-    from ..registry import make_drafter
-    from ..stats import Stats
-
     runs = _decode(loaded, prompts, make_drafter("recycling"), max_new_tokens, "with trees that grow")
     recorded = sum(_decode(loaded, prompts, recorder, max_new_tokens, "to record the acceptance"), Stats())
     curve = costs.curve(max(ids.shape[1] for ids in prompts))
@@ -101,13 +97,9 @@ def _decode(
     loaded: loading.Loaded, prompts: Sequence[torch.Tensor], drafter: Drafter, max_new_tokens: int, what: str
 ) -> list[Stats]:
     """Decodes all prompts greedily, in order; the statistics of each."""
-    from ..hf.accelerate import accelerated
-
     found = []
-    with (
-        accelerated(loaded.model, drafter) as acceleration,
-        console.advancing(f"decoding {what}", len(prompts)) as advance,
-    ):
+    bar = console.working(f"decoding {what}", len(prompts))
+    with accelerated(loaded.model, drafter) as acceleration, bar as advance:
         for ids in prompts:
             loaded.model.generate(**loading.arguments(loaded, ids, max_new_tokens))
             found.append(acceleration.stats)
@@ -117,11 +109,10 @@ def _decode(
 
 def _grown(costs: PassCosts, runs: Sequence[Stats], prompts: Sequence[torch.Tensor]) -> dict[str, Any]:
     """What trees grown at each step were like, and what they were worth by the measured curves."""
-    from ..costs.tune import passes_cost
-    from ..stats import Stats
-
     total = sum(runs, Stats())
-    cost = sum(passes_cost(costs.curve(ids.shape[1]), stats.nodes) for stats, ids in zip(runs, prompts, strict=True))
+    cost = sum(
+        tune.passes_cost(costs.curve(ids.shape[1]), stats.nodes) for stats, ids in zip(runs, prompts, strict=True)
+    )
     return {
         "steps": total.steps,
         "tokens": total.tokens,
@@ -134,16 +125,11 @@ def _grown(costs: PassCosts, runs: Sequence[Stats], prompts: Sequence[torch.Tens
 
 def _fixed(curve: CostCurve, recorded: Stats, nodes: int | None) -> dict[str, Any]:
     """The acceptance by rank that was recorded, and the template grown from it: of `nodes` nodes, else the best."""
-    from ..costs.tune import best_size, expected_tokens, rank_acceptance, template
-    from ..templates import written
-
-    acceptance = rank_acceptance(recorded.acceptance_by_rank)
-    best = best_size(curve, acceptance)
+    acceptance = tune.rank_acceptance(recorded.acceptance_by_rank)
+    best, times = tune.best_size(curve, acceptance), curve.relative()
     wanted = best.nodes if nodes is None else nodes
-    times = curve.relative()
     cost = float(times[wanted]) if wanted < len(times) else None
-    tokens = float(expected_tokens(acceptance, wanted)[wanted])
-    tree = template(acceptance, wanted) if wanted else None
+    tokens = float(tune.expected_tokens(acceptance, wanted)[wanted])
     return {
         "acceptance_by_rank": acceptance,
         "best": _size(best),
@@ -152,15 +138,12 @@ def _fixed(curve: CostCurve, recorded: Stats, nodes: int | None) -> dict[str, An
         "tokens": tokens,
         "cost": cost,
         "times_plain": tokens / cost if cost else None,
-        "paths": written(tree).split() if tree else [],
+        "paths": written(tune.template(acceptance, wanted)).split() if wanted else [],
     }
 
 
 def write_template(path: Path, paths: Sequence[str]) -> Path:
     """Writes rank paths, a line for each depth; raises ValueError if there are none."""
-    from ..files import replacing
-    from ..templates import parse_paths, written
-
     if not paths:
         raise ValueError(
             "expected a fixed tree that pays for --template, got none: plain decoding is faster here; "
@@ -173,9 +156,6 @@ def write_template(path: Path, paths: Sequence[str]) -> Path:
 
 def primed(target: TreeModel) -> Path:
     """Makes the rows that `recycling:primed=true` begins with, unless they are there; returns their file."""
-    from ..drafters.recycling import Recycling
-    from ..drafters.recycling.priming import primed_file
-
     drafter = Recycling(primed=True)
     with console.working(f"asking for the candidates after each of {target.vocab_size:,} tokens"):
         drafter.prepare(target)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -118,10 +117,6 @@ def check_source(name: str) -> None:
     # A name such as models/target looks like a hub name; if its first part is a folder here, it is meant as a path.
     if not _HUB_NAME.fullmatch(name) or ("/" in name and path.parent.is_dir()):
         raise ValueError(f"expected the folder of a model or a hub name, got {name!r}: there is no such folder")
-    _find_on_hub(name)
-
-
-def _find_on_hub(name: str) -> None:
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
@@ -212,30 +207,27 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
     Line ends at the very end of a file or of standard input are dropped, as a shell does: they are the editor's, not
     the prompt's.
     """
-    prompts = _found_prompts(texts, path)
+    if texts and path is not None:
+        raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
+    if texts:
+        prompts = [Prompt(f"argument {place}", text) for place, text in enumerate(texts, start=1)]
+    elif path is None:
+        if sys.stdin.isatty():
+            raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
+        prompts = [_read(None)]
+    elif path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        if not files:
+            raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
+        prompts = [_read(file) for file in files]
+    elif path.is_file():
+        prompts = [_read(path)]
+    else:
+        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
     for prompt in prompts:
         if not prompt.text.strip():
             raise ValueError(f"expected a prompt, got an empty one ({prompt.name}); give a text to continue")
     return prompts
-
-
-def _found_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
-    if texts and path is not None:
-        raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
-    if texts:
-        return [Prompt(f"argument {place}", text) for place, text in enumerate(texts, start=1)]
-    if path is None:
-        if sys.stdin.isatty():
-            raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
-        return [_read("standard input", sys.stdin.read)]
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-        if not files:
-            raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
-        return [_read(file.name, partial(file.read_text, encoding="utf-8")) for file in files]
-    if not path.is_file():
-        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
-    return [_read(path.name, partial(path.read_text, encoding="utf-8"))]
 
 
 def text_files(paths: Sequence[Path]) -> list[Path]:
@@ -257,9 +249,12 @@ def text_files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _read(name: str, read: Callable[[], str]) -> Prompt:
+def _read(path: Path | None) -> Prompt:
+    """The prompt in a file, or on standard input; raises ValueError."""
+    name = "standard input" if path is None else path.name
     try:
-        return Prompt(name, read().rstrip("\r\n"))
+        text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+        return Prompt(name, text.rstrip("\r\n"))
     except UnicodeDecodeError:
         raise ValueError(f"expected text in UTF-8, got something else ({name})") from None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -25,7 +25,7 @@ from .job import Job
 from .keys import Key
 from .middleware import LimitMiddleware
 from .postprocess import complete_answer, stream_events
-from .requests import ChatBody, ResponsesBody, StepsBody, TextBody, _Body
+from .requests import Body, ChatBody, ResponsesBody, StepsBody, TextBody
 from .service import Service, Settings
 from .steps import prepare, server_sent, step_events
 
@@ -126,7 +126,7 @@ def _own_routes(service: Service) -> APIRouter:
 
 
 async def _answer(
-    service: Service, handler: Any, prefix: str, request: Request, body: _Body, key: Key | None
+    service: Service, handler: Any, prefix: str, request: Request, body: Body, key: Key | None
 ) -> Response:
     """The answer of one of transformers' handlers, postprocessed."""
     job = service.create_job(key, prefix, seed=body.seed, stop=body.stops)
@@ -144,14 +144,14 @@ async def _answer(
     return JSONResponse(complete_answer(json.loads(response.body), job), headers={"x-request-id": job.id})
 
 
-def _streaming(source: AsyncIterator[str], job: Job, watch: asyncio.Task[None]) -> StreamingResponse:
+def _streaming(source: AsyncGenerator[str], job: Job, watch: asyncio.Task[None]) -> StreamingResponse:
     async def watched() -> AsyncIterator[str]:
         try:
-            async for event in source:
-                yield event
+            async with contextlib.aclosing(source):
+                async for event in source:
+                    yield event
         finally:
             watch.cancel()
-            await source.aclose()  # type: ignore[attr-defined]
 
     headers = {"x-request-id": job.id, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(watched(), media_type="text/event-stream", headers=headers)

@@ -16,7 +16,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ..candidates.matrix import fingerprint
 from ..drafter import Drafter
@@ -44,7 +43,7 @@ class DrafterPool:
         """
         self.isolation, self._loaded, self._matrix = isolation, loaded, matrix
         self._max_keys, self._on_save = max_keys, on_save
-        self._base = make_drafter(spec)
+        self.base = make_drafter(spec)
         self._kept: OrderedDict[str, Drafter] = OrderedDict()
         self._changed: set[str] = set()
         self._tokenizer = fingerprint(loaded.tokenizer)
@@ -54,29 +53,24 @@ class DrafterPool:
                     f"expected a matrix file to begin every request with, got none at {matrix}; learn one first, with "
                     "`token-recycling generate --matrix` or `serve --isolation shared`"
                 )
-            load_matrix(loaded, self._base, matrix)
+            load_matrix(loaded, self.base, matrix)
 
     def __len__(self) -> int:
         """Number of drafters in memory."""
         return len(self._kept)
 
-    def describe(self) -> str:
-        """The drafter as one line for a person."""
-        return self._base.describe()
-
-    def fork(self) -> Drafter:
-        """A new drafter that knows the base; the pool does not keep it."""
-        return self._base.fork()
-
     @contextlib.contextmanager
     def acquire(self, name: str) -> Iterator[Drafter]:
         """The drafter for a request with the API key of that name, for the length of a `with` block."""
         if self.isolation is Isolation.per_request:
-            yield self.fork()
+            yield self.base.fork()
             return
         name = "" if self.isolation is Isolation.shared else name
         if name not in self._kept:
-            self._kept[name] = self._load(name)
+            drafter, file = self.base.fork(), self.file(name)
+            if name and file is not None:
+                load_matrix(self._loaded, drafter, file)
+            self._kept[name] = drafter
         self._kept.move_to_end(name)
         self._changed.add(name)
         yield self._kept[name]
@@ -87,13 +81,6 @@ class DrafterPool:
         for name in sorted(self._changed):
             self._save(name)
 
-    def _load(self, name: str) -> Drafter:
-        """A drafter for that key, with what it saved earlier."""
-        drafter, file = self.fork(), self.file(name)
-        if name and file is not None:
-            load_matrix(self._loaded, drafter, file)
-        return drafter
-
     def file(self, name: str) -> Path | None:
         """The matrix file of that key, in a folder beside the given file, which is that of the shared drafter."""
         if self._matrix is None:
@@ -101,19 +88,16 @@ class DrafterPool:
         return self._matrix.with_name(f"{self._matrix.name}.keys") / name if name else self._matrix
 
     def _save(self, name: str) -> bool:
-        file, drafter = self.file(name), self._kept[name]
-        matrix: Any = getattr(drafter, "matrix", None)
-        if file is None or matrix is None:
-            self._changed.discard(name)
-            return True
-        try:
-            matrix.save(file, self._tokenizer)
-        except OSError as error:
-            logger.error("the matrix could not be saved in %s: %s", file, error)
-            self._on_save(False)
-            return False
+        file, matrix = self.file(name), getattr(self._kept[name], "matrix", None)
+        if file is not None and matrix is not None:
+            try:
+                matrix.save(file, self._tokenizer)
+            except OSError as error:
+                logger.error("the matrix could not be saved in %s: %s", file, error)
+                self._on_save(False)
+                return False
+            self._on_save(True)
         self._changed.discard(name)
-        self._on_save(True)
         return True
 
     def _evict(self) -> None:

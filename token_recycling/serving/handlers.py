@@ -61,16 +61,10 @@ class Worker(GenerateManager):
         return asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
     def generate_streaming(
-        self,
-        model: Any,
-        processor: Any,
-        inputs: Any,
-        gen_config: GenerationConfig,
-        request_id: str,
-        response_parser: Any = None,
+        self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str, **more: Any
     ) -> Any:
         job = self._checked_job(request_id, inputs, gen_config)
-        return super().generate_streaming(job, processor, inputs, gen_config, request_id, response_parser)
+        return super().generate_streaming(job, processor, inputs, gen_config, request_id, **more)
 
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str

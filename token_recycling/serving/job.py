@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,17 +30,9 @@ from .errors import ApiError, CancelledError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
+    from transformers.generation.streamers import BaseStreamer
 
 logger = logging.getLogger("token_recycling.serving")
-
-AcquireDrafter = Callable[[], AbstractContextManager[Drafter]]
-"""Gives a drafter for the length of a `with` block."""
-
-
-class _Streamer(Protocol):
-    def put(self, value: torch.Tensor) -> None: ...
-    def end(self) -> None: ...
 
 
 @dataclass
@@ -48,7 +40,8 @@ class Job:
     """An accepted request. All but `cancel` and `generate` is for the thread of the event loop."""
 
     model: PreTrainedModel
-    acquire: AcquireDrafter
+    drafter: AbstractContextManager[Drafter]
+    """Gives the drafter for the length of a `with` block, once."""
     key: str = ""
     """Name of its API key; empty where none is needed."""
     prefix: str = ""
@@ -71,17 +64,17 @@ class Job:
     """Seconds before its turn came."""
     started: bool = field(default=False, init=False)
     prompt_tokens: int = field(default=0, init=False)
+    cancelled: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}{uuid.uuid4().hex}"
         self._since = time.monotonic()
-        self._cancelled = threading.Event()
         self._ended, self._failed, self._ending = False, False, threading.Lock()
 
     def cancel(self) -> None:
         """The client has disconnected: a running generation ends with its step, a waiting one never begins."""
         if not self._ended:
-            self._cancelled.set()
+            self.cancelled = True
         if not self.started:
             self.end()
 
@@ -91,10 +84,6 @@ class Job:
             first, self._ended = not self._ended, True
         if first:
             self.on_end(self)
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
 
     @property
     def outcome(self) -> str | None:
@@ -117,7 +106,7 @@ class Job:
         headers = {"x-should-retry": "false"}
         raise ApiError(504, f"the text was not complete within {self.timeout:g} s", "timeout", headers=headers)
 
-    def generate(self, streamer: _Streamer | None = None, **arguments: Any) -> Any:
+    def generate(self, streamer: BaseStreamer | None = None, **arguments: Any) -> Any:
         """The model's own `generate`, in the thread of all generation."""
         try:
             result = self._generated(streamer, arguments)
@@ -138,12 +127,12 @@ class Job:
             streamer.end()
         return result
 
-    def _generated(self, streamer: _Streamer | None, arguments: dict[str, Any]) -> Any:
+    def _generated(self, streamer: BaseStreamer | None, arguments: dict[str, Any]) -> Any:
         self.check()
         self.started, self.waited = True, time.monotonic() - self._since
         # All requests share one random generator: none may predict another's draws.
         torch.manual_seed(secrets.randbits(63) if self.seed is None else self.seed)
-        with self.acquire() as drafter:
+        with self.drafter as drafter:
             if self.on_step is not None:
                 drafter = StepReporter(drafter, self.on_step)
             with accelerated(self.model, drafter) as acceleration:
@@ -156,7 +145,7 @@ class Job:
 class _CancellingStreamer:
     """Forwards to another streamer, and ends a generation that was cancelled or takes too long."""
 
-    def __init__(self, job: Job, inner: _Streamer | None) -> None:
+    def __init__(self, job: Job, inner: BaseStreamer | None) -> None:
         self._job, self._inner = job, inner
 
     def put(self, value: torch.Tensor) -> None:

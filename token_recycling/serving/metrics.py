@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from .job import Job
-
-_PREFIX = "token_recycling"
 
 
 class Metrics:
@@ -14,26 +14,22 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = self._counter("requests", "Requests by path and status.", "path", "status")
-        self._jobs = self._counter("generations", "Generations by how they ended.", "outcome")
-        self._fallbacks = self._counter("not_accelerated", "Generations left to transformers' own decoding.")
-        self._tokens = self._counter("generated_tokens", "Emitted tokens.")
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
-        self._steps = self._counter("steps", "Forward passes after the prompts'.")
-        self._drafted = self._counter("drafted_tokens", "Drafted tokens.")
-        self._accepted = self._counter("accepted_tokens", "Drafted tokens that were accepted.")
-        self._seconds = self._counter("seconds", "Seconds by phase.", "phase")
-        self._saves = self._counter("matrix_saves", "Savings of a matrix, by whether they succeeded.", "outcome")
-        self._mat = self._gauge("mean_accepted_tokens", "Tokens a step since the start (MAT).")
-        self.running = self._gauge("requests_in_progress", "Requests that run or wait.")
-        self.drafters = self._gauge("drafters", "Drafters, each with its matrix, that are kept.")
+        counter = partial(Counter, namespace="token_recycling", registry=self._registry)
+        gauge = partial(Gauge, namespace="token_recycling", registry=self._registry)
+        self._requests = counter("requests", "Requests by path and status.", ["path", "status"])
+        self._jobs = counter("generations", "Generations by how they ended.", ["outcome"])
+        self._fallbacks = counter("not_accelerated", "Generations left to transformers' own decoding.")
+        self._tokens = counter("generated_tokens", "Emitted tokens.")
+        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self._steps = counter("steps", "Forward passes after the prompts'.")
+        self._drafted = counter("drafted_tokens", "Drafted tokens.")
+        self._accepted = counter("accepted_tokens", "Drafted tokens that were accepted.")
+        self._seconds = counter("seconds", "Seconds by phase.", ["phase"])
+        self._saves = counter("matrix_saves", "Savings of a matrix, by whether they succeeded.", ["outcome"])
+        self._mat = gauge("mean_accepted_tokens", "Tokens a step since the start (MAT).")
+        self.running = gauge("requests_in_progress", "Requests that run or wait.")
+        self.drafters = gauge("drafters", "Drafters, each with its matrix, that are kept.")
         self._sums = [0, 0]
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"{_PREFIX}_{name}", text, labels, registry=self._registry)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"{_PREFIX}_{name}", text, registry=self._registry)
 
     def count_request(self, path: str, status: int) -> None:
         """One more answer."""
@@ -51,8 +47,7 @@ class Metrics:
         self._steps.inc(stats.steps)
         self._drafted.inc(stats.drafted)
         self._accepted.inc(stats.accepted.total())
-        phases = {"wait": job.waited, "prefill": stats.prefill_seconds, **stats.seconds}
-        for phase, seconds in phases.items():
+        for phase, seconds in {"wait": job.waited, "prefill": stats.prefill_seconds, **stats.seconds}.items():
             self._seconds.labels(phase).inc(seconds)
         self._sums = [self._sums[0] + stats.tokens, self._sums[1] + stats.steps]
         if self._sums[1]:

@@ -8,7 +8,7 @@ relied on. Cost: every event of a stream is parsed and serialized again, some 20
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from .errors import error_body
@@ -41,14 +41,14 @@ class StopTrimmer:
 
     def push(self, piece: str) -> str:
         """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
-        if self._stopped or not self._stop:
-            return "" if self._stopped else piece
+        if self._stopped:
+            return ""
         self._held += piece
         places = [place for place in map(self._held.find, self._stop) if place >= 0]
         if places:
             safe, self._held, self._stopped = self._held[: min(places)], "", True
             return safe
-        cut = len(self._held) - max(_overlap(self._held, stop) for stop in self._stop)
+        cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0)
         safe, self._held = self._held[:cut], self._held[cut:]
         return safe
 
@@ -75,7 +75,7 @@ def complete_answer(answer: dict[str, Any], job: Job) -> dict[str, Any]:
     return answer
 
 
-async def stream_events(source: AsyncIterator[str], job: Job, done: bool) -> AsyncIterator[str]:
+async def stream_events(source: AsyncGenerator[str], job: Job, done: bool) -> AsyncGenerator[str]:
     """The server-sent events of a stream, postprocessed; with `done` they end with `[DONE]`."""
     text = StopTrimmer(job.stop)
     try:
@@ -86,7 +86,7 @@ async def stream_events(source: AsyncIterator[str], job: Job, done: bool) -> Asy
             yield "data: [DONE]\n\n"
     finally:
         job.cancel()
-        await source.aclose()  # type: ignore[attr-defined]
+        await source.aclose()
 
 
 def _event(event: str, job: Job, text: StopTrimmer) -> str:

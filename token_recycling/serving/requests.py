@@ -10,20 +10,15 @@ import inspect
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 from transformers import PreTrainedTokenizerBase
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
+_LISTED = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-class _Body(BaseModel):
+class Body(BaseModel, extra="allow", strict=True):
     """What all requests have in common. Other fields are left to transformers' handlers."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
     temperature: Annotated[float | None, Field(ge=0, le=100)] = None
@@ -36,7 +31,7 @@ class _Body(BaseModel):
     """Fields without effect, with the values that are harmless."""
 
     @model_validator(mode="after")
-    def _nothing_ignored(self) -> _Body:
+    def _nothing_ignored(self) -> Body:
         for name, harmless in self.ignored.items():
             value = (self.model_extra or {}).get(name)
             if value is not None and value not in harmless:
@@ -49,8 +44,8 @@ class _Body(BaseModel):
         return getattr(self, "stop", None) or ()
 
 
-class _Completing(_Body):
-    stop: Annotated[list[_Text] | None, BeforeValidator(_listed), Field(max_length=16)] = None
+class _Completing(Body):
+    stop: Annotated[list[_Text] | None, _LISTED, Field(max_length=16)] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     frequency_penalty: Annotated[float | None, Field(gt=-1, le=2)] = None
 
@@ -68,30 +63,26 @@ class TextBody(_Completing):
     prompt: str
 
 
-class Part(BaseModel):
+class Part(BaseModel, extra="allow"):
     """A part of a message: text, since nothing else is supported."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class Message(BaseModel):
+class Message(BaseModel, extra="allow"):
     """One message of a chat."""
-
-    model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | list[Part] | None = None
 
 
-class _Templated(_Body):
+class _Templated(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _variables_only(self) -> _Templated:
-        """Variables of the template, not arguments of `apply_chat_template`, and above all not another template."""
+        """Refuses arguments of `apply_chat_template`, above all another template."""
         arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
         taken = sorted(arguments & (self.chat_template_kwargs or {}).keys())
         if taken:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..costs.curve import band
 from ..cuda_graphs import costs_of
 from ..drafter import Drafter
 from ..model.loading import Loaded
@@ -26,7 +24,7 @@ from .drafter_pool import DrafterPool
 from .errors import ApiError
 from .handlers import ChatHandler, OneModel, ResponsesHandler, State, TextHandler, Worker
 from .isolation import Isolation
-from .job import AcquireDrafter, Job
+from .job import Job
 from .keys import METRICS, Key
 from .metrics import Metrics
 from .offered_drafters import DEFAULT_OFFERS, OfferedDrafters
@@ -135,9 +133,11 @@ class Service:
         """
         settings, name, retry = self.settings, key.name if key else "", {"Retry-After": "1"}
         if drafter == "accelerated":
-            acquire: AcquireDrafter = functools.partial(self.pool.acquire, name)
+            acquired: contextlib.AbstractContextManager[Drafter] = self.pool.acquire(name)
         else:
-            acquire = _only(make_drafter("plain") if drafter == "plain" else self.offered.make(drafter))
+            acquired = contextlib.nullcontext(
+                make_drafter("plain") if drafter == "plain" else self.offered.make(drafter)
+            )
         with self._lock:
             if self.closing:
                 raise ApiError(503, "the server is shutting down", "shutting_down", headers=retry)
@@ -147,15 +147,10 @@ class Service:
             if len(self._jobs) >= settings.max_requests:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=retry)
-            job = self._register(
-                Job(self.loaded.model, acquire, name, prefix, seed, stop, settings.timeout, on_end=self._on_end)
-            )
+            job = Job(self.loaded.model, acquired, name, prefix, seed, stop, settings.timeout, on_end=self._on_end)
+            self._jobs[job.id] = job
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
-        return job
-
-    def _register(self, job: Job) -> Job:
-        self._jobs[job.id] = job
         return job
 
     def checked_job(self, job_id: str, inputs: Any, config: GenerationConfig) -> Job:
@@ -189,7 +184,8 @@ class Service:
         if self._opened:
             return
         await self.worker.async_submit(self._measure)
-        job = self._register(Job(self.loaded.model, _only(self.pool.fork()), warm_up=True))
+        job = Job(self.loaded.model, contextlib.nullcontext(self.pool.base.fork()), warm_up=True)
+        self._jobs[job.id] = job
         try:
             body = {"prompt": "The first of the", "model": self.settings.name, "max_tokens": 8}
             await self.text.handle_request(body, job.id)
@@ -206,23 +202,16 @@ class Service:
         """Measures the times of passes over trees (`costs`) for every length of prompt."""
         limits = (self.settings.max_prompt_tokens, self.loaded.context, _LONGEST_MEASURED)
         longest = min(limit for limit in limits if limit is not None)
-        length, costs = min(longest, band(1)), costs_of(self.target, "auto")
-        while True:
-            ids = torch.arange(length, device=self.target.device) % self.target.embedded
-            self.pool.fork().start([ids], self.target, costs)
-            if length >= longest:
-                return
-            length = min(longest, 4 * length)
-
-    async def save(self) -> None:
-        """Saves what was learned, between two requests."""
-        await self.worker.async_submit(self.pool.save)
+        costs = costs_of(self.target, "auto")
+        for length in costs.lengths(longest):
+            ids = torch.arange(min(length, longest), device=self.target.device) % self.target.embedded
+            self.pool.base.fork().start([ids], self.target, costs)
 
     async def save_at_intervals(self) -> None:
-        """Saves every `save_every` seconds, until cancelled."""
+        """Saves what was learned every `save_every` seconds, between two requests, until cancelled."""
         while True:
             await asyncio.sleep(self.settings.save_every)
-            await self.save()
+            await self.worker.async_submit(self.pool.save)
 
     def close(self) -> None:
         """Ends all requests and saves; may be called again."""
@@ -230,11 +219,6 @@ class Service:
         for job in list(self._jobs.values()):
             job.cancel()
         self.worker.submit(self.pool.save).result()
-
-
-def _only(drafter: Drafter) -> AcquireDrafter:
-    """Acquires that drafter."""
-    return lambda: contextlib.nullcontext(drafter)
 
 
 def _too_long(expected: str, length: int) -> ApiError:

@@ -16,24 +16,22 @@ The answer is a stream of server-sent events, each with a name and JSON:
     event: error   {"error": {"message", "type", "param", "code"}}
 
 `start` comes at once, while the request may still wait for its turn. `seconds` counts from the end of the prefill, so
-that it is comparable between drafters. `tokens` are the ids that the step emitted and `texts`
-what each adds to the text: put together, with the `text` of `end`, they are the whole text; that of a token may be
-empty while a character is not complete. The first `accepted` of them were drafted; the others, one as a rule, are the
-model's own. `draft` is the tree: of every node the parent (-1 for the root, which is the newest token of the text
-before), the token and its text; `path` names the accepted nodes, the root first. `usage` is that of /v1/completions.
-The last event is `end` or `error`. A client that disconnects ends the generation.
-
-What is refused before the stream begins (401, 400, 413, 429, 503) is answered with that status and the JSON of `error`.
-
-In Python, `step_events` is the same as an async iterator of (name, data).
+that it is comparable between drafters. `tokens` are the ids that the step emitted and `texts` what each adds to the
+text, nothing while a character is not complete: put together, with the `text` of `end`, they are the whole text. The
+first `accepted` of them were drafted; the others, one as a rule, are the model's own. `draft` is the tree: of every
+node the parent (-1 for the root, which is the newest token of the text before), the token and its text; `path` names
+the accepted nodes, the root first. `usage` is that of /v1/completions. The last event is `end` or `error`. A client
+that disconnects ends the generation. What is refused before the stream begins (401, 400, 413, 429, 503) is answered
+with that status and the JSON of `error`. In Python, `step_events` is the same as an async iterator of (name, data).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from ..draft import Step
@@ -64,7 +62,7 @@ def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
     return {**inputs.to(service.target.device), "generation_config": config, "tokenizer": tokenizer}
 
 
-async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
+async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> AsyncGenerator[tuple[str, Any]]:
     """The events of a request; closing the iterator ends the generation."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
@@ -117,13 +115,11 @@ def _error(error: Exception) -> dict[str, Any]:
     return error_body(answered.status_code, answered.detail, answered.code)
 
 
-async def server_sent(events: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[str]:
+async def server_sent(events: AsyncGenerator[tuple[str, Any]]) -> AsyncGenerator[str]:
     """Events as text: `event: NAME` and `data: JSON`."""
-    try:
+    async with contextlib.aclosing(events):
         async for name, data in events:
             yield f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
-    finally:
-        await events.aclose()  # type: ignore[attr-defined]
 
 
 def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:

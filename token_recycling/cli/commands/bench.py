@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from ...model import loading
 from .. import console
-from ..options import Chat, Device, DTypeOption, Json, Model, Threads
+from ..options import Chat, Device, DType, Json, Model, Threads
 
 
 def bench(
@@ -51,7 +51,7 @@ def bench(
         Path | None, typer.Option(help="Folder of results; default results/MODEL. A run that stopped goes on there.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the rows of an earlier run in the folder.")] = False,
-    dtype: DTypeOption = None,
+    dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
     chat: Chat = None,
@@ -74,29 +74,30 @@ def bench(
                 loading.check_source(one.folder)
         questions = load(data, limit)
         plan = session.plan(methods, questions, replay, study or [], batch or [])
-        loaded = loading.load(model, dtype and dtype.value, device, threads)
+        loaded = loading.load(model, dtype, device, threads)
         through_template = loading.uses_chat(loaded, chat)
-        setup = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
+        config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
         where = environment(loaded.model, model)
     missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
     if missing:
         console.note(f"the report's files need {' and '.join(missing)}: pip install {' '.join(missing)}")
-    for said in (*plan.notes, *session.what_does_not_fit(setup, questions)):
-        console.note(said)
+    for text in (*plan.notes, *session.what_does_not_fit(config, questions)):
+        console.note(text)
 
     from ...bench.run.measure import measure
     from ...bench.run.store import Store
-    from ..measuring import Measuring
+    from ..measuring import measuring
 
     folder = output or Path("results") / Path(model).name
-    store = Store(folder, session.settings(setup, questions, plan, where), plan, fresh)
+    store = Store(folder, session.settings(config, questions, plan, where), plan, fresh)
+    total = len(list(plan.items()))
     if store.done:
-        console.note(f"going on in {folder}: {store.done} of {len(list(plan.items()))} prompts are measured")
+        console.note(f"going on in {folder}: {store.done} of {total} prompts are measured")
     try:
-        with Measuring(plan, repeats, store.done) as shown:
-            measure(setup, plan, store, where, shown)
+        with measuring(plan, repeats, store.done) as on_event:
+            measure(config, plan, store, where, on_event)
     except KeyboardInterrupt:
-        console.note(f"stopped with {store.done} of {len(list(plan.items()))} prompts; the same command goes on there")
+        console.note(f"stopped with {store.done} of {total} prompts; the same command goes on there")
         raise typer.Exit(130) from None
     _report(folder, store.path, as_json)
 
@@ -105,17 +106,14 @@ def _report(folder: Path, rows: Path, as_json: bool) -> None:
     from ...bench.report import write as report
 
     written = report.write(folder, None if as_json else Console())
-    if as_json:
-        console.print_json({"folder": str(folder), **_counts(rows), "written": [str(path) for path in written]})
+    if not as_json:
+        for path in written:
+            console.note(f"written: {path}")
         return
-    for path in written:
-        console.note(f"written: {path}")
-
-
-def _counts(path: Path) -> dict[str, Any]:
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {
-        "rows": len(rows),
-        "failures": sum(row["failure"] is not None for row in rows),
-        "different_outputs": sum(row["identical"] is False for row in rows),
+    measured = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    counts = {
+        "rows": len(measured),
+        "failures": sum(row["failure"] is not None for row in measured),
+        "different_outputs": sum(row["identical"] is False for row in measured),
     }
+    console.print_json({"folder": str(folder), **counts, "written": [str(path) for path in written]})

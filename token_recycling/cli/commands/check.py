@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console
-from ..options import Device, DTypeOption, Json, Model, Threads
+from ..options import Device, DType, Json, Model, Threads
 
 if TYPE_CHECKING:
     from ...model.support import Support
@@ -20,7 +20,7 @@ def check(
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Load the weights, and compare a tree with linear decoding.")
     ] = False,
-    dtype: DTypeOption = None,
+    dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -28,7 +28,7 @@ def check(
     """Says whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
     loading.check_source(model)
     with console.working(f"loading {model}"):
-        found = _support_of(model, self_test, dtype and dtype.value, device, threads)
+        found = _support_of(model, self_test, dtype, device, threads)
     if as_json:
         console.print_json(found.as_dict())
     else:
@@ -37,9 +37,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _support_of(
-    name: str, self_test: bool, dtype: str | None = None, device: str | None = None, threads: int | None = None
-) -> Support:
+def _support_of(name: str, self_test: bool, dtype: str | None, device: str | None, threads: int | None) -> Support:
     """Whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

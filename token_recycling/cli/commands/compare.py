@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, Drafting, DTypeOption, Json, MaxNewTokens, Model, Threads
+from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Threads
 
 
 def compare(
@@ -20,7 +20,7 @@ def compare(
     limit: Annotated[int | None, typer.Option(min=1, help="Take the first N prompts only.")] = None,
     drafter: Drafting = "recycling",
     max_new_tokens: MaxNewTokens = 128,
-    dtype: DTypeOption = None,
+    dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
     chat: Chat = None,
@@ -28,9 +28,8 @@ def compare(
 ) -> None:
     """Decodes prompts plain and recycled: the same text or not, and how much faster. Exit status 1 if any differs."""
     given = loading.read_prompts(texts or [], prompts)[:limit]
-    made, loaded = running.drafter_and_model(drafter, model, dtype and dtype.value, device, threads)
-    through_template = running.chat(loaded, chat)
-    encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
+    encoded = running.encoded(loaded, given, chat)
 
     from ...registry import make_drafter
     from ...text_stream import decoded, pieces
@@ -46,7 +45,7 @@ def compare(
     found = []
     for place, (prompt, ids) in enumerate(zip(given, encoded, strict=True)):
         arguments = loading.arguments(loaded, ids, max_new_tokens)
-        with console.working(f"prompt {place + 1} of {len(given)}, plain and recycled", place, len(given)):
+        with console.working(f"prompt {place + 1} of {len(given)}, plain and recycled", len(given), place):
             plain_first = place % 2 == 0
             found.append(side_by_side.compare(loaded.model, arguments, made, plain_first, *prompt))
         if not as_json:

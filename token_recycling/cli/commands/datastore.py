@@ -11,14 +11,7 @@ from ...model import loading
 from .. import console
 from ..options import Json
 
-datastore = typer.Typer()
-
-
-@datastore.callback(invoke_without_command=True)
-def main(context: typer.Context) -> None:
-    """Datastores of past text, for the drafter rest."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+datastore = console.group("Datastores of past text, for the drafter rest.")
 
 
 @datastore.command()
@@ -40,7 +33,7 @@ def build(
 
         library.check_sorter()
         tokenizer = loading.load_tokenizer(model)
-    with console.advancing("reading", sum(file.stat().st_size for file in found)) as advance:
+    with console.working("reading", sum(file.stat().st_size for file in found)) as advance:
         ids = list(documents(found, tokenizer, advance))
     with console.working(f"sorting {sum(map(len, ids)):,} tokens"):
         made = library.build(ids, output, fingerprint(tokenizer))

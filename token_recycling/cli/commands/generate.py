@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, Drafting, DTypeOption, Json, MaxNewTokens, Model, Threads
+from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Threads
 
 
 def generate(
@@ -27,26 +27,28 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
-    dtype: DTypeOption = None,
+    dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
     """Continues a prompt, and streams the text; Ctrl-C keeps what was learned."""
-    sampling = running.sampling(temperature, top_p, top_k, seed)
+    sampling = _sampling(temperature, top_p, top_k, seed)
     if file is not None and file.is_dir():
         raise ValueError(
             f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
         )
-    (given,) = loading.read_prompts([] if prompt is None else [prompt], file)
-    made, loaded = running.drafter_and_model(drafter, model, dtype and dtype.value, device, threads)
-    ids = loading.encode(loaded, given, running.chat(loaded, chat))
+    given = loading.read_prompts([] if prompt is None else [prompt], file)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
+    (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)
     stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}
     arguments = loading.arguments(loaded, ids, max_new_tokens, **sampling, **stops)
 
+    from ...candidates.matrix import fingerprint
+    from ...hf.accelerate import accelerated
     from ...text_stream import IncrementalText, StepRecorder, decoded
 
     text = IncrementalText(loaded.tokenizer)
@@ -58,9 +60,17 @@ def generate(
             print(text.push(tokens), end="", flush=True)
 
     recorder = StepRecorder(show)
-    with waiting:
+    interrupted = False
+    with waiting, accelerated(loaded.model, made) as acceleration:
         waiting.enter_context(console.working(f"reading the prompt, {ids.shape[1]} tokens"))
-        acceleration, interrupted = running.run(loaded, made, arguments, recorder, matrix, measure=stats or as_json)
+        acceleration.stats.synchronize = stats or as_json
+        try:
+            loaded.model.generate(**arguments, streamer=recorder)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:  # whatever ends it, what was learned is saved
+            if matrix is not None and recorder.steps:
+                made.matrix.save(matrix, fingerprint(loaded.tokenizer))  # type: ignore[attr-defined]
     if as_json:
         result = {"text": decoded(loaded.tokenizer, recorder.tokens), "tokens": recorder.tokens}
         console.print_json({**result, "interrupted": interrupted, "stats": acceleration.stats.as_dict()})
@@ -72,3 +82,23 @@ def generate(
         console.note(f"the text ends where the model's context of {loaded.context} tokens does")
     if interrupted:
         raise typer.Exit(130)
+
+
+def _sampling(temperature: float, top_p: float | None, top_k: int | None, seed: int | None) -> dict[str, Any]:
+    """Arguments of `model.generate`; all are set, so that the model's own configuration cannot add to the options."""
+    if not temperature:
+        if (top_p, top_k, seed) != (None, None, None):
+            raise ValueError(
+                "expected --temperature above 0 with --top-p, --top-k or --seed, got 0, which draws nothing"
+            )
+        return {}
+    if seed is not None:
+        import torch
+
+        torch.manual_seed(seed)
+    return {
+        "do_sample": True,
+        "temperature": temperature,
+        "top_p": 1.0 if top_p is None else top_p,
+        "top_k": 0 if top_k is None else top_k,
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +15,15 @@ from ...model import loading
 from ...serving.isolation import Isolation, default_isolation, is_loopback
 from ...serving.keys import parse_keys
 from .. import console
-from ..options import Device, Drafting, DTypeOption, Model, Threads
+from ..options import Device, Drafting, DType, Model, Threads
 
 if TYPE_CHECKING:
     from ...serving.service import Service
 
 _KEYS = "TOKEN_RECYCLING_API_KEYS"
-_LIMITS, _LEARNING, _ACCESS = "Limits", "Learning", "Access"
+_limit, _learning, _access = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Limits", "Learning", "Access")
+)
 
 
 def serve(
@@ -34,10 +37,9 @@ def serve(
     drafter: Drafting = "recycling",
     matrix: Annotated[
         Path | None,
-        typer.Option(
+        _learning(
             help="Matrix file: loaded if there; saved where it is shared, else the base of all, beside which keys' "
-            "own are saved.",
-            rich_help_panel=_LEARNING,
+            "own are saved."
         ),
     ] = None,
     offer: Annotated[
@@ -48,54 +50,33 @@ def serve(
             "`none` offers none. Default: those that need no option.",
         ),
     ] = None,
-    save_every: Annotated[
-        float, typer.Option(min=1, help="Seconds between two savings.", rich_help_panel=_LEARNING)
-    ] = 60,
+    save_every: Annotated[float, _learning(min=1, help="Seconds between two savings.")] = 60,
     isolation: Annotated[
         Isolation | None,
-        typer.Option(
+        _learning(
             help="Who learns together; default per-key with API keys, else shared on this machine alone, else "
-            "per-request.",
-            rich_help_panel=_LEARNING,
+            "per-request."
         ),
     ] = None,
-    max_keys: Annotated[
-        int, typer.Option(min=1, help="Matrices of keys in memory at most.", rich_help_panel=_LEARNING)
-    ] = 64,
+    max_keys: Annotated[int, _learning(min=1, help="Matrices of keys in memory at most.")] = 64,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(
+        _access(
             metavar="NAME:KEY",
             envvar=_KEYS,
             show_envvar=True,
             help="A key that opens the server; may be given repeatedly.",
-            rich_help_panel=_ACCESS,
         ),
     ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File of keys, one NAME:KEY to a line.", rich_help_panel=_ACCESS)
-    ] = None,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest prompt; default the context.", rich_help_panel=_LIMITS)
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an answer; default the context.", rich_help_panel=_LIMITS)
-    ] = None,
-    max_requests: Annotated[
-        int, typer.Option(min=1, help="Requests that run or wait; more are refused.", rich_help_panel=_LIMITS)
-    ] = 32,
-    max_requests_per_key: Annotated[
-        int | None, typer.Option(min=1, help="The same of one key.", rich_help_panel=_LIMITS)
-    ] = None,
-    max_body: Annotated[float, typer.Option(min=0.001, help="Megabytes of a request.", rich_help_panel=_LIMITS)] = 2,
-    timeout: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Seconds for a request, waiting included.", rich_help_panel=_LIMITS),
-    ] = None,
-    grace: Annotated[
-        int, typer.Option(min=0, help="Seconds that running requests have at shutdown.", rich_help_panel=_LIMITS)
-    ] = 10,
-    dtype: DTypeOption = None,
+    api_key_file: Annotated[Path | None, _access(help="File of keys, one NAME:KEY to a line.")] = None,
+    max_prompt_tokens: Annotated[int | None, _limit(min=1, help="Longest prompt; default the context.")] = None,
+    max_new_tokens: Annotated[int | None, _limit(min=1, help="Most tokens of an answer; default the context.")] = None,
+    max_requests: Annotated[int, _limit(min=1, help="Requests that run or wait; more are refused.")] = 32,
+    max_requests_per_key: Annotated[int | None, _limit(min=1, help="The same of one key.")] = None,
+    max_body: Annotated[float, _limit(min=0.001, help="Megabytes of a request.")] = 2,
+    timeout: Annotated[float | None, _limit(min=0.001, help="Seconds for a request, waiting included.")] = None,
+    grace: Annotated[int, _limit(min=0, help="Seconds that running requests have at shutdown.")] = 10,
+    dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
 ) -> None:
@@ -129,7 +110,7 @@ def serve(
             timeout=timeout,
         )
         with console.working(f"loading {model}"):
-            loaded = loading.load(model, dtype and dtype.value, device, threads)
+            loaded = loading.load(model, dtype, device, threads)
         if template is not None:
             loaded.tokenizer.chat_template = template
         service = Service(loaded, settings)

@@ -22,14 +22,14 @@ from ... import drafters
 from ...model import loading
 from ...training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
 from .. import console
-from ..options import Device, DTypeOption, Json, Model, Threads
+from ..options import Device, DType, Json, Model, Threads
 
 if TYPE_CHECKING:
     from ...training.continuations import Continuations
 
 _Options = TypeVar("_Options", TextOptions, Schedule, Training)
 
-train = typer.Typer()
+train = console.group("Trains what some drafters need beside a model.")
 
 _WORK, _TEXTS, _CHECKPOINT = "training", "texts.safetensors", "checkpoint.pt"
 """In the folder of a trained part: the folder, and the files in it, from which an interrupted run resumes."""
@@ -42,60 +42,43 @@ _SHARED = ("texts", "prompt_tokens", "text_tokens", "temperature", "steps", "bat
 """The options of every training, in the order in which help shows them, after the method's own."""
 
 
-@train.callback(invoke_without_command=True)
-def main(context: typer.Context) -> None:
-    """Trains what some drafters need beside a model."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-def _training(declared: Mapping[str, Any]) -> type[Training]:
-    """The training that a `train_options.py` declares."""
-    (found,) = (
-        value
-        for value in declared.values()
-        if isinstance(value, type) and issubclass(value, Training) and value is not Training
-    )
-    return found
-
-
 def _parameters(name: str, training: type[Training]) -> list[inspect.Parameter]:
     """The arguments and options of a training's command."""
-
-    def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-    found = [parameter("model", Model), parameter("files", _Files)]
+    required = inspect.Parameter.empty
+    found: dict[str, tuple[Any, Any]] = {"model": (Model, required), "files": (_Files, required)}
     if training.needs_draft:
         output = typer.Option(help=_OUTPUT.format(f", by default {name} in that of the draft model"))
-        found += [parameter("draft", _Draft), parameter("output", Annotated[Path | None, output], None)]
+        found |= {"draft": (_Draft, required), "output": (Annotated[Path | None, output], None)}
     else:
-        found.append(parameter("output", Annotated[Path, typer.Option(help=_OUTPUT.format(""))]))
+        found["output"] = Annotated[Path, typer.Option(help=_OUTPUT.format(""))], required
     known = {one.name: one for kind in (training, TextOptions, Schedule) for one in fields(kind) if one.metadata}
     known["held_out"] = option(_HELD_OUT, f"Share of the texts that {training.held_out_use}.")
     for each in sorted(known, key=lambda each: _SHARED.index(each) if each in _SHARED else -1):
         default = training.defaults.get(each, known[each].default)
         written = typer.Option(f"--{each.replace('_', '-')}", **known[each].metadata)  # no --no-... beside it
-        found.append(parameter(each, Annotated[type(default), written], default))
-    found += [parameter("dtype", DTypeOption, None), parameter("device", Device, None)]
-    return [*found, parameter("threads", Threads, None), parameter("as_json", Json, False)]
+        found[each] = Annotated[type(default), written], default
+    found |= {"dtype": (DType, None), "device": (Device, None), "threads": (Threads, None), "as_json": (Json, False)}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(each, kind, default=value, annotation=hint) for each, (hint, value) in found.items()]
 
 
 def command_for(name: str, path: Path) -> Callable[..., None]:
     """The command that trains the part of the drafter `name`, declared in the file `path`."""
     # Read without the drafter: importing its package would import torch, for which help should not wait.
-    declared = _training(runpy.run_path(str(path), run_name=f"{drafters.__name__}.{name}.{path.stem}"))
+    declared = runpy.run_path(str(path), run_name=f"{drafters.__name__}.{name}.{path.stem}").values()
+    (training,) = (kind for kind in declared if isinstance(kind, type) and Training in kind.__mro__[1:])
 
     def command(**given: Any) -> None:
-        _run(name, **given)
+        _run(name, training.__name__, **given)
 
-    command.__doc__ = declared.__doc__
-    command.__signature__ = inspect.Signature(_parameters(name, declared))  # type: ignore[attr-defined]
+    command.__doc__ = training.__doc__
+    command.__signature__ = inspect.Signature(_parameters(name, training))  # type: ignore[attr-defined]
     return command
 
 
 def _run(
     name: str,
+    declared: str,
     *,
     model: str,
     files: Sequence[Path],
@@ -122,9 +105,9 @@ def _run(
 
         folder_of = f"{drafters.__name__}.{name}"
         method = importlib.import_module(f"{folder_of}.train")
-        training = _made(_training(vars(importlib.import_module(f"{folder_of}.train_options"))), options)
+        training = _made(getattr(importlib.import_module(f"{folder_of}.train_options"), declared), options)
         texting, schedule = _made(TextOptions, options), _made(Schedule, options)
-        loaded = loading.load(model, dtype and dtype.value, device, threads)
+        loaded = loading.load(model, dtype, device, threads)
         target = TreeModel(loaded.model)
         drafting = None if draft is None else paired(draft, target)
     work = folder / _WORK
@@ -133,7 +116,9 @@ def _run(
         "trained_texts": len(learned_from),
         "held_out_texts": len(measured_on),
         "trained_tokens": sum(map(len, learned_from.texts)) - sum(learned_from.prompt_lengths),
-        **{key: value for one in (texting, training, schedule) for key, value in asdict(one).items()},
+        **asdict(texting),
+        **asdict(training),
+        **asdict(schedule),
         **({} if draft is None else {"target": model}),
     }
     run = TrainingRun(
@@ -167,7 +152,7 @@ def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextO
     from ...training.continuations import continuations, pieces
     from ...training.corpus import documents
 
-    with console.advancing("reading", sum(file.stat().st_size for file in files)) as advance:
+    with console.working("reading", sum(file.stat().st_size for file in files)) as advance:
         prompts = pieces(documents(files, loaded.tokenizer, advance), how.prompt_tokens, how.texts, how.seed)
     with console.reaching("writing texts") as progress:
         return continuations(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, DTypeOption, Json, Model, Threads
+from ..options import Chat, Device, DType, Json, Model, Threads
 
 
 def tune(
@@ -44,25 +44,17 @@ def tune(
     prime: Annotated[
         bool, typer.Option("--prime", help="Make the rows for recycling:primed=true too, if there are none.")
     ] = False,
-    dtype: DTypeOption = None,
+    dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
     """Measures what trees cost on this machine, saves it for `accelerate`, and shows which size of tree pays."""
-    _check(
-        prompts,
-        template,
-        nodes,
-        {"--limit": limit, "--max-new-tokens": max_new_tokens, "--drafter": drafter, "--chat": chat},
-    )
+    _check(prompts, template, nodes, limit=limit, max_new_tokens=max_new_tokens, drafter=drafter, chat=chat)
     given = [] if prompts is None else loading.read_prompts([], prompts)[:limit]
-    recorder, loaded = running.drafter_and_model(
-        drafter or "recycling:tree=paper", model, dtype and dtype.value, device, threads
-    )
-    through_template = running.chat(loaded, chat) if given else False
-    encoded = [loading.encode(loaded, prompt, through_template) for prompt in given]
+    recorder, loaded = running.drafter_and_model(drafter or "recycling:tree=paper", model, dtype, device, threads)
+    encoded = running.encoded(loaded, given, chat)
 
     from ...cuda_graphs import costs_of
     from ...model.tree_model import TreeModel
@@ -89,11 +81,12 @@ def tune(
         console.print_json(result)
 
 
-def _check(prompts: Path | None, template: Path | None, nodes: int | None, others: dict[str, object]) -> None:
-    """Refuses options that would do nothing, before anything slow begins."""
-    for name, value in {"--template": template, **others}.items():
+def _check(prompts: Path | None, template: Path | None, nodes: int | None, **others: object) -> None:
+    """Refuses options that would do nothing, before anything slow begins; `others` too need --prompts."""
+    for name, value in {"template": template, **others}.items():
         if prompts is None and value is not None:
-            raise ValueError(f"expected --prompts with {name}, got none; give a file or a folder of prompts")
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"expected --prompts with {option}, got none; give a file or a folder of prompts")
     if nodes is not None and template is None:
         raise ValueError("expected --template with --nodes, got none; give a file to write the tree to")
     if template is not None and template.is_dir():

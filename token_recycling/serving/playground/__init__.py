@@ -55,28 +55,24 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/token_recycling/about")
     async def about(key: User) -> dict[str, Any]:
-        return _about(service)
+        """The model, its limits, and the drafters that may be chosen."""
+        settings, model = service.settings, service.loaded.model
+        limits = [limit for limit in (settings.max_new_tokens, service.loaded.context) if limit is not None]
+        return {
+            "version": __version__,
+            "model": settings.name,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(service.target.device),
+            "chat": bool(getattr(service.loaded.tokenizer, "chat_template", None)),
+            "max_new_tokens": min(limits, default=None),
+            "isolation": settings.isolation.value,
+            "drafter_name": settings.drafter.partition(":")[0],
+            "drafter": service.pool.base.describe(),
+            "drafters": service.offered.described(),
+        }
 
     return routes
 
 
 def _file(name: str) -> FileResponse:
     return FileResponse(_FILES[name], media_type=_KINDS[_FILES[name].suffix], headers=HEADERS)
-
-
-def _about(service: Service) -> dict[str, Any]:
-    """The model, its limits, and the drafters that may be chosen."""
-    settings, model = service.settings, service.loaded.model
-    limits = [limit for limit in (settings.max_new_tokens, service.loaded.context) if limit is not None]
-    return {
-        "version": __version__,
-        "model": settings.name,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(service.target.device),
-        "chat": bool(getattr(service.loaded.tokenizer, "chat_template", None)),
-        "max_new_tokens": min(limits, default=None),
-        "isolation": settings.isolation.value,
-        "drafter_name": settings.drafter.partition(":")[0],
-        "drafter": service.pool.describe(),
-        "drafters": service.offered.described(),
-    }
