@@ -17,7 +17,7 @@ demo: setup      ## complete real Python code with the shipped model, plain and 
 	$(RUN)/token-recycling compare models/target --prompts models/prompts --limit 4 --max-new-tokens 160
 
 test: setup      ## all tests
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 8
 
 test-lowest:     ## all tests with the lowest versions that pyproject.toml allows, in .venv-lowest
 	$(PYTHON) -m venv .venv-lowest
