@@ -18,18 +18,6 @@ import numpy as np
 from numba import njit
 
 
-class Match(NamedTuple):
-    """The longest suffix of a text, a drafted path included, that stands earlier in the text."""
-
-    state: int
-    """Of the automaton; 0 is the empty match."""
-    length: int
-    """In tokens."""
-
-
-NO_MATCH = Match(0, 0)
-
-
 class AutomatonArrays(NamedTuple):
     """The arrays of a `SuffixAutomaton`, for compiled functions; s states, e transitions."""
 
@@ -190,10 +178,10 @@ class SuffixAutomaton:
         return int(self.arrays.counts[4])
 
     @property
-    def match(self) -> Match:
-        """The match of the whole text with a place earlier in it."""
+    def match(self) -> tuple[int, int]:
+        """State and length of the longest suffix of the text that stands earlier in it; both are 0 if there is none."""
         state = int(self.arrays.counts[3])
-        return Match(state, int(self.arrays.length[state]))
+        return state, int(self.arrays.length[state])
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends tokens to the text; capacity grows by doubling."""
@@ -202,21 +190,11 @@ class SuffixAutomaton:
             self.arrays = _arrays(2 * (len(self) + len(added)), self.arrays)
         _extend(self.arrays, added)
 
-    def advance(self, match: Match, token: int) -> Match:
-        """The match after one more, hypothetical token: the text stays as it is."""
-        state, length = advance(self.arrays, match.state, match.length, token)
-        return Match(int(state), int(length))
-
-    def following(self, match: Match) -> int | None:
-        """The token that followed where the match was last seen before the end of the text; None if there is none."""
-        token = int(following(self.arrays, match.state))
-        return None if token < 0 else token
-
-    def branch(self, match: Match, most: int) -> np.ndarray:
+    def branch(self, most: int) -> np.ndarray:
         """(up to `most`,) int64: what followed the match, then what followed with that, and so on; where the text
         loops, the branch repeats the loop.
         """
-        return _branch(self.arrays, match.state, match.length, most)
+        return _branch(self.arrays, *self.match, most)
 
 
 def _arrays(tokens: int, before: AutomatonArrays | None = None) -> AutomatonArrays:

@@ -26,7 +26,7 @@ import torch
 
 from ..candidates.trie import Trie
 from ..draft import Context, Draft, Step
-from ..drafter import Drafter
+from ..drafter import Drafter, check_at_least
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 
@@ -47,9 +47,8 @@ class Lookahead(Drafter):
     """Put the n-grams of the prompt and of the emitted text into the pool too."""
 
     def __post_init__(self) -> None:
-        for option, least in (("window", 1), ("ngram_size", 2), ("guesses", 1)):
-            if getattr(self, option) < least:
-                raise ValueError(f"expected {option} of {least} or more, got {getattr(self, option)}")
+        check_at_least(1, self, "window", "guesses")
+        check_at_least(2, self, "ngram_size")
 
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         # Level 0 begins with tokens of the prompt, drawn from a generator of its own: the draft is the same in every
@@ -85,8 +84,7 @@ class Lookahead(Drafter):
         # Cut off at a limit of the text, or left out where this drafter is a part of another.
         if len(found) < len(text.window.newest):
             return
-        grams = text.window.advance(_choices(step.logits, found))
-        for gram in grams:
+        for gram in text.window.advance(_choices(step.logits, found)):
             text.pool.add(gram)
 
     def describe(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..draft import Context, Draft
-from ..drafter import Drafter
+from ..drafter import Drafter, check_at_least
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..templates import chain, root_only
@@ -31,9 +31,7 @@ class PromptLookup(Drafter):
     """How many of the last tokens are looked up at most; fewer where they are not found."""
 
     def __post_init__(self) -> None:
-        for option in ("num_tokens", "max_matching_ngram_size"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"expected {option} of 1 or more, got {getattr(self, option)}")
+        check_at_least(1, self, "num_tokens", "max_matching_ngram_size")
 
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         self._texts = [NGrams(self.max_matching_ngram_size) for _ in prompts]

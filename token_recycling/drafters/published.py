@@ -16,7 +16,7 @@ import torch
 
 from ..candidates.matrix import AdjacencyMatrix, UpdateRule, check_rule, check_vocabulary
 from ..draft import Context, Draft, Retrieval, Step
-from ..drafter import Drafter, DrafterTraits
+from ..drafter import Drafter, DrafterTraits, check_at_least
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..templates import template_from
@@ -40,8 +40,7 @@ class Published(Drafter):
 
     def __post_init__(self) -> None:
         check_rule(self.update)
-        if self.k < 1:
-            raise ValueError(f"expected k of 1 or more, got {self.k}")
+        check_at_least(1, self, "k")
         template = template_from(self.tree)
         if template is None:
             raise ValueError(f"expected a template, got {self.tree}; trees are grown by the drafter 'recycling'")

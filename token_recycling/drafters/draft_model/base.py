@@ -17,7 +17,7 @@ import torch
 
 from ...costs.budget import Budget
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits
+from ...drafter import Drafter, DrafterTraits, check_at_least
 from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only
@@ -161,9 +161,7 @@ class CausalDrafter(ModelDrafter):
         super().__post_init__()
         if self.mode not in get_args(Mode):
             raise ValueError(f"expected a mode of {', '.join(get_args(Mode))}, got {self.mode!r}")
-        for name in ("depth", "k", "tau"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {getattr(self, name)}")
+        check_at_least(1, self, "depth", "k", "tau")
         for name in ("theta_prob", "theta_sib"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")

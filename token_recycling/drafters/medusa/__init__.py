@@ -24,7 +24,7 @@ import torch
 from ...candidates.topk import top_candidates
 from ...costs.budget import Budget
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits
+from ...drafter import Drafter, DrafterTraits, check_at_least
 from ...model.inspection import output_layer
 from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
@@ -53,8 +53,7 @@ class Medusa(Drafter):
         return DrafterTraits(hidden_states=True)
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"expected k of 1 or more, got {self.k}")
+        check_at_least(1, self, "k")
         self._saved = load_heads(Path(self.heads).expanduser())
         self._accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
         self._template = None if self.tree == _STATIC else self._given_template()
@@ -96,7 +95,7 @@ class Medusa(Drafter):
             return None
         read = sum(weight.numel() for weight in (*self._heads.parameters(), *self._shared.parameters()))
         share = read / target.model.num_parameters()
-        return Budget(costs.curve(max(map(len, prompts))).relative(len(prompts)), share)
+        return Budget(costs.relative(prompts), share)
 
     def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Tree:
         """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of the
@@ -116,10 +115,9 @@ class Medusa(Drafter):
         logits = self._heads(hidden[None], self._shared)[:, 0]
         candidates, chances = top_candidates(logits, min(self.k, logits.shape[-1]))
         tree = self._template or self._best_tree(chances.tolist())
-        layers = [candidates[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
-        following = torch.tensor(layers, dtype=torch.long, device=context.root.device)
-        confidence = np.ones(len(tree), np.float32)
-        confidence[1:] = [chances[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
+        chosen = np.array(tree.depths[1:], int) - 1, np.array(tree.ranks[1:], int)
+        following = torch.from_numpy(candidates[chosen]).to(context.root)
+        confidence = np.append(np.float32(1), chances[chosen])
         return Draft(tree, torch.cat([context.root, following]), confidence=confidence)
 
     def observe(self, step: Step) -> None:

@@ -75,28 +75,24 @@ class Recycling(Drafter):
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
-        self._template = template_from(self.tree)
-        if self._template is not None and self._template.breadth > CHILDREN:
-            raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self._template.breadth - 1}")
+        self._template, self._costs = template_from(self.tree), NO_COSTS
         if self._template is not None:
-            self._arrays = TemplateArrays.of(self._template)
-        self._texts: list[_RecyclingState] = []
+            if self._template.breadth > CHILDREN:
+                raise ValueError(
+                    f"expected a template of ranks below {CHILDREN}, got rank {self._template.breadth - 1}"
+                )
+            self._arrays, self._nodes = TemplateArrays.of(self._template), len(self._template) - 1
+        elif self.tree != "auto":
+            self._nodes = int(self.tree)  # type: ignore[arg-type]
 
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         self.prepare(target)
-        self._nodes, self._costs = self._budget(costs, prompts)
+        if self.tree == "auto":
+            self._costs = costs.relative(prompts)
+            self._nodes = len(self._costs) - 1
         self._texts = [
             _RecyclingState(prompt.cpu().numpy(), self.orders, self._nodes + 1, self.suffix) for prompt in prompts
         ]
-
-    def _budget(self, costs: PassCosts, prompts: Sequence[torch.Tensor]) -> tuple[int, np.ndarray]:
-        """Most drafted nodes, and what passes over them cost if the tree is to pay; no costs if its size is given."""
-        if self._template is not None:
-            return len(self._template) - 1, NO_COSTS
-        if self.tree != "auto":
-            return int(self.tree), NO_COSTS  # type: ignore[arg-type]
-        curve = costs.curve(max(map(len, prompts))).relative(len(prompts))
-        return len(curve) - 1, curve
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
         """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from

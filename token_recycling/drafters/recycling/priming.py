@@ -24,7 +24,6 @@ from ...model.tree_model import TreeModel
 logger = logging.getLogger("token_recycling")
 
 _LOGITS_AT_ONCE = 64_000_000
-_SAMPLED = 64
 
 
 def prime(matrix: NgramMatrix, target: TreeModel) -> None:

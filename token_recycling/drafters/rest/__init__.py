@@ -20,7 +20,7 @@ import torch
 
 from ...candidates.trie import Trie
 from ...draft import Context, Draft
-from ...drafter import Drafter
+from ...drafter import Drafter, check_at_least
 from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only
@@ -45,9 +45,7 @@ class Rest(Drafter):
     """Continuations that are counted at most."""
 
     def __post_init__(self) -> None:
-        for option in ("nodes", "num_tokens", "min_matching_ngram_size", "max_matches"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"expected {option} of 1 or more, got {getattr(self, option)}")
+        check_at_least(1, self, "nodes", "num_tokens", "min_matching_ngram_size", "max_matches")
         if self.max_matching_ngram_size < self.min_matching_ngram_size:
             raise ValueError(
                 f"expected max_matching_ngram_size of at least {self.min_matching_ngram_size}, "
