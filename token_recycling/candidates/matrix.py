@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -159,9 +159,3 @@ def check_vocabulary(learned: int, vocab_size: int) -> None:
             f"expected a target of {learned} tokens, as this drafter has learned, got one of {vocab_size}; "
             "make a new drafter"
         )
-
-
-def check_rule(rule: str) -> None:
-    """Raises ValueError unless `rule` is one of the three update rules."""
-    if rule not in get_args(UpdateRule):
-        raise ValueError(f"expected an update rule of {', '.join(get_args(UpdateRule))}, got {rule!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ _DRAWN_NODES = 16
 class ModelDrafter(Drafter):
     """Drafts with the model that `drafting_model` gives, by the rules that `rules_for` gives."""
 
+    reads_states: ClassVar[bool] = False
+    """Whether `stop` needs the drafting model's hidden states."""
+
     sampled: bool = False
     """Where the text is sampled, draw the draft too, instead of taking the most likely tokens."""
 
@@ -51,10 +54,6 @@ class ModelDrafter(Drafter):
         """What is drafted; None for nothing at all."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
-    def reader(self, model: TreeModel) -> Reader:
-        """The reader of a new text with the drafting model."""
-        return Reader(model)
-
     def stop(self, reader: Reader) -> Stop | None:
         """What may end the draft that is about to begin."""
         return None
@@ -71,7 +70,7 @@ class ModelDrafter(Drafter):
         model = self.drafting_model(target)
         self._target = target
         self._rules = self.rules_for(target, model, prompts, costs)
-        self._readers = [self.reader(model) for _ in prompts]
+        self._readers = [Reader(model, self.reads_states) for _ in prompts]
         self._graphs: dict[int, Graph] = {}
         self._counts.clear()
         if self._rules is not None:

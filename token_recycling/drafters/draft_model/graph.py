@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,7 @@ from ...templates import chain
 from ...tree import Tree
 
 
-@dataclass(frozen=True)
-class UnrolledNode:
+class UnrolledNode(NamedTuple):
     """A node of the unrolled tree."""
 
     node: int
@@ -166,9 +165,5 @@ class Graph:
 def _by_depth(places: Sequence[UnrolledNode]) -> list[UnrolledNode]:
     """The same places with parents counted anew, in order of depth and, below one place, of rank."""
     ordered = sorted(range(len(places)), key=lambda index: (places[index].depth, index))
-    new = {old: index for index, old in enumerate(ordered)}
-    new[-1] = -1
-    return [
-        UnrolledNode(place.node, new[place.parent], place.depth, place.probability, place.copied)
-        for place in (places[old] for old in ordered)
-    ]
+    new = {-1: -1, **{old: index for index, old in enumerate(ordered)}}
+    return [places[old]._replace(parent=new[places[old].parent]) for old in ordered]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +122,7 @@ def build(
     needs 30 bytes of memory a token, 50 where the vocabulary is over 65,535. Raises DatastoreError if
     there is no token, or an id is negative.
     """
-    sort = _suffix_sorter()
+    sort = suffix_sorter()
     parts: list[np.ndarray] = []
     for document in documents:
         ids = np.asarray(document, dtype=np.int64)
@@ -134,21 +134,11 @@ def build(
         raise DatastoreError("expected text, got no token at all")
     tokens = np.concatenate(parts)
     suffixes = sort((tokens + 1).astype(np.uint32))
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "tokenizer": tokenizer,
-        "vocab_size": str(int(tokens.max()) + 1),
-    }
     suffixes = suffixes.astype(np.int32 if len(tokens) <= np.iinfo(np.int32).max else np.int64)
+    header = {"format": FORMAT, "version": VERSION, "tokenizer": tokenizer, "vocab_size": str(int(tokens.max()) + 1)}
     with replacing(path) as temporary:
         save_file({"tokens": tokens, "suffixes": suffixes}, temporary, metadata=header)
     return Datastore(path)
-
-
-def check_sorter() -> None:
-    """Raises DatastoreError if the library that sorts suffixes is missing."""
-    _suffix_sorter()
 
 
 def tokenizer_of(model: PreTrainedModel) -> str:
@@ -187,7 +177,8 @@ def _read(path: Path) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
     return header, (tokens.numpy(), suffixes.numpy())
 
 
-def _suffix_sorter():  # type: ignore[no-untyped-def]
+def suffix_sorter() -> Callable[[np.ndarray], np.ndarray]:
+    """The function that sorts suffixes; raises DatastoreError if its library is missing."""
     try:
         from pydivsufsort import divsufsort
     except ImportError:

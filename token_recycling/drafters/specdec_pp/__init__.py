@@ -34,6 +34,8 @@ from .head import KIND, AcceptanceHead, load_head
 class SpecDecPP(DraftModelOption, ModelDrafter):
     """Drafts one branch with a second model, as long as it is likely that all of it will be accepted."""
 
+    reads_states = True
+
     head: str | AcceptanceHead = ""
     """The folder of a trained head; by default the one beside the draft model. In Python also a head."""
     threshold: float = 0.7
@@ -80,9 +82,6 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         self, target: TreeModel, model: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts
     ) -> Rules:
         return Rules(depth=self.max_length, k=1, nodes=self.max_length)
-
-    def reader(self, model: TreeModel) -> Reader:
-        return Reader(model, states=True)
 
     def stop(self, reader: Reader) -> Stop:
         """By the probability that all tokens so far are accepted: the product of what the head predicts for each."""

@@ -122,8 +122,11 @@ def states_and_labels(
 
 def loss(head: AcceptanceHead, states: torch.Tensor, labels: torch.Tensor, rejection_weight: float) -> torch.Tensor:
     """Mean weighted binary cross-entropy in nats: -y log a - w (1 - y) log(1 - a)."""
-    odds = head(states)
-    return (labels * functional.softplus(-odds) + rejection_weight * (1 - labels) * functional.softplus(odds)).mean()
+    return _crossed(labels, head(states), rejection_weight).mean()
+
+
+def _crossed(labels: torch.Tensor, odds: torch.Tensor, rejection_weight: float = 1.0) -> torch.Tensor:
+    return labels * functional.softplus(-odds) + rejection_weight * (1 - labels) * functional.softplus(odds)
 
 
 def weighted(acceptance: float, rejection_weight: float) -> float:
@@ -187,8 +190,7 @@ def judged(head: AcceptanceHead, draft: TreeModel, texts: Sequence[Labelled], ho
 
 def kl(labels: torch.Tensor, odds: torch.Tensor) -> torch.Tensor:
     """Mean binary KL divergence in nats of probabilities `labels` (n,) from predictions of log odds `odds` (n,)."""
-    crossed = labels * functional.softplus(-odds) + (1 - labels) * functional.softplus(odds)
-    return (crossed - _entropy(labels)).mean()
+    return (_crossed(labels, odds) - _entropy(labels)).mean()
 
 
 def _entropy(chance: torch.Tensor) -> torch.Tensor:
