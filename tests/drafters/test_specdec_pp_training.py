@@ -147,7 +147,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
     known = labelled(target, draft, counted(7), how)
     wanted = train_head(draft, known, how, Schedule(9))
 
-    def interrupt(step: int, loss: float) -> None:
+    def interrupt(step: int, steps: int, loss: float) -> None:
         if step == 5:
             raise KeyboardInterrupt
 

@@ -1,8 +1,8 @@
 """Prompt lookup decoding (Saxena 2023, apoorvumang/prompt-lookup-decoding): the text repeats itself.
 
-The last n tokens are looked up in the text, first n = 3, then 2, then 1; the tokens after the first place where they
-stand are the draft, one branch. The drafts are those of transformers' `prompt_lookup_num_tokens`, without its search of
-the whole text: every n-gram is noted once, with the place that followed it first.
+The last 3, then 2, then 1 tokens are looked up in the text; what follows the first place where they stand is the draft,
+one branch. The drafts are those of transformers' `prompt_lookup_num_tokens`, without its search of the whole text:
+every n-gram is noted once, with the place that followed it first.
 
 Cost per step: one dictionary look-up a size of n-gram, and one entry a size for every new token.
 """

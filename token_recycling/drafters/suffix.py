@@ -1,8 +1,8 @@
 """Suffix automaton alone: what followed the longest suffix of the text that stands in it before.
 
 The retrieval half of SAM-Decoding (2411.10666), with drafts as long as the match deserves, as in SuffixDecoding
-(2411.04975): a long match is rarely chance, so that much of what followed it may be tried; a short one often is. Prompt
-and output are one text; where a match ends in a loop, the draft repeats it.
+(2411.04975): a long match is rarely chance. Prompt and output are one text; where a match ends in a loop, the draft
+repeats it.
 
 Cost per step: amortised constant time for every new token, two look-ups for every drafted one, in compiled code.
 """
@@ -56,6 +56,5 @@ class Suffix(Drafter):
         return Draft(chain(len(found)), torch.cat([context.root, drafted]), confidence=confidence)
 
     def describe(self) -> str:
-        return (
-            f"suffix: {self.factor:g} tokens for each of a match of {self.min_match} or more, {self.num_tokens} at most"
-        )
+        drafted = f"{self.factor:g} tokens for each of a match of {self.min_match} or more"
+        return f"suffix: {drafted}, {self.num_tokens} at most"

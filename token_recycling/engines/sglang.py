@@ -90,7 +90,7 @@ def settle_arguments(server_args: Any) -> None:
             f"expected page_size 1 or the attention backend flashinfer for {NAME}, got page_size "
             f"{server_args.page_size} and {server_args.attention_backend}: other backends verify trees wrongly there"
         )
-    Options.parse(_options())
+    _options()
     server_args.enable_mixed_chunk = False
     if server_args.max_running_requests is None:
         server_args.max_running_requests = 48
@@ -103,11 +103,12 @@ def settle_arguments(server_args: Any) -> None:
     server_args.speculative_num_steps = nodes - 1
 
 
-def _options() -> Any:
+def _options() -> Options:
     try:
-        return json.loads(os.environ.get(_OPTIONS) or "{}")
+        given = json.loads(os.environ.get(_OPTIONS) or "{}")
     except ValueError as error:
         raise ValueError(f"expected JSON in the environment variable {_OPTIONS}, got {error}") from None
+    return Options.parse(given)
 
 
 def worker_class() -> type:
@@ -132,7 +133,7 @@ def worker_class() -> type:
         def _recycler(self) -> Recycler:
             from sglang.srt.runtime_context import get_parallel
 
-            options, parallel = Options.parse(_options()), get_parallel()
+            options, parallel = _options(), get_parallel()
             tokenizer = getattr(self.target_worker, "tokenizer", None)
             recycler = Recycler(
                 self.model_runner.model_config.vocab_size,

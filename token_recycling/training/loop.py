@@ -71,15 +71,15 @@ def fit(
     schedule: Schedule,
     checkpoint: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
 ) -> None:
     """Trains the parameters of `part` that require a gradient, in place.
 
     `batch_at(i)` makes batch number i, without gradients; `loss_of(part, batch)` is a scalar. With a `checkpoint` the
     run resumes from that file if it exists, and keeps it up to date; it is left in place at the end. `options` is
-    whatever else decides the outcome, such as data and model, as JSON holds it. `progress` is called with the number of
-    steps done and the last loss. Raises CheckpointError for a file of other options, another part, or a damaged one,
-    and FloatingPointError where the loss is not finite.
+    whatever else decides the outcome, such as data and model, as JSON holds it. `progress` is called with the steps
+    done, those of all and the last loss. Raises CheckpointError for a file of other options, another part, or a damaged
+    one, and FloatingPointError where the loss is not finite.
     """
     parameters = [parameter for parameter in part.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=schedule.rate, weight_decay=schedule.weight_decay)
@@ -104,7 +104,7 @@ def fit(
             _save(path, part, optimizer, decided, step + 1)
             saved_at = time.monotonic()
         if progress is not None:
-            progress(step + 1, loss.item())
+            progress(step + 1, schedule.steps, loss.item())
     part.train(trained)
 
 

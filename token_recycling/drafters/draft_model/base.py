@@ -1,8 +1,8 @@
 """The drafter behind every draft model: one model reads each text, and drafts ahead of it by one set of rules.
 
-Cost per step: one forward pass of the draft model for every drafting step, over the nodes that are followed. What was
-drafted and became text stays in the draft model's cache; an accepted node that was never read on its own path (a leaf,
-a merged node and everything copied below it) is read with the next step.
+Cost per step: a forward pass of the draft model for every drafting step, over the nodes that are followed. What became
+text stays in the draft model's cache; an accepted node that was never read on its own path (a leaf, a merged node and
+everything copied below it) is read with the next step.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class ModelDrafter(Drafter):
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
         if depth < 1 or (warp and not self._target.support.fits(len(text) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)
-        chosen = replace(rules, depth=depth)
-        graph = grow(reader, text, chosen, self._target.vocab_size, warp, self.stop(reader))
+        graph = grow(reader, text, replace(rules, depth=depth), self._target.vocab_size, warp, self.stop(reader))
         self._graphs[context.row] = graph
         places = verified(graph, rules)
         self._counts.update(
@@ -196,6 +195,5 @@ class CausalDrafter(ModelDrafter):
         shape = f"{self.mode} of {rules.depth} steps"
         if self.mode != "sequence":
             shape += " and nodes at most, as far as they pay" if rules.budget else f" and {rules.nodes} nodes at most"
-            shape += f", k = {rules.k}"
-            shape += f", theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
+            shape += f", k = {rules.k}, theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
         return shape + (f", tau = {rules.tau}" if rules.tau else "")

@@ -1,11 +1,10 @@
 """Token Recycling beyond the paper: candidates with more context, and trees that fit the hardware and the text.
 
-Like the published method (Luo et al., 2408.08696; the drafter `published`) it keeps the candidates that the target
-computes anyway, of the rejected nodes too, and drafts a tree from them. Beyond it, each an option: the candidates keep
-their probabilities; they are kept after the last two and three tokens too (`ngram_matrix`); what followed the longest
-suffix that stood in the text before is one of the candidates (`suffix_automaton`); the prompt's own candidates are
-learned; and the tree is grown at each step from calibrated probabilities (`best_first`), to as many nodes as pay on
-this machine (`costs`).
+Like the published method (Luo et al., 2408.08696; the drafter `published`) it drafts a tree from the candidates that
+the target computes anyway, at rejected nodes too. Beyond it: candidates keep their probabilities, and are kept after
+the last two and three tokens too (`ngram_matrix`); what followed the longest suffix that stood in the text before is
+one of them (`suffix_automaton`); the prompt's own candidates are learned; and the tree is grown at each step from
+calibrated probabilities (`best_first`), to as many nodes as pay on this machine (`costs`).
 
 Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
 """
@@ -35,9 +34,7 @@ from .priming import prime
 
 _DEEPEST = 64
 _UNPAID_STEPS, _LOOKS = 16, 4
-"""After 16 steps in a row in which no node would have paid, the drafter rests: only every fourth step it drafts and
-learns, to see whether nodes pay again.
-"""
+"""After 16 steps in a row in which no node paid, the drafter rests: it drafts and learns at every fourth step only."""
 
 
 @dataclass
@@ -181,7 +178,7 @@ class _RecyclingState:
         return self.bare >= _UNPAID_STEPS and self.bare % _LOOKS != 0
 
     def read(self, tokens: torch.Tensor) -> np.ndarray:
-        """Takes in what is new of the text; returns its last tokens, the newest first."""
+        """Reads what is new of the text; returns its last tokens, the newest first."""
         if self._suffix:
             self.automaton.extend(tokens[len(self.automaton) :].cpu().numpy())
         orders = self.growing.ngrams.shape[1]

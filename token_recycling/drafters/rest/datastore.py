@@ -1,10 +1,9 @@
 """Past text that can be searched for what followed some tokens: a suffix array in a memory-mapped file.
 
-REST (He et al., 2311.08252, section 3.1). Documents are concatenated, each followed by -1, which is no token, so that
-no match and no continuation crosses from one to the next. The suffix array lists all places in the order of their
-suffixes; those that begin with given tokens are a range of it, found by binary search. The file is safetensors
-with 32-bit ids, wide enough for any vocabulary: 8 bytes a token in all, 12 from 2**31 tokens on. Only the parts that a
-look-up touches are read from disk.
+REST (He et al., 2311.08252, section 3.1). Documents are concatenated, each followed by -1, so that no match and no
+continuation crosses from one to the next. The suffix array lists all places in the order of their suffixes; those that
+begin with given tokens are a range of it, found by binary search. The file is safetensors, 8 bytes a token in all, 12
+from 2**31 tokens on. Only the parts that a look-up touches are read from disk.
 
 Cost of a look-up: 2 log2(tokens) comparisons for each length of match tried, some 50 microseconds each.
 """

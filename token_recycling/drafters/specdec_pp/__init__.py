@@ -1,10 +1,9 @@
 """SpecDec++: a draft model that stops where the target will probably reject what it drafts (Huang et al., 2405.19715).
 
 A small head reads the draft model's last hidden state after every drafted token and predicts how likely the target
-accepts it (`head`). Drafting ends as soon as the predicted probability that some token so far is
-rejected exceeds the threshold: the form of the optimal policy, by theorem 3.1. The tokens drafted so far are all
-verified, the one after which drafting stopped too, so that whether a token is verified never depends on which one was
-drawn: with drawn drafts the text's distribution stays the target's.
+accepts it (`head`). Drafting ends as soon as the predicted probability that some token so far is rejected exceeds the
+threshold: the form of the optimal policy, by theorem 3.1. All tokens drafted so far are verified, so that whether one
+is verified never depends on which one was drawn: with drawn drafts the text's distribution stays the target's.
 
 Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft,
 since it judges a token by the model's state after it; if that token is accepted, the pass is not lost.
@@ -98,7 +97,5 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         return expected_rejection
 
     def _shape(self, rules: Rules) -> str:
-        return (
-            f"{self.min_length} to {self.max_length} tokens, ended where a rejection is more likely than "
-            f"{self.threshold:g}"
-        )
+        lengths = f"{self.min_length} to {self.max_length} tokens"
+        return f"{lengths}, ended where a rejection is more likely than {self.threshold:g}"
