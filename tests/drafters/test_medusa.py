@@ -285,7 +285,7 @@ def test_an_interrupted_training_ends_with_the_same_heads(
     with pytest.raises(KeyboardInterrupt):
         train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", stop)
     steps: list[int] = []
-    made = train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", lambda step, loss: steps.append(step))
+    made = train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", lambda step, *_: steps.append(step))
     assert steps == list(range(8, 13))
     for name, weight in wanted.state_dict().items():
         assert torch.equal(made.state_dict()[name], weight)

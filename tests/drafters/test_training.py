@@ -229,7 +229,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
         Schedule(10),
         tmp_path / "checkpoint",
         {"data": (1, 2)},
-        lambda step, loss: steps.append(step),
+        lambda step, *_: steps.append(step),
     )
     assert steps == [7, 8, 9, 10]
     assert torch.equal(resumed.weight, wanted.weight)

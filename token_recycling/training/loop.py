@@ -1,8 +1,8 @@
 """The loop that trains a small part beside a frozen model: batch, loss, step, checkpoint; it resumes where it stopped.
 
-Batch number i must depend on i alone, and whatever the loss draws at random must be seeded by its batch. Then an
-interrupted run ends with the same weights as one that was not. AdamW, with a learning rate that rises linearly and
-falls as a cosine to zero. Cost beyond forward and backward: a file of three times the weights, every 20 seconds.
+Batch number i must depend on i alone, and whatever the loss draws at random must be seeded by its batch: then an
+interrupted run ends with the same weights. AdamW, with a learning rate that rises linearly and falls as a cosine to
+zero. Cost beyond forward and backward: a file of three times the weights, every 20 seconds.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Shuffled:
 
     def _order_of(self, epoch: int) -> list[int]:
         draws = torch.Generator().manual_seed(self._seed + epoch)
-        order: list[int] = torch.randperm(self._examples, generator=draws).tolist()
-        return order
+        return torch.randperm(self._examples, generator=draws).tolist()
 
 
 @contextlib.contextmanager
@@ -101,19 +100,13 @@ def fit(
             group["lr"] = schedule.rate_at(step)
         optimizer.step()
         if path is not None and (time.monotonic() - saved_at > _SAVE_SECONDS or step + 1 == schedule.steps):
-            _save(path, part, optimizer, decided, step + 1)
+            state = {"part": part.state_dict(), "optimizer": optimizer.state_dict()}
+            with replacing(path) as temporary:
+                torch.save({"options": decided, "step": step + 1, **state}, temporary)
             saved_at = time.monotonic()
         if progress is not None:
             progress(step + 1, schedule.steps, loss.item())
     part.train(trained)
-
-
-def _save(
-    path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer, decided: dict[str, Any], step: int
-) -> None:
-    state = {"options": decided, "step": step, "part": part.state_dict(), "optimizer": optimizer.state_dict()}
-    with replacing(path) as temporary:
-        torch.save(state, temporary)
 
 
 def _resume(path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer, decided: dict[str, Any]) -> int:

@@ -97,8 +97,7 @@ def accuracy(
             candidates = logits.topk(ranks).indices
             right[number] += (candidates == labels[:, None]).sum(dim=0)
             seen[number] += (labels != NOTHING).sum()
-    found: list[list[float]] = (right / seen.clamp(min=1)).tolist()
-    return found
+    return (right / seen.clamp(min=1)).tolist()
 
 
 def train(options: MedusaTraining, run: TrainingRun) -> Trained:
