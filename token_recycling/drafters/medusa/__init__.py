@@ -57,6 +57,8 @@ class Medusa(Drafter):
         self._saved = load_heads(Path(self.heads).expanduser())
         self._accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
         self._template = None if self.tree == _STATIC else self._given_template()
+        self._budget: Budget | None = None
+        """What passes cost, where the tree is to pay; None if its size is given."""
         self._target: TreeModel | None = None
         self._hidden: dict[int, torch.Tensor] = {}
 
@@ -85,17 +87,11 @@ class Medusa(Drafter):
             self._heads = self._saved.heads.for_drafting(target.device, target.dtype)
             self._target, self._shared = target, output_layer(target.model)
         self._hidden.clear()
-        self._budget = self._measured_budget(target, prompts, costs)
+        if self.tree in ("auto", _STATIC):
+            read = sum(weight.numel() for weight in (*self._heads.parameters(), *self._shared.parameters()))
+            self._budget = Budget(costs.relative(prompts), read / target.model.num_parameters())
         if self.tree == _STATIC:
             self._template = self._best_tree(self._accuracy)
-
-    def _measured_budget(self, target: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts) -> Budget | None:
-        """What passes cost, where the tree is to pay; None if its size is given."""
-        if self.tree not in ("auto", _STATIC):
-            return None
-        read = sum(weight.numel() for weight in (*self._heads.parameters(), *self._shared.parameters()))
-        share = read / target.model.num_parameters()
-        return Budget(costs.relative(prompts), share)
 
     def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Tree:
         """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of the
