@@ -6,8 +6,7 @@
 SGLang finds `register` through its plug-in entry point. Its NGRAM worker verifies any tree of a fixed number of nodes,
 given as tokens and an n x n ancestor mask for each request, and its result carries the logits of every node. Here the
 worker's drafts come from the matrix and the text (Luo et al., 2408.08696, with the means of the drafter `recycling`),
-and the logits are learned from. What is overridden is checked when the algorithm is registered. Options are read from
-the environment variable TOKEN_RECYCLING, as JSON.
+and the logits are learned from. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
 
 Cost per step: a top-k over the logits of all nodes; a microsecond a node and some ten a request.
 """
@@ -99,8 +98,7 @@ def settle_arguments(server_args: Any) -> None:
     nodes = server_args.speculative_num_draft_tokens
     if nodes < 2:
         raise ValueError(f"expected --speculative-num-draft-tokens of 2 or more, the root included, got {nodes}")
-    server_args.speculative_eagle_topk = nodes - 1
-    server_args.speculative_num_steps = nodes - 1
+    server_args.speculative_eagle_topk = server_args.speculative_num_steps = nodes - 1
 
 
 def _options() -> Options:
