@@ -146,8 +146,9 @@ def following(automaton: AutomatonArrays, state: int) -> int:
 
 
 @njit(cache=True)
-def _branch(automaton: AutomatonArrays, state: int, length: int, most: int) -> np.ndarray:
-    found = np.empty(most, np.int64)
+def _branch(automaton: AutomatonArrays, most: int) -> np.ndarray:
+    state = automaton.counts[3]
+    found, length = np.empty(most, np.int64), automaton.length[state]
     for place in range(most):
         token = following(automaton, state)
         if token < 0:
@@ -194,7 +195,7 @@ class SuffixAutomaton:
         """(up to `most`,) int64: what followed the match, then what followed with that, and so on; where the text
         loops, the branch repeats the loop.
         """
-        return _branch(self.arrays, *self.match, most)
+        return _branch(self.arrays, most)
 
 
 def _arrays(tokens: int, before: AutomatonArrays | None = None) -> AutomatonArrays:

@@ -112,7 +112,7 @@ class Medusa(Drafter):
         candidates, chances = top_candidates(logits, min(self.k, logits.shape[-1]))
         tree = self._template or self._best_tree(chances.tolist())
         chosen = np.array(tree.depths[1:], int) - 1, np.array(tree.ranks[1:], int)
-        following = torch.from_numpy(candidates[chosen]).to(context.root)
+        following = torch.tensor(candidates[chosen], dtype=torch.long, device=context.root.device)
         confidence = np.append(np.float32(1), chances[chosen])
         return Draft(tree, torch.cat([context.root, following]), confidence=confidence)
 
