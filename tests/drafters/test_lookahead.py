@@ -49,7 +49,7 @@ def test_the_tree_is_the_published_mask(columns: int, size: int, guesses: int) -
     window.plant(trie, grams)
     shape = trie.tree().on(torch.device("cpu"))
     mask, positions = published_mask(columns, size - 1, guesses, size - 1)
-    assert len(trie) == len(mask)
+    assert len(trie.parents) == len(mask)
     by_token = torch.tensor(trie.tokens).argsort()
     assert torch.equal(shape.ancestors[by_token][:, by_token], mask)
     assert torch.equal(shape.depths[by_token], positions)

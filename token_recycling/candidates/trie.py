@@ -18,10 +18,6 @@ class Trie:
         self._children: dict[tuple[int, int], int] = {}
         self._degrees = [0]
 
-    def __len__(self) -> int:
-        """Number of nodes, the root included."""
-        return len(self.parents)
-
     def add(self, parent: int, token: int) -> int:
         """The child of `parent` that carries `token`: the existing one, or a new one of the next rank.
 

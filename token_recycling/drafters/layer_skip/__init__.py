@@ -1,9 +1,8 @@
 """Self-speculation: the target itself, without some of its layers, drafts (Zhang et al., 2309.08168).
 
 No second model and no copy of weights, but a key/value cache of its own. Whole layers are skipped; the paper skips
-attention and feed-forward parts one by one, found by a search of hours. Cost per step: one forward pass without these
-layers for every drafting step. Cost of the search, once: a continuation of 64 tokens, and for every layer two forward
-passes over the prompt and it.
+attention and feed-forward parts one by one, found by a search of hours. Cost per step: a forward pass without these
+layers for every drafting step; of the search, once: 64 tokens, and for every layer two passes over them and the prompt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model without some of its layers, on the same weights; and which layers it can best do without.
 
-The skipped layers are left out of a shallow copy: modules and weights are those of the model itself, which is not
-changed. The search is short: 2 n forward passes of a model of n layers over one sample text.
+The skipped layers are left out of a shallow copy: modules and weights are the model's own, which is not changed. The
+search takes 2 n forward passes of a model of n layers over one sample text.
 """
 
 from __future__ import annotations
