@@ -50,9 +50,15 @@ class Drafter:
     """
 
     name: ClassVar[str] = ""
-    """The file's name, filled in by `registry`."""
+    """The file's name, set for drafters of this package here and for those of others by `registry`."""
     unnamed: ClassVar[str] = ""
     """The option that may be written without `NAME=`, if there is one."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        package, _, module = cls.__module__.rpartition(".")
+        if package == f"{__package__}.drafters" and "name" not in vars(cls):
+            cls.name = module
 
     @property
     def traits(self) -> DrafterTraits:
@@ -99,3 +105,10 @@ class Drafter:
     def describe(self) -> str:
         """One line for a person: what was chosen and why."""
         return self.name
+
+
+def check_at_least(least: int, drafter: Drafter, *options: str) -> None:
+    """Raises ValueError for the first of these options whose value is below `least`."""
+    for option in options:
+        if getattr(drafter, option) < least:
+            raise ValueError(f"expected {option} of {least} or more, got {getattr(drafter, option)}")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.strategies import trees
 
 from token_recycling import AdjacencyMatrix, Tree
-from token_recycling.candidates.matrix import check_rule
+from token_recycling.drafters.published import Published
 
 
 def rows(count: int, k: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_an_update_overwrites_what_was_there_and_nothing_else() -> None:
 
 def test_other_rules_are_refused() -> None:
     with pytest.raises(ValueError, match="last, first, unordered, got 'newest'"):
-        check_rule("newest")
+        Published(update="newest")
 
 
 def test_a_hot_matrix_holds_the_best_candidates_of_every_verified_token() -> None:

@@ -20,6 +20,9 @@ from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process
 
 import token_recycling as tr
+from token_recycling.drafters.draft_model import DraftModel
+from token_recycling.drafters.draft_model.base import CausalDrafter, ModelDrafter
+from token_recycling.drafters.suffix import Suffix
 
 
 def generated(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
@@ -167,3 +170,8 @@ def test_a_fork_knows_what_was_learned_before_and_nothing_later(
             tr.generate(model, prompt, drafter=learning, max_new_tokens=24)
     assert drafts(drafter.fork()) == wanted
     assert drafts(drafter) == wanted
+
+
+def test_a_class_has_its_name_without_the_registry() -> None:
+    assert (Suffix().name, DraftModel("folder").name, Suffix().fork().name) == ("suffix", "draft_model", "suffix")
+    assert CausalDrafter.name == ModelDrafter.name == "", "bases have none"

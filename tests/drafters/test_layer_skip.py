@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import token_recycling as tr
 from token_recycling.drafters.layer_skip.layers import (
     best_layers,
-    cost_by_layers,
+    cost_without,
     decoder_layers,
     speed,
     without_layers,
@@ -128,12 +128,11 @@ def test_the_search_weighs_agreement_against_cost(deep: LlamaForCausalLM) -> Non
     """Two idle layers cost nothing to leave out. What is expected of it is the speed of the set that it chose."""
     ids = deep.generate(tiny.prompt(0, 9), max_new_tokens=40)[0]
     chosen, expected = best_layers(deep, ids, depth=4)
-    cost = cost_by_layers(deep, decoder_layers(deep)[1])
     assert {3, 4} <= set(chosen)
-    assert expected >= speed(1.0, cost([3, 4]), 4)
+    assert expected >= speed(1.0, cost_without(deep, [3, 4]), 4)
     both = [logits(model, ids[None])[0].argmax(-1) for model in (deep, without_layers(deep, chosen))]
     agreement = float((both[0] == both[1]).float().mean())
-    assert expected == pytest.approx(speed(agreement, cost(chosen), 4))
+    assert expected == pytest.approx(speed(agreement, cost_without(deep, chosen), 4))
 
 
 def test_the_expected_speed_worked_by_hand() -> None:
@@ -145,10 +144,9 @@ def test_the_expected_speed_worked_by_hand() -> None:
 
 
 def test_cost_counts_weights(deep: LlamaForCausalLM) -> None:
-    cost = cost_by_layers(deep, decoder_layers(deep)[1])
     layer = sum(weight.numel() for weight in deep.model.layers[0].parameters())
-    assert cost([]) == 1
-    assert cost([1, 2]) == pytest.approx(1 - 2 * layer / (6 * layer + 64 * 32))
+    assert cost_without(deep, []) == 1
+    assert cost_without(deep, [1, 2]) == pytest.approx(1 - 2 * layer / (6 * layer + 64 * 32))
 
 
 @pytest.mark.parametrize(

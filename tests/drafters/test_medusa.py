@@ -259,7 +259,7 @@ def test_heads_trained_on_a_model_that_counts_foresee_it(counting: LlamaForCausa
         texts,
         MedusaTraining(heads=2, own_output=own, batch=4),
         Schedule(150, rate=0.02),
-        progress=lambda step, loss: losses.append(loss),
+        progress=lambda step, steps, loss: losses.append(loss),
     )
     assert losses[-1] < 0.3 * losses[0]
     measured = accuracy(counting, heads, held_out, ranks=3)
@@ -278,14 +278,14 @@ def test_an_interrupted_training_ends_with_the_same_heads(
     texts, how, schedule = counted(counting, tmp_path), MedusaTraining(heads=2, batch=5), Schedule(12, rate=0.01)
     wanted = train_medusa(counting, texts, how, schedule)
 
-    def stop(step: int, loss: float) -> None:
+    def stop(step: int, steps: int, loss: float) -> None:
         if step == 7:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", stop)
     steps: list[int] = []
-    made = train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", lambda step, loss: steps.append(step))
+    made = train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", lambda step, *_: steps.append(step))
     assert steps == list(range(8, 13))
     for name, weight in wanted.state_dict().items():
         assert torch.equal(made.state_dict()[name], weight)
@@ -300,7 +300,7 @@ def test_a_target_in_16_bits_has_heads_trained_in_32(counting: LlamaForCausalLM,
         texts,
         MedusaTraining(heads=1, own_output=own),
         Schedule(60, rate=0.02),
-        progress=lambda step, loss: losses.append(loss),
+        progress=lambda step, steps, loss: losses.append(loss),
     )
     assert heads.weight.dtype == torch.float32
     assert losses[-1] < 0.5 * losses[0]

@@ -12,7 +12,7 @@ from support import tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from token_recycling import MatrixFileError
-from token_recycling.candidates.ngram_matrix import NgramMatrix
+from token_recycling.candidates.ngram_matrix import FULL, NgramMatrix
 from token_recycling.candidates.ngrams import ABSENT
 from token_recycling.drafters.recycling.priming import prime, primed_file
 from token_recycling.model.inspection import weights_fingerprint
@@ -44,7 +44,7 @@ def same_rows(matrix: NgramMatrix, model: PreTrainedModel, texts: torch.Tensor) 
         with torch.no_grad():
             best = model(input_ids=text[None]).logits[0, -1].softmax(-1).topk(matrix.k)
         assert matrix.candidates[row].tolist() == best.indices.tolist()
-        np.testing.assert_allclose(matrix.probabilities[row], best.values.numpy(), atol=2e-5)
+        np.testing.assert_allclose(matrix.shares[row] / FULL, best.values.numpy(), atol=2e-5)
 
 
 def test_rows_are_the_models_candidates_after_a_token_alone(model: LlamaForCausalLM) -> None:
@@ -68,7 +68,7 @@ def test_what_was_learned_before_is_kept(model: LlamaForCausalLM) -> None:
     matrix.learn(np.array([[7, ABSENT]]), *row)
     prime(matrix, TreeModel(model))
     assert matrix.candidates[7].tolist() == [50, 51, 52]
-    np.testing.assert_allclose(matrix.probabilities[7], row[1][0], atol=2e-5)
+    np.testing.assert_allclose(matrix.shares[7] / FULL, row[1][0], atol=2e-5)
     others = np.arange(64) != 7
     np.testing.assert_array_equal(matrix.candidates[others], primed(model).candidates[others])
     # What this matrix knew is no part of the file, which other matrices read.

@@ -147,14 +147,14 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
     known = labelled(target, draft, counted(7), how)
     wanted = train_head(draft, known, how, Schedule(9))
 
-    def interrupt(step: int, loss: float) -> None:
+    def interrupt(step: int, steps: int, loss: float) -> None:
         if step == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train_head(draft, known, how, Schedule(9), tmp_path / "checkpoint", interrupt)
     steps = []
-    made = train_head(draft, known, how, Schedule(9), tmp_path / "checkpoint", lambda step, loss: steps.append(step))
+    made = train_head(draft, known, how, Schedule(9), tmp_path / "checkpoint", lambda step, *_: steps.append(step))
     assert steps == [6, 7, 8, 9]
     for name, weight in wanted.state_dict().items():
         assert torch.equal(made.state_dict()[name], weight)

@@ -167,7 +167,7 @@ def loss_of(layer: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 def test_the_loss_falls() -> None:
     losses = []
-    fit(part(), batch_at, loss_of, Schedule(60, rate=0.05), progress=lambda step, loss: losses.append(loss))
+    fit(part(), batch_at, loss_of, Schedule(60, rate=0.05), progress=lambda step, steps, loss: losses.append(loss))
     assert len(losses) == 60
     assert losses[-1] < 0.1 * losses[0]
 
@@ -214,7 +214,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
     wanted = part()
     fit(wanted, batch_at, loss_of, Schedule(10))
 
-    def interrupt(step: int, loss: float) -> None:
+    def interrupt(step: int, steps: int, loss: float) -> None:
         if step == 6:
             raise StoppedError
 
@@ -229,7 +229,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
         Schedule(10),
         tmp_path / "checkpoint",
         {"data": (1, 2)},
-        lambda step, loss: steps.append(step),
+        lambda step, *_: steps.append(step),
     )
     assert steps == [7, 8, 9, 10]
     assert torch.equal(resumed.weight, wanted.weight)

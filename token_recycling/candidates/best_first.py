@@ -1,9 +1,9 @@
 """Trees grown best first: at each step the nodes most likely to be accepted, as many as pay.
 
-What may follow a node is known from several sources: the rows of its last one to four tokens (`ngram_matrix`) and,
-after a match with the text so far, what followed there (`suffix_automaton`). They are mixed as in an interpolated
-n-gram model (Jelinek and Mercer 1980): a longer n-gram has a fixed weight against all shorter ones, the suffix a weight
-that rises with the length of the match. The mixture is then calibrated (`calibration`).
+What may follow a node is known from the rows of its last one to four tokens (`ngram_matrix`) and, after a match with
+the text so far, from what followed there (`suffix_automaton`). They are mixed as in an interpolated n-gram model
+(Jelinek and Mercer 1980): a longer n-gram has a fixed weight against all shorter ones, the suffix a weight that rises
+with the length of the match. The mixture is then calibrated (`calibration`).
 
 A node's value is the product of these probabilities from the root, and its gain in expected tokens (Sequoia,
 2402.12374, section 4.1; here for every step anew, as in EAGLE-2). Gains fall in the order of growth, so that the tree
@@ -76,13 +76,11 @@ class GrowingTree(NamedTuple):
     """Buffers for the nodes of one growing tree, in order of growth, and for the candidates after them."""
 
     tokens: np.ndarray
-    """(capacity,) int64."""
     parents: np.ndarray
-    """(capacity,) int64."""
+    depths: np.ndarray
+    """(capacity,) int64 each."""
     ranks: np.ndarray
     """(capacity,) int64: place among the parent's candidates."""
-    depths: np.ndarray
-    """(capacity,) int64."""
     values: np.ndarray
     """(capacity,) float32: probability that the node is accepted."""
     ngrams: np.ndarray

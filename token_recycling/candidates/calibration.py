@@ -1,9 +1,9 @@
 """How often a candidate of a kind is what the target chooses, learned while decoding.
 
 A stored probability is from another place in the text, and greedy decoding takes the likeliest token however likely it
-is: by itself it says little about acceptance. So candidates are divided into kinds by their mixed probability, their
-rank and the length of the match that supports them, and it is counted how often each kind was chosen at the nodes that
-were accepted, drafted or not. Until there are observations of a kind, the probability itself is believed.
+is. So candidates are divided into kinds by their mixed probability, their rank and the length of the match that
+supports them, and it is counted how often each kind was chosen at accepted nodes, drafted or not. Until there are
+observations of a kind, the probability itself is believed.
 """
 
 from __future__ import annotations

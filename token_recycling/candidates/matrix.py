@@ -2,8 +2,7 @@
 
 Token Recycling, section 3.1. The matrix is zero at first, is kept from query to query (*hot start*), and costs
 vocabulary x k x 4 bytes: 1 MB for 32,000 tokens and k = 8. A row is overwritten whole whenever its token has been
-verified anywhere in a tree. Looking up n nodes and writing n rows are a handful of tensor operations each, without
-waiting for the device.
+verified anywhere in a tree. Looking up and writing n rows are a few tensor operations, without waiting for the device.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -87,10 +86,8 @@ class AdjacencyMatrix:
         """
         if self.candidates.device.type == "cpu":
             # numpy assigns in order, so that the last row of a token stays.
-            places, rows = tokens.numpy(), candidates.numpy()
-            self.candidates.numpy()[places if rule != "first" else places[::-1]] = (
-                rows if rule != "first" else rows[::-1]
-            )
+            order = -1 if rule == "first" else 1
+            self.candidates.numpy()[tokens.numpy()[::order]] = candidates.numpy()[::order]
         else:
             self.write(tokens, candidates, rule)
 
@@ -104,9 +101,8 @@ class AdjacencyMatrix:
         pieces = list(zip(tokens.split(_CHUNK), candidates.split(_CHUNK), strict=True))
         for some, rows in pieces if rule == "last" else reversed(pieces):
             same, places = some[:, None] == some, torch.arange(len(some), device=some.device)
-            winner = (
-                torch.where(same, places, -1).amax(1) if rule == "last" else torch.where(same, places, _CHUNK).amin(1)
-            )
+            last = rule == "last"
+            winner = torch.where(same, places, -1).amax(1) if last else torch.where(same, places, _CHUNK).amin(1)
             self.candidates[some] = rows[winner].to(self.candidates.dtype)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
@@ -159,9 +155,3 @@ def check_vocabulary(learned: int, vocab_size: int) -> None:
             f"expected a target of {learned} tokens, as this drafter has learned, got one of {vocab_size}; "
             "make a new drafter"
         )
-
-
-def check_rule(rule: str) -> None:
-    """Raises ValueError unless `rule` is one of the three update rules."""
-    if rule not in get_args(UpdateRule):
-        raise ValueError(f"expected an update rule of {', '.join(get_args(UpdateRule))}, got {rule!r}")

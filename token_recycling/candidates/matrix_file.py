@@ -70,7 +70,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tens
         raise MatrixFileError(
             f"{path}: expected format version {VERSION}, got {header.get('version')}; update token_recycling"
         )
-    reason = _shapes(tensors, header) or _ids(tensors) or _counts(tensors)
+    reason = _wrong_shapes(tensors, header) or _wrong_numbers(tensors)
     if reason is not None:
         raise MatrixFileError(f"{path}: {reason}; delete it to start anew")
     return tensors, {"tokenizer": "", **header}
@@ -88,7 +88,7 @@ def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], heade
             )
 
 
-def _shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str | None:
+def _wrong_shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str | None:
     """What is wrong with types and shapes, or None."""
     stated, candidates = (header.get("vocab_size"), header.get("k")), tensors["candidates"]
     if (
@@ -117,19 +117,14 @@ def _shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> s
     return None
 
 
-def _ids(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """What is wrong with the token ids, or None."""
+def _wrong_numbers(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """What is wrong with token ids or the counts of the calibration, or None."""
     vocab_size = len(tensors["candidates"])
     for name in ("candidates", "context_candidates"):
         if name in tensors and tensors[name].numel():
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < 0 or high >= vocab_size:
                 return f"expected ids from 0 to {vocab_size - 1}, got {low} to {high}"
-    return None
-
-
-def _counts(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """What is wrong with the counts of the calibration, or None."""
     if "calibration" in tensors:
         chosen, seen = tensors["calibration"].unbind(dim=1)
         if not bool(((chosen >= 0) & (chosen <= seen) & seen.isfinite()).all()):

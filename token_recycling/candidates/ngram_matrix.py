@@ -1,11 +1,9 @@
 """Candidates after n-grams: the adjacency matrix with probabilities, and rows for longer n-grams.
 
-The matrix of Token Recycling (section 3.1) has one row a vocabulary token. Here every row holds the candidates'
-probabilities too, and more rows are kept for the last two, three or four tokens, in a table of fixed size: a row's
-place is a hash of its tokens, and a newer n-gram takes the place of an older one. Probabilities have 16 bits, so that
-32,000 tokens with 8 candidates take 1.5 MB; `memory` is what the longer n-grams may take besides.
-
-The arrays lie on the CPU, whatever the model's device: trees are grown there, from a few thousand numbers.
+Beyond the matrix of Token Recycling (section 3.1) every row holds the candidates' probabilities too, and more rows are
+kept for the last two, three or four tokens, in a table of fixed size: a row's place is a hash of its tokens, and a
+newer n-gram takes the place of an older one. Probabilities have 16 bits, so that 32,000 tokens with 8 candidates take
+1.5 MB; `memory` is what the longer n-grams may take besides. The arrays lie on the CPU, where trees are grown.
 """
 
 from __future__ import annotations
@@ -186,11 +184,6 @@ class NgramMatrix:
         return self.rows.shares[: self.vocab_size]
 
     @property
-    def probabilities(self) -> np.ndarray:
-        """(vocab_size, k) float32: of the candidates, when they were last seen."""
-        return self.shares.astype(np.float32) / FULL
-
-    @property
     def filled(self) -> np.ndarray:
         """(vocab_size,) bool: the tokens that something was learned for."""
         return self.shares[:, 0] > 0
@@ -251,19 +244,12 @@ class NgramMatrix:
         _learn(self.rows, Observations(ngrams, candidates, probabilities, chosen), remembers, favours)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """Writes a safetensors file atomically: a reader sees the old file or the new one, never a part.
-
-        `tokenizer` is the `fingerprint` of the tokenizer whose ids these are; a matrix of other ids is never loaded.
-        """
+        """Writes a safetensors file; as `AdjacencyMatrix.save`."""
         tensors = {name: torch.from_numpy(array) for name, array in self._arrays().items()}
         write_matrix(path, tensors, tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """Replaces the contents by those of a file; after any error the matrix is as it was.
-
-        Raises MatrixFileError for a file that is damaged, of another format, vocabulary, k, orders or memory, or, if
-        both sides state one, of another tokenizer.
-        """
+        """As `AdjacencyMatrix.load`; raises MatrixFileError for a file of other orders or another memory too."""
         tensors, header = read_matrix_file(path)
         if "shares" not in tensors:
             raise MatrixFileError(

@@ -1,9 +1,9 @@
 """What followed the last time: a suffix automaton over a growing text, queried after real or hypothetical tokens.
 
-The online construction of Blumer et al. (1985), amortised constant time a token; SAM-Decoding (2411.10666) used it for
-speculative decoding. A state stands for a set of substrings that end at the same places of the text. The state of the
-longest suffix that stood there before is the match; what followed it is the draft. A drafted token moves a match on
-without changing the automaton, so that every node of a tree has a match of its own.
+The online construction of Blumer et al. (1985), amortised constant time a token; SAM-Decoding (2411.10666) drafts with
+it. A state stands for a set of substrings that end at the same places of the text. The state of the longest suffix that
+stood there before is the match. A drafted token moves a match on without changing the automaton, so that every node of
+a tree has a match of its own.
 
 The automaton lies in arrays for compiled functions: some 100 bytes a token. States are numbered in order of creation;
 state 0 is the empty string. A state's transitions are a linked list, and found through one hash table for all.
@@ -16,18 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-
-
-class Match(NamedTuple):
-    """The longest suffix of a text, a drafted path included, that stands earlier in the text."""
-
-    state: int
-    """Of the automaton; 0 is the empty match."""
-    length: int
-    """In tokens."""
-
-
-NO_MATCH = Match(0, 0)
 
 
 class AutomatonArrays(NamedTuple):
@@ -158,8 +146,9 @@ def following(automaton: AutomatonArrays, state: int) -> int:
 
 
 @njit(cache=True)
-def _branch(automaton: AutomatonArrays, state: int, length: int, most: int) -> np.ndarray:
-    found = np.empty(most, np.int64)
+def _branch(automaton: AutomatonArrays, most: int) -> np.ndarray:
+    state = automaton.counts[3]
+    found, length = np.empty(most, np.int64), automaton.length[state]
     for place in range(most):
         token = following(automaton, state)
         if token < 0:
@@ -190,10 +179,10 @@ class SuffixAutomaton:
         return int(self.arrays.counts[4])
 
     @property
-    def match(self) -> Match:
-        """The match of the whole text with a place earlier in it."""
+    def match(self) -> tuple[int, int]:
+        """State and length of the longest suffix of the text that stands earlier in it; both are 0 if there is none."""
         state = int(self.arrays.counts[3])
-        return Match(state, int(self.arrays.length[state]))
+        return state, int(self.arrays.length[state])
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends tokens to the text; capacity grows by doubling."""
@@ -202,21 +191,11 @@ class SuffixAutomaton:
             self.arrays = _arrays(2 * (len(self) + len(added)), self.arrays)
         _extend(self.arrays, added)
 
-    def advance(self, match: Match, token: int) -> Match:
-        """The match after one more, hypothetical token: the text stays as it is."""
-        state, length = advance(self.arrays, match.state, match.length, token)
-        return Match(int(state), int(length))
-
-    def following(self, match: Match) -> int | None:
-        """The token that followed where the match was last seen before the end of the text; None if there is none."""
-        token = int(following(self.arrays, match.state))
-        return None if token < 0 else token
-
-    def branch(self, match: Match, most: int) -> np.ndarray:
+    def branch(self, most: int) -> np.ndarray:
         """(up to `most`,) int64: what followed the match, then what followed with that, and so on; where the text
         loops, the branch repeats the loop.
         """
-        return _branch(self.arrays, match.state, match.length, most)
+        return _branch(self.arrays, most)
 
 
 def _arrays(tokens: int, before: AutomatonArrays | None = None) -> AutomatonArrays:

@@ -1,8 +1,8 @@
 """The candidates that a model computes anyway: the k likeliest tokens after every node, with their probabilities.
 
 On a CPU one compiled loop finds the largest logit of every group of 64, and the normaliser; the k largest lie in the k
-groups of largest maximum. That takes less than half of the time of `topk` and `logsumexp`, which read all logits
-several times. Other devices search the groups too, and only the k candidates are copied to the host.
+groups of largest maximum: less than half of the time of `topk` and `logsumexp`. Other devices search the groups too,
+and only the k candidates are copied to the host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Drafted branches with a common beginning, merged: what retrieval finds is sequences, what is verified is a tree.
-
-Two nodes with the same token after the same parent see the same text, so that the target's logits at them are equal and
-one of them is enough. Cost: one dictionary entry a node, in Python.
+"""Drafted branches with a common beginning, merged into a tree: of two nodes with the same token after the same parent
+one is enough. Cost: one dictionary entry a node, in Python.
 """
 
 from __future__ import annotations
@@ -19,10 +17,6 @@ class Trie:
         self._ranks = [0]
         self._children: dict[tuple[int, int], int] = {}
         self._degrees = [0]
-
-    def __len__(self) -> int:
-        """Number of nodes, the root included."""
-        return len(self.parents)
 
     def add(self, parent: int, token: int) -> int:
         """The child of `parent` that carries `token`: the existing one, or a new one of the next rank.

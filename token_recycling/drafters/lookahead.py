@@ -2,15 +2,14 @@
 
 A window of W columns and N - 1 levels holds guesses at the tokens to come: column i of level l is the one that the
 l-th iteration made for the position i + l after the root. Every step makes a new level from the last one, collects one
-n-gram a column, first token to last, and lets the oldest level go; the window moves on by one position. A pool keeps,
-for each token, the G n-grams beginning with it that were seen last. Those of the newest token are
-verified in the same forward pass (sections 3 and 4).
+n-gram a column, first token to last, and drops the oldest level; the window moves on by one position. A pool keeps, for
+each token, the G n-grams beginning with it that were seen last. Those of the newest token are verified in the same
+forward pass (sections 3 and 4).
 
 The published mask is a tree. A cell sees the text, level 0 up to its own column, and its column up to its own level:
 its parent is the cell that the iteration before made for the position before, and that of a cell of level 0 is the cell
-to its left, column 0 of level 0 being the root. A guess sees itself only: a branch of the root. Nodes of one
-token after the same tokens are merged, which leaves their logits as they are. A window cell may be accepted like any
-node, if its path is what the target emits.
+to its left, column 0 of level 0 being the root. A guess is a branch of the root. Nodes of one token after the same
+tokens are merged. A window cell may be accepted like any node, if its path is what the target emits.
 
 Cost per step: W (N - 1) - 1 + G (N - 1) nodes, 55 with the published sizes, fewer where they agree; W rows of logits
 are read for the next level.
@@ -26,7 +25,7 @@ import torch
 
 from ..candidates.trie import Trie
 from ..draft import Context, Draft, Step
-from ..drafter import Drafter
+from ..drafter import Drafter, check_at_least
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 
@@ -47,21 +46,16 @@ class Lookahead(Drafter):
     """Put the n-grams of the prompt and of the emitted text into the pool too."""
 
     def __post_init__(self) -> None:
-        for option, least in (("window", 1), ("ngram_size", 2), ("guesses", 1)):
-            if getattr(self, option) < least:
-                raise ValueError(f"expected {option} of {least} or more, got {getattr(self, option)}")
+        check_at_least(1, self, "window", "guesses")
+        check_at_least(2, self, "ngram_size")
 
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         # Level 0 begins with tokens of the prompt, drawn from a generator of its own: the draft is the same in every
         # run, and no number is taken from those that decide about the text.
         draws = random.Random(0)
         columns = self.window + self.ngram_size - 3
-        self._texts = [
-            _LookaheadState(
-                Pool(self.guesses), Window(self.window, self.ngram_size, draws.choices(prompt.tolist(), k=columns))
-            )
-            for prompt in prompts
-        ]
+        first = [draws.choices(prompt.tolist(), k=columns) for prompt in prompts]
+        self._texts = [_LookaheadState(Pool(self.guesses), Window(self.ngram_size, columns)) for columns in first]
 
     def draft(self, context: Context) -> Draft:
         text = self._texts[context.row]
@@ -85,8 +79,7 @@ class Lookahead(Drafter):
         # Cut off at a limit of the text, or left out where this drafter is a part of another.
         if len(found) < len(text.window.newest):
             return
-        grams = text.window.advance(_choices(step.logits, found))
-        for gram in grams:
+        for gram in text.window.advance(_choices(step.logits, found)):
             text.pool.add(gram)
 
     def describe(self) -> str:
@@ -142,7 +135,7 @@ class Pool:
 class Window:
     """The last N - 1 Jacobi iterations, and the nodes that their cells have in the draft."""
 
-    def __init__(self, columns: int, ngram_size: int, first: Iterable[int]) -> None:
+    def __init__(self, ngram_size: int, first: Iterable[int]) -> None:
         """`first` are guesses at the tokens after the root, columns + ngram_size - 3 of them.
 
         As long as levels are missing, no n-gram is complete and no level is dropped; level 0 is longer by as many
@@ -150,7 +143,6 @@ class Window:
         """
         self.levels = [[0, *first]]
         """Tokens by level and column; the first is the root's place."""
-        assert len(self.levels[0]) == columns + ngram_size - 2
         self._full = ngram_size - 1
         self.newest: list[int] = []
         """The nodes of the last level, by column."""

@@ -1,8 +1,8 @@
 """Prompt lookup decoding (Saxena 2023, apoorvumang/prompt-lookup-decoding): the text repeats itself.
 
-The last n tokens are looked up in the text, first n = 3, then 2, then 1; the tokens after the first place where they
-stand are the draft, one branch. The drafts are those of transformers' `prompt_lookup_num_tokens`, without its search of
-the whole text: every n-gram is noted once, with the place that followed it first.
+The last 3, then 2, then 1 tokens are looked up in the text; what follows the first place where they stand is the draft,
+one branch. The drafts are those of transformers' `prompt_lookup_num_tokens`, without its search of the whole text:
+every n-gram is noted once, with the place that followed it first.
 
 Cost per step: one dictionary look-up a size of n-gram, and one entry a size for every new token.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..draft import Context, Draft
-from ..drafter import Drafter
+from ..drafter import Drafter, check_at_least
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..templates import chain, root_only
@@ -31,9 +31,7 @@ class PromptLookup(Drafter):
     """How many of the last tokens are looked up at most; fewer where they are not found."""
 
     def __post_init__(self) -> None:
-        for option in ("num_tokens", "max_matching_ngram_size"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"expected {option} of 1 or more, got {getattr(self, option)}")
+        check_at_least(1, self, "num_tokens", "max_matching_ngram_size")
 
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         self._texts = [NGrams(self.max_matching_ngram_size) for _ in prompts]

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 
-from ..candidates.matrix import AdjacencyMatrix, UpdateRule, check_rule, check_vocabulary
+from ..candidates.matrix import AdjacencyMatrix, UpdateRule, check_vocabulary
 from ..draft import Context, Draft, Retrieval, Step
-from ..drafter import Drafter, DrafterTraits
+from ..drafter import Drafter, DrafterTraits, check_at_least
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..templates import template_from
@@ -39,9 +40,9 @@ class Published(Drafter):
     """What has been learned; made at the first text."""
 
     def __post_init__(self) -> None:
-        check_rule(self.update)
-        if self.k < 1:
-            raise ValueError(f"expected k of 1 or more, got {self.k}")
+        if self.update not in get_args(UpdateRule):
+            raise ValueError(f"expected an update rule of {', '.join(get_args(UpdateRule))}, got {self.update!r}")
+        check_at_least(1, self, "k")
         template = template_from(self.tree)
         if template is None:
             raise ValueError(f"expected a template, got {self.tree}; trees are grown by the drafter 'recycling'")

@@ -1,8 +1,8 @@
 """Suffix automaton alone: what followed the longest suffix of the text that stands in it before.
 
 The retrieval half of SAM-Decoding (2411.10666), with drafts as long as the match deserves, as in SuffixDecoding
-(2411.04975): a long match is rarely chance, so that much of what followed it may be tried; a short one often is. Prompt
-and output are one text; where a match ends in a loop, the draft repeats it.
+(2411.04975): a long match is rarely chance. Prompt and output are one text; where a match ends in a loop, the draft
+repeats it.
 
 Cost per step: amortised constant time for every new token, two look-ups for every drafted one, in compiled code.
 """
@@ -17,7 +17,7 @@ import torch
 
 from ..candidates.suffix_automaton import SuffixAutomaton
 from ..draft import Context, Draft
-from ..drafter import Drafter
+from ..drafter import Drafter, check_at_least
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 from ..templates import chain, root_only
@@ -35,9 +35,7 @@ class Suffix(Drafter):
     """How many tokens must match at least; otherwise nothing is drafted."""
 
     def __post_init__(self) -> None:
-        for option in ("num_tokens", "min_match"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"expected {option} of 1 or more, got {getattr(self, option)}")
+        check_at_least(1, self, "num_tokens", "min_match")
         if not self.factor > 0:
             raise ValueError(f"expected a factor above 0, got {self.factor}")
 
@@ -47,17 +45,16 @@ class Suffix(Drafter):
     def draft(self, context: Context) -> Draft:
         text = self._texts[context.row]
         text.extend(context.tokens[len(text) :].cpu().numpy())
-        match = text.match
-        length = 0 if match.length < self.min_match else max(1, int(self.factor * match.length))
-        found = text.branch(match, min(length, self.num_tokens))
+        _, match = text.match
+        length = 0 if match < self.min_match else max(1, int(self.factor * match))
+        found = text.branch(min(length, self.num_tokens))
         if not len(found):
             return Draft(root_only(), context.root)
         drafted = torch.from_numpy(found).to(context.tokens.device)
-        confidence = np.full(len(found) + 1, match.length / (match.length + 1), np.float32)
+        confidence = np.full(len(found) + 1, match / (match + 1), np.float32)
         confidence[0] = 1
         return Draft(chain(len(found)), torch.cat([context.root, drafted]), confidence=confidence)
 
     def describe(self) -> str:
-        return (
-            f"suffix: {self.factor:g} tokens for each of a match of {self.min_match} or more, {self.num_tokens} at most"
-        )
+        drafted = f"{self.factor:g} tokens for each of a match of {self.min_match} or more"
+        return f"suffix: {drafted}, {self.num_tokens} at most"

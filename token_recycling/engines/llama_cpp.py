@@ -4,11 +4,10 @@
     llama = Llama("model.gguf", draft_model=draft, logits_all=True)
     draft.attach(llama)
 
-`Llama` calls its draft model for tokens after every pass, with the ids of the text, and samples from the logits of one
-drafted position after the other for as long as the tokens drawn are the drafted ones: a chain, and the text is the same
-as without it. The logits stay in `Llama.scores`, those of rejected tokens until the next pass; `Llama.eval` of the one
-object that is attached is wrapped, since only there is it certain which tokens the rows of a pass belong to (Luo et
-al., 2408.08696, with the means of the drafter `recycling`).
+`Llama` calls its draft model after every pass, with the ids of the text, and samples from the logits of one drafted
+position after the other for as long as the tokens drawn are the drafted ones: a chain, and the text is the same as
+without it. The logits stay in `Llama.scores`; `Llama.eval` of the one object that is attached is wrapped, since only
+there is it certain which tokens the rows of a pass belong to (Luo et al., 2408.08696, with the means of `recycling`).
 
 Cost per step: a top-k over the logits, some ten microseconds.
 """

@@ -1,9 +1,8 @@
 """What the adapters of engines share: one matrix for all requests of a replica, and what belongs to one request.
 
-An engine verifies drafts and shows the logits of every drafted position; what may follow is kept and grown by the same
-compiled functions as in the drafter `recycling` (`candidates`). Nothing here imports transformers or an engine. All
-decisions follow from tokens and logits, never from clocks or random numbers, so that the ranks of a tensor-parallel
-engine, which see the same tokens and logits, draft the same.
+What may follow is kept and grown by the same compiled functions as in the drafter `recycling` (`candidates`). Nothing
+here imports transformers or an engine. All decisions follow from tokens and logits, never from clocks or random
+numbers, so that the ranks of a tensor-parallel engine draft the same.
 
 Cost per step: a top-k over the logits of all positions, and some ten microseconds a request.
 """
@@ -91,21 +90,16 @@ class RequestState:
         """Nodes of the draft, the root included, whether or not the engine verified all of them."""
         self._last = -1
 
-    def continues(self, tokens: np.ndarray) -> bool:
-        """Whether a text (length,) continues what was read."""
-        return 0 < self.length <= len(tokens) and tokens[self.length - 1] == self._last
+    def read(self, tokens: np.ndarray, suffix: bool, calibration: np.ndarray | None) -> None:
+        """Reads what is new of the text (length,); one that is not a continuation is read anew.
 
-    def settle(self, tokens: np.ndarray, calibration: np.ndarray) -> None:
-        """Counts which kinds of candidates were right, by what followed in the text since the draft was grown: along
-        its nodes, as far as they are now part of the text.
+        Where there is a `calibration`, it counts which kinds of candidates were right, by what followed in the text
+        since the draft was grown: along its nodes, as far as they are now part of the text.
         """
-        if self.nodes and self.continues(tokens):
-            count_chosen(self.growing, self.nodes, tokens[self.length :].astype(np.int64), calibration)
-
-    def read(self, tokens: np.ndarray, suffix: bool) -> None:
-        """Takes in what is new of the text (length,); one that is not a continuation is read anew."""
-        if not self.continues(tokens):
+        if not 0 < self.length <= len(tokens) or tokens[self.length - 1] != self._last:
             self.automaton, self.length = SuffixAutomaton(), 0
+        elif self.nodes and calibration is not None:
+            count_chosen(self.growing, self.nodes, tokens[self.length :].astype(np.int64), calibration)
         if suffix:
             self.automaton.extend(tokens[self.length :])
         self.length, self._last = len(tokens), int(tokens[-1])
@@ -126,12 +120,10 @@ class Recycler:
         self._saves = saves and options.learns and self._path is not None
         self._changed, self._saved = False, time.monotonic()
         self._chain = TemplateArrays.of(chain(nodes))
-        if self._path is None:
-            return
-        if self._path.exists():
+        if self._path is not None and self._path.exists():
             self.matrix.load(self._path, tokenizer)
             logger.info("loaded %s from %s", self.matrix, self._path)
-        elif not options.learns:
+        elif self._path is not None and not options.learns:
             raise ValueError(
                 f"expected a matrix file at {self._path}, since learns is false, got none; let one be learned"
             )
@@ -171,9 +163,7 @@ class Recycler:
 
     def _read(self, state: RequestState, tokens: np.ndarray) -> tuple[np.ndarray, Sources]:
         """Reads a text (length,); returns its last n-gram (orders,) and what candidates come from."""
-        if self.options.learns:
-            state.settle(tokens, self.matrix.calibration)
-        state.read(tokens, self.options.suffix)
+        state.read(tokens, self.options.suffix, self.matrix.calibration if self.options.learns else None)
         return last_ngram(tokens, self.options.orders), Sources.of(self.matrix, state.automaton)
 
     def save(self) -> None:

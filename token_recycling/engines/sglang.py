@@ -6,8 +6,7 @@
 SGLang finds `register` through its plug-in entry point. Its NGRAM worker verifies any tree of a fixed number of nodes,
 given as tokens and an n x n ancestor mask for each request, and its result carries the logits of every node. Here the
 worker's drafts come from the matrix and the text (Luo et al., 2408.08696, with the means of the drafter `recycling`),
-and the logits are learned from. What is overridden is checked when the algorithm is registered. Options are read from
-the environment variable TOKEN_RECYCLING, as JSON.
+and the logits are learned from. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
 
 Cost per step: a top-k over the logits of all nodes; a microsecond a node and some ten a request.
 """
@@ -90,7 +89,7 @@ def settle_arguments(server_args: Any) -> None:
             f"expected page_size 1 or the attention backend flashinfer for {NAME}, got page_size "
             f"{server_args.page_size} and {server_args.attention_backend}: other backends verify trees wrongly there"
         )
-    Options.parse(_options())
+    _options()
     server_args.enable_mixed_chunk = False
     if server_args.max_running_requests is None:
         server_args.max_running_requests = 48
@@ -99,15 +98,15 @@ def settle_arguments(server_args: Any) -> None:
     nodes = server_args.speculative_num_draft_tokens
     if nodes < 2:
         raise ValueError(f"expected --speculative-num-draft-tokens of 2 or more, the root included, got {nodes}")
-    server_args.speculative_eagle_topk = nodes - 1
-    server_args.speculative_num_steps = nodes - 1
+    server_args.speculative_eagle_topk = server_args.speculative_num_steps = nodes - 1
 
 
-def _options() -> Any:
+def _options() -> Options:
     try:
-        return json.loads(os.environ.get(_OPTIONS) or "{}")
+        given = json.loads(os.environ.get(_OPTIONS) or "{}")
     except ValueError as error:
         raise ValueError(f"expected JSON in the environment variable {_OPTIONS}, got {error}") from None
+    return Options.parse(given)
 
 
 def worker_class() -> type:
@@ -132,7 +131,7 @@ def worker_class() -> type:
         def _recycler(self) -> Recycler:
             from sglang.srt.runtime_context import get_parallel
 
-            options, parallel = Options.parse(_options()), get_parallel()
+            options, parallel = _options(), get_parallel()
             tokenizer = getattr(self.target_worker, "tokenizer", None)
             recycler = Recycler(
                 self.model_runner.model_config.vocab_size,

@@ -5,22 +5,17 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-Release = tuple[int, ...]
 
-
-def check_version(name: str, found: str, lowest: Release, beyond: Release) -> None:
+def check_version(name: str, found: str, lowest: tuple[int, ...], beyond: tuple[int, ...]) -> None:
     """Raises RuntimeError unless the version `found` of an engine is at least `lowest` and before `beyond`."""
     from packaging.version import Version
 
     if not lowest <= Version(found).release < beyond:
+        first, later = (".".join(map(str, release)) for release in (lowest, beyond))
         raise RuntimeError(
-            f"expected {name} from {_dotted(lowest)} to before {_dotted(beyond)}, whose interface is known, "
+            f"expected {name} from {first} to before {later}, whose interface is known, "
             f"got {found}; install one of these, or a newer token-recycling"
         )
-
-
-def _dotted(release: Release) -> str:
-    return ".".join(map(str, release))
 
 
 def check_signature(engine: str, name: str, function: Any, wanted: tuple[str, ...], more: bool = False) -> None:

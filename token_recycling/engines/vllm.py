@@ -100,11 +100,10 @@ class TokenRecycling:
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         grown: dict[int, np.ndarray] = {}
-        requests = self._runner.requests
         for row, sampled in enumerate(sampled_token_ids):
             if not sampled:
                 continue
-            request = requests[self._runner.input_batch.req_ids[row]]
+            request = self._runner.requests[self._runner.input_batch.req_ids[row]]
             tokens = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
             state = self.recycler.state_of(request)
             room = self._room(request, len(tokens))

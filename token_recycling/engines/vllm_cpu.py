@@ -1,7 +1,7 @@
 """Two faults of vLLM's CPU build in verifying drafts of sampled requests, repaired where they are found.
 
 Seen in 0.32; with them no speculation on a CPU, vLLM's own included, samples from the right distribution. Each is
-tested for first, and nothing is replaced where vLLM is right; on other platforms nothing of this is loaded.
+tested for first, and nothing is replaced where vLLM is right.
 
 - `expand_batch_to_tokens` writes temperature, top-k and top-p of the requests into a copy that is discarded, so that
   drafted positions are sampled with whatever was in memory. Greedy requests in one batch with sampled ones suffer too.

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -51,6 +52,10 @@ class PassCosts:
     def curve(self, length: int) -> CostCurve:
         """The curve for texts of `length` tokens."""
         return self._curves(with_room(self.model, band(length)))
+
+    def relative(self, prompts: Sequence[torch.Tensor]) -> np.ndarray:
+        """`CostCurve.relative` for a batch of these prompts (length,), at the length of the longest."""
+        return self.curve(max(map(len, prompts))).relative(len(prompts))
 
     def _curves(self, length: int) -> CostCurve:
         key = ("costs", self.kind, length, torch.get_num_threads())

@@ -1,9 +1,8 @@
 """The target's own texts: what it says after given prompts, kept in a file.
 
 Heads that foresee the target are trained on what it says, not on what stands in the training text (Medusa, 2401.10774,
-section 2.3.2; SpecDec++, 2405.19715, section 3.2). The texts are generated in batches, and the file is saved as they
-come: a run that was interrupted resumes where it stopped. Sampled texts are drawn without drafts, so that a seed gives
-the same ones whatever size of tree the measured costs favour.
+section 2.3.2; SpecDec++, 2405.19715, section 3.2). The file is saved as texts come: an interrupted run resumes where it
+stopped. Sampled texts are drawn without drafts, so that a seed gives the same ones whatever the measured costs favour.
 
 The file is safetensors: `tokens` (total,) int32 of all texts, `offsets` (texts + 1,) int64 where each begins, and
 `prompt_lengths` (texts,) int32. Its header says of which model, prompts and options they are.
@@ -76,9 +75,8 @@ class Continuations:
 def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int = 0) -> list[torch.Tensor]:
     """At most `count` pieces (length,) int64 of documents (any,), chosen and put in order at random, by `seed`.
 
-    Pieces do not overlap, and those of one document stand together: so the last ones, held out, share at most one
-    document with the others. The end of a document is a piece if it is at least half as long as the others. Raises
-    ValueError where there is none.
+    Pieces do not overlap, and those of one document stand together: the last ones, held out, share at most one with the
+    others. The end of a document is a piece if it is at least half as long. Raises ValueError where there is none.
     """
     found: list[tuple[int, np.ndarray]] = []
     for number, document in enumerate(documents):
@@ -152,9 +150,8 @@ def _continued(
         raise ValueError(
             f"expected prompts of fewer tokens than the model's context of {target.max_length}, got {longest}"
         )
-    eos = model.generation_config.eos_token_id
+    eos, padding = model.generation_config.eos_token_id, model.generation_config.pad_token_id
     ends = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
-    padding = model.generation_config.pad_token_id
     ids, mask = (
         torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left").to(target.device)
         for rows in (list(prompts), [torch.ones_like(prompt) for prompt in prompts])

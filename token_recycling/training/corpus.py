@@ -1,6 +1,4 @@
-"""Text files as token ids, read in pieces, so that a large file need not be held as text, and tokenized in parallel
-where the tokenizer can.
-"""
+"""Text files as token ids: read in pieces, and tokenized in parallel where the tokenizer can."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a method declares about its training; `token-recycling train NAME` is made from it.
 
-A drafter with a trained part has two files in its folder. `train_options.py` holds one subclass of `Training`, whose
-docstring and options are the help of the command; it imports nothing but this file, so that help and wrong usage answer
-at once. `train.py` has the function `train(options, run)`, which does the work.
+A drafter with a trained part has two files in its folder. `train_options.py` holds one subclass of `Training`; it
+imports nothing but this file, so that help and wrong usage answer at once. `train.py` has the function
+`train(options, run)`, which does the work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The loop that trains a small part beside a frozen model: batch, loss, step, checkpoint; it resumes where it stopped.
 
-Batch number i must depend on i alone, and whatever the loss draws at random must be seeded by its batch. Then an
-interrupted run ends with the same weights as one that was not. AdamW, with a learning rate that rises linearly and
-falls as a cosine to zero. Cost beyond forward and backward: a file of three times the weights, every 20 seconds.
+Batch number i must depend on i alone, and whatever the loss draws at random must be seeded by its batch: then an
+interrupted run ends with the same weights. AdamW, with a learning rate that rises linearly and falls as a cosine to
+zero. Cost beyond forward and backward: a file of three times the weights, every 20 seconds.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Shuffled:
 
     def _order_of(self, epoch: int) -> list[int]:
         draws = torch.Generator().manual_seed(self._seed + epoch)
-        order: list[int] = torch.randperm(self._examples, generator=draws).tolist()
-        return order
+        return torch.randperm(self._examples, generator=draws).tolist()
 
 
 @contextlib.contextmanager
@@ -71,15 +70,15 @@ def fit(
     schedule: Schedule,
     checkpoint: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
 ) -> None:
     """Trains the parameters of `part` that require a gradient, in place.
 
     `batch_at(i)` makes batch number i, without gradients; `loss_of(part, batch)` is a scalar. With a `checkpoint` the
     run resumes from that file if it exists, and keeps it up to date; it is left in place at the end. `options` is
-    whatever else decides the outcome, such as data and model, as JSON holds it. `progress` is called with the number of
-    steps done and the last loss. Raises CheckpointError for a file of other options, another part, or a damaged one,
-    and FloatingPointError where the loss is not finite.
+    whatever else decides the outcome, such as data and model, as JSON holds it. `progress` is called with the steps
+    done, those of all and the last loss. Raises CheckpointError for a file of other options, another part, or a damaged
+    one, and FloatingPointError where the loss is not finite.
     """
     parameters = [parameter for parameter in part.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=schedule.rate, weight_decay=schedule.weight_decay)
@@ -101,19 +100,13 @@ def fit(
             group["lr"] = schedule.rate_at(step)
         optimizer.step()
         if path is not None and (time.monotonic() - saved_at > _SAVE_SECONDS or step + 1 == schedule.steps):
-            _save(path, part, optimizer, decided, step + 1)
+            state = {"part": part.state_dict(), "optimizer": optimizer.state_dict()}
+            with replacing(path) as temporary:
+                torch.save({"options": decided, "step": step + 1, **state}, temporary)
             saved_at = time.monotonic()
         if progress is not None:
-            progress(step + 1, loss.item())
+            progress(step + 1, schedule.steps, loss.item())
     part.train(trained)
-
-
-def _save(
-    path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer, decided: dict[str, Any], step: int
-) -> None:
-    state = {"options": decided, "step": step, "part": part.state_dict(), "optimizer": optimizer.state_dict()}
-    with replacing(path) as temporary:
-        torch.save(state, temporary)
 
 
 def _resume(path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer, decided: dict[str, Any]) -> int:

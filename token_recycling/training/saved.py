@@ -1,8 +1,8 @@
 """Trained parts on disk: a folder with `KIND.safetensors` and `KIND.json`, checked before they are used.
 
 The JSON says what the part is (its sizes), which model it belongs to, and how it was trained. A model is recognized by
-its sizes and one number of each of some weight matrices, compared as loosely as 16 bits demand: the same part serves
-the model in float32 and in bfloat16, which have different `model.inspection.weights_fingerprint`s.
+its sizes and one number of each of some weight matrices, compared as loosely as 16 bits demand, so that a part serves
+the model in float32 and in bfloat16.
 """
 
 from __future__ import annotations

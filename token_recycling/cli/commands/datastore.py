@@ -31,7 +31,7 @@ def build(
         from ...drafters.rest import datastore as library
         from ...training.corpus import documents
 
-        library.check_sorter()
+        library.suffix_sorter()
         tokenizer = loading.load_tokenizer(model)
     with console.working("reading", sum(file.stat().st_size for file in found)) as advance:
         ids = list(documents(found, tokenizer, advance))

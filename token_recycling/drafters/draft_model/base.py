@@ -1,8 +1,8 @@
 """The drafter behind every draft model: one model reads each text, and drafts ahead of it by one set of rules.
 
-Cost per step: one forward pass of the draft model for every drafting step, over the nodes that are followed. What was
-drafted and became text stays in the draft model's cache; an accepted node that was never read on its own path (a leaf,
-a merged node and everything copied below it) is read with the next step.
+Cost per step: a forward pass of the draft model for every drafting step, over the nodes that are followed. What became
+text stays in the draft model's cache; an accepted node that was never read on its own path (a leaf, a merged node and
+everything copied below it) is read with the next step.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 
 from ...costs.budget import Budget
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits
+from ...drafter import Drafter, DrafterTraits, check_at_least
 from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only
@@ -33,6 +33,9 @@ _DRAWN_NODES = 16
 @dataclass(kw_only=True)
 class ModelDrafter(Drafter):
     """Drafts with the model that `drafting_model` gives, by the rules that `rules_for` gives."""
+
+    reads_states: ClassVar[bool] = False
+    """Whether `stop` needs the drafting model's hidden states."""
 
     sampled: bool = False
     """Where the text is sampled, draw the draft too, instead of taking the most likely tokens."""
@@ -51,10 +54,6 @@ class ModelDrafter(Drafter):
         """What is drafted; None for nothing at all."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
-    def reader(self, model: TreeModel) -> Reader:
-        """The reader of a new text with the drafting model."""
-        return Reader(model)
-
     def stop(self, reader: Reader) -> Stop | None:
         """What may end the draft that is about to begin."""
         return None
@@ -71,7 +70,7 @@ class ModelDrafter(Drafter):
         model = self.drafting_model(target)
         self._target = target
         self._rules = self.rules_for(target, model, prompts, costs)
-        self._readers = [self.reader(model) for _ in prompts]
+        self._readers = [Reader(model, self.reads_states) for _ in prompts]
         self._graphs: dict[int, Graph] = {}
         self._counts.clear()
         if self._rules is not None:
@@ -88,8 +87,7 @@ class ModelDrafter(Drafter):
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
         if depth < 1 or (warp and not self._target.support.fits(len(text) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)
-        chosen = replace(rules, depth=depth)
-        graph = grow(reader, text, chosen, self._target.vocab_size, warp, self.stop(reader))
+        graph = grow(reader, text, replace(rules, depth=depth), self._target.vocab_size, warp, self.stop(reader))
         self._graphs[context.row] = graph
         places = verified(graph, rules)
         self._counts.update(
@@ -161,9 +159,7 @@ class CausalDrafter(ModelDrafter):
         super().__post_init__()
         if self.mode not in get_args(Mode):
             raise ValueError(f"expected a mode of {', '.join(get_args(Mode))}, got {self.mode!r}")
-        for name in ("depth", "k", "tau"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {getattr(self, name)}")
+        check_at_least(1, self, "depth", "k", "tau")
         for name in ("theta_prob", "theta_sib"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
@@ -199,6 +195,5 @@ class CausalDrafter(ModelDrafter):
         shape = f"{self.mode} of {rules.depth} steps"
         if self.mode != "sequence":
             shape += " and nodes at most, as far as they pay" if rules.budget else f" and {rules.nodes} nodes at most"
-            shape += f", k = {rules.k}"
-            shape += f", theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
+            shape += f", k = {rules.k}, theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
         return shape + (f", tau = {rules.tau}" if rules.tau else "")

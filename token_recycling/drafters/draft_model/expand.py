@@ -1,13 +1,13 @@
 """How a draft model's tokens become a sequence, a tree or a graph.
 
-Each drafting step is one forward pass over the nodes that were found worth following, and gives each of them at most k
-children: the most likely tokens, or tokens drawn without replacement. All of them are drafted, but not all are
-followed. A node is left as a leaf if its probability is below `theta_prob` (probability pruning) or below `theta_sib`
-times that of its best sibling (sibling pruning), as in Graph-structured Speculative Decoding (2407.16207, section 4.2);
-if it can be merged (`graph`); or if it cannot be among the nodes that are verified.
+Each drafting step is one forward pass over the nodes worth following, and gives each of them at most k children: the
+most likely tokens, or tokens drawn without replacement. A node is left as a leaf if its probability is below
+`theta_prob` (probability pruning) or below `theta_sib` times that of its best sibling (sibling pruning), as in
+Graph-structured Speculative Decoding (2407.16207, section 4.2); if it can be merged (`graph`); or if it cannot be among
+the nodes that are verified.
 
-Nothing that was drawn is ever taken back: which nodes are followed is decided before their children are drawn, so that
-each set of children has the distribution that is noted with it.
+Which nodes are followed is decided before their children are drawn, so that each set of children has the distribution
+that is noted with it.
 """
 
 from __future__ import annotations
@@ -85,10 +85,8 @@ def verified(graph: Graph, rules: Rules) -> list[UnrolledNode]:
 
 
 def _pays(graph: Graph, followed: Sequence[int], budget: Budget | None) -> bool:
-    if budget is None:
-        return True
-    probabilities = graph.probabilities
-    return budget.step_pays([probabilities[node] for node in followed], probabilities[1:], graph.steps)
+    gains = [graph.probabilities[node] for node in followed]
+    return budget is None or budget.step_pays(gains, graph.probabilities[1:], graph.steps)
 
 
 def _add_children(
@@ -98,8 +96,7 @@ def _add_children(
     k = min(rules.k, rules.nodes, logits.shape[1])
     if warp is None:
         shares, tokens = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(k)
-        given = zip(parents, tokens.tolist(), shares.tolist(), strict=True)
-        return [graph.add(parent, chosen, likely) for parent, chosen, likely in given]
+        return list(map(graph.add, parents, tokens.tolist(), shares.tolist()))
     fitted = torch.nn.functional.pad(logits, (0, vocabulary - logits.shape[1]), value=float("-inf"))
     probabilities = torch.softmax(warp(fitted), dim=-1)
     tokens = draw(probabilities, k)

@@ -1,20 +1,18 @@
 """Drafted tokens as a directed acyclic graph, and the tree that is verified in its place.
 
 Nodes are drafted below a root, layer by layer, as in a tree. Where a path ends with the same tau tokens as an earlier
-node's path, what follows is likely the same too: the node is *merged*, by an edge to the first node of that kind, and
-has no children of its own (Graph-structured Speculative Decoding, 2407.16207, sections 5.2 and 5.3). A merge that would
-close a cycle is not made. For verification the graph is unrolled: below a merged node stand copies of what follows the
-other one (section 5.4), copies of copies where that is merged again, the most probable paths first.
-
-Without merges the graph is a tree, and with one child a node it is a sequence.
+one, what follows is likely the same too: the node is *merged*, by an edge to the first node of that kind, and has no
+children of its own (Graph-structured Speculative Decoding, 2407.16207, sections 5.2 and 5.3). A merge that would close
+a cycle is not made. For verification the graph is unrolled: below a merged node stand copies of what follows the other
+one (section 5.4), the most probable paths first. Without merges the graph is a tree.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +22,7 @@ from ...templates import chain
 from ...tree import Tree
 
 
-@dataclass(frozen=True)
-class UnrolledNode:
+class UnrolledNode(NamedTuple):
     """A node of the unrolled tree."""
 
     node: int
@@ -45,12 +42,12 @@ class Graph:
     def __init__(self, text: Sequence[int], tau: int = 0) -> None:
         """`text` ends with the root's token. `tau` is the length of what must recur for a merge; 0 for none."""
         self.tau = tau
-        self.tokens: list[int] = [text[-1]]
-        self.parents: list[int] = [-1]
-        self.ranks: list[int] = [0]
-        self.shares: list[float] = [1.0]
+        self.tokens = [text[-1]]
+        self.parents = [-1]
+        self.ranks = [0]
+        self.shares = [1.0]
         """Probability of each token after its parent, by the draft model."""
-        self.probabilities: list[float] = [1.0]
+        self.probabilities = [1.0]
         """Of the path to each node."""
         self.children: list[list[int]] = [[]]
         self.merged: dict[int, int] = {}
@@ -166,9 +163,5 @@ class Graph:
 def _by_depth(places: Sequence[UnrolledNode]) -> list[UnrolledNode]:
     """The same places with parents counted anew, in order of depth and, below one place, of rank."""
     ordered = sorted(range(len(places)), key=lambda index: (places[index].depth, index))
-    new = {old: index for index, old in enumerate(ordered)}
-    new[-1] = -1
-    return [
-        UnrolledNode(place.node, new[place.parent], place.depth, place.probability, place.copied)
-        for place in (places[old] for old in ordered)
-    ]
+    new = {-1: -1, **{old: index for index, old in enumerate(ordered)}}
+    return [places[old]._replace(parent=new[places[old].parent]) for old in ordered]

@@ -1,8 +1,7 @@
 """A causal model that reads one text and, ahead of it, a tree that grows layer by layer.
 
-It has a key/value cache of its own, which keeps the text's tokens and those nodes of a tree that became text. Only what
-the cache does not hold is read: tokens that were not drafted, or not along their own path. Cost per layer: one forward
-pass over its nodes.
+Its own key/value cache keeps the text's tokens and those nodes of a tree that became text; only what it does not hold
+is read: tokens that were not drafted, or not along their own path. Cost per layer: one forward pass over its nodes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several drafters at once: their drafts are merged into one tree, of which the best nodes are verified.
 
-Every part drafts as if it were alone. A node that several propose is one node; how likely each is to be accepted is
-learned while decoding, from which parts propose it and how sure they are (`merge`). Every part observes whatever is
-verified, so that one learns from what another proposed.
+Every part drafts as if it were alone. How likely a node is to be accepted is learned while decoding, from which parts
+propose it and how sure they are (`merge`). Every part observes whatever is verified, so that one learns from what
+another proposed.
 
 Cost per step: that of all parts, spent before anything is chosen; a few microseconds a node besides.
 """

@@ -1,9 +1,8 @@
 """Whether a drafter is worth its time after others have drafted: learned from what it added and how long that took.
 
-Tokens per time are to be as many as possible in the long run. So one more drafter is worth its time where it adds
-tokens at a higher rate than decoding has on average (the marginal value theorem). What it adds depends most on how much
-is expected already: where the others are sure, little is left. So it is learned for each number of tokens expected
-without it. Cost: a few additions.
+One more drafter is worth its time where it adds tokens at a higher rate than decoding has on average (the marginal
+value theorem). What it adds depends most on how much is expected already: where the others are sure, little is left. So
+it is learned for each number of tokens expected without it. Cost: a few additions.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class MarginalValue:
         self._added[cell] = _MEMORY * self._added[cell] + np.subtract(after, before)
 
     def count_step(self, made: Forecast) -> None:
-        """Counts a step for which all parts that pay have drafted."""
+        """Counts a step, once all parts that pay have drafted."""
         self._all = _MEMORY * self._all + made
 
 

@@ -1,9 +1,8 @@
 """Self-speculation: the target itself, without some of its layers, drafts (Zhang et al., 2309.08168).
 
 No second model and no copy of weights, but a key/value cache of its own. Whole layers are skipped; the paper skips
-attention and feed-forward parts one by one, found by a search of hours. Cost per step: one forward pass without these
-layers for every drafting step. Cost of the search, once: a continuation of 64 tokens, and for every layer two forward
-passes over the prompt and it.
+attention and feed-forward parts one by one, found by a search of hours. Cost per step: a forward pass without these
+layers for every drafting step; of the search, once: 64 tokens, and for every layer two passes over them and the prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ...model.prefill import continued
 from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
 from ..draft_model.base import CausalDrafter, Mode
-from .layers import best_layers, cost_by_layers, decoder_layers, why_not, without_layers
+from .layers import best_layers, cost_without, why_not, without_layers
 
 _SAMPLE, _LONGEST = 64, 512
 """Tokens that the target adds to the first prompt for the search, and tokens of both together that it reads."""
@@ -68,10 +67,10 @@ class LayerSkip(CausalDrafter):
         assert self._skipped is not None
         if getattr(self, "_view_of", None) is not target.model:
             _check(target)
-            layers = len(decoder_layers(target.model)[1])
-            if not self._skipped or not all(0 < number < layers for number in self._skipped):
+            last = target.config.num_hidden_layers - 1
+            if not self._skipped or not all(0 < number <= last for number in self._skipped):
                 raise ValueError(
-                    f"expected layers to skip from 1 to {layers - 1}, got {self.layers!r}; the first one has to stay"
+                    f"expected layers to skip from 1 to {last}, got {self.layers!r}; the first one has to stay"
                 )
             self._view = TreeModel(without_layers(target.model, self._skipped))
             self._view_of = target.model
@@ -80,7 +79,7 @@ class LayerSkip(CausalDrafter):
     def step_cost(self, target: TreeModel, model: TreeModel, costs: PassCosts, length: int) -> float:
         """Estimated by the weights that a pass reads."""
         assert self._skipped is not None
-        return cost_by_layers(target.model, decoder_layers(target.model)[1])(self._skipped)
+        return cost_without(target.model, self._skipped)
 
     def _what(self) -> str:
         listed = " ".join(map(str, self._skipped or []))
@@ -98,12 +97,8 @@ def _numbers(layers: str | Sequence[int]) -> list[int]:
     """Layers as written, such as `4-9 12`; raises ValueError."""
     if not isinstance(layers, str):
         return sorted(set(layers))
-    numbers: set[int] = set()
-    for part in layers.split():
-        if not re.fullmatch(r"\d+(-\d+)?", part):
-            raise ValueError(f"expected auto or layers such as '4-9 12', got {layers!r}")
-        first, _, last = part.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
-    if not numbers:
+    ranges = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in layers.split()]
+    numbers = {n for found in ranges if found for n in range(int(found[1]), int(found[2] or found[1]) + 1)}
+    if not numbers or None in ranges:
         raise ValueError(f"expected auto or layers such as '4-9 12', got {layers!r}")
     return sorted(numbers)

@@ -1,13 +1,13 @@
 """A model without some of its layers, on the same weights; and which layers it can best do without.
 
-The skipped layers are left out of a shallow copy: modules and weights are those of the model itself, which is not
-changed. The search is short: 2 n forward passes of a model of n layers over one sample text.
+The skipped layers are left out of a shallow copy: modules and weights are the model's own, which is not changed. The
+search takes 2 n forward passes of a model of n layers over one sample text.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -51,8 +51,8 @@ def why_not(target: TreeModel) -> str | None:
         return "expected a model of two layers or more, got one of one"
     if getattr(config, "num_kv_shared_layers", 0):
         return f"expected layers with keys and values of their own, got {type(model).__name__}, which shares them"
-    path, _ = decoder_layers(model)
-    if any("forward" in vars(module) for module in _modules_down_to(model, path)):
+    names = decoder_layers(model)[0].split(".")
+    if any("forward" in vars(model.get_submodule(".".join(names[:depth]))) for depth in range(len(names) + 1)):
         return "expected a model on one device, got one whose parts were wrapped to be moved around"
     return None
 
@@ -83,13 +83,6 @@ def _shallow(module: Any) -> Any:
     return made
 
 
-def _modules_down_to(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
-    modules = [model]
-    for name in path.split("."):
-        modules.append(getattr(modules[-1], name))
-    return modules
-
-
 @torch.no_grad()
 def _returns_tuple(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
     seen = []
@@ -116,9 +109,8 @@ def best_layers(model: PreTrainedModel, text: torch.Tensor, depth: int) -> tuple
         return float((_choices(without_layers(model, skipped), text) == wanted).float().mean())
 
     ranked = sorted(range(1, len(layers)), key=lambda number: -agreement([number]))
-    cost = cost_by_layers(model, layers)
     sets = [ranked[:size] for size in range(1, len(layers))]
-    speeds = [speed(agreement(skipped), cost(skipped), depth) for skipped in sets]
+    speeds = [speed(agreement(skipped), cost_without(model, skipped), depth) for skipped in sets]
     fastest = max(speeds)
     return sorted(sets[speeds.index(fastest)]), fastest
 
@@ -127,13 +119,12 @@ def _choices(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
     return model(input_ids=text[None], use_cache=False).logits[0].argmax(dim=-1)
 
 
-def cost_by_layers(model: PreTrainedModel, layers: torch.nn.ModuleList) -> Callable[[Collection[int]], float]:
-    """Cost of a forward pass without given layers, as a share of the whole: weights read, the output layer included."""
-    sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in layers]
+def cost_without(model: PreTrainedModel, skipped: Collection[int]) -> float:
+    """Cost of a forward pass without some layers, as a share of the whole: weights read, the output layer included."""
+    sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in decoder_layers(model)[1]]
     head = model.get_output_embeddings()
-    rest = head.weight.numel() if head is not None else 0
-    whole = sum(sizes) + rest
-    return lambda skipped: (whole - sum(sizes[number] for number in skipped)) / whole
+    whole = sum(sizes) + (head.weight.numel() if head is not None else 0)
+    return (whole - sum(sizes[number] for number in skipped)) / whole
 
 
 def speed(agreement: float, cost: float, depth: int) -> float:

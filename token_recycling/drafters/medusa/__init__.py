@@ -1,10 +1,10 @@
 """Medusa-1: heads on the target's last hidden state foresee the next tokens (Cai et al., 2401.10774).
 
 The hidden state of the last accepted node gave the newest token. The heads, trained by `token-recycling train medusa`
-(`heads`), give candidates for the tokens after it, head k for depth k; the candidates of one head are the children of
-every candidate of the head before (section 2.1.1). Which of these combinations are verified is either decided once, by
-how often each head's candidates were right when it was trained (section 2.3.3), or at each step by the probabilities
-that the heads give. The paper's typical acceptance changes the text and is not here.
+(`heads`), give candidates for the tokens after it, head k for depth k; those of one head are the children of every
+candidate of the head before (section 2.1.1). Which combinations are verified is decided once, by how often each head's
+candidates were right when it was trained (section 2.3.3), or at each step by the probabilities that the heads give. The
+paper's typical acceptance changes the text and is not here.
 
 Cost per step: the heads, which is mostly the target's output layer once more; some microseconds a node for the tree. In
 the first step of a text nothing is drafted: no hidden state is kept of a prompt.
@@ -24,7 +24,7 @@ import torch
 from ...candidates.topk import top_candidates
 from ...costs.budget import Budget
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits
+from ...drafter import Drafter, DrafterTraits, check_at_least
 from ...model.inspection import output_layer
 from ...model.pass_costs import PassCosts
 from ...model.tree_model import TreeModel
@@ -53,11 +53,12 @@ class Medusa(Drafter):
         return DrafterTraits(hidden_states=True)
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"expected k of 1 or more, got {self.k}")
+        check_at_least(1, self, "k")
         self._saved = load_heads(Path(self.heads).expanduser())
         self._accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
         self._template = None if self.tree == _STATIC else self._given_template()
+        self._budget: Budget | None = None
+        """What passes cost, where the tree is to pay; None if its size is given."""
         self._target: TreeModel | None = None
         self._hidden: dict[int, torch.Tensor] = {}
 
@@ -86,17 +87,11 @@ class Medusa(Drafter):
             self._heads = self._saved.heads.for_drafting(target.device, target.dtype)
             self._target, self._shared = target, output_layer(target.model)
         self._hidden.clear()
-        self._budget = self._measured_budget(target, prompts, costs)
+        if self.tree in ("auto", _STATIC):
+            read = sum(weight.numel() for weight in (*self._heads.parameters(), *self._shared.parameters()))
+            self._budget = Budget(costs.relative(prompts), read / target.model.num_parameters())
         if self.tree == _STATIC:
             self._template = self._best_tree(self._accuracy)
-
-    def _measured_budget(self, target: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts) -> Budget | None:
-        """What passes cost, where the tree is to pay; None if its size is given."""
-        if self.tree not in ("auto", _STATIC):
-            return None
-        read = sum(weight.numel() for weight in (*self._heads.parameters(), *self._shared.parameters()))
-        share = read / target.model.num_parameters()
-        return Budget(costs.curve(max(map(len, prompts))).relative(len(prompts)), share)
 
     def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Tree:
         """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of the
@@ -116,10 +111,9 @@ class Medusa(Drafter):
         logits = self._heads(hidden[None], self._shared)[:, 0]
         candidates, chances = top_candidates(logits, min(self.k, logits.shape[-1]))
         tree = self._template or self._best_tree(chances.tolist())
-        layers = [candidates[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
-        following = torch.tensor(layers, dtype=torch.long, device=context.root.device)
-        confidence = np.ones(len(tree), np.float32)
-        confidence[1:] = [chances[depth - 1, tree.ranks[node]] for node, depth in enumerate(tree.depths) if depth]
+        chosen = np.array(tree.depths[1:], int) - 1, np.array(tree.ranks[1:], int)
+        following = torch.tensor(candidates[chosen], dtype=torch.long, device=context.root.device)
+        confidence = np.append(np.float32(1), chances[chosen])
         return Draft(tree, torch.cat([context.root, following]), confidence=confidence)
 
     def observe(self, step: Step) -> None:

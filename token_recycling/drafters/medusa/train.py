@@ -5,8 +5,7 @@ after it; head k learns the k-th of these, with cross-entropy weighted by 0.8^k.
 from, not the prompts. How often each head's candidates are right, by rank, is measured on the texts held out: the
 static tree is built from that (section 2.3.3).
 
-Cost of a batch: a forward pass of the target over its texts, and the output layer, forward and back, for every head and
-token.
+Cost of a batch: a forward pass of the target, and the output layer, forward and back, for every head and token.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def train_medusa(
     training: MedusaTraining,
     schedule: Schedule,
     checkpoint: Path | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
 ) -> MedusaHeads:
     """Heads for `model`; arguments and errors as for `training.loop.fit`."""
     target = TreeModel(model)
@@ -98,17 +97,14 @@ def accuracy(
             candidates = logits.topk(ranks).indices
             right[number] += (candidates == labels[:, None]).sum(dim=0)
             seen[number] += (labels != NOTHING).sum()
-    found: list[list[float]] = (right / seen.clamp(min=1)).tolist()
-    return found
+    return (right / seen.clamp(min=1)).tolist()
 
 
 def train(options: MedusaTraining, run: TrainingRun) -> Trained:
     """What the command does: trains the part, measures it and saves it."""
-    model, steps = run.target.model, run.schedule.steps
+    model = run.target.model
     with run.progress("training") as progress:
-        heads = train_medusa(
-            model, run.texts, options, run.schedule, run.checkpoint, lambda step, loss: progress(step, steps, loss)
-        )
+        heads = train_medusa(model, run.texts, options, run.schedule, run.checkpoint, progress)
     heads.bfloat16().float()  # measured as they are saved
     with run.progress("measuring"):
         measured = accuracy(model, heads, run.held_out)

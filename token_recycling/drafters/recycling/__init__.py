@@ -1,11 +1,10 @@
 """Token Recycling beyond the paper: candidates with more context, and trees that fit the hardware and the text.
 
-Like the published method (Luo et al., 2408.08696; the drafter `published`) it keeps the candidates that the target
-computes anyway, of the rejected nodes too, and drafts a tree from them. Beyond it, each an option: the candidates keep
-their probabilities; they are kept after the last two and three tokens too (`ngram_matrix`); what followed the longest
-suffix that stood in the text before is one of the candidates (`suffix_automaton`); the prompt's own candidates are
-learned; and the tree is grown at each step from calibrated probabilities (`best_first`), to as many nodes as pay on
-this machine (`costs`).
+Like the published method (Luo et al., 2408.08696; the drafter `published`) it drafts a tree from the candidates that
+the target computes anyway, at rejected nodes too. Beyond it: candidates keep their probabilities, and are kept after
+the last two and three tokens too (`ngram_matrix`); what followed the longest suffix that stood in the text before is
+one of them (`suffix_automaton`); the prompt's own candidates are learned; and the tree is grown at each step from
+calibrated probabilities (`best_first`), to as many nodes as pay on this machine (`costs`).
 
 Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
 """
@@ -35,9 +34,7 @@ from .priming import prime
 
 _DEEPEST = 64
 _UNPAID_STEPS, _LOOKS = 16, 4
-"""After 16 steps in a row in which no node would have paid, the drafter rests: only every fourth step it drafts and
-learns, to see whether nodes pay again.
-"""
+"""After 16 steps in a row in which no node paid, the drafter rests: it drafts and learns at every fourth step only."""
 
 
 @dataclass
@@ -75,28 +72,24 @@ class Recycling(Drafter):
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
-        self._template = template_from(self.tree)
-        if self._template is not None and self._template.breadth > CHILDREN:
-            raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self._template.breadth - 1}")
+        self._template, self._costs = template_from(self.tree), NO_COSTS
         if self._template is not None:
-            self._arrays = TemplateArrays.of(self._template)
-        self._texts: list[_RecyclingState] = []
+            if self._template.breadth > CHILDREN:
+                raise ValueError(
+                    f"expected a template of ranks below {CHILDREN}, got rank {self._template.breadth - 1}"
+                )
+            self._arrays, self._nodes = TemplateArrays.of(self._template), len(self._template) - 1
+        elif self.tree != "auto":
+            self._nodes = int(self.tree)  # type: ignore[arg-type]
 
     def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
         self.prepare(target)
-        self._nodes, self._costs = self._budget(costs, prompts)
+        if self.tree == "auto":
+            self._costs = costs.relative(prompts)
+            self._nodes = len(self._costs) - 1
         self._texts = [
             _RecyclingState(prompt.cpu().numpy(), self.orders, self._nodes + 1, self.suffix) for prompt in prompts
         ]
-
-    def _budget(self, costs: PassCosts, prompts: Sequence[torch.Tensor]) -> tuple[int, np.ndarray]:
-        """Most drafted nodes, and what passes over them cost if the tree is to pay; no costs if its size is given."""
-        if self._template is not None:
-            return len(self._template) - 1, NO_COSTS
-        if self.tree != "auto":
-            return int(self.tree), NO_COSTS  # type: ignore[arg-type]
-        curve = costs.curve(max(map(len, prompts))).relative(len(prompts))
-        return len(curve) - 1, curve
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
         """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
@@ -185,7 +178,7 @@ class _RecyclingState:
         return self.bare >= _UNPAID_STEPS and self.bare % _LOOKS != 0
 
     def read(self, tokens: torch.Tensor) -> np.ndarray:
-        """Takes in what is new of the text; returns its last tokens, the newest first."""
+        """Reads what is new of the text; returns its last tokens, the newest first."""
         if self._suffix:
             self.automaton.extend(tokens[len(self.automaton) :].cpu().numpy())
         orders = self.growing.ngrams.shape[1]

@@ -1,8 +1,8 @@
 """The model's own candidates after every single token, computed once before the first text.
 
-A matrix that is empty at first learns from the prompt and from decoding, and most of its rows stay empty for long.
-Here the model reads each token of the vocabulary alone, after the start token if there is one, in large batches;
-nothing is trained. The rows are kept in the user's cache folder, named by the weights, so that it is done once a model.
+Most rows of a matrix that is empty at first stay so for long. Here the model reads each token of the vocabulary alone,
+after the start token if there is one, in large batches. The rows are kept in the user's cache folder, named by the
+weights, so that it is done once a model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ...model.tree_model import TreeModel
 logger = logging.getLogger("token_recycling")
 
 _LOGITS_AT_ONCE = 64_000_000
-_SAMPLED = 64
 
 
 def prime(matrix: NgramMatrix, target: TreeModel) -> None:

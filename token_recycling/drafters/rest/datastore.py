@@ -1,10 +1,9 @@
 """Past text that can be searched for what followed some tokens: a suffix array in a memory-mapped file.
 
-REST (He et al., 2311.08252, section 3.1). Documents are concatenated, each followed by -1, which is no token, so that
-no match and no continuation crosses from one to the next. The suffix array lists all places in the order of their
-suffixes; those that begin with given tokens are a range of it, found by binary search. The file is safetensors
-with 32-bit ids, wide enough for any vocabulary: 8 bytes a token in all, 12 from 2**31 tokens on. Only the parts that a
-look-up touches are read from disk.
+REST (He et al., 2311.08252, section 3.1). Documents are concatenated, each followed by -1, so that no match and no
+continuation crosses from one to the next. The suffix array lists all places in the order of their suffixes; those that
+begin with given tokens are a range of it, found by binary search. The file is safetensors, 8 bytes a token in all, 12
+from 2**31 tokens on. Only the parts that a look-up touches are read from disk.
 
 Cost of a look-up: 2 log2(tokens) comparisons for each length of match tried, some 50 microseconds each.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +121,7 @@ def build(
     needs 30 bytes of memory a token, 50 where the vocabulary is over 65,535. Raises DatastoreError if
     there is no token, or an id is negative.
     """
-    sort = _suffix_sorter()
+    sort = suffix_sorter()
     parts: list[np.ndarray] = []
     for document in documents:
         ids = np.asarray(document, dtype=np.int64)
@@ -134,21 +133,11 @@ def build(
         raise DatastoreError("expected text, got no token at all")
     tokens = np.concatenate(parts)
     suffixes = sort((tokens + 1).astype(np.uint32))
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "tokenizer": tokenizer,
-        "vocab_size": str(int(tokens.max()) + 1),
-    }
     suffixes = suffixes.astype(np.int32 if len(tokens) <= np.iinfo(np.int32).max else np.int64)
+    header = {"format": FORMAT, "version": VERSION, "tokenizer": tokenizer, "vocab_size": str(int(tokens.max()) + 1)}
     with replacing(path) as temporary:
         save_file({"tokens": tokens, "suffixes": suffixes}, temporary, metadata=header)
     return Datastore(path)
-
-
-def check_sorter() -> None:
-    """Raises DatastoreError if the library that sorts suffixes is missing."""
-    _suffix_sorter()
 
 
 def tokenizer_of(model: PreTrainedModel) -> str:
@@ -187,7 +176,8 @@ def _read(path: Path) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
     return header, (tokens.numpy(), suffixes.numpy())
 
 
-def _suffix_sorter():  # type: ignore[no-untyped-def]
+def suffix_sorter() -> Callable[[np.ndarray], np.ndarray]:
+    """The function that sorts suffixes; raises DatastoreError if its library is missing."""
     try:
         from pydivsufsort import divsufsort
     except ImportError:

@@ -1,10 +1,9 @@
 """SpecDec++: a draft model that stops where the target will probably reject what it drafts (Huang et al., 2405.19715).
 
 A small head reads the draft model's last hidden state after every drafted token and predicts how likely the target
-accepts it (`head`). Drafting ends as soon as the predicted probability that some token so far is
-rejected exceeds the threshold: the form of the optimal policy, by theorem 3.1. The tokens drafted so far are all
-verified, the one after which drafting stopped too, so that whether a token is verified never depends on which one was
-drawn: with drawn drafts the text's distribution stays the target's.
+accepts it (`head`). Drafting ends as soon as the predicted probability that some token so far is rejected exceeds the
+threshold: the form of the optimal policy, by theorem 3.1. All tokens drafted so far are verified, so that whether one
+is verified never depends on which one was drawn: with drawn drafts the text's distribution stays the target's.
 
 Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft,
 since it judges a token by the model's state after it; if that token is accepted, the pass is not lost.
@@ -33,6 +32,8 @@ from .head import KIND, AcceptanceHead, load_head
 @dataclass
 class SpecDecPP(DraftModelOption, ModelDrafter):
     """Drafts one branch with a second model, as long as it is likely that all of it will be accepted."""
+
+    reads_states = True
 
     head: str | AcceptanceHead = ""
     """The folder of a trained head; by default the one beside the draft model. In Python also a head."""
@@ -81,9 +82,6 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
     ) -> Rules:
         return Rules(depth=self.max_length, k=1, nodes=self.max_length)
 
-    def reader(self, model: TreeModel) -> Reader:
-        return Reader(model, states=True)
-
     def stop(self, reader: Reader) -> Stop:
         """By the probability that all tokens so far are accepted: the product of what the head predicts for each."""
         chance = 1.0
@@ -99,7 +97,5 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         return expected_rejection
 
     def _shape(self, rules: Rules) -> str:
-        return (
-            f"{self.min_length} to {self.max_length} tokens, ended where a rejection is more likely than "
-            f"{self.threshold:g}"
-        )
+        lengths = f"{self.min_length} to {self.max_length} tokens"
+        return f"{lengths}, ended where a rejection is more likely than {self.threshold:g}"

@@ -95,12 +95,11 @@ def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> Accepta
             f"or more, got {width!r} and {depth!r}; give the head of this draft model, or train one"
         )
     head = AcceptanceHead(width, depth)
-    wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if wanted != found:
+    try:
+        head.load_state_dict(tensors)
+    except RuntimeError:
         raise TrainedPartError(
             f"{folder}: expected the weights of {depth} blocks of width {width}, as its JSON says, got others; "
             "train it anew"
-        )
-    head.load_state_dict(tensors)
+        ) from None
     return head.eval().requires_grad_(False)

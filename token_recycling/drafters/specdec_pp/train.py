@@ -1,10 +1,9 @@
 """Fits the acceptance head of SpecDec++ (Huang et al., 2405.19715, section 3.3).
 
-A text X is what the target says after a prompt. At every place after the prompt the draft model draws a token Y, and
-the probability that the target would accept it is known: min(1, p(Y)/q(Y)), both after the tokens of X before it. The
-head reads the draft model's states over a mixture of both, in which each token is X's with a small probability and Y's
-otherwise; the loss is taken over the latter alone. So most places contribute to the loss, and most tokens before a
-drafted one are drafted too, as in use. The draft model is not changed.
+A text X is what the target says after a prompt. At every place after the prompt the draft model draws a token Y, which
+the target would accept with the probability min(1, p(Y)/q(Y)), both after the tokens of X before it. The head reads the
+draft model's states over a mixture, in which each token is X's with a small probability and Y's otherwise; the loss is
+taken over the latter alone. So most tokens before a drafted one are drafted too, as in use.
 
 The loss is binary cross-entropy with these soft labels. Rejections are rare where both models agree, and are weighted
 more: so a head learns not the probability a, but one whose odds are smaller by the weight; see `weighted`.
@@ -64,10 +63,10 @@ def labelled(
     draft: TreeModel,
     texts: Continuations,
     how: SpecDecTraining,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Labelled]:
     """Every text with drafted tokens and their labels; what is drawn depends on the seed and the text's place alone.
-    `progress` is called with the number of texts done.
+    `progress` is called with the number of texts done and that of all.
     """
     found = []
     for place, (text, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
@@ -78,7 +77,7 @@ def labelled(
         labels = (p.gather(1, drafted) / q.gather(1, drafted)).clamp(max=1.0)
         found.append(Labelled(text, start, drafted[:, 0], labels[:, 0]))
         if progress is not None:
-            progress(len(found))
+            progress(len(found), len(texts))
     return found
 
 
@@ -122,8 +121,11 @@ def states_and_labels(
 
 def loss(head: AcceptanceHead, states: torch.Tensor, labels: torch.Tensor, rejection_weight: float) -> torch.Tensor:
     """Mean weighted binary cross-entropy in nats: -y log a - w (1 - y) log(1 - a)."""
-    odds = head(states)
-    return (labels * functional.softplus(-odds) + rejection_weight * (1 - labels) * functional.softplus(odds)).mean()
+    return _crossed(labels, head(states), rejection_weight).mean()
+
+
+def _crossed(labels: torch.Tensor, odds: torch.Tensor, rejection_weight: float = 1.0) -> torch.Tensor:
+    return labels * functional.softplus(-odds) + rejection_weight * (1 - labels) * functional.softplus(odds)
 
 
 def weighted(acceptance: float, rejection_weight: float) -> float:
@@ -137,7 +139,7 @@ def train_head(
     how: SpecDecTraining,
     schedule: Schedule,
     checkpoint: Path | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
 ) -> AcceptanceHead:
     """A head for `draft`; arguments and errors as for `training.loop.fit`."""
     head = AcceptanceHead(output_width(draft.model), how.depth)
@@ -187,8 +189,7 @@ def judged(head: AcceptanceHead, draft: TreeModel, texts: Sequence[Labelled], ho
 
 def kl(labels: torch.Tensor, odds: torch.Tensor) -> torch.Tensor:
     """Mean binary KL divergence in nats of probabilities `labels` (n,) from predictions of log odds `odds` (n,)."""
-    crossed = labels * functional.softplus(-odds) + (1 - labels) * functional.softplus(odds)
-    return (crossed - _entropy(labels)).mean()
+    return (_crossed(labels, odds) - _entropy(labels)).mean()
 
 
 def _entropy(chance: torch.Tensor) -> torch.Tensor:
@@ -197,14 +198,12 @@ def _entropy(chance: torch.Tensor) -> torch.Tensor:
 
 def train(options: SpecDecTraining, run: TrainingRun) -> Trained:
     """What the command does: trains the part, measures it and saves it."""
-    target, draft, steps = run.target, run.draft, run.schedule.steps
+    target, draft = run.target, run.draft
     assert draft is not None
     with run.progress("labelling") as progress:
-        known = labelled(target, draft, run.texts, options, lambda done: progress(done, len(run.texts)))
+        known = labelled(target, draft, run.texts, options, progress)
     with run.progress("training") as progress:
-        head = train_head(
-            draft, known, options, run.schedule, run.checkpoint, lambda step, loss: progress(step, steps, loss)
-        )
+        head = train_head(draft, known, options, run.schedule, run.checkpoint, progress)
     with run.progress("judging"):
         figures = {
             "trained_on": judged(head, draft, known[: len(run.held_out)], options),
