@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import architectures, tiny
+from support import architectures, runs, tiny
 from torch._dynamo.utils import counters
 from transformers import LlamaForCausalLM
 from transformers.generation import logits_process as warpers
@@ -63,7 +63,7 @@ class Ready:
         self.source: HostSource | DeviceSource
         if device_drafts:
             drafter = tr.make_drafter("published", tree=TREE)
-            tiny.begin(drafter, [text], self.target)
+            runs.begin(drafter, [text], self.target)
             retrieval = drafter.traits.retrieval
             assert retrieval is not None
             self.source = DeviceSource(retrieval, torch.device("cpu"))

@@ -12,7 +12,7 @@ from support import architectures, tiny
 from support.drafters import example
 from support.oracle import Oracle
 from support.recorded import RecordedGraphs
-from support.tiny import decoded
+from support.runs import decoded
 from transformers import LlamaForCausalLM, StoppingCriteria
 
 import token_recycling as tr

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.drafters import example
-from support.tiny import decoded
+from support.runs import decoded
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import tiny
+from support import runs, tiny
 from support.commandline import assert_refused, run, run_json
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -44,7 +44,7 @@ def counting_heads(folder: Path, model: LlamaForCausalLM, heads: int = 3) -> Pat
 def drafted(drafter: Medusa, model: LlamaForCausalLM, text: list[int]) -> tuple[str, list[int]]:
     """The tree and tokens that are drafted after a text whose last token came from the hidden state before it."""
     target = TreeModel(model)
-    tiny.begin(drafter, [torch.tensor(text)], target)
+    runs.begin(drafter, [torch.tensor(text)], target)
     with torch.no_grad():
         hidden = model.model(input_ids=torch.tensor([text[:-1]])).last_hidden_state[0, -1:]
         root_step = drafter.draft(Context(torch.tensor(text[:-1]), room=50))

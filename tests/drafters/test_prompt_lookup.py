@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import tiny
+from support import runs, tiny
 from transformers import LlamaForCausalLM
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -21,7 +21,7 @@ def drafted(text: list[int], prompt: int | None = None, **options: int) -> list[
     """What is drafted after `text`, of which the first `prompt` tokens were the prompt."""
     drafter = tr.make_drafter("prompt_lookup", **options)
     tokens = torch.tensor(text)
-    tiny.begin(drafter, [tokens[: prompt or len(text)]], TreeModel(MODEL))
+    runs.begin(drafter, [tokens[: prompt or len(text)]], TreeModel(MODEL))
     draft = drafter.draft(Context(tokens, 1000))
     assert draft.tree.parents == tuple(range(-1, len(draft.tree) - 1))
     assert draft.tokens[0] == text[-1]
@@ -47,10 +47,10 @@ def test_the_longest_match_wins_and_of_its_places_the_first() -> None:
 def test_texts_do_not_know_of_each_other(counting: LlamaForCausalLM) -> None:
     drafter, target = tr.make_drafter("prompt_lookup"), TreeModel(counting)
     first, second = torch.tensor([1, 2, 1]), torch.tensor([1, 3, 1])
-    tiny.begin(drafter, [first, second], target)
+    runs.begin(drafter, [first, second], target)
     assert drafter.draft(Context(first, 9, row=0)).tokens.tolist() == [1, 2, 1]
     assert drafter.draft(Context(second, 9, row=1)).tokens.tolist() == [1, 3, 1]
-    tiny.begin(drafter, [torch.tensor([1])], target)
+    runs.begin(drafter, [torch.tensor([1])], target)
     assert drafter.draft(Context(torch.tensor([1]), 9)).tokens.tolist() == [1]
 
 

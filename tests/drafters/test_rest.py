@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import tiny
+from support import runs, tiny
 from support.commandline import PROMPT, assert_refused, run, run_json
 from transformers import LlamaForCausalLM
 
@@ -22,7 +22,7 @@ from token_recycling.model.tree_model import TreeModel
 
 
 def drafted(drafter: tr.Drafter, text: list[int], room: int = 99) -> Draft:
-    tiny.begin(drafter, [torch.tensor(text)], TreeModel(tiny.counting_llama()))
+    runs.begin(drafter, [torch.tensor(text)], TreeModel(tiny.counting_llama()))
     return drafter.draft(Context(torch.tensor(text), room))
 
 

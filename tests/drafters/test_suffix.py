@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import tiny
+from support import runs, tiny
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
@@ -14,7 +14,7 @@ from token_recycling.model.tree_model import TreeModel
 
 def drafted(text: list[int], **options: float) -> list[int]:
     drafter = tr.make_drafter("suffix", **options)
-    tiny.begin(drafter, [torch.tensor(text[:1])], TreeModel(tiny.counting_llama()))
+    runs.begin(drafter, [torch.tensor(text[:1])], TreeModel(tiny.counting_llama()))
     return drafter.draft(Context(torch.tensor(text), 99)).tokens[1:].tolist()
 
 
@@ -33,7 +33,7 @@ def test_the_longer_the_match_the_longer_the_draft() -> None:
 def test_texts_do_not_know_of_each_other(counting: LlamaForCausalLM) -> None:
     drafter = tr.make_drafter("suffix")
     first, second = torch.tensor([1, 2, 1]), torch.tensor([1, 3, 1])
-    tiny.begin(drafter, [first, second], TreeModel(counting))
+    runs.begin(drafter, [first, second], TreeModel(counting))
     assert drafter.draft(Context(first, 9, row=0)).tokens.tolist() == [1, 2, 1]
     assert drafter.draft(Context(second, 9, row=1)).tokens.tolist() == [1, 3, 1]
 

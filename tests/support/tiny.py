@@ -9,13 +9,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
-from token_recycling.cuda_graphs import Fast
-from token_recycling.drafter import Drafter
-from token_recycling.model.pass_costs import PassCosts
-from token_recycling.model.tree_model import TreeModel
-
 SENTENCES = [
     "def add(a, b):\n    return a + b\n",
     "for index in range(10):\n    print(index)\n",
@@ -102,27 +95,3 @@ def seeded(run: Any, *args: Any, seed: int = 0, **kwargs: Any) -> tuple[Any, tor
     """What `run` returns after `torch.manual_seed(seed)`, and the state it leaves the generator in."""
     torch.manual_seed(seed)
     return run(*args, **kwargs), torch.get_rng_state()
-
-
-def decoded(
-    model: Any, ids: torch.Tensor, drafter: Any, fast: Fast = True, **arguments: Any
-) -> tuple[list[int], tr.Stats]:
-    """The tokens that `stream` emits, by fast steps if nothing else is said, and the statistics."""
-    stats = tr.Stats()
-    steps = tr.stream(model, ids, drafter, fast=fast, stats=stats, **arguments)
-    return [token for step in steps for token in step.tokens], stats
-
-
-def begin(drafter: Drafter, prompts: list[torch.Tensor], target: TreeModel, costs: PassCosts | None = None) -> None:
-    """Starts a drafter on texts as the loop does."""
-    drafter.start(prompts, target, costs or PassCosts(target))
-
-
-class Costs(PassCosts):
-    """One curve for every length."""
-
-    def __init__(self, curve: CostCurve) -> None:
-        self._curve = curve
-
-    def curve(self, length: int) -> CostCurve:
-        return self._curve

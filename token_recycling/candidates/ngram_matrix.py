@@ -184,6 +184,11 @@ class NgramMatrix:
         return self.rows.shares[: self.vocab_size]
 
     @property
+    def probabilities(self) -> np.ndarray:
+        """(vocab_size, k) float32: of the candidates, when they were last seen."""
+        return self.shares.astype(np.float32) / FULL
+
+    @property
     def filled(self) -> np.ndarray:
         """(vocab_size,) bool: the tokens that something was learned for."""
         return self.shares[:, 0] > 0
