@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from support import tiny
-from support.batches import batch
 from support.tiny import related
 from transformers import (
     LlamaForCausalLM,
@@ -35,32 +34,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "default": {"nodes": 8},
 }
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-
-
-@ways
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.6, "repetition_penalty": 1.1}])
-def test_the_text_is_that_of_generate(model: LlamaForCausalLM, way: dict[str, Any], sampling: dict[str, Any]) -> None:
-    drafter, stats = tr.make_drafter("draft_model", model=related(model), **way), tr.Stats()
-    for seed in range(6):
-        ids = tiny.prompt(seed, 1 + 5 * seed)
-        wanted, state = tiny.seeded(model.generate, ids, seed=seed, max_new_tokens=24, **sampling)
-        ours, our_state = tiny.seeded(
-            tr.generate, model, ids, drafter=drafter, stats=stats, seed=seed, max_new_tokens=24, **sampling
-        )
-        assert torch.equal(ours, wanted)
-        assert torch.equal(our_state, state)
-    assert stats.mat > 1.5
-
-
-@ways
-def test_a_batch_equals_generate(model: LlamaForCausalLM, way: dict[str, Any]) -> None:
-    """Each row has a draft of its own; rows end at different steps."""
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 7, 0
-    drafter, stats = tr.make_drafter("draft_model", model=related(model), **{"nodes": 9, **way}), tr.Stats()
-    for seed, lengths in enumerate([[4, 9], [12, 3, 7], [2, 30, 1, 8]]):
-        inputs = {**batch(lengths, seed), "max_new_tokens": 24}
-        assert torch.equal(tr.generate(model, drafter=drafter, stats=stats, **inputs), model.generate(**inputs))
-    assert stats.mat > 1.3
 
 
 @pytest.mark.slow

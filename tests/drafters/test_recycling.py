@@ -77,17 +77,6 @@ def test_the_text_is_that_of_generate(options: dict[str, Any], way: str) -> None
         assert second.mat > 1, "drafts are accepted"
 
 
-@pytest.mark.parametrize("options", [{}, {"tree": 10}, {"tree": "paper"}, {"tree": 10, "orders": 1, "suffix": False}])
-def test_four_texts_at_once_are_those_of_generate(options: dict[str, Any]) -> None:
-    """Of different lengths, one of them a lone token, padded on the left and ending early."""
-    model, drafter = tiny.llama(seed=3), tr.make_drafter("recycling", **options)
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = [7, 19], 0
-    for seed, lengths in enumerate([[5, 2, 9, 1], [12, 30, 3, 7], [1, 1, 1, 2]]):
-        arguments = {**batch(lengths, seed, spare=seed), "max_new_tokens": 24}
-        wanted = model.generate(**arguments)
-        assert torch.equal(tr.generate(model, drafter=drafter, **arguments), wanted)
-
-
 @pytest.mark.parametrize("case", architectures.BORDERS, ids=str)
 def test_texts_across_a_border_are_those_of_generate(case: architectures.Case) -> None:
     """Each text by a new model: what dynamic rotary scaling computes depends on the texts before."""
