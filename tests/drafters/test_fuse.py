@@ -272,7 +272,7 @@ def test_it_is_a_method_of_the_bench() -> None:
         (
             "fuse:recycling+suffix:factor=3",
             {},
-            "got 'recycling.suffix:factor=3'; put the options of a part of it in paren",
+            "got 'recycling.suffix:factor=3'; options of a part of it stand in parentheses",
         ),
         ("fuse:recycling+suffix:3", {}, r"expected NAME or NAME\(OPTION=VALUE,...\), got 'suffix:3'"),
         ("fuse:recycling(tree=16+suffix", {}, r"expected as many '\('"),
