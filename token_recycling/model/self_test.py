@@ -25,10 +25,10 @@ _LENGTH, _LONGEST = 24, 512
 
 def ready(model: PreTrainedModel) -> TreeModel:
     """The model, ready to read trees; raises UnsupportedModelError where they are not exact."""
-    reason = unsupported(model)
+    made = TreeModel(model)
+    reason = _found_out(model, made.support)
     if reason is not None:
         raise UnsupportedModelError(reason)
-    made = TreeModel(model)
     wanted, used = made.config._attn_implementation, made.support.attention
     if wanted not in MASKED_ATTENTION:
         say_once(
@@ -45,9 +45,12 @@ def unsupported(model: PreTrainedModel) -> str | None:
     Known families are judged by their configuration. A model of another family is tested once, on a short text.
     """
     known = support(model)
-    if not known.supported or known.tested:
-        return known.reason
-    return remembered(model, "self-test", lambda: tested(model, known).reason)
+    return known.reason if not known.supported else _found_out(model, known)
+
+
+def _found_out(model: PreTrainedModel, known: Support) -> str | None:
+    """What the self-test has against a model that is supported as far as is known; None for a family tested before."""
+    return None if known.tested else remembered(model, "self-test", lambda: tested(model, known).reason)
 
 
 def tested(model: PreTrainedModel, known: Support) -> Support:
