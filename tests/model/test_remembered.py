@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from support import tiny
 from transformers import LlamaForCausalLM
 
@@ -180,3 +181,15 @@ def test_what_is_remembered_of_a_family_that_is_not_known_goes_with_it() -> None
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_offloaded_weights_are_other_tensors_after_every_pass_and_the_model_the_same(
+    model: LlamaForCausalLM, numbers: Callable[[], int]
+) -> None:
+    """accelerate brings them for a pass, and puts new ones without numbers in their place."""
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    held = [id(weight) for weight in model.parameters()]
+    assert remembered(model, "what", numbers) == 0
+    model(tiny.prompt(0, 5))
+    assert [id(weight) for weight in model.parameters()] != held
+    assert remembered(model, "what", numbers) == 0

@@ -51,15 +51,13 @@ class PassCosts:
 
     def curve(self, length: int) -> CostCurve:
         """The curve for texts of `length` tokens."""
-        return self._curves(with_room(self.model, band(length)))
+        length = with_room(self.model, band(length))
+        key = ("costs", self.kind, length, torch.get_num_threads())
+        return remembered(self.model.model, key, lambda: self._found(length), values_matter=False)
 
     def relative(self, prompts: Sequence[torch.Tensor]) -> np.ndarray:
         """`CostCurve.relative` for a batch of these prompts (length,), at the length of the longest."""
         return self.curve(max(map(len, prompts))).relative(len(prompts))
-
-    def _curves(self, length: int) -> CostCurve:
-        key = ("costs", self.kind, length, torch.get_num_threads())
-        return remembered(self.model.model, key, lambda: self._found(length), values_matter=False)
 
     def _found(self, length: int) -> CostCurve:
         saved = agreed(self.model.model, {curve.length: curve for curve in store.load(self.model, self.kind)})
@@ -73,7 +71,9 @@ class PassCosts:
 
     def measure(self, length: int, seconds: float) -> CostCurve:
         """Measures anew, at leisure; nothing is kept."""
-        return (self._measure or (lambda *given: measure(self.model, given[0], seconds=given[1])))(length, seconds)
+        if self._measure is not None:
+            return self._measure(length, seconds)
+        return measure(self.model, length, seconds=seconds)
 
     def keep(self, curves: Sequence[CostCurve]) -> None:
         """Saves curves beside those of other lengths that were saved before, for this process and later ones."""

@@ -47,9 +47,14 @@ def say_once(model: PreTrainedModel, message: str) -> None:
 
 
 def _state(model: PreTrainedModel, values_matter: bool) -> Hashable:
-    """Equal as long as all parameters are the same tensors, at their places, with the numbers that they had."""
+    """Equal as long as all parameters are the same tensors, at their places, with the numbers that they had.
+
+    Weights that are offloaded between passes are other tensors after each, without numbers: of them the form counts.
+    """
     return tuple(
-        (id(weight), weight.dtype, _place(weight), _version(weight) if values_matter else 0)
+        (weight.shape, weight.dtype)
+        if weight.device.type == "meta"
+        else (id(weight), weight.dtype, _place(weight), _version(weight) if values_matter else 0)
         for weight in model.parameters()
     )
 

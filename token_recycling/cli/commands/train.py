@@ -103,9 +103,9 @@ def _run(
         from ...drafters.draft_model.pairing import paired
         from ...model.tree_model import TreeModel
 
-        folder_of = f"{drafters.__name__}.{name}"
-        method = importlib.import_module(f"{folder_of}.train")
-        training = _made(getattr(importlib.import_module(f"{folder_of}.train_options"), declared), options)
+        package = f"{drafters.__name__}.{name}"
+        method = importlib.import_module(f"{package}.train")
+        training = _made(getattr(importlib.import_module(f"{package}.train_options"), declared), options)
         texting, schedule = _made(TextOptions, options), _made(Schedule, options)
         loaded = loading.load(model, dtype, device, threads)
         target = TreeModel(loaded.model)
