@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ from token_recycling.model.attention import attending
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import TreeModel
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 TREE = tr.Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 SAMPLED = Choice(
     (warpers.TemperatureLogitsWarper(0.8), warpers.TopKLogitsWarper(9), warpers.TopPLogitsWarper(0.9)), True
@@ -36,14 +38,6 @@ def step(model: Any, cache: Any, *arguments: Any) -> Verified:
     verified = verify(model, cache, *arguments)
     cache.commit(verified.accepted.path, verified.accepted.number)
     return verified
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 class Ready:

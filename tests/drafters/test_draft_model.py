@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from support import tiny
+from support.chi_square import fit
 from support.tiny import related
 from transformers import (
     LlamaForCausalLM,
@@ -67,12 +67,7 @@ def test_drawn_drafts_give_the_distribution_of_generate(mode: str) -> None:
     assert stats.mat > 1.3
     if mode == "graph":
         assert stats.drafter_statistics["verified_copies"] > 100
-    expected, counts = exact * runs, torch.tensor([seen[tuple(text.tolist())] for text in texts]).double()
-    often = expected >= 5
-    assert often.sum() > 15
-    observed = [*counts[often].tolist(), float(counts[~often].sum())]
-    wanted = [*expected[often].tolist(), float(expected[~often].sum())]
-    assert chisquare(observed, wanted).pvalue > 0.001
+    assert fit(seen, texts, exact, least=15) > 0.001
 
 
 def test_drawn_drafts_follow_the_texts_temperature(model: LlamaForCausalLM) -> None:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from support import tiny
+from support.chi_square import fit
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
@@ -154,13 +154,7 @@ def test_sampled_texts_follow_the_models_distribution() -> None:
         seen[tuple(token for step in steps for token in step.tokens)] += 1
     assert stats.mat > 1.3
 
-    counts = torch.tensor([seen[tuple(text.tolist())] for text in texts]).double()
-    expected = exact * runs
-    often = expected >= 5
-    assert often.sum() > 15
-    observed = [*counts[often].tolist(), float(counts[~often].sum())]
-    wanted = [*expected[often].tolist(), float(expected[~often].sum())]
-    assert chisquare(observed, wanted).pvalue > 0.001
+    assert fit(seen, texts, exact, least=15) > 0.001
 
 
 @pytest.mark.parametrize(("option", "value"), [("window", 0), ("ngram_size", 1), ("guesses", 0)])

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from support import tiny
+from support.chi_square import fit
 from support.drafters import example
 from support.tiny import related
 from transformers import LlamaForCausalLM
@@ -131,11 +131,7 @@ def test_drawn_drafts_give_the_targets_distribution() -> None:
         lengths[len(steps[0].draft.tree) - 1] += 1
     assert min(lengths[1], lengths[3]) > runs / 8  # what is drawn decides how long drafts are
     assert stats.mat > 1.3
-    counts = torch.tensor([seen[tuple(text.tolist())] for text in texts]).double()
-    often = exact * runs >= 5
-    observed = [*counts[often].tolist(), float(counts[~often].sum())]
-    wanted = [*(exact[often] * runs).tolist(), float(exact[~often].sum() * runs)]
-    assert chisquare(observed, wanted).pvalue > 0.001
+    assert fit(seen, texts, exact) > 0.001
 
 
 def saved(folder: Path, model: LlamaForCausalLM) -> AcceptanceHead:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +11,8 @@ from torch._dynamo.utils import counters
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def forward(model: LlamaForCausalLM) -> None:
@@ -28,14 +30,6 @@ def in_place(model: LlamaForCausalLM) -> None:
 
 def inner(model: LlamaForCausalLM) -> None:
     model.model = torch.compile(model.model, backend="eager")
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(
