@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .candidates.matrix_file import MatrixFileError
     from .cuda_graphs import NoFastPathError
     from .draft import Context, Draft, Step
-    from .drafter import Drafter, DrafterTraits
+    from .drafter import Drafter, DrafterTraits, TextDrafter
     from .hf.accelerate import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
     from .hf.check import check
     from .hf.stream import stream
@@ -36,6 +36,7 @@ __all__ = [
     "Stats",
     "Step",
     "Support",
+    "TextDrafter",
     "Tree",
     "UnsupportedModelError",
     "accelerate",
@@ -56,7 +57,7 @@ _MODULES = {
     "candidates.matrix_file": ("MatrixFileError",),
     "cuda_graphs": ("NoFastPathError",),
     "draft": ("Context", "Draft", "Step"),
-    "drafter": ("Drafter", "DrafterTraits"),
+    "drafter": ("Drafter", "DrafterTraits", "TextDrafter"),
     "hf.accelerate": ("Acceleration", "accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
     "hf.check": ("check",),
     "hf.stream": ("stream",),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -21,10 +20,11 @@ from transformers.cache_utils import Cache
 
 from .accept import accept_greedy, accept_walk
 from .draft import Context, Draft, Step
-from .drafter import Drafter, DrafterTraits
+from .drafter import Drafter, DrafterTraits, TextDrafter
 from .model.kv_cache import TreeCache
 from .model.pass_costs import PassCosts
-from .model.prefill import cross_border, prefill
+from .model.prefill import ObservePrompt, cross_border, prefill
+from .model.step_costs import StepCosts
 from .model.tree_model import TreeModel
 from .sequence import Sequence, TokenSelector
 from .stats import Clock, Stats
@@ -37,21 +37,25 @@ class Run:
 
     target: TreeModel
     sequences: list[Sequence]
-    drafter: Drafter
+    traits: DrafterTraits
+    """What the drafter needs and can do."""
+    drafters: list[TextDrafter]
+    """What drafts for each text."""
     selectors: list[TokenSelector]
     cache: Cache
     clock: Clock
 
-    @cached_property
-    def traits(self) -> DrafterTraits:
-        """What the drafter needs and can do."""
-        return self.drafter.traits
-
     def draft(self, row: int) -> Draft:
         """What to verify for a text: the drafter's tree, as deep as it can be of use and is exact."""
-        sequence, selector = self.sequences[row], self.selectors[row]
+        sequence, selector, drafter = self.sequences[row], self.selectors[row], self.drafters[row]
         tokens = sequence.on_host if self.traits.on_host else sequence.tokens.to(self.target.device)
-        draft = self.drafter.draft(Context(tokens, sequence.room, row, selector.warp if selector.sample else None))
+        draft = drafter.draft(Context(tokens, sequence.room, selector.warp if selector.sample else None))
+        root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])
+        if root != newest:
+            raise ValueError(
+                f"expected a draft whose root is the text's newest token, {newest}, got {root} from "
+                f"{drafter.describe()}; give `context.root` as the first of the tokens"
+            )
         draft = draft.cut(self.depth_limit(row))
         return draft if self.target.support.fits(sequence.length - 1, len(draft.tree)) else draft.cut(0)
 
@@ -119,7 +123,7 @@ class TreeStepper:
 
         # Learn.
         for step in steps:
-            run.drafter.observe(step)
+            run.drafters[step.row].observe(step)
         return steps
 
     def _forward(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -141,6 +145,7 @@ class TreeStepper:
         return f"ordinary: {self._reason}" if self._reason else "ordinary"
 
 
+@torch.inference_mode(False)  # what is kept from call to call must be of use outside of it too
 @torch.no_grad()
 def decode(
     target: TreeModel,
@@ -163,20 +168,24 @@ def decode(
     and `costs` says what they cost; both are the ordinary ones if not given.
     """
     clock = Clock(stats, target.device)
-    drafter.start([one.tokens.to(target.device) for one in sequences], target, costs or PassCosts(target))
-    _prefill(target, sequences, drafter, cache, held or [cache.get_seq_length()] * len(sequences))
-    steps_of = stepper(Run(target, sequences, drafter, selectors, cache, clock))
+    longest = max(sequence.length for sequence in sequences)
+    step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest)
+    drafters = [drafter.start(one.tokens.to(target.device), target, step_costs) for one in sequences]
+    learning: list[ObservePrompt] = [one.observe_prompt for one in drafters if drafter.traits.learns_prompt]
+    _prefill(target, sequences, cache, learning or None, held or [cache.get_seq_length()] * len(sequences))
+    steps_of = stepper(Run(target, sequences, drafter.traits, drafters, selectors, cache, clock))
     stats.prompt_tokens += sum(sequence.length for sequence in sequences)
-    stats.drafter, stats.path = drafter.describe(), steps_of.describe()
+    stats.drafter, stats.path = drafters[0].describe(), steps_of.describe()
     clock.prefilled()
     going = list(range(len(sequences)))
     try:
         while going:
             clock.restart()
             steps = steps_of.step(going)
+            step_costs.took(max(len(step.draft.tree) for step in steps), clock.pass_seconds)
             for step in steps:
                 stats.count(step)
-            stats.drafter_statistics.update(drafter.statistics())
+                stats.drafter_statistics.update(drafters[step.row].statistics())
             clock.lap("update matrix")
             if after_pass is not None:
                 after_pass()
@@ -186,7 +195,9 @@ def decode(
         steps_of.close()
 
 
-def _prefill(target: TreeModel, sequences: list[Sequence], drafter: Drafter, cache: Cache, held: list[int]) -> None:
+def _prefill(
+    target: TreeModel, sequences: list[Sequence], cache: Cache, observe: list[ObservePrompt] | None, held: list[int]
+) -> None:
     """Puts all of each text but its last token into the cache, as far as it is not there."""
     for sequence, own in zip(sequences, held, strict=True):
         if own >= sequence.length:
@@ -194,5 +205,4 @@ def _prefill(target: TreeModel, sequences: list[Sequence], drafter: Drafter, cac
                 f"expected a cache of fewer than the {sequence.length} tokens given, got one of {own}; "
                 "pass the whole text so far"
             )
-    observe = drafter.observe_prompt if drafter.traits.learns_prompt else None
     prefill(target, [sequence.tokens for sequence in sequences], cache, observe, held)

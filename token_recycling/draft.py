@@ -79,8 +79,6 @@ class Context:
     """(length,) int64: the whole text so far, prompt included; the last one is the root of the draft."""
     room: int
     """How many more tokens may be emitted; a node deeper than `room - 1` cannot be of use."""
-    row: int = 0
-    """Which text of a batch this is, counted from 0."""
     warp: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Shapes logits (n, vocabulary) as the target's are before a token is drawn from their softmax: temperature, top-k
     and the like, but no penalties. None where the text is not sampled.

@@ -1,14 +1,15 @@
 """What a drafter is: it proposes what the target may say next, and learns from what it said.
 
 A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it;
-`registry` finds it by its name. What it needs of the loop and what it can do is declared in one value, its
-`DrafterTraits`, so that the loop never asks for names.
+`registry` finds it by its name. It holds options and what was learned, and serves any number of calls at once. What
+belongs to one text is in the `TextDrafter` that it starts for that text. What it needs of the loop and what it can do
+is declared in one value, its `DrafterTraits`, so that the loop never asks for names.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,7 +18,7 @@ import torch
 from .draft import Context, Draft, Retrieval, Step
 
 if TYPE_CHECKING:
-    from .model.pass_costs import PassCosts
+    from .model.step_costs import StepCosts
     from .model.tree_model import TreeModel
 
 
@@ -35,44 +36,27 @@ class DrafterTraits:
     """Likeliest tokens after every node that it asks each step for, `step.top(k)`; 0 if none."""
     draws: bool = False
     """May draw tokens at random where the text is sampled (`Draft.drawn_from`)."""
+
+
+class TextDrafter:
+    """Drafts for one text, from its first step to its last, in one thread at a time.
+
+    It must draft from what it knows and the context alone, never touch the target's cache, and give the context's last
+    token as root.
+    """
+
     retrieval: Retrieval | None = None
     """A template and its matrix, if drafting and learning are nothing but looking up and overwriting its rows: then a
-    device can do both by itself, and `draft` and `observe` are called only where it does not. Read after `start`.
+    device can do both by itself, and `draft` and `observe` are called only where it does not.
     """
 
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        """The one that started it."""
 
-class Drafter:
-    """Proposes what the target may say next, and learns from what it said.
-
-    Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from text to text
-    (*hot start*). It must draft from its own state and the context alone, never touch the target's cache, and give the
-    context's last token as root.
-    """
-
-    name: ClassVar[str] = ""
-    """The file's name, set for drafters of this package here and for those of others by `registry`."""
-    unnamed: ClassVar[str] = ""
-    """The option that may be written without `NAME=`, if there is one."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        package, _, module = cls.__module__.rpartition(".")
-        if package == f"{__package__}.drafters" and "name" not in vars(cls):
-            cls.name = module
-
-    @property
-    def traits(self) -> DrafterTraits:
-        """What it needs and can do."""
-        return DrafterTraits()
-
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        """New texts begin, one or a batch: a prompt (length,) int64 for each. Here state is allocated and options are
-        checked against the target. `costs` says what the target's passes cost.
-        """
-
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
-        """Learn from a piece of a prompt: tokens (length,) and the target's logits (length, vocabulary) after each.
-        `row` says whose it is, of a batch; the pieces of a text come in order.
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        """Learn from a piece of the prompt: tokens (length,) and the target's logits (length, vocabulary) after each.
+        Pieces come in order.
 
         Called only where `traits.learns_prompt` is true. The prompt's last token is not among them: it is the first
         root.
@@ -85,9 +69,9 @@ class Drafter:
     def observe(self, step: Step) -> None:
         """Learn from a verified draft; called once a step, after the cache has kept the accepted nodes.
 
-        Where this drafter is a part of another one, `step.draft` holds nodes of others too and may lack some of its
-        own: find them by their tokens, as `Draft.places_in` does, not by number. There may be steps for which this
-        drafter did not draft.
+        Where the drafter is a part of another one, `step.draft` holds nodes of others too and may lack some of its
+        own: find them by their tokens, as `Draft.places_in` does, not by number. There may be steps for which nothing
+        was drafted here.
         """
 
     def statistics(self) -> Mapping[str, float]:
@@ -96,14 +80,52 @@ class Drafter:
         """
         return {}
 
+    def describe(self) -> str:
+        """One line for a person: what was chosen and why."""
+        return self.drafter.describe()
+
+
+class Drafter(TextDrafter):
+    """Proposes what the target may say next, and learns from what it said.
+
+    Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from text to text
+    (*hot start*); calls in several threads may learn at once. One that keeps nothing of a text defines `draft` itself
+    and serves every text; any other defines `start`.
+    """
+
+    name: ClassVar[str] = ""
+    """The file's name, set for drafters of this package here and for those of others by `registry`."""
+    unnamed: ClassVar[str] = ""
+    """The option that may be written without `NAME=`, if there is one."""
+
+    def __init__(self) -> None:
+        """Of a subclass that is no dataclass and has none of its own."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        package, _, module = cls.__module__.rpartition(".")
+        if package == f"{__package__}.drafters" and "name" not in vars(cls):
+            cls.name = module
+
+    @property
+    def traits(self) -> DrafterTraits:
+        """What it needs and can do."""
+        return DrafterTraits()
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> TextDrafter:
+        """What drafts for a text that begins: `prompt` (length,) int64 on the target's device. Here options are checked
+        against the target. `costs` says what the steps of this call cost; the texts of a batch share it.
+        """
+        return self
+
     def fork(self) -> Drafter:
         """Another one with the same options that has learned the same: what either learns later, the other does not
-        know. What is only read, such as a draft model, may be shared. Not called while a text is going on.
+        know. What is only read, such as a draft model, may be shared.
         """
         return copy.deepcopy(self)
 
     def describe(self) -> str:
-        """One line for a person: what was chosen and why."""
+        """One line for a person: what it is, by its options."""
         return self.name
 
 

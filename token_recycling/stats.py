@@ -199,14 +199,18 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets the time that passed outside the loop."""
+        """A step begins: the time that passed outside the loop is forgotten."""
         self._last = self._now()
+        self.pass_seconds = 0.0
+        """Seconds of this step, without drafting and learning."""
 
     def lap(self, part: str) -> None:
         """The time since the last call belongs to `part`."""
         now = self._now()
-        self.stats.seconds[part] += now - self._last
-        self._last = now
+        taken, self._last = now - self._last, now
+        self.stats.seconds[part] += taken
+        if part not in (PARTS[0], PARTS[-1]):
+            self.pass_seconds += taken
 
     def prefilled(self) -> None:
         """The time since the last call was the prompt's."""

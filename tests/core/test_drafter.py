@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Tree
-from token_recycling.model.pass_costs import PassCosts
+from token_recycling.model.step_costs import StepCosts
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.registry import ENTRY_POINTS, drafter_class, options_of
 from token_recycling.templates import chain
@@ -148,9 +147,10 @@ def test_a_drafter_is_told_what_it_needs(model: LlamaForCausalLM) -> None:
     calls: list[tuple[str, list[int]]] = []
 
     class Listening(Drafter):
-        def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+        def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> Listening:
             assert target.vocab_size == 64
-            calls.append(("start", prompts[0].tolist()))
+            calls.append(("start", prompt.tolist()))
+            return self
 
         def draft(self, context: Context) -> Draft:
             assert context.room == 6 - (len(context.tokens) - 4)

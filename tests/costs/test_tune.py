@@ -95,7 +95,7 @@ def test_ranks_that_were_never_tried_have_no_acceptance():
 def test_a_written_template_is_read_again(tree, tmp_path):
     file = tmp_path / "grown.txt"
     file.write_text(written(tree))
-    read = make_drafter("published", tree=str(file), k=16)._tree
+    read = make_drafter("published", tree=str(file), k=16).template
     assert (read.parents, read.ranks) == (tree.parents, tree.ranks)
 
 

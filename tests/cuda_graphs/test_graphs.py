@@ -57,8 +57,7 @@ class Ready:
         self.source: HostSource | DeviceSource
         if device_drafts:
             drafter = tr.make_drafter("published", tree=TREE)
-            runs.begin(drafter, [text], self.target)
-            retrieval = drafter.traits.retrieval
+            retrieval = runs.begun(drafter, text, self.target).retrieval
             assert retrieval is not None
             self.source = DeviceSource(retrieval, torch.device("cpu"))
             self.plan = StepPlan(len(TREE), TREE.depth + 1, BAND, 8, False, True)

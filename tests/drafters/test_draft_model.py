@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import tiny
+from support import runs, tiny
 from support.chi_square import fit
 from support.tiny import related
 from transformers import (
@@ -132,12 +132,13 @@ def test_the_draft_models_cache_is_that_of_the_text(way: str) -> None:
     draft = related(model, 0.01)
     options = {"k": 4, "theta_prob": 0.0, "theta_sib": 0.0, "nodes": 60, "depth": 5, "tau": 1}
     drafter, stats = tr.make_drafter("draft_model", model=draft, mode=way, **options), tr.Stats()
+    started = runs.texts_of(drafter)
     for seed in range(4):
         ids = tiny.prompt(seed, 6, 8)
         text = ids[0].tolist()
         for step in tr.stream(model, ids, drafter, max_new_tokens=30, stats=stats):
             text += step.tokens
-            (reader,) = drafter._readers
+            reader = started[-1].reader
             assert len(text) - len(step.tokens) <= reader.held < len(text)
             with torch.no_grad():
                 wanted = draft(input_ids=torch.tensor([text[: reader.held]]), use_cache=True).past_key_values
@@ -159,12 +160,13 @@ def test_a_merged_path_that_is_accepted_is_counted_and_read_again() -> None:
         draft.lm_head.weight[2, 0], draft.lm_head.weight[1, 0] = 3.3, 3.0
     options = {"mode": "graph", "depth": 4, "k": 2, "theta_prob": 0.1, "nodes": 12, "tau": 1}
     drafter, stats = tr.make_drafter("draft_model", model=draft, **options), tr.Stats()
+    started = runs.texts_of(drafter)
     step = next(tr.stream(target, torch.tensor([0]), drafter, max_new_tokens=12, stats=stats))
     assert step.tokens[:3] == [1, 2, 3]
     assert len(step.tokens) > 3
     assert stats.drafter_statistics["steps_with_merge_accepted"] == 1
     # Of the emitted tokens only 1 was read on its own path; the root is read with the prompt.
-    assert drafter._readers[0].held == 2
+    assert started[0].reader.held == 2
 
 
 def test_a_text_beyond_the_draft_models_positions_goes_on_without_drafts(model: LlamaForCausalLM) -> None:
@@ -199,14 +201,15 @@ def test_steps_of_other_drafts_are_caught_up_with(model: LlamaForCausalLM) -> No
     inner, calls = tr.make_drafter("draft_model", model=related(model), **WAYS["tree"]), iter(range(100))
 
     class Sometimes(tr.Drafter):
-        def start(self, prompts: Any, target: Any, costs: Any) -> None:
-            inner.start(prompts, target, costs)
+        def start(self, prompt: Any, target: Any, costs: Any) -> tr.TextDrafter:
+            self.inner = inner.start(prompt, target, costs)
+            return self
 
         def draft(self, context: tr.Context) -> tr.Draft:
-            return inner.draft(context) if next(calls) % 3 else tr.Draft(tr.templates.root_only(), context.root)
+            return self.inner.draft(context) if next(calls) % 3 else tr.Draft(tr.templates.root_only(), context.root)
 
         def observe(self, step: tr.Step) -> None:
-            inner.observe(step)
+            self.inner.observe(step)
 
     ids, stats = tiny.prompt(0, 9), tr.Stats()
     ours = tr.generate(model, ids, drafter=Sometimes(), stats=stats, max_new_tokens=40)
@@ -272,11 +275,12 @@ def use(target: LlamaForCausalLM, drafter: tr.Drafter) -> None:
 def test_a_draft_model_comes_from_a_folder(target_folder: str) -> None:
     target = LlamaForCausalLM.from_pretrained(target_folder)
     drafter = tr.make_drafter(f"draft_model:model={target_folder},mode=sequence,depth=2")
-    use(target, drafter)
-    assert drafter._readers[0].model.model is not target
-    first = drafter._readers[0].model
-    use(target, drafter)
-    assert drafter._readers[0].model is first
+    started = runs.texts_of(drafter)
+    for _ in range(2):
+        use(target, drafter)
+    first, second = (text.reader.model for text in started)
+    assert first is second
+    assert first.model is not target
 
 
 @pytest.mark.parametrize("sampled", [True, False])

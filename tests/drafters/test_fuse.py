@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -22,8 +21,8 @@ import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
 from token_recycling.drafter import DrafterTraits
-from token_recycling.drafters.fuse import Fuse, worth
-from token_recycling.drafters.fuse.worth import Forecast, MarginalValue, PassClock
+from token_recycling.drafters.fuse import Fuse
+from token_recycling.drafters.fuse.worth import Forecast, MarginalValue
 from token_recycling.templates import parse_paths, root_only
 
 
@@ -165,7 +164,7 @@ class Scripted(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(learns_prompt=self.learns_prompt)
 
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         self.prompts.append(tokens)
 
     def draft(self, context: Context) -> Draft:
@@ -320,19 +319,6 @@ def test_asked_is_who_adds_more_than_decoding_gives() -> None:
     for _ in range(8):
         marginal.count(1, much, Forecast(7.0, 5.1))
     assert marginal.pays(1, much)
-
-
-def test_passes_are_timed_as_they_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A curve says 1 second for one node and 2 for two; now everything takes twice as long."""
-    now = iter([10.0, 14.0] * 400)
-    monkeypatch.setattr(worth.time, "perf_counter", lambda: next(now))
-    clock = PassClock(np.array([1.0, 2.0, 3.0]), 1.0, texts=2)
-    assert clock.unit == 0.5
-    for _ in range(400):
-        clock.drafted(2)
-        clock.verified()
-        clock.verified()  # the second text of a batch
-    assert clock.unit == pytest.approx(1.0, rel=0.01)
 
 
 @pytest.mark.parametrize("asks", ["all", "paying"])

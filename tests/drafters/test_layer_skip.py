@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import architectures, tiny
+from support import architectures, runs, tiny
 from support.batches import batch
 from support.tiny import gpt2
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -209,13 +209,14 @@ def test_the_search_stays_within_the_models_positions(length: int) -> None:
 def test_it_is_made_for_the_model_at_hand(deep: LlamaForCausalLM) -> None:
     """One drafter, first with one model, then with another."""
     drafter = tr.make_drafter("layer_skip", layers="3")
+    started = runs.texts_of(drafter)
     other = tiny.llama(5, num_hidden_layers=4)
     for model in (deep, other):
         ids = tiny.prompt(0, 5)
         assert torch.equal(
             tr.generate(model, ids, drafter=drafter, max_new_tokens=9), model.generate(ids, max_new_tokens=9)
         )
-    assert drafter._readers[0].model.model.model.layers[0] is other.model.layers[0]
+    assert started[-1].reader.model.model.model.layers[0] is other.model.layers[0]
 
 
 def test_the_skipping_model_is_accelerated_as_usual(deep: LlamaForCausalLM) -> None:

@@ -44,12 +44,12 @@ def counting_heads(folder: Path, model: LlamaForCausalLM, heads: int = 3) -> Pat
 def drafted(drafter: Medusa, model: LlamaForCausalLM, text: list[int]) -> tuple[str, list[int]]:
     """The tree and tokens that are drafted after a text whose last token came from the hidden state before it."""
     target = TreeModel(model)
-    runs.begin(drafter, [torch.tensor(text)], target)
+    begun = runs.begun(drafter, text, target)
     with torch.no_grad():
         hidden = model.model(input_ids=torch.tensor([text[:-1]])).last_hidden_state[0, -1:]
-        root_step = drafter.draft(Context(torch.tensor(text[:-1]), room=50))
-        drafter.observe(Step(root_step, torch.zeros(1, VOCABULARY), [0], [text[-1]], False, hidden=hidden))
-        draft = drafter.draft(Context(torch.tensor(text), room=50))
+        root_step = begun.draft(Context(torch.tensor(text[:-1]), room=50))
+        begun.observe(Step(root_step, torch.zeros(1, VOCABULARY), [0], [text[-1]], False, hidden=hidden))
+        draft = begun.draft(Context(torch.tensor(text), room=50))
     return written(draft.tree).strip() if len(draft.tree) > 1 else "", draft.tokens.tolist()
 
 

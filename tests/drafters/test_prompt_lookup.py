@@ -21,8 +21,7 @@ def drafted(text: list[int], prompt: int | None = None, **options: int) -> list[
     """What is drafted after `text`, of which the first `prompt` tokens were the prompt."""
     drafter = tr.make_drafter("prompt_lookup", **options)
     tokens = torch.tensor(text)
-    runs.begin(drafter, [tokens[: prompt or len(text)]], TreeModel(MODEL))
-    draft = drafter.draft(Context(tokens, 1000))
+    draft = runs.begun(drafter, tokens[: prompt or len(text)], TreeModel(MODEL)).draft(Context(tokens, 1000))
     assert draft.tree.parents == tuple(range(-1, len(draft.tree) - 1))
     assert draft.tokens[0] == text[-1]
     return draft.tokens[1:].tolist()
@@ -46,12 +45,10 @@ def test_the_longest_match_wins_and_of_its_places_the_first() -> None:
 
 def test_texts_do_not_know_of_each_other(counting: LlamaForCausalLM) -> None:
     drafter, target = tr.make_drafter("prompt_lookup"), TreeModel(counting)
-    first, second = torch.tensor([1, 2, 1]), torch.tensor([1, 3, 1])
-    runs.begin(drafter, [first, second], target)
-    assert drafter.draft(Context(first, 9, row=0)).tokens.tolist() == [1, 2, 1]
-    assert drafter.draft(Context(second, 9, row=1)).tokens.tolist() == [1, 3, 1]
-    runs.begin(drafter, [torch.tensor([1])], target)
-    assert drafter.draft(Context(torch.tensor([1]), 9)).tokens.tolist() == [1]
+    texts = [torch.tensor(text) for text in ([1, 2, 1], [1, 3, 1], [1])]
+    begun = [runs.begun(drafter, text, target) for text in texts]
+    drafted = [one.draft(Context(text, 9)).tokens.tolist() for one, text in zip(begun, texts, strict=True)]
+    assert drafted == [[1, 2, 1], [1, 3, 1], [1]]
 
 
 def test_a_loop_is_decoded_in_few_steps(counting: LlamaForCausalLM) -> None:

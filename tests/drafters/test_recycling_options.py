@@ -24,10 +24,10 @@ def sure(following: list[int], vocab_size: int = 64) -> torch.Tensor:
 def drafted(text: list[int], drafter: str = "recycling", read: bool = True, **options: Any) -> list[int]:
     """What is drafted after a text that the model foresaw, token by token; the root left out."""
     made, ids = tr.make_drafter(drafter, **options), torch.tensor(text)
-    runs.begin(made, [ids], TreeModel(tiny.llama()))
+    begun = runs.begun(made, ids, TreeModel(tiny.llama()))
     if read:
-        made.observe_prompt(ids[:-1], sure(text[1:]), 0)
-    return made.draft(Context(ids, 50)).tokens[1:].tolist()
+        begun.observe_prompt(ids[:-1], sure(text[1:]))
+    return begun.draft(Context(ids, 50)).tokens[1:].tolist()
 
 
 def test_the_tree_says_how_many_nodes_and_where() -> None:
@@ -41,11 +41,11 @@ def test_the_tree_says_how_many_nodes_and_where() -> None:
 
 
 def test_nothing_is_drafted_beyond_the_end() -> None:
-    drafter, ids = tr.make_drafter("recycling", tree=9, k=1), torch.tensor([*range(1, 9), 1])
-    runs.begin(drafter, [ids], TreeModel(tiny.llama()))
-    drafter.observe_prompt(ids[:-1], sure(ids[1:].tolist()), 0)
+    ids = torch.tensor([*range(1, 9), 1])
+    begun = runs.begun(tr.make_drafter("recycling", tree=9, k=1), ids, TreeModel(tiny.llama()))
+    begun.observe_prompt(ids[:-1], sure(ids[1:].tolist()))
     for room in (1, 2, 5):
-        assert drafter.draft(Context(ids, room)).tokens.tolist() == list(range(1, room + 1))
+        assert begun.draft(Context(ids, room)).tokens.tolist() == list(range(1, room + 1))
 
 
 def test_longer_contexts_add_what_one_token_does_not_know() -> None:
@@ -74,9 +74,9 @@ def test_k_candidates_are_kept() -> None:
     text, logits = torch.tensor([1, 2, 1]), torch.linspace(9, 0, 64).repeat(2, 1)
     for k in (1, 2, 5):
         drafter = tr.make_drafter("recycling", tree="0 1 2 3 4 5 6 7", k=k, suffix=False)
-        runs.begin(drafter, [text], TreeModel(tiny.llama()))
-        drafter.observe_prompt(text[:-1], logits, 0)
-        assert drafter.draft(Context(text, 9)).tokens.tolist() == [1, *range(k)]
+        begun = runs.begun(drafter, text, TreeModel(tiny.llama()))
+        begun.observe_prompt(text[:-1], logits)
+        assert begun.draft(Context(text, 9)).tokens.tolist() == [1, *range(k)]
 
 
 def test_rows_remember() -> None:
@@ -92,19 +92,18 @@ def test_what_was_emitted_is_favoured() -> None:
     logits[0, 10] = 20.5
     for favours, wanted in ((0.0, 10), (0.4, 11)):
         drafter = tr.make_drafter("recycling", tree=1, suffix=False, favours=favours)
-        runs.begin(drafter, [text], TreeModel(tiny.llama()))
-        drafter.observe_prompt(text[:-1], logits, 0)
-        assert drafter.draft(Context(text, 9)).tokens.tolist() == [1, wanted]
+        begun = runs.begun(drafter, text, TreeModel(tiny.llama()))
+        begun.observe_prompt(text[:-1], logits)
+        assert begun.draft(Context(text, 9)).tokens.tolist() == [1, wanted]
 
 
 def test_a_prompt_in_pieces_is_learned_as_one() -> None:
     text = torch.tensor([1, 2, 3, 4, 5, 6, 7])
     whole, pieces = (tr.make_drafter("recycling", tree=4, orders=4) for _ in range(2))
-    for drafter in (whole, pieces):
-        runs.begin(drafter, [text], TreeModel(tiny.llama()))
-    whole.observe_prompt(text[:-1], sure(text[1:].tolist()), 0)
+    runs.begun(whole, text, TreeModel(tiny.llama())).observe_prompt(text[:-1], sure(text[1:].tolist()))
+    begun = runs.begun(pieces, text, TreeModel(tiny.llama()))
     for start, stop in ((0, 1), (1, 2), (2, 6)):
-        pieces.observe_prompt(text[start:stop], sure(text[start + 1 : stop + 1].tolist()), 0)
+        begun.observe_prompt(text[start:stop], sure(text[start + 1 : stop + 1].tolist()))
     for ours, wanted in zip(pieces.matrix.rows, whole.matrix.rows, strict=True):
         np.testing.assert_array_equal(ours, wanted)
     assert whole.matrix.look_up(1, 2, 3, 4)
@@ -136,10 +135,9 @@ def test_the_memory_of_a_drafter_is_bounded(model: LlamaForCausalLM) -> None:
 
 
 def test_texts_of_a_batch_share_what_is_learned_but_no_suffix(counting: LlamaForCausalLM) -> None:
-    drafter = tr.make_drafter("recycling", tree=3)
-    first, second = torch.tensor([1, 2, 3, 1]), torch.tensor([1, 5, 6, 1])
-    runs.begin(drafter, [first, second], TreeModel(counting))
-    assert drafter.draft(Context(first, 9, row=0)).tokens.tolist() == [1, 2, 3, 1]
-    assert drafter.draft(Context(second, 9, row=1)).tokens.tolist() == [1, 5, 6, 1]
-    drafter.observe_prompt(torch.tensor([9]), sure([10], 16), 0)
-    assert drafter.draft(Context(torch.tensor([1, 5, 6, 1, 9]), 9, row=1)).tokens.tolist()[:2] == [9, 10]
+    drafter, texts = tr.make_drafter("recycling", tree=3), [torch.tensor([1, 2, 3, 1]), torch.tensor([1, 5, 6, 1])]
+    first, second = (runs.begun(drafter, text, TreeModel(counting)) for text in texts)
+    assert first.draft(Context(texts[0], 9)).tokens.tolist() == [1, 2, 3, 1]
+    assert second.draft(Context(texts[1], 9)).tokens.tolist() == [1, 5, 6, 1]
+    first.observe_prompt(torch.tensor([9]), sure([10], 16))
+    assert second.draft(Context(torch.tensor([1, 5, 6, 1, 9]), 9)).tokens.tolist()[:2] == [9, 10]

@@ -22,8 +22,7 @@ from token_recycling.model.tree_model import TreeModel
 
 
 def drafted(drafter: tr.Drafter, text: list[int], room: int = 99) -> Draft:
-    runs.begin(drafter, [torch.tensor(text)], TreeModel(tiny.counting_llama()))
-    return drafter.draft(Context(torch.tensor(text), room))
+    return runs.begun(drafter, text, TreeModel(tiny.counting_llama())).draft(Context(torch.tensor(text), room))
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from token_recycling.model.tree_model import TreeModel
 
 
 def drafted(text: list[int], **options: float) -> list[int]:
-    drafter = tr.make_drafter("suffix", **options)
-    runs.begin(drafter, [torch.tensor(text[:1])], TreeModel(tiny.counting_llama()))
-    return drafter.draft(Context(torch.tensor(text), 99)).tokens[1:].tolist()
+    begun = runs.begun(tr.make_drafter("suffix", **options), text[:1], TreeModel(tiny.counting_llama()))
+    return begun.draft(Context(torch.tensor(text), 99)).tokens[1:].tolist()
 
 
 def test_the_longer_the_match_the_longer_the_draft() -> None:
@@ -31,11 +30,12 @@ def test_the_longer_the_match_the_longer_the_draft() -> None:
 
 
 def test_texts_do_not_know_of_each_other(counting: LlamaForCausalLM) -> None:
-    drafter = tr.make_drafter("suffix")
-    first, second = torch.tensor([1, 2, 1]), torch.tensor([1, 3, 1])
-    runs.begin(drafter, [first, second], TreeModel(counting))
-    assert drafter.draft(Context(first, 9, row=0)).tokens.tolist() == [1, 2, 1]
-    assert drafter.draft(Context(second, 9, row=1)).tokens.tolist() == [1, 3, 1]
+    drafter, texts = tr.make_drafter("suffix"), [torch.tensor([1, 2, 1]), torch.tensor([1, 3, 1])]
+    begun = [runs.begun(drafter, text, TreeModel(counting)) for text in texts]
+    assert [one.draft(Context(text, 9)).tokens.tolist() for one, text in zip(begun, texts, strict=True)] == [
+        [1, 2, 1],
+        [1, 3, 1],
+    ]
 
 
 def test_a_loop_is_decoded_in_few_steps(counting: LlamaForCausalLM) -> None:

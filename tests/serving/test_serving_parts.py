@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.cli.serving.utils import GenerateManager
 
 from token_recycling.draft import Retrieval
-from token_recycling.drafter import Drafter, DrafterTraits
+from token_recycling.drafter import Drafter, DrafterTraits, TextDrafter
 from token_recycling.serving.internals import check_installed
 from token_recycling.serving.job import StepReporter
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
@@ -103,14 +103,17 @@ def test_a_metrics_key_is_no_user():
 
 
 def test_a_watched_drafter_hands_everything_on():
-    methods = {name for name, value in vars(Drafter).items() if callable(value) and not name.startswith("_")}
-    assert methods - {"fork"} <= vars(StepReporter).keys()
+    methods = {name for name, value in vars(TextDrafter).items() if callable(value) and not name.startswith("_")}
 
     class Needy(Drafter):
-        traits = DrafterTraits(hidden_states=True, top_k=5, draws=True, retrieval=Retrieval(root_only(), None, "last"))
+        traits = DrafterTraits(hidden_states=True, top_k=5, draws=True)
+        retrieval = Retrieval(root_only(), None, "last")
 
     reporter = StepReporter(Needy(), lambda step, seconds: None)
-    assert reporter.traits == DrafterTraits(hidden_states=True, top_k=5, draws=True)
+    assert reporter.traits == Needy.traits
+    text = reporter.start(None, None, None)
+    assert methods <= vars(type(text)).keys()
+    assert text.retrieval is None
 
 
 def test_names_of_openai_fields_that_are_ignored_are_known():

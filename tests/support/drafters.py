@@ -4,7 +4,7 @@ required options has its entry here); one that drafts at random; one that knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,9 +86,10 @@ class Garbage(Drafter):
     loud: bool = False
     note: str | None = None
 
-    def start(self, prompts: Sequence[torch.Tensor], target: object, costs: object) -> None:
+    def start(self, prompt: torch.Tensor, target: object, costs: object) -> Garbage:
         self._generator = torch.Generator().manual_seed(self.seed)
         self.steps: list[Step] = []
+        return self
 
     def draft(self, context: Context) -> Draft:
         tree = self.shapes[len(self.steps) % len(self.shapes)]

@@ -13,7 +13,8 @@ from support.architectures import VOCABULARY
 
 import token_recycling as tr
 from token_recycling import templates
-from token_recycling.model.pass_costs import PassCosts
+from token_recycling.drafter import TextDrafter
+from token_recycling.model.step_costs import StepCosts
 from token_recycling.model.tree_model import TreeModel
 
 TREES = {
@@ -32,14 +33,22 @@ class Oracle(tr.Drafter):
     wanted: Sequence[torch.Tensor]
     """Each text as plain `generate` continues it."""
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        self.random = random.Random(len(prompts[0]))
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> OracleText:
+        return OracleText(self, next(text for text in self.wanted if text[: len(prompt)].equal(prompt)))
+
+
+class OracleText(TextDrafter):
+    """A text that is known."""
+
+    def __init__(self, drafter: Oracle, wanted: torch.Tensor) -> None:
+        super().__init__(drafter)
+        self.wanted, self.random = wanted, random.Random(len(wanted))
 
     def draft(self, context: tr.Context) -> tr.Draft:
         tree = self.random.choice(list(TREES.values()))
         tokens = torch.tensor([int(context.root), *self.random.choices(range(VOCABULARY), k=len(tree) - 1)])
         branch = self.random.choice([node for node in range(len(tree)) if not tree.children[node]])
-        known = self.wanted[context.row][len(context.tokens) :][: self.random.randint(0, tree.depth)]
+        known = self.wanted[len(context.tokens) :][: self.random.randint(0, tree.depth)]
         for node, token in zip(tree.lineages[branch][1:], known, strict=False):
             tokens[node] = token
         return tr.Draft(tree, tokens)

@@ -12,8 +12,9 @@ import torch
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
 from token_recycling.cuda_graphs import Fast
-from token_recycling.drafter import Drafter
+from token_recycling.drafter import Drafter, TextDrafter
 from token_recycling.model.pass_costs import PassCosts
+from token_recycling.model.step_costs import StepCosts
 from token_recycling.model.tree_model import TreeModel
 
 
@@ -26,9 +27,17 @@ def decoded(
     return [token for step in steps for token in step.tokens], stats
 
 
-def begin(drafter: Drafter, prompts: list[torch.Tensor], target: TreeModel, costs: PassCosts | None = None) -> None:
-    """Starts a drafter on texts as the loop does."""
-    drafter.start(prompts, target, costs or PassCosts(target))
+def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: TreeModel) -> TextDrafter:
+    """What drafts for a text, started as the loop does."""
+    prompt = torch.as_tensor(prompt)
+    return drafter.start(prompt, target, StepCosts(PassCosts(target), 1, len(prompt)))
+
+
+def texts_of(drafter: Drafter) -> list[TextDrafter]:
+    """What the drafter starts from now on, in order."""
+    started, start = [], drafter.start
+    drafter.start = lambda *given: (started.append(start(*given)), started[-1])[1]
+    return started
 
 
 class Costs(PassCosts):

@@ -24,13 +24,13 @@ class CapturedStepper:
 
     def __init__(self, run: Run, runner: StepRunner) -> None:
         self.run, self.runner = run, runner
-        (self._sequence,), (selector,) = run.sequences, run.selectors
+        (self._sequence,), (self._drafter,), (selector,) = run.sequences, run.drafters, run.selectors
         self._choice = Choice(tuple(selector.processors), selector.sample)
         runner.begin(run.cache, self._sequence.max_length + BUCKETS[-1])
         runner.root.copy_(self._sequence.tokens[-1:])
         if selector.sample:
             runner.seed.random_(2**63 - 1)
-        retrieval = run.traits.retrieval
+        retrieval = self._drafter.retrieval
         self._device = None if retrieval is None else runner.device_source(retrieval)
         if self._device is not None:
             self._device.forget()
@@ -74,15 +74,14 @@ class CapturedStepper:
         self._learn_pending()
         draft = self.run.draft(0)
         if draft.drawn_from and self._choice.sample:
-            name = type(self.run.drafter).__name__
             raise ValueError(
-                f"expected a drafter that says that it draws, got drawn tokens from {name}; declare it in "
-                "its traits, or pass fast=False"
+                "expected a drafter that says that it draws, got drawn tokens from "
+                f"{type(self._drafter.drafter).__name__}; declare it in its traits, or pass fast=False"
             )
         return draft
 
     def _learn(self, step: Step) -> None:
-        self.run.drafter.observe(step)
+        self._drafter.observe(step)
         if self._device is not None:
             self._device.forget()
 

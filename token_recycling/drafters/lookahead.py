@@ -25,8 +25,8 @@ import torch
 
 from ..candidates.trie import Trie
 from ..draft import Context, Draft, Step
-from ..drafter import Drafter, check_at_least
-from ..model.pass_costs import PassCosts
+from ..drafter import Drafter, TextDrafter, check_at_least
+from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 
 Ngram = tuple[int, ...]
@@ -49,42 +49,54 @@ class Lookahead(Drafter):
         check_at_least(1, self, "window", "guesses")
         check_at_least(2, self, "ngram_size")
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        # Level 0 begins with tokens of the prompt, drawn from a generator of its own: the draft is the same in every
-        # run, and no number is taken from those that decide about the text.
-        draws = random.Random(0)
-        columns = self.window + self.ngram_size - 3
-        first = [draws.choices(prompt.tolist(), k=columns) for prompt in prompts]
-        self._texts = [_LookaheadState(Pool(self.guesses), Window(self.ngram_size, columns)) for columns in first]
-
-    def draft(self, context: Context) -> Draft:
-        text = self._texts[context.row]
-        if self.pool_from_prompt:
-            text.pool.learn(context.tokens[text.learned :].tolist(), self.ngram_size)
-            text.learned = max(text.learned, len(context.tokens) - self.ngram_size + 1)
-        root = int(context.root)
-        trie = Trie(root)
-        text.window.plant(trie, text.pool.guesses(root))
-        tokens = torch.tensor(trie.tokens, device=context.tokens.device)
-        text.draft = Draft(trie.tree(), tokens, needed=frozenset(text.window.newest))
-        return text.draft
-
-    def observe(self, step: Step) -> None:
-        text = self._texts[step.row]
-        own, text.draft = text.draft, None
-        if own is None or step.finished:
-            return
-        places = own.places_in(step.draft)
-        found = [place for place in (places[node] for node in text.window.newest) if place is not None]
-        # Cut off at a limit of the text, or left out where this drafter is a part of another.
-        if len(found) < len(text.window.newest):
-            return
-        for gram in text.window.advance(_choices(step.logits, found)):
-            text.pool.add(gram)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> LookaheadText:
+        return LookaheadText(self, prompt.tolist())
 
     def describe(self) -> str:
         more = ", and those of the text" if self.pool_from_prompt else ""
         return f"lookahead: window {self.window}, n-grams of {self.ngram_size}, at most {self.guesses} guesses{more}"
+
+
+class LookaheadText(TextDrafter):
+    """The window and the pool of one text."""
+
+    drafter: Lookahead
+
+    def __init__(self, drafter: Lookahead, prompt: list[int]) -> None:
+        super().__init__(drafter)
+        # Level 0 begins with tokens of the prompt, drawn from a generator of its own: the draft is the same in every
+        # run, and no number is taken from those that decide about the text.
+        columns = drafter.window + drafter.ngram_size - 3
+        self.pool = Pool(drafter.guesses)
+        self._window = Window(drafter.ngram_size, random.Random(0).choices(prompt, k=columns))
+        self._learned = 0
+        """Where the first n-gram of the text begins that is not in the pool."""
+        self._draft: Draft | None = None
+        """Of this step, where one was made."""
+
+    def draft(self, context: Context) -> Draft:
+        if self.drafter.pool_from_prompt:
+            size = self.drafter.ngram_size
+            self.pool.learn(context.tokens[self._learned :].tolist(), size)
+            self._learned = max(self._learned, len(context.tokens) - size + 1)
+        root = int(context.root)
+        trie = Trie(root)
+        self._window.plant(trie, self.pool.guesses(root))
+        tokens = torch.tensor(trie.tokens, device=context.tokens.device)
+        self._draft = Draft(trie.tree(), tokens, needed=frozenset(self._window.newest))
+        return self._draft
+
+    def observe(self, step: Step) -> None:
+        own, self._draft = self._draft, None
+        if own is None or step.finished:
+            return
+        places, newest = own.places_in(step.draft), self._window.newest
+        found = [place for place in (places[node] for node in newest) if place is not None]
+        # Cut off at a limit of the text, or left out where this drafter is a part of another.
+        if len(found) < len(newest):
+            return
+        for gram in self._window.advance(_choices(step.logits, found)):
+            self.pool.add(gram)
 
 
 def _choices(logits: torch.Tensor, nodes: list[int]) -> list[int]:
@@ -93,18 +105,6 @@ def _choices(logits: torch.Tensor, nodes: list[int]) -> list[int]:
         rows = logits.numpy()
         return [int(rows[node].argmax()) for node in nodes]
     return logits[nodes].argmax(dim=-1).tolist()
-
-
-@dataclass
-class _LookaheadState:
-    """What belongs to one text of a batch."""
-
-    pool: Pool
-    window: Window
-    learned: int = 0
-    """Where the first n-gram of the text begins that is not in the pool."""
-    draft: Draft | None = None
-    """Of this step, where one was made."""
 
 
 class Pool:

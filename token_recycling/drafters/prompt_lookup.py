@@ -9,14 +9,13 @@ Cost per step: one dictionary look-up a size of n-gram, and one entry a size for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..draft import Context, Draft
-from ..drafter import Drafter, check_at_least
-from ..model.pass_costs import PassCosts
+from ..drafter import Drafter, TextDrafter, check_at_least
+from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..templates import chain, root_only
 
@@ -33,23 +32,32 @@ class PromptLookup(Drafter):
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "max_matching_ngram_size")
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        self._texts = [NGrams(self.max_matching_ngram_size) for _ in prompts]
-        for text, prompt in zip(self._texts, prompts, strict=True):
-            text.extend(prompt.tolist())
-
-    def draft(self, context: Context) -> Draft:
-        text = self._texts[context.row]
-        text.extend(context.tokens[len(text.tokens) :].tolist())
-        first = text.first_after_match()
-        if first is None:
-            return Draft(root_only(), context.root)
-        found = context.tokens[first : first + self.num_tokens]
-        return Draft(chain(len(found)), torch.cat([context.root, found]))
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> PromptLookupText:
+        return PromptLookupText(self, prompt)
 
     def describe(self) -> str:
         sizes = f"{self.max_matching_ngram_size} to 1" if self.max_matching_ngram_size > 1 else "1"
         return f"prompt_lookup: at most {self.num_tokens} tokens after a match of the last {sizes}"
+
+
+class PromptLookupText(TextDrafter):
+    """Looks up the last tokens of one text in it."""
+
+    drafter: PromptLookup
+
+    def __init__(self, drafter: PromptLookup, prompt: torch.Tensor) -> None:
+        super().__init__(drafter)
+        self._ngrams = NGrams(drafter.max_matching_ngram_size)
+        self._ngrams.extend(prompt.tolist())
+
+    def draft(self, context: Context) -> Draft:
+        ngrams = self._ngrams
+        ngrams.extend(context.tokens[len(ngrams.tokens) :].tolist())
+        first = ngrams.first_after_match()
+        if first is None:
+            return Draft(root_only(), context.root)
+        found = context.tokens[first : first + self.drafter.num_tokens]
+        return Draft(chain(len(found)), torch.cat([context.root, found]))
 
 
 class NGrams:

@@ -9,7 +9,6 @@ Cost per step: one gather per tree layer, one top-k over the logits of all nodes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -17,8 +16,9 @@ import torch
 
 from ..candidates.matrix import AdjacencyMatrix, UpdateRule, check_vocabulary
 from ..draft import Context, Draft, Retrieval, Step
-from ..drafter import Drafter, DrafterTraits, check_at_least
-from ..model.pass_costs import PassCosts
+from ..drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ..locks import Lock
+from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..templates import template_from
 from ..tree import Tree
@@ -46,44 +46,52 @@ class Published(Drafter):
         template = template_from(self.tree)
         if template is None:
             raise ValueError(f"expected a template, got {self.tree}; trees are grown by the drafter 'recycling'")
-        self._tree = template
-        if self._tree.breadth > self.k:
+        self.template = template
+        if template.breadth > self.k:
             raise ValueError(
-                f"expected a tree of ranks below k = {self.k}, got rank {self._tree.breadth - 1}; "
+                f"expected a tree of ranks below k = {self.k}, got rank {template.breadth - 1}; "
                 "raise k or choose another tree"
             )
+        self._making = Lock()
 
     @property
     def traits(self) -> DrafterTraits:
-        retrieval = None if self.matrix is None else Retrieval(self._tree, self.matrix, self.update)
-        return DrafterTraits(learns_prompt=self.learns_prompt, retrieval=retrieval)
+        return DrafterTraits(learns_prompt=self.learns_prompt)
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        self.prepare(target)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> PublishedText:
+        return PublishedText(self, self.prepare(target))
 
     def prepare(self, target: TreeModel) -> AdjacencyMatrix:
         """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
         another vocabulary.
         """
-        if self.matrix is None:
-            self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
-        check_vocabulary(self.matrix.vocab_size, target.vocab_size)
-        self.matrix.candidates = self.matrix.candidates.to(target.device)
-        return self.matrix
-
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
-        self._learn(tokens, logits)
-
-    def draft(self, context: Context) -> Draft:
-        assert self.matrix is not None
-        return Draft(self._tree, self.matrix.fill(self._tree, context.root))
-
-    def observe(self, step: Step) -> None:
-        self._learn(step.draft.tokens[step.learnable].to(step.logits.device), step.logits[step.learnable])
-
-    def _learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        assert self.matrix is not None
-        self.matrix.update(tokens, logits.topk(self.k, dim=-1).indices, self.update)
+        with self._making:
+            if self.matrix is None:
+                self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)
+            check_vocabulary(self.matrix.vocab_size, target.vocab_size)
+            self.matrix.candidates = self.matrix.candidates.to(target.device)
+            return self.matrix
 
     def describe(self) -> str:
-        return f"published: k = {self.k}, {self._tree}, update rule {self.update}"
+        return f"published: k = {self.k}, {self.template}, update rule {self.update}"
+
+
+class PublishedText(TextDrafter):
+    """One of the texts that fill the matrix and draft from it."""
+
+    drafter: Published
+
+    def __init__(self, drafter: Published, matrix: AdjacencyMatrix) -> None:
+        super().__init__(drafter)
+        self.matrix = matrix
+        self.retrieval = Retrieval(drafter.template, matrix, drafter.update)
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices, self.drafter.update)
+
+    def draft(self, context: Context) -> Draft:
+        tree = self.drafter.template
+        return Draft(tree, self.matrix.fill(tree, context.root))
+
+    def observe(self, step: Step) -> None:
+        self.observe_prompt(step.draft.tokens[step.learnable].to(step.logits.device), step.logits[step.learnable])

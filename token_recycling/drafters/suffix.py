@@ -9,7 +9,6 @@ Cost per step: amortised constant time for every new token, two look-ups for eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +16,8 @@ import torch
 
 from ..candidates.suffix_automaton import SuffixAutomaton
 from ..draft import Context, Draft
-from ..drafter import Drafter, check_at_least
-from ..model.pass_costs import PassCosts
+from ..drafter import Drafter, TextDrafter, check_at_least
+from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..templates import chain, root_only
 
@@ -39,22 +38,32 @@ class Suffix(Drafter):
         if not self.factor > 0:
             raise ValueError(f"expected a factor above 0, got {self.factor}")
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        self._texts = [SuffixAutomaton(prompt.cpu().numpy()) for prompt in prompts]
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> SuffixText:
+        return SuffixText(self, prompt.cpu().numpy())
+
+    def describe(self) -> str:
+        drafted = f"{self.factor:g} tokens for each of a match of {self.min_match} or more"
+        return f"suffix: {drafted}, {self.num_tokens} at most"
+
+
+class SuffixText(TextDrafter):
+    """One text and its suffix automaton."""
+
+    drafter: Suffix
+
+    def __init__(self, drafter: Suffix, prompt: np.ndarray) -> None:
+        super().__init__(drafter)
+        self._automaton = SuffixAutomaton(prompt)
 
     def draft(self, context: Context) -> Draft:
-        text = self._texts[context.row]
-        text.extend(context.tokens[len(text) :].cpu().numpy())
-        _, match = text.match
-        length = 0 if match < self.min_match else max(1, int(self.factor * match))
-        found = text.branch(min(length, self.num_tokens))
+        options, automaton = self.drafter, self._automaton
+        automaton.extend(context.tokens[len(automaton) :].cpu().numpy())
+        _, match = automaton.match
+        length = 0 if match < options.min_match else max(1, int(options.factor * match))
+        found = automaton.branch(min(length, options.num_tokens))
         if not len(found):
             return Draft(root_only(), context.root)
         drafted = torch.from_numpy(found).to(context.tokens.device)
         confidence = np.full(len(found) + 1, match / (match + 1), np.float32)
         confidence[0] = 1
         return Draft(chain(len(found)), torch.cat([context.root, drafted]), confidence=confidence)
-
-    def describe(self) -> str:
-        drafted = f"{self.factor:g} tokens for each of a match of {self.min_match} or more"
-        return f"suffix: {drafted}, {self.num_tokens} at most"

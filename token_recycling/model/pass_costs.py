@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -54,10 +53,6 @@ class PassCosts:
         length = with_room(self.model, band(length))
         key = ("costs", self.kind, length, torch.get_num_threads())
         return remembered(self.model.model, key, lambda: self._found(length), values_matter=False)
-
-    def relative(self, prompts: Sequence[torch.Tensor]) -> np.ndarray:
-        """`CostCurve.relative` for a batch of these prompts (length,), at the length of the longest."""
-        return self.curve(max(map(len, prompts))).relative(len(prompts))
 
     def _found(self, length: int) -> CostCurve:
         saved = agreed(self.model.model, {curve.length: curve for curve in store.load(self.model, self.kind)})

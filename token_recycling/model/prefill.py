@@ -21,21 +21,21 @@ _PREFILL_PIECE = 512
 _EXTENDED_PIECE = 64
 """Tokens of each text, at most, that are read at once behind what a cache holds already."""
 
-ObservePrompt = Callable[[torch.Tensor, torch.Tensor, int], None]
-"""Told of a piece of a prompt: tokens (length,), the logits (length, vocabulary) after each, and which text it is."""
+ObservePrompt = Callable[[torch.Tensor, torch.Tensor], None]
+"""Told of a piece of a prompt: tokens (length,) and the logits (length, vocabulary) after each."""
 
 
 def prefill(
     model: TreeModel,
     texts: Sequence[torch.Tensor],
     cache: Cache,
-    observe: ObservePrompt | None = None,
+    observe: Sequence[ObservePrompt] | None = None,
     held: Sequence[int] | None = None,
 ) -> None:
     """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
-    on the right, where nothing of the text sees it. `observe` is shown the logits after every token put there.
+    on the right, where nothing of the text sees it. `observe[row]` is shown the logits after every token put there.
     """
     unroll(cache)
     slots, border = cache.get_seq_length(), model.support.border
@@ -48,7 +48,7 @@ def prefill(
         for pieces, logits in extend(model, missing, held, cache):
             for row, own in enumerate(pieces):
                 if observe is not None and len(own):
-                    observe(own, logits[row, : len(own)], row)
+                    observe[row](own, logits[row, : len(own)])
         return
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
     if not tokens.shape[1]:
@@ -63,7 +63,7 @@ def prefill(
             for row, text in enumerate(missing):
                 own = text[start : start + piece]
                 if len(own):
-                    observe(own, logits[row, : len(own)], row)
+                    observe[row](own, logits[row, : len(own)])
 
 
 def extend(

@@ -14,15 +14,15 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..draft import Context, Draft, Step
-from ..drafter import Drafter, DrafterTraits
+from ..drafter import Drafter, DrafterTraits, TextDrafter
 from ..hf.accelerate import accelerated
-from ..model.pass_costs import PassCosts
+from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..stats import Stats
 from ..text_stream import one_line
@@ -164,18 +164,28 @@ class StepReporter(Drafter):
 
     def __init__(self, inner: Drafter, on_step: Callable[[Step, float], None]) -> None:
         self._inner, self._on_step = inner, on_step
-        self._since: float | None = None
 
     @property
     def traits(self) -> DrafterTraits:
-        # A device that drafts by itself would not report its steps.
-        return replace(self._inner.traits, retrieval=None)
+        return self._inner.traits
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        self._inner.start(prompts, target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> TextDrafter:
+        return _ReportedText(self, self._inner.start(prompt, target, costs), self._on_step)
 
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
-        self._inner.observe_prompt(tokens, logits, row)
+    def describe(self) -> str:
+        return self._inner.describe()
+
+
+class _ReportedText(TextDrafter):
+    """One text of a wrapped drafter; it has no `retrieval`, since a device that drafts by itself reports no steps."""
+
+    def __init__(self, drafter: Drafter, inner: TextDrafter, on_step: Callable[[Step, float], None]) -> None:
+        super().__init__(drafter)
+        self._inner, self._on_step = inner, on_step
+        self._since: float | None = None
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        self._inner.observe_prompt(tokens, logits)
 
     def draft(self, context: Context) -> Draft:
         if self._since is None:

@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 from ..cuda_graphs import costs_of
 from ..drafter import Drafter
 from ..model.loading import Loaded
+from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..registry import make_drafter
 from .drafter_pool import DrafterPool
@@ -205,7 +206,7 @@ class Service:
         costs = costs_of(self.target, "auto")
         for length in costs.lengths(longest):
             ids = torch.arange(min(length, longest), device=self.target.device) % self.target.embedded
-            self.pool.base.fork().start([ids], self.target, costs)
+            self.pool.base.fork().start(ids, self.target, StepCosts(costs, 1, len(ids)))
 
     async def save_at_intervals(self) -> None:
         """Saves what was learned every `save_every` seconds, between two requests, until cancelled."""

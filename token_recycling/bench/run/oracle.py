@@ -9,7 +9,6 @@ text is decoded once before, and read once by the draft model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,8 @@ from ...draft import Context
 from ...drafters.draft_model.base import ModelDrafter
 from ...drafters.draft_model.expand import Rules
 from ...drafters.draft_model.pairing import DraftModelOption
-from ...model.pass_costs import PassCosts
 from ...model.prefill import prefill
+from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from .outcome import Outcome
 from .runners import DraftedRunner
@@ -36,10 +35,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
         """`text` (length,) is what the next text will be, prompt included."""
         self._known = text
 
-    def rules_for(
-        self, target: TreeModel, model: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts
-    ) -> Rules:
-        (prompt,) = prompts
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules:
         known = self._known.to(prompt.device)
         assert torch.equal(known[: len(prompt)], prompt)
         choices = _choices(model, known, target.vocab_size)
@@ -51,7 +47,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
         place = len(context.tokens) - 1
         return self._runs[place] if place < len(self._runs) else 0
 
-    def _shape(self, rules: Rules) -> str:
+    def shape(self, rules: Rules) -> str:
         return "as many tokens as will be accepted"
 
 
@@ -60,7 +56,7 @@ def _choices(model: TreeModel, text: torch.Tensor, vocabulary: int) -> torch.Ten
     choices: list[torch.Tensor] = [text[:0]]
     known = text.clamp(max=model.embedded - 1)[: model.max_length]
     prefill(
-        model, [known], model.new_cache(), lambda _, logits, __: choices.append(logits[:, :vocabulary].argmax(dim=-1))
+        model, [known], model.new_cache(), [lambda _, logits: choices.append(logits[:, :vocabulary].argmax(dim=-1))]
     )
     return torch.cat(choices)
 

@@ -38,10 +38,11 @@ def compare(
     # First calls cost extra on both sides; what is learned here goes with the drafter that learned it.
     throw_away = make_drafter(drafter)
     with console.working("warming up"):
-        side_by_side.compare(loaded.model, loading.arguments(loaded, encoded[0], 16), throw_away, plain_first=True)
+        short = loading.arguments(loaded, encoded[0], 16)
+        warm = side_by_side.compare(loaded.model, short, throw_away, plain_first=True)
     out = Console()
     if not as_json:
-        console.legend(out, throw_away.describe())
+        console.legend(out, warm.stats.drafter)
     found = []
     for place, (prompt, ids) in enumerate(zip(given, encoded, strict=True)):
         arguments = loading.arguments(loaded, ids, max_new_tokens)

@@ -8,17 +8,17 @@ everything copied below it) is read with the next step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-import numpy as np
 import torch
 
 from ...costs.budget import Budget
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, check_at_least
+from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
 from ...model.pass_costs import PassCosts
+from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only
 from .expand import Rules, Stop, grow, verified
@@ -40,57 +40,74 @@ class ModelDrafter(Drafter):
     sampled: bool = False
     """Where the text is sampled, draw the draft too, instead of taking the most likely tokens."""
 
-    def __post_init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._rules: Rules | None = None
-
     def drafting_model(self, target: TreeModel) -> TreeModel:
         """The model that drafts for this target; raises ValueError if there is none that can."""
         raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
 
-    def rules_for(
-        self, target: TreeModel, model: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts
-    ) -> Rules | None:
-        """What is drafted; None for nothing at all."""
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules | None:
+        """What is drafted for a text that begins; None for nothing at all."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
-    def stop(self, reader: Reader) -> Stop | None:
+    def stop(self, text: ModelText) -> Stop | None:
         """What may end the draft that is about to begin."""
         return None
 
     def depth_for(self, context: Context, rules: Rules) -> int:
-        """Drafting steps at most for this text as it is."""
+        """Drafting steps at most for a text as it is."""
         return rules.depth
 
     @property
     def traits(self) -> DrafterTraits:
         return DrafterTraits(draws=self.sampled)
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> ModelText:
         model = self.drafting_model(target)
-        self._target = target
-        self._rules = self.rules_for(target, model, prompts, costs)
-        self._readers = [Reader(model, self.reads_states) for _ in prompts]
-        self._graphs: dict[int, Graph] = {}
-        self._counts.clear()
-        if self._rules is not None:
-            for reader, prompt in zip(self._readers, prompts, strict=True):
-                reader.prefill(prompt)
+        return ModelText(self, target, model, self.rules_for(target, model, prompt, costs), prompt)
+
+    def describe(self) -> str:
+        return f"{self.name}: {self.what()}"
+
+    def what(self) -> str:
+        """A description of the model that drafts."""
+        return "a draft model"
+
+    def shape(self, rules: Rules) -> str:
+        """A description of what is drafted."""
+        raise NotImplementedError(f"{type(self).__name__} must define shape()")
+
+
+class ModelText(TextDrafter):
+    """One text as the drafting model reads it, and the draft ahead of it."""
+
+    drafter: ModelDrafter
+
+    def __init__(
+        self, drafter: ModelDrafter, target: TreeModel, model: TreeModel, rules: Rules | None, prompt: torch.Tensor
+    ) -> None:
+        super().__init__(drafter)
+        self._target, self._rules = target, rules
+        self.reader = Reader(model, drafter.reads_states)
+        self.counts: Counter[str] = Counter()
+        """What `statistics` gives next."""
+        self._graph: Graph | None = None
+        """Of this step, where one was made."""
+        if rules is not None:
+            self.reader.prefill(prompt)
 
     def draft(self, context: Context) -> Draft:
-        reader, rules = self._readers[context.row], self._rules
-        self._graphs.pop(context.row, None)
+        reader, rules, drafter = self.reader, self._rules, self.drafter
+        self._graph = None
         if rules is None:
             return Draft(root_only(), context.root)
-        text, warp = context.tokens, context.warp if self.sampled else None
-        depth = min(self.depth_for(context, rules), context.room - 1, reader.reach(len(text)))
+        text, warp = context.tokens, context.warp if drafter.sampled else None
+        depth = min(drafter.depth_for(context, rules), context.room - 1, reader.reach(len(text)))
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
         if depth < 1 or (warp and not self._target.support.fits(len(text) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)
-        graph = grow(reader, text, replace(rules, depth=depth), self._target.vocab_size, warp, self.stop(reader))
-        self._graphs[context.row] = graph
+        rules = replace(rules, depth=depth)
+        graph = self._graph = grow(reader, text, rules, self._target.vocab_size, warp, drafter.stop(self))
         places = verified(graph, rules)
-        self._counts.update(
+        self.counts.update(
             draft_forwards=graph.steps,
             drafted_by_model=len(graph) - 1,
             merged_nodes=len(graph.merged),
@@ -100,36 +117,29 @@ class ModelDrafter(Drafter):
 
     def observe(self, step: Step) -> None:
         """Of the nodes that were read, those of the text stay in the draft model's cache."""
-        graph = self._graphs.pop(step.row, None)
+        graph, self._graph = self._graph, None
         if graph is None:
             return
         # The last token is the next root, which is read again for what follows it.
         path = graph.follow(step.tokens[:-1])
-        self._counts["steps_with_merge_accepted"] += any(crossed for _, crossed in path)
+        self.counts["steps_with_merge_accepted"] += any(crossed for _, crossed in path)
         kept = []
         for node, _ in path:
             if node not in graph.read:  # a leaf or a merged node: what follows was not read on this path
                 break
             kept.append(graph.read[node])
-        self._readers[step.row].keep(kept)
+        self.reader.keep(kept)
 
     def statistics(self) -> Mapping[str, float]:
-        counts, self._counts = self._counts, Counter()
+        counts, self.counts = self.counts, Counter()
         return counts
 
     def describe(self) -> str:
-        if self._rules is None:
-            return f"{self.name}: {self._what()}, nothing drafted, since a drafting step costs what it may save"
-        how = "drawn drafts for sampled texts" if self.sampled else "deterministic drafts"
-        return f"{self.name}: {self._what()}, {self._shape(self._rules)}, {how}"
-
-    def _what(self) -> str:
-        """A description of the model that drafts."""
-        return "a draft model"
-
-    def _shape(self, rules: Rules) -> str:
-        """A description of what is drafted."""
-        raise NotImplementedError(f"{type(self).__name__} must define _shape()")
+        drafter, rules = self.drafter, self._rules
+        if rules is None:
+            return f"{drafter.describe()}, nothing drafted, since a drafting step costs what it may save"
+        how = "drawn drafts for sampled texts" if drafter.sampled else "deterministic drafts"
+        return f"{drafter.describe()}, {drafter.shape(rules)}, {how}"
 
 
 @dataclass(kw_only=True)
@@ -156,7 +166,6 @@ class CausalDrafter(ModelDrafter):
     """
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.mode not in get_args(Mode):
             raise ValueError(f"expected a mode of {', '.join(get_args(Mode))}, got {self.mode!r}")
         check_at_least(1, self, "depth", "k", "tau")
@@ -170,9 +179,7 @@ class CausalDrafter(ModelDrafter):
         """A pass of the drafting model over one token after `length`, as a share of the target's."""
         return PassCosts(model).curve(length).seconds[0] / costs.curve(length).seconds[0]
 
-    def rules_for(
-        self, target: TreeModel, model: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts
-    ) -> Rules | None:
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules | None:
         """None where a drafting step costs as much as the token that it may save."""
         if self.mode == "sequence":
             return Rules(self.depth if self.nodes == "auto" else min(self.depth, int(self.nodes)), 1, self.depth)
@@ -182,16 +189,13 @@ class CausalDrafter(ModelDrafter):
             return replace(rules, nodes=int(self.nodes))
         if self.sampled:  # what was measured must not decide how many numbers are drawn
             return rules
-        length, texts = max(map(len, prompts)), len(prompts)
-        curve = costs.curve(length)
-        verification = curve.relative(texts)
         # The texts of a batch are verified together, but drafted for one after another.
-        alone = self.step_cost(target, model, costs, length) * curve.seconds[0]
-        step = texts * alone / float(np.interp(texts, curve.sizes, curve.seconds))
-        nodes = len(verification) - 1
-        return replace(rules, nodes=nodes, budget=Budget(verification, step)) if nodes and step < 1 else None
+        alone = self.step_cost(target, model, costs.passes, costs.length) * costs.curve.seconds[0]
+        step = costs.texts * alone / costs.plain
+        nodes = len(costs.by_nodes) - 1
+        return replace(rules, nodes=nodes, budget=Budget(costs.by_nodes, step)) if nodes and step < 1 else None
 
-    def _shape(self, rules: Rules) -> str:
+    def shape(self, rules: Rules) -> str:
         shape = f"{self.mode} of {rules.depth} steps"
         if self.mode != "sequence":
             shape += " and nodes at most, as far as they pay" if rules.budget else f" and {rules.nodes} nodes at most"

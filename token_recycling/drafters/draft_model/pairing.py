@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ...locks import Lock
 from ...model.loading import first_line, tokenizer_beside
 from ...model.self_test import ready
 from ...model.support import UnsupportedModelError
@@ -29,20 +30,22 @@ class DraftModelOption:
     _pairs: WeakKeyDictionary[PreTrainedModel, TreeModel] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
     )
+    _pairing: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def drafting_model(self, target: TreeModel) -> TreeModel:
         """The model, loaded and compared once for each target."""
-        if target.model not in self._pairs:
-            self._pairs[target.model] = paired(self.model, target)
-        return self._pairs[target.model]
+        with self._pairing:
+            if target.model not in self._pairs:
+                self._pairs[target.model] = paired(self.model, target)
+            return self._pairs[target.model]
 
     def fork(self) -> Any:
         """A drafter that shares the second model, which is loaded once for all."""
         other = replace(self)
-        other._pairs = self._pairs
+        other._pairs, other._pairing = self._pairs, self._pairing
         return other
 
-    def _what(self) -> str:
+    def what(self) -> str:
         return str(self.model) if isinstance(self.model, str) else type(self.model).__name__
 
 

@@ -21,14 +21,15 @@ import torch
 
 from ...costs.budget import NO_COSTS
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits
-from ...model.pass_costs import PassCosts
+from ...drafter import Drafter, DrafterTraits, TextDrafter
+from ...locks import Lock
+from ...model.step_costs import StepCosts
 from ...model.tensor_parallel import agreed
 from ...model.tree_model import TreeModel
 from ...registry import make_drafter, name_and_options, split_outside
 from ...templates import root_only
 from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts
-from .worth import Forecast, MarginalValue, PassClock
+from .worth import Forecast, MarginalValue
 
 _MOST_PARTS = 6
 """What is learned of parts together has a cell for every combination of them."""
@@ -68,10 +69,12 @@ class Fuse(Drafter):
             )
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
             raise ValueError("expected every part to be a drafter of its own, got one twice; make it twice")
-        self._labels = _labels(self.drafters)
-        self._calibration = FuseCalibration.empty(len(self.drafters))
-        self._marginal = MarginalValue(len(self.drafters))
-        self._counts: Counter[str] = Counter()
+        self.labels = _labels(self.drafters)
+        """A name for each part."""
+        self.calibration = FuseCalibration.empty(len(self.drafters))
+        self.marginal = MarginalValue(len(self.drafters))
+        self.learning = Lock()
+        """Held where these two are read or learn."""
 
     @property
     def traits(self) -> DrafterTraits:
@@ -87,103 +90,120 @@ class Fuse(Drafter):
     def fork(self) -> Fuse:
         """Forks every part: what they share with their own forks stays shared."""
         other = replace(self, parts=[drafter.fork() for drafter in self.drafters])
-        other._calibration, other._marginal = copy.deepcopy((self._calibration, self._marginal))
+        other.calibration, other.marginal = copy.deepcopy((self.calibration, self.marginal))
         return other
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        for drafter in self.drafters:
-            drafter.start(prompts, target, costs)
-        self._target = target
-        self._selections: dict[int, _Selection] = {}
-        self._counts.clear()
-        if self.nodes != "auto":
-            self._most, self._costs = int(self.nodes), NO_COSTS
-            return
-        curve, texts = costs.curve(max(map(len, prompts))), len(prompts)
-        self._costs = curve.relative(texts)
-        self._most = len(self._costs) - 1
-        self._clock = PassClock(self._costs, float(np.interp(texts, curve.sizes, curve.seconds)), texts)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> FuseText:
+        return FuseText(self, [drafter.start(prompt, target, costs) for drafter in self.drafters], target, costs)
 
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
-        for drafter in self.drafters:
+    def describe(self) -> str:
+        return self.describe_parts(self.drafters)
+
+    def describe_parts(self, parts: Sequence[TextDrafter]) -> str:
+        """One line, of parts by their options or as they have begun a text."""
+        size = "as many nodes as pay" if self.nodes == "auto" else f"{self.nodes} nodes at most"
+        return f"fuse: {size}, best first, of {' + '.join(f'({part.describe()})' for part in parts)}"
+
+
+class FuseText(TextDrafter):
+    """The parts' drafters of one text, and what was chosen of their drafts."""
+
+    drafter: Fuse
+
+    def __init__(self, drafter: Fuse, parts: list[TextDrafter], target: TreeModel, costs: StepCosts) -> None:
+        super().__init__(drafter)
+        self._parts, self._target = parts, target
+        self._costs = costs if drafter.nodes == "auto" else None
+        """What passes cost, where nodes are to pay."""
+        self._by_nodes = NO_COSTS if self._costs is None else self._costs.by_nodes
+        self._most = len(self._by_nodes) - 1 if drafter.nodes == "auto" else drafter.nodes
+        self._chosen: _Selection | None = None
+        """Of this step."""
+        self._counts: Counter[str] = Counter()
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):
             if drafter.traits.learns_prompt:
-                drafter.observe_prompt(tokens, logits, row)
+                part.observe_prompt(tokens, logits)
 
     def draft(self, context: Context) -> Draft:
-        drafts = [Draft(root_only(), context.root)] * len(self.drafters)
-        draft_parts = self._draft_paying if self.asks == "paying" else self._draft_all
-        chosen = self._selections[context.row] = draft_parts(drafts, context)
-        draft = chosen.merged.draft(chosen.kept, chosen.drawn, context) if len(chosen.kept) > 1 else drafts[0]
-        if len(self._costs):
-            self._clock.drafted(len(draft.tree))
-        return draft
+        drafts = [Draft(root_only(), context.root)] * len(self._parts)
+        draft_parts = self._draft_paying if self.drafter.asks == "paying" else self._draft_all
+        chosen = self._chosen = draft_parts(drafts, context)
+        return chosen.merged.draft(chosen.kept, chosen.drawn, context) if len(chosen.kept) > 1 else drafts[0]
 
     def _draft_all(self, drafts: list[Draft], context: Context) -> _Selection:
         began = time.perf_counter()
-        for part, drafter in enumerate(self.drafters):
-            drafts[part] = drafter.draft(context).cut(context.room - 1)
-        spent = self._passes(time.perf_counter() - began) if len(self._costs) else 0.0
-        return self._select(drafts, context, spent)
+        for number, part in enumerate(self._parts):
+            drafts[number] = part.draft(context).cut(context.room - 1)
+        return self._select(drafts, context, time.perf_counter() - began)
 
     def _draft_paying(self, drafts: list[Draft], context: Context) -> _Selection:
         """Drafts with the first part, and with every further one where it is worth the time."""
         chosen: _Selection | None = None
         spent = 0.0
-        for part, drafter in enumerate(self.drafters):
-            if chosen is not None and not self._marginal.pays(part, chosen.expected):
+        for number, part in enumerate(self._parts):
+            if chosen is not None and not self._pays(number, chosen.expected):
                 continue
             began = time.perf_counter()
-            drafts[part] = drafter.draft(context).cut(context.room - 1)
+            drafts[number] = part.draft(context).cut(context.room - 1)
             spent += time.perf_counter() - began
             before = chosen
-            chosen = self._select(drafts, context, self._passes(spent))
+            chosen = self._select(drafts, context, spent)
             if before is not None:
-                self._marginal.count(part, before.expected, chosen.expected)
+                with self.drafter.learning:
+                    self.drafter.marginal.count(number, before.expected, chosen.expected)
         assert chosen is not None
-        self._marginal.count_step(chosen.expected)
+        with self.drafter.learning:
+            self.drafter.marginal.count_step(chosen.expected)
         return chosen
 
-    def _passes(self, seconds: float) -> float:
-        """Time of drafting, in passes over one token."""
-        return agreed(self._target.model, seconds / self._clock.unit)
+    def _pays(self, number: int, before: Forecast) -> bool:
+        with self.drafter.learning:
+            return self.drafter.marginal.pays(number, before)
 
-    def _select(self, drafts: Sequence[Draft], context: Context, spent: float) -> _Selection:
-        """The nodes of all drafts to verify, `spent` being the time of drafting in passes over one token."""
+    def _select(self, drafts: Sequence[Draft], context: Context, seconds: float) -> _Selection:
+        """The nodes of all drafts to verify; `seconds` were spent on drafting."""
+        spent = 0.0 if self._costs is None else agreed(self._target.model, seconds / self._costs.unit)
         merged = merge_drafts(drafts)
-        valued = self._calibration.values_of(merged)
+        with self.drafter.learning:
+            valued = self.drafter.calibration.values_of(merged)
         first, drawn = kept_first(merged, self._most)
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are does.
         if drawn and not self._target.support.fits(len(context.tokens) - 1, self._most + 1):
             kept, drawn = np.zeros(1, np.int64), frozenset()
         else:
-            kept = best(valued.values, first, self._most, self._costs, spent)
-        taken = spent + self._costs[len(kept) - 1] if len(self._costs) else 0.0
+            kept = best(valued.values, first, self._most, self._by_nodes, spent)
+        taken = 0.0 if self._costs is None else spent + self._by_nodes[len(kept) - 1]
         return _Selection(merged, valued, kept, drawn, Forecast(valued.values[kept].sum(), taken))
 
     def observe(self, step: Step) -> None:
-        if len(self._costs):
-            self._clock.verified()
-        merged, valued, kept, *_ = self._selections.pop(step.row)
-        self._calibration.learn(merged, valued, step.tokens)
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None:
+            self._count(chosen, step)
+            with self.drafter.learning:
+                self.drafter.calibration.learn(chosen.merged, chosen.valued, step.tokens)
+        for part in self._parts:
+            part.observe(step)
+
+    def _count(self, chosen: _Selection, step: Step) -> None:
+        merged = chosen.merged
         proposed = merged.nodes.ranks >= 0
         accepted = proposed[merged.follow(step.tokens[: len(step.accepted) - 1])]
-        for part, label in enumerate(self._labels):
+        for part, label in enumerate(self.drafter.labels):
             self._counts[f"{label}.proposed"] += int(proposed[1:, part].sum())
-            self._counts[f"{label}.kept"] += int(proposed[kept[1:], part].sum())
+            self._counts[f"{label}.kept"] += int(proposed[chosen.kept[1:], part].sum())
             self._counts[f"{label}.accepted"] += int(accepted[:, part].sum())
             self._counts[f"{label}.accepted_alone"] += int((accepted[:, part] & (accepted.sum(1) == 1)).sum())
-        for drafter in self.drafters:
-            drafter.observe(step)
 
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()
-        for label, drafter in zip(self._labels, self.drafters, strict=True):
-            counts.update({f"{label}.{name}": number for name, number in drafter.statistics().items()})
+        for label, part in zip(self.drafter.labels, self._parts, strict=True):
+            counts.update({f"{label}.{name}": number for name, number in part.statistics().items()})
         return counts
 
     def describe(self) -> str:
-        size = "as many nodes as pay" if self.nodes == "auto" else f"{self.nodes} nodes at most"
-        return f"fuse: {size}, best first, of {' + '.join(f'({drafter.describe()})' for drafter in self.drafters)}"
+        return self.drafter.describe_parts(self._parts)
 
 
 class _Selection(NamedTuple):

@@ -7,7 +7,6 @@ it is learned for each number of tokens expected without it. Cost: a few additio
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -56,37 +55,3 @@ class MarginalValue:
     def count_step(self, made: Forecast) -> None:
         """Counts a step, once all parts that pay have drafted."""
         self._all = _MEMORY * self._all + made
-
-
-class PassClock:
-    """How long the unit of a cost curve takes now, so that drafting can be compared with it.
-
-    A curve has the best times of quiet moments, drafting takes as long as it does beside everything else on the
-    machine. So passes are timed in the same run: from the last draft of a step to the first text that is learned from.
-    """
-
-    def __init__(self, costs: np.ndarray, seconds: float, texts: int) -> None:
-        """`costs` (nodes,) of passes over 1, 2, ... nodes a text; `seconds` that the first of them took. The texts of a
-        batch are verified together, but drafted for one after another.
-        """
-        self._costs, self._texts = costs, texts
-        self._seconds_and_cost = np.array([seconds, costs[0]])
-        self._since, self._nodes = 0.0, 1
-
-    @property
-    def unit(self) -> float:
-        """Seconds of a text's share in a pass of cost 1."""
-        seconds, cost = self._seconds_and_cost
-        return float(seconds / cost) / self._texts
-
-    def drafted(self, nodes: int) -> None:
-        """A draft of `nodes` nodes was made."""
-        self._nodes = max(self._nodes, nodes)
-        self._since = time.perf_counter()
-
-    def verified(self) -> None:
-        """A text was verified; the others of its batch were with it."""
-        if self._since:
-            taken = time.perf_counter() - self._since, self._costs[self._nodes - 1]
-            self._seconds_and_cost = _MEMORY * self._seconds_and_cost + taken
-        self._since, self._nodes = 0.0, 1

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from transformers import PreTrainedModel
 
+from ...locks import Lock
 from ...model.pass_costs import PassCosts
 from ...model.prefill import continued
+from ...model.step_costs import StepCosts
 from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
-from ..draft_model.base import CausalDrafter, Mode
+from ..draft_model.base import CausalDrafter, Mode, ModelText
 from .layers import best_layers, cost_without, why_not, without_layers
 
 _SAMPLE, _LONGEST = 64, 512
@@ -43,17 +46,19 @@ class LayerSkip(CausalDrafter):
         super().__post_init__()
         self._skipped = None if self.layers == "auto" else _numbers(self.layers)
         self._expected: float | None = None
+        self._view: tuple[PreTrainedModel, TreeModel] | None = None
+        """A target, and what is left of it without these layers."""
+        self._choosing = Lock()
 
     def fork(self) -> LayerSkip:
-        """Skips the same layers of the same weights."""
-        other = replace(self)
-        other._skipped, other._expected = self._skipped, self._expected
-        return other
+        """The same: nothing is learned from texts, once the first one has chosen the layers."""
+        return replace(self) if self._skipped is None else self
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        if self._skipped is None:
-            self.choose(target, prompts[0])
-        super().start(prompts, target, costs)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> ModelText:
+        with self._choosing:
+            if self._skipped is None:
+                self.choose(target, prompt)
+        return super().start(prompt, target, costs)
 
     def choose(self, target: TreeModel, prompt: torch.Tensor) -> list[int]:
         """Chooses the layers by how the target continues `prompt` (length,); they are kept for all later texts."""
@@ -65,23 +70,23 @@ class LayerSkip(CausalDrafter):
 
     def drafting_model(self, target: TreeModel) -> TreeModel:
         assert self._skipped is not None
-        if getattr(self, "_view_of", None) is not target.model:
-            _check(target)
-            last = target.config.num_hidden_layers - 1
-            if not self._skipped or not all(0 < number <= last for number in self._skipped):
-                raise ValueError(
-                    f"expected layers to skip from 1 to {last}, got {self.layers!r}; the first one has to stay"
-                )
-            self._view = TreeModel(without_layers(target.model, self._skipped))
-            self._view_of = target.model
-        return self._view
+        with self._choosing:
+            if self._view is None or self._view[0] is not target.model:
+                _check(target)
+                last = target.config.num_hidden_layers - 1
+                if not self._skipped or not all(0 < number <= last for number in self._skipped):
+                    raise ValueError(
+                        f"expected layers to skip from 1 to {last}, got {self.layers!r}; the first one has to stay"
+                    )
+                self._view = target.model, TreeModel(without_layers(target.model, self._skipped))
+            return self._view[1]
 
     def step_cost(self, target: TreeModel, model: TreeModel, costs: PassCosts, length: int) -> float:
         """Estimated by the weights that a pass reads."""
         assert self._skipped is not None
         return cost_without(target.model, self._skipped)
 
-    def _what(self) -> str:
+    def what(self) -> str:
         listed = " ".join(map(str, self._skipped or []))
         expected = f" (expected to be {self._expected:.2f} times as fast)" if self._expected is not None else ""
         return f"the target without layers {listed}{expected}"

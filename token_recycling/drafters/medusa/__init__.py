@@ -12,7 +12,6 @@ the first step of a text nothing is drafted: no hidden state is kept of a prompt
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -24,13 +23,14 @@ import torch
 from ...candidates.topk import top_candidates
 from ...costs.budget import Budget
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, check_at_least
+from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ...locks import Lock
 from ...model.inspection import output_layer
-from ...model.pass_costs import PassCosts
+from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import best_paths, root_only, template_from, tree_of
 from ...tree import Tree
-from .heads import check_heads, load_heads
+from .heads import MedusaHeads, check_heads, load_heads
 
 _STATIC = "static"
 
@@ -55,61 +55,83 @@ class Medusa(Drafter):
     def __post_init__(self) -> None:
         check_at_least(1, self, "k")
         self._saved = load_heads(Path(self.heads).expanduser())
-        self._accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
-        self._template = None if self.tree == _STATIC else self._given_template()
-        self._budget: Budget | None = None
-        """What passes cost, where the tree is to pay; None if its size is given."""
-        self._target: TreeModel | None = None
-        self._hidden: dict[int, torch.Tensor] = {}
+        self.accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
+        """Of each head's candidates, as measured when they were trained."""
+        self.template = None if self.tree == _STATIC else self._given_template()
+        self._placed: tuple[TreeModel, MedusaHeads] | None = None
+        """The heads where a target is, and that target."""
+        self._placing = Lock()
 
     def _given_template(self) -> Tree | None:
         """The tree that the option gives; None where it depends on the step."""
         kind, _, number = str(self.tree).rpartition(":")
         if kind == _STATIC and number.isdigit() and int(number):
-            return tree_of(islice(best_paths(self._accuracy), int(number)))
+            return tree_of(islice(best_paths(self.accuracy), int(number)))
         template = template_from(self.tree)
-        if template is not None and (template.depth > len(self._accuracy) or template.breadth > self.k):
+        if template is not None and (template.depth > len(self.accuracy) or template.breadth > self.k):
             raise ValueError(
-                f"expected a tree of at most {len(self._accuracy)} layers, one a head, and ranks below k={self.k}, "
+                f"expected a tree of at most {len(self.accuracy)} layers, one a head, and ranks below k={self.k}, "
                 f"got {template} with ranks up to {template.breadth - 1}"
             )
         return template
 
     def fork(self) -> Medusa:
-        """Shares the heads, which are only read."""
-        other = copy.copy(self)
-        other._hidden = {}
-        return other
+        """The same: nothing is learned from texts."""
+        return self
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        if self._target is None or self._target.model is not target.model:
-            check_heads(self.heads, self._saved, target.model)
-            self._heads = self._saved.heads.for_drafting(target.device, target.dtype)
-            self._target, self._shared = target, output_layer(target.model)
-        self._hidden.clear()
-        if self.tree in ("auto", _STATIC):
-            read = sum(weight.numel() for weight in (*self._heads.parameters(), *self._shared.parameters()))
-            self._budget = Budget(costs.relative(prompts), read / target.model.num_parameters())
-        if self.tree == _STATIC:
-            self._template = self._best_tree(self._accuracy)
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> MedusaText:
+        return MedusaText(self, self._heads_for(target), target, costs)
+
+    def _heads_for(self, target: TreeModel) -> MedusaHeads:
+        """The heads where the target is, and of its type; checked once."""
+        with self._placing:
+            if self._placed is None or self._placed[0].model is not target.model:
+                check_heads(self.heads, self._saved, target.model)
+            elif (self._placed[0].device, self._placed[0].dtype) == (target.device, target.dtype):
+                return self._placed[1]
+            self._placed = target, self._saved.heads.for_drafting(target.device, target.dtype)
+            return self._placed[1]
+
+    def describe(self) -> str:
+        grown = "as large as pays" if self.tree in ("auto", _STATIC) else f"{self.tree} nodes, best first"
+        return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self.template or grown}"
+
+
+class MedusaText(TextDrafter):
+    """What the heads foresee for one text."""
+
+    drafter: Medusa
+
+    def __init__(self, drafter: Medusa, heads: MedusaHeads, target: TreeModel, costs: StepCosts) -> None:
+        super().__init__(drafter)
+        self._heads, self._output = heads, output_layer(target.model)
+        self._hidden: torch.Tensor | None = None
+        """(hidden,): the state of the last accepted node, which gave the newest token."""
+        self._budget: Budget | None = None
+        """What passes cost, where the tree is to pay; None if its size is given."""
+        self._template = drafter.template
+        if drafter.tree in ("auto", _STATIC):
+            read = sum(weight.numel() for weight in (*heads.parameters(), *self._output.parameters()))
+            self._budget = Budget(costs.by_nodes, read / target.model.num_parameters())
+        if drafter.tree == _STATIC:
+            self._template = self._best_tree(drafter.accuracy)
 
     def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Tree:
         """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of the
         given number of nodes, or of as many as pay.
         """
         budget = self._budget
-        most = int(self.tree) if budget is None else len(budget.verification) - 1
+        most = int(self.drafter.tree) if budget is None else len(budget.verification) - 1
         paths = list(islice(best_paths(acceptance), most))
         if budget is not None:
             paths = paths[: budget.best([gain for gain, _ in paths], steps=1)[0]]
         return tree_of(paths)
 
     def draft(self, context: Context) -> Draft:
-        hidden = self._hidden.get(context.row)
-        if hidden is None or (self._template is not None and len(self._template) == 1):
+        if self._hidden is None or (self._template is not None and len(self._template) == 1):
             return Draft(root_only(), context.root)
-        logits = self._heads(hidden[None], self._shared)[:, 0]
-        candidates, chances = top_candidates(logits, min(self.k, logits.shape[-1]))
+        logits = self._heads(self._hidden[None], self._output)[:, 0]
+        candidates, chances = top_candidates(logits, min(self.drafter.k, logits.shape[-1]))
         tree = self._template or self._best_tree(chances.tolist())
         chosen = np.array(tree.depths[1:], int) - 1, np.array(tree.ranks[1:], int)
         following = torch.tensor(candidates[chosen], dtype=torch.long, device=context.root.device)
@@ -118,8 +140,9 @@ class Medusa(Drafter):
 
     def observe(self, step: Step) -> None:
         assert step.hidden is not None
-        self._hidden[step.row] = step.hidden[step.accepted[-1]]
+        self._hidden = step.hidden[step.accepted[-1]]
 
     def describe(self) -> str:
-        grown = "as large as pays" if self.tree in ("auto", _STATIC) else f"{self.tree} nodes, best first"
-        return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self._template or grown}"
+        if self.drafter.tree != _STATIC:
+            return self.drafter.describe()
+        return f"medusa: {self._heads.heads} heads of {self.drafter.heads}, tree {self._template}"

@@ -11,7 +11,6 @@ Cost per step: a top-k over the logits of all nodes; some microseconds a node in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,8 +24,9 @@ from ...candidates.suffix_automaton import SuffixAutomaton
 from ...candidates.topk import top_candidates
 from ...costs.budget import NO_COSTS
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits
-from ...model.pass_costs import PassCosts
+from ...drafter import Drafter, DrafterTraits, TextDrafter
+from ...locks import Lock
+from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only, template_from
 from ...tree import Tree
@@ -72,33 +72,24 @@ class Recycling(Drafter):
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
-        self._template, self._costs = template_from(self.tree), NO_COSTS
-        if self._template is not None:
-            if self._template.breadth > CHILDREN:
-                raise ValueError(
-                    f"expected a template of ranks below {CHILDREN}, got rank {self._template.breadth - 1}"
-                )
-            self._arrays, self._nodes = TemplateArrays.of(self._template), len(self._template) - 1
-        elif self.tree != "auto":
-            self._nodes = int(self.tree)  # type: ignore[arg-type]
+        self.template = template_from(self.tree)
+        if self.template is not None and self.template.breadth > CHILDREN:
+            raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
+        self._making = Lock()
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        self.prepare(target)
-        if self.tree == "auto":
-            self._costs = costs.relative(prompts)
-            self._nodes = len(self._costs) - 1
-        self._texts = [
-            _RecyclingState(prompt.cpu().numpy(), self.orders, self._nodes + 1, self.suffix) for prompt in prompts
-        ]
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> RecyclingText:
+        return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
         """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
         another vocabulary or has another size than the options say.
         """
-        if self.matrix is None:
-            self.matrix = NgramMatrix(target.vocab_size, self.k, self.orders, self.memory)
-            if self.primed:
-                prime(self.matrix, target)
+        with self._making:
+            if self.matrix is None:
+                made = NgramMatrix(target.vocab_size, self.k, self.orders, self.memory)
+                if self.primed:
+                    prime(made, target)
+                self.matrix = made
         check_vocabulary(self.matrix.vocab_size, target.vocab_size)
         if (self.matrix.k, self.matrix.orders) != (self.k, self.orders):
             raise ValueError(
@@ -107,86 +98,98 @@ class Recycling(Drafter):
             )
         return self.matrix
 
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor, row: int) -> None:
-        piece, text = tokens.cpu().numpy(), self._texts[row]
-        ngrams = ngrams_of(piece, self.orders, text.before)
-        text.before = np.concatenate([text.before, piece])[len(piece) :]
-        self._learn(ngrams, *top_candidates(logits, self.k), np.append(piece[1:], ABSENT))
-
-    def draft(self, context: Context) -> Draft:
-        assert self.matrix is not None
-        text, matrix = self._texts[context.row], self.matrix
-        if text.rests:
-            text.nodes = 1
-            return Draft(root_only(), context.root)
-        newest = text.read(context.tokens)
-        sources = Sources.of(matrix, text.automaton)
-        depth = min(_DEEPEST, context.room - 1)
-        if self._template is not None:
-            nodes = fill(text.growing, newest, sources, self._arrays, depth)
-        else:
-            nodes = grow(text.growing, newest, sources, Limits(self._costs, self._nodes, depth))
-        return text.draft(nodes)
-
-    def observe(self, step: Step) -> None:
-        assert self.matrix is not None
-        text, tree = self._texts[step.row], step.draft.tree
-        nodes, text.nodes = text.nodes, 0
-        if not nodes:
-            return
-        rested, text.bare = text.rests, text.bare + 1 if nodes == 1 else 0
-        if rested:
-            return
-        count_chosen(text.growing, nodes, np.array(step.tokens), self.matrix.calibration)
-        # Nodes that other drafters proposed are as good to learn from.
-        tokens = step.draft.tokens.cpu().numpy()
-        ngrams = ngrams_below(text.growing.ngrams[0], np.array(tree.parents), tokens)
-        chosen = np.full(len(tree), ABSENT, np.int64)
-        chosen[step.accepted] = step.tokens
-        learnable = step.learnable
-        ids, probabilities = step.top(self.k)
-        self._learn(ngrams[learnable], ids[learnable], probabilities[learnable], chosen[learnable])
-
-    def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
-        assert self.matrix is not None
-        self.matrix.learn(ngrams, ids, probabilities, chosen, self.remembers, self.favours)
-
     def describe(self) -> str:
         grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
         parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
         parts += [name for name in ("suffix", "primed") if getattr(self, name)]
-        return f"recycling: tree {self._template or grown}; {', '.join(parts)}"
+        return f"recycling: tree {self.template or grown}; {', '.join(parts)}"
 
 
-class _RecyclingState:
-    """What belongs to one text: where its tokens stood before, and the tree that grows."""
+class RecyclingText(TextDrafter):
+    """Where the tokens of one text stood before, and the tree that grows for it.
 
-    def __init__(self, prompt: np.ndarray, orders: int, nodes: int, suffix: bool) -> None:
-        self._suffix = suffix
-        self.automaton = SuffixAutomaton(prompt if suffix else ())
-        self.growing = GrowingTree.empty(nodes, orders)
-        self.before = np.full(orders - 1, ABSENT, np.int64)
+    The matrix is shared by all texts: each look-up and each lesson is one call of compiled code, which no other thread
+    interrupts.
+    """
+
+    drafter: Recycling
+
+    def __init__(self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: StepCosts) -> None:
+        super().__init__(drafter)
+        self.matrix = matrix
+        self._costs, template = NO_COSTS, drafter.template
+        if template is not None:
+            self._arrays, self._most = TemplateArrays.of(template), len(template) - 1
+        elif drafter.tree == "auto":
+            self._costs = costs.by_nodes
+            self._most = len(self._costs) - 1
+        else:
+            self._most = int(drafter.tree)  # type: ignore[arg-type]
+        self._automaton = SuffixAutomaton(prompt if drafter.suffix else ())
+        self._growing = GrowingTree.empty(self._most + 1, drafter.orders)
+        self._before = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
-        self.bare = 0
+        self._bare = 0
         """Steps in a row for which nothing was drafted."""
-        self.nodes = 0
+        self._nodes = 0
         """Nodes of this step's draft, the first that grew; 0 where no draft was made."""
 
-    @property
-    def rests(self) -> bool:
-        """Whether this step drafts nothing, since nothing has paid for long."""
-        return self.bare >= _UNPAID_STEPS and self.bare % _LOOKS != 0
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        piece, orders = tokens.cpu().numpy(), self.drafter.orders
+        ngrams = ngrams_of(piece, orders, self._before)
+        self._before = np.concatenate([self._before, piece])[len(piece) :]
+        self._learn(ngrams, *top_candidates(logits, self.drafter.k), np.append(piece[1:], ABSENT))
 
-    def read(self, tokens: torch.Tensor) -> np.ndarray:
+    def draft(self, context: Context) -> Draft:
+        if self._rests:
+            self._nodes = 1
+            return Draft(root_only(), context.root)
+        newest = self._read(context.tokens)
+        sources = Sources.of(self.matrix, self._automaton)
+        depth = min(_DEEPEST, context.room - 1)
+        if self.drafter.template is not None:
+            self._nodes = fill(self._growing, newest, sources, self._arrays, depth)
+        else:
+            self._nodes = grow(self._growing, newest, sources, Limits(self._costs, self._most, depth))
+        return self._drafted()
+
+    def observe(self, step: Step) -> None:
+        tree = step.draft.tree
+        nodes, self._nodes = self._nodes, 0
+        if not nodes:
+            return
+        rested, self._bare = self._rests, self._bare + 1 if nodes == 1 else 0
+        if rested:
+            return
+        count_chosen(self._growing, nodes, np.array(step.tokens), self.matrix.calibration)
+        # Nodes that other drafters proposed are as good to learn from.
+        tokens = step.draft.tokens.cpu().numpy()
+        ngrams = ngrams_below(self._growing.ngrams[0], np.array(tree.parents), tokens)
+        chosen = np.full(len(tree), ABSENT, np.int64)
+        chosen[step.accepted] = step.tokens
+        learnable = step.learnable
+        ids, probabilities = step.top(self.drafter.k)
+        self._learn(ngrams[learnable], ids[learnable], probabilities[learnable], chosen[learnable])
+
+    @property
+    def _rests(self) -> bool:
+        """Whether this step drafts nothing, since nothing has paid for long."""
+        return self._bare >= _UNPAID_STEPS and self._bare % _LOOKS != 0
+
+    def _read(self, tokens: torch.Tensor) -> np.ndarray:
         """Reads what is new of the text; returns its last tokens, the newest first."""
-        if self._suffix:
-            self.automaton.extend(tokens[len(self.automaton) :].cpu().numpy())
-        orders = self.growing.ngrams.shape[1]
+        if self.drafter.suffix:
+            self._automaton.extend(tokens[len(self._automaton) :].cpu().numpy())
+        orders = self.drafter.orders
         return last_ngram(tokens[-orders:].cpu().numpy(), orders)
 
-    def draft(self, nodes: int) -> Draft:
-        """The first `nodes` nodes that have grown."""
-        growing, self.nodes = self.growing, nodes
+    def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
+        options = self.drafter
+        self.matrix.learn(ngrams, ids, probabilities, chosen, options.remembers, options.favours)
+
+    def _drafted(self) -> Draft:
+        """The nodes that have grown, in order of depth."""
+        growing, nodes = self._growing, self._nodes
         order = np.argsort(growing.depths[:nodes], kind="stable")
         places = np.empty(nodes, np.int64)
         places[order] = np.arange(nodes)

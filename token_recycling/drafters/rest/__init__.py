@@ -10,7 +10,6 @@ Cost per step: some 0.4 ms in 50 million tokens, 1 ms more where all 5,000 conti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import torch
 from ...candidates.trie import Trie
 from ...draft import Context, Draft
 from ...drafter import Drafter, check_at_least
-from ...model.pass_costs import PassCosts
+from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only
 from .datastore import Datastore, DatastoreError, tokenizer_of
@@ -57,7 +56,7 @@ class Rest(Drafter):
         """Opens the datastore once more: it is read only, and not to be copied into memory."""
         return replace(self)
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> Rest:
         store = self._store
         if store.vocab_size > target.embedded:
             raise DatastoreError(
@@ -71,6 +70,7 @@ class Rest(Drafter):
                 f"{store.path}: expected the target's tokenizer {self._checked}, got {store.tokenizer}; "
                 "build a datastore with --model of this target"
             )
+        return self
 
     def draft(self, context: Context) -> Draft:
         recent = context.tokens[-self.max_matching_ngram_size :].tolist()

@@ -11,21 +11,20 @@ since it judges a token by the model's state after it; if that token is accepted
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
+from ...locks import Lock
 from ...model.inspection import output_width
-from ...model.pass_costs import PassCosts
+from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ..draft_model.base import ModelDrafter
+from ..draft_model.base import ModelDrafter, ModelText
 from ..draft_model.expand import Rules, Stop
 from ..draft_model.graph import Graph
 from ..draft_model.pairing import DraftModelOption
-from ..draft_model.reader import Reader
 from .head import KIND, AcceptanceHead, load_head
 
 
@@ -45,7 +44,6 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
     """And at most."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"expected a threshold from 0 to 1, got {self.threshold}")
         if not 1 <= self.min_length <= self.max_length:
@@ -53,13 +51,16 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
                 "expected a min_length of 1 or more and a max_length that is no less, "
                 f"got {self.min_length} and {self.max_length}"
             )
+        self._placed: tuple[PreTrainedModel, AcceptanceHead] | None = None
+        """The head where a draft model is, and that model."""
+        self._placing = Lock()
 
-    def start(self, prompts: Sequence[torch.Tensor], target: TreeModel, costs: PassCosts) -> None:
-        model = self.drafting_model(target).model
-        if getattr(self, "_head_for", None) is not model:
-            self._head = self._found_head(model).for_drafting(model.get_input_embeddings().weight.device)
-            self._head_for = model
-        super().start(prompts, target, costs)
+    def _head_for(self, model: PreTrainedModel) -> AcceptanceHead:
+        """The head where the draft model is; found and checked once."""
+        with self._placing:
+            if self._placed is None or self._placed[0] is not model:
+                self._placed = model, self._found_head(model).for_drafting(model.get_input_embeddings().weight.device)
+            return self._placed[1]
 
     def _found_head(self, model: PreTrainedModel) -> AcceptanceHead:
         if isinstance(self.head, AcceptanceHead):
@@ -72,30 +73,29 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
         beside = Path(self.head or Path(model.name_or_path) / KIND).expanduser()
         if not self.head and (not model.name_or_path or not beside.parent.is_dir()):
             raise ValueError(
-                f"expected the folder of a trained head, since {self._what()} has no folder here where one could be, "
+                f"expected the folder of a trained head, since {self.what()} has no folder here where one could be, "
                 "got none: specdec_pp:head=FOLDER"
             )
         return load_head(beside, model)
 
-    def rules_for(
-        self, target: TreeModel, model: TreeModel, prompts: Sequence[torch.Tensor], costs: PassCosts
-    ) -> Rules:
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules:
+        self._head_for(model.model)  # a head that is missing is said with the first text, not with its first draft
         return Rules(depth=self.max_length, k=1, nodes=self.max_length)
 
-    def stop(self, reader: Reader) -> Stop:
+    def stop(self, text: ModelText) -> Stop:
         """By the probability that all tokens so far are accepted: the product of what the head predicts for each."""
-        chance = 1.0
+        head, chance = self._head_for(text.reader.model.model), 1.0
 
         def expected_rejection(graph: Graph) -> bool:
             nonlocal chance
-            assert reader.states is not None
-            chance *= self._head.acceptance(reader.states[-1])
+            assert text.reader.states is not None
+            chance *= head.acceptance(text.reader.states[-1])
             stops = len(graph) - 1 >= self.min_length and 1 - chance > self.threshold
-            self._counts["stopped_by_head"] += stops
+            text.counts["stopped_by_head"] += stops
             return stops
 
         return expected_rejection
 
-    def _shape(self, rules: Rules) -> str:
+    def shape(self, rules: Rules) -> str:
         lengths = f"{self.min_length} to {self.max_length} tokens"
         return f"{lengths}, ended where a rejection is more likely than {self.threshold:g}"
