@@ -1,0 +1,114 @@
+"""Calls in several threads on one model and one drafter: each text is the one that `generate` gives alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import architectures, tiny
+from support.batches import batch
+from support.drafters import example
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import token_recycling as tr
+
+THREADS, CALLS, NEW = 3, 6, 24
+
+
+def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+    """What the calls return, begun together in as many threads as there are, again and again."""
+    begin = threading.Barrier(THREADS)
+
+    def some(first: int) -> list[Any]:
+        begin.wait(30)
+        return [call() for call in calls[first::THREADS]]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        made = list(pool.map(some, range(THREADS)))
+    return [made[place % THREADS][place // THREADS] for place in range(len(calls))]
+
+
+def prompts(model: PreTrainedModel) -> list[torch.Tensor]:
+    size = model.config.vocab_size
+    return [tiny.prompt(seed, 3 + 2 * seed, size).repeat(1, 2) for seed in range(CALLS)]
+
+
+def asked(ids: torch.Tensor) -> dict[str, Any]:
+    return {"input_ids": ids, "max_new_tokens": NEW}
+
+
+@pytest.mark.parametrize("name", tr.drafter_names())
+def test_texts_are_those_of_calls_one_after_another(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+    wanted = [model.generate(**asked(ids)) for ids in prompts(model)]
+    config = model.config.to_dict()
+    tr.accelerate(model, example(name, model, tmp_path))
+    try:
+        found = at_once([lambda ids=ids: model.generate(**asked(ids)) for ids in prompts(model)])
+        assert model.acceleration.total.tokens == CALLS * NEW
+    finally:
+        tr.decelerate(model)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.equal(ours, theirs)
+    assert model.config.to_dict() == config
+
+
+def test_every_call_has_its_own_statistics(model: LlamaForCausalLM) -> None:
+    tr.accelerate(model)
+    try:
+        given = {"return_dict_in_generate": True}
+        calls = [
+            lambda ids=ids, new=new: model.generate(ids, max_new_tokens=new, **given)
+            for new, ids in enumerate(prompts(model), start=5)
+        ]
+        assert [output.stats.tokens for output in at_once(calls)] == list(range(5, 5 + CALLS))
+    finally:
+        tr.decelerate(model)
+
+
+def test_other_surfaces_and_plain_passes_among_them(model: LlamaForCausalLM) -> None:
+    """Batches, streams, single calls and bare forward passes, on one drafter."""
+    drafter, ids = tr.make_drafter("recycling"), prompts(model)
+    inputs = batch([4, 9, 5], 1)
+    wanted_batch, wanted = (
+        model.generate(**inputs, max_new_tokens=NEW, pad_token_id=0),
+        model.generate(ids[0], max_new_tokens=NEW),
+    )
+    logits = model(ids[1]).logits
+
+    def streamed() -> torch.Tensor:
+        tokens = [token for step in tr.stream(model, ids[0], drafter, max_new_tokens=NEW) for token in step.tokens]
+        return torch.cat([ids[0], torch.tensor([tokens])], dim=1)
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return torch.stack([model(ids[1]).logits for _ in range(20)]).amax(0)
+
+    calls = [
+        lambda: tr.generate(model, **inputs, drafter=drafter, max_new_tokens=NEW, pad_token_id=0),
+        streamed,
+        forward,
+        forward,
+        lambda: tr.generate(model, ids[0], drafter=drafter, max_new_tokens=NEW),
+        lambda: model.generate(ids[0], custom_generate=tr.custom_generate(drafter), max_new_tokens=NEW),
+    ]
+    expected = [wanted_batch, wanted, logits, logits, wanted, wanted]
+    for ours, theirs in zip(at_once(calls), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0 if ours.dtype == torch.int64 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in architectures.BORDERS if "rotary" in str(case) or "longrope" in str(case)], ids=str
+)
+def test_models_whose_passes_change_them_decode_one_text_at_a_time(case: architectures.Case) -> None:
+    """All prompts are shorter than the border, so that each text begins as the model was loaded."""
+    calls = [tiny.prompt(seed, 5 + 4 * seed, architectures.VOCABULARY) for seed in range(CALLS)]
+    wanted = [architectures.model_of(case).generate(ids, max_new_tokens=NEW) for ids in calls]
+    model = tr.accelerate(architectures.model_of(case))
+    found = at_once([lambda ids=ids: model.generate(ids, max_new_tokens=NEW) for ids in calls])
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.equal(ours, theirs)
