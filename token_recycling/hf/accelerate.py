@@ -122,7 +122,7 @@ class _Accelerated(PreTrainedModel):
 
 
 def accelerate(
-    model: PreTrainedModel, drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any
+    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any
 ) -> PreTrainedModel:
     """Makes the model's own `generate()` faster, in place, and returns the model.
 
@@ -165,7 +165,9 @@ def _accelerated_class(original: type) -> type:
 
 
 @contextlib.contextmanager
-def accelerated(model: PreTrainedModel, drafter: str | Drafter = "recycling", **options: Any) -> Iterator[Acceleration]:
+def accelerated(
+    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", **options: Any
+) -> Iterator[Acceleration]:
     """Accelerates a model for the length of a `with` block; afterwards it is as it was before."""
     before = getattr(model, "acceleration", None)
     accelerate(model, drafter, **options)
@@ -180,6 +182,7 @@ def accelerated(model: PreTrainedModel, drafter: str | Drafter = "recycling", **
 
 def generate(
     model: PreTrainedModel,
+    /,
     *inputs: Any,
     drafter: str | Drafter = "recycling",
     fast: Fast = "auto",

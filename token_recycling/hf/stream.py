@@ -26,6 +26,7 @@ from ..stats import Stats
 
 def stream(
     model: PreTrainedModel,
+    /,
     input_ids: torch.Tensor,
     drafter: str | Drafter = "recycling",
     *,
