@@ -36,8 +36,10 @@ def accelerate(
     False goes the ordinary way.
 
     `options` go to the drafter. What the drafter learns stays in `model.acceleration.drafter`; the last call's
-    statistics are in `model.acceleration.stats`. Accelerating again replaces the drafter. Raises UnsupportedModelError
-    with the reason, or NoFastPathError, now or with a call, where fast steps were insisted on and do not hold.
+    statistics are in `model.acceleration.stats`. Accelerating again replaces the drafter. A model that is pickled
+    (`pickle`, `torch.save`, another process) or copied by `copy.deepcopy` comes back accelerated, with a drafter of its
+    own that has learned the same; `save_pretrained` writes the model alone. Raises UnsupportedModelError with the
+    reason, or NoFastPathError, now or with a call, where fast steps were insisted on and do not hold.
     """
     checked(fast)
     target = ready(model)

@@ -119,6 +119,11 @@ class _Accelerated(PreTrainedModel):
 
     acceleration: Acceleration
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As that of its own class, whose name stands for ours in a pickle and in a copy."""
+        _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
+        return _unfilled, (type(self).__bases__[1],), *state
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' own `generate`; what it does not decode through `_sample` is noted as not accelerated."""
         with _new_call(self):
@@ -165,17 +170,27 @@ class _Accelerated(PreTrainedModel):
             )
 
 
-_classes: dict[type, type] = {}
+_classes: dict[type, type[_Accelerated]] = {}
+
+
+def _accelerated_class(original: type) -> type[_Accelerated]:
+    """The accelerated subclass of a model class, made once, under the name of the original."""
+    if original not in _classes:
+        names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+        _classes[original] = type(original.__name__, (_Accelerated, original), names)
+    return _classes[original]
+
+
+def _unfilled(original: type) -> _Accelerated:
+    """An accelerated model without its attributes, which come out of a pickle."""
+    made = _accelerated_class(original)
+    return made.__new__(made)
 
 
 def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None:
-    """Makes the object of the accelerated subclass of its class, which is made once, under the name of the original."""
-    original = type(model)
+    """Makes the object of the accelerated subclass of its class."""
     if not is_accelerated(model):
-        if original not in _classes:
-            names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
-            _classes[original] = type(original.__name__, (_Accelerated, original), names)
-        model.__class__ = _classes[original]
+        model.__class__ = _accelerated_class(type(model))
     model.acceleration = acceleration
 
 
