@@ -62,7 +62,7 @@ def accelerated(
     model: PreTrainedModel, /, drafter: str | Drafter = "recycling", **options: Any
 ) -> Iterator[Acceleration]:
     """Accelerates a model for the length of a `with` block; afterwards it is as it was before."""
-    before = getattr(model, "acceleration", None)
+    before = model.acceleration if is_accelerated(model) else None
     accelerate(model, drafter, **options)
     try:
         yield model.acceleration
@@ -70,7 +70,7 @@ def accelerated(
         if before is None:
             decelerate(model)
         else:
-            model.acceleration = before
+            make_accelerated(model, before)
 
 
 def generate(

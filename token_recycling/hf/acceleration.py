@@ -192,6 +192,9 @@ def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None
     if not is_accelerated(model):
         model.__class__ = _accelerated_class(type(model))
     model.acceleration = acceleration
+    if "generate" in vars(model):  # which is called in place of ours
+        acceleration.fallback = "expected the generate() of the model's class, got another one set on the model itself"
+        acceleration.say(acceleration.fallback)
 
 
 def make_plain(model: PreTrainedModel) -> None:
