@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .cuda_graphs import NoFastPathError
     from .draft import Context, Draft, Step
     from .drafter import Drafter, DrafterTraits, TextDrafter
-    from .hf.accelerate import Acceleration, accelerate, accelerated, custom_generate, decelerate, generate
+    from .hf.accelerate import accelerate, accelerated, custom_generate, decelerate, generate
+    from .hf.acceleration import Acceleration
     from .hf.check import check
     from .hf.stream import stream
     from .model.self_test import unsupported
@@ -58,7 +59,8 @@ _MODULES = {
     "cuda_graphs": ("NoFastPathError",),
     "draft": ("Context", "Draft", "Step"),
     "drafter": ("Drafter", "DrafterTraits", "TextDrafter"),
-    "hf.accelerate": ("Acceleration", "accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
+    "hf.accelerate": ("accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
+    "hf.acceleration": ("Acceleration",),
     "hf.check": ("check",),
     "hf.stream": ("stream",),
     "model.self_test": ("unsupported",),

@@ -1,38 +1,94 @@
-"""Files that a reader sees whole or not at all, and the folder for what is measured."""
+"""Files that a reader sees whole or not at all, and the folder for what is measured.
+
+A file is written in a hidden folder beside its place, which its writer holds locked. A lock ends with its process,
+however that ends: so the next writer knows what was left behind, by whatever machine, and removes it. Where there are
+no such locks (Windows, some network drives) it stays.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_PREFIX, _LOCK = ".token_recycling.", "writer"
+
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A temporary file to write, beside `path`, which it replaces at the end of the block: a reader sees the old file
+    """A temporary file to write, which takes the place of `path` at the end of the block: a reader sees the old file
     or the new one, never a part. After an error the old one stays. Missing folders are made.
+
+    The new file has the permissions of the old one, or else those of any new file. Where `path` is a symbolic link, the
+    file that it leads to is replaced.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    _remove_left_behind(path.parent)
+    folder, lock = _new_folder(path.parent)
     try:
-        yield temporary
+        temporary = folder / "whole"
+        temporary.touch()
+        yield str(temporary)
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        # The lock is a new file as any other: the umask, which only a change could tell, belongs to all threads.
+        os.chmod(temporary, stat.S_IMODE(os.stat(path if path.exists() else lock).st_mode))
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _new_folder(parent: Path) -> tuple[Path, int]:
+    """A folder that no other writer removes, and the lock that says so."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
+        try:
+            lock = _lock_of(folder)
+        except FileNotFoundError:  # taken for one that was left behind, before it was locked
+            continue
+        if _try_lock(lock) is not False and folder.exists():
+            return folder, lock
+        os.close(lock)
+
+
+def _remove_left_behind(parent: Path) -> None:
+    """Removes the folders of writers that are gone."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or another writer is removing it
+            lock = _lock_of(folder)
+            try:
+                if _try_lock(lock):
+                    shutil.rmtree(folder)
+            finally:
+                os.close(lock)
+
+
+def _lock_of(folder: Path) -> int:
+    return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def _try_lock(lock: int) -> bool | None:
+    """Whether the lock is ours now; False if it is another's, None if there are no locks here."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def cache_folder() -> Path:

@@ -62,7 +62,7 @@ def is_required(option: dataclasses.Field[Any]) -> bool:
     return option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
 
 
-def make_drafter(spec: str | Drafter = "recycling", **options: Any) -> Drafter:
+def make_drafter(spec: str | Drafter = "recycling", /, **options: Any) -> Drafter:
     """A drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one that is made
     already.
 

@@ -12,6 +12,9 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from .processors import Scope, scope
 
+_LEAST_ROOM = 256
+"""Tokens that memory grows by at least: the limit of a text may be far beyond what any memory holds."""
+
 
 class Sequence:
     """The tokens so far, and what ends them."""
@@ -30,12 +33,10 @@ class Sequence:
         self._others = [
             criterion for criterion in criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
         ]
-        self._buffer = prompt.new_empty(max(self.max_length, len(prompt) + 1))
-        self._buffer[: len(prompt)] = prompt
         # Tokens are written on the host, and copied to the prompt's device when they are read there. Writing a
         # number through numpy costs a fiftieth of writing it through torch.
-        self._host = self._buffer.cpu()
-        self._cells = self._host.numpy()
+        self._host, self._buffer = prompt.cpu(), prompt
+        self._grow()
         self.padding = padding
         self._end = self._copied = len(prompt)
         self.ended = False
@@ -57,6 +58,14 @@ class Sequence:
     def padded(self) -> torch.Tensor:
         """(1, padding + length) int64, a view: what `generate` shows to processors and criteria."""
         return self._on_device()[None, : self._end]
+
+    def _grow(self) -> None:
+        """Makes room for as many tokens again, and some; views of what was there stay as they are."""
+        room = len(self._host) + _LEAST_ROOM
+        on_host = self._host is self._buffer
+        self._host = torch.cat([self._host, self._host.new_empty(room)])
+        self._cells = self._host.numpy()
+        self._buffer = self._host if on_host else torch.cat([self._buffer, self._buffer.new_empty(room)])
 
     def _on_device(self) -> torch.Tensor:
         """The tokens on the prompt's device."""
@@ -92,6 +101,8 @@ class Sequence:
 
     def push(self, token: int) -> None:
         """Appends a token without evaluating stopping criteria."""
+        if self._end == len(self._cells):
+            self._grow()
         self._cells[self._end] = token
         self._end += 1
 

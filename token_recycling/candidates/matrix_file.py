@@ -2,22 +2,28 @@
 
 `candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
 too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
-and `calibration`. The header has the fingerprint of the tokenizer whose ids these are.
+and `calibration`. The header has the fingerprint of the tokenizer whose ids these are, and, from format version 2 on,
+the SHA-256 of the whole file, in which its own digits count as zeros: a file with any changed bit is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from ..files import replacing
 
-FORMAT, VERSION = "token_recycling.adjacency_matrix", "1"
+FORMAT, VERSION = "token_recycling.adjacency_matrix", "2"
+_WITHOUT_CHECKSUM = "1"
+_UNKNOWN = "0" * 64
+"""Stands for the checksum where that is not known yet."""
 _KINDS = (
     {"candidates"},
     {"candidates", "shares"},
@@ -44,8 +50,10 @@ def write_matrix(
     vocab_size, k = tensors["candidates"].shape
     described = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "k": k, "tokenizer": tokenizer}
     held = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    stated = {name: str(value) for name, value in {**described, **header, "sha256": _UNKNOWN}.items()}
+    contents = save(held, metadata=stated)
     with replacing(path) as temporary:
-        save_file(held, temporary, metadata={name: str(value) for name, value in {**described, **header}.items()})
+        Path(temporary).write_bytes(_with_checksum(contents, _UNKNOWN, hashlib.sha256(contents).hexdigest()))
 
 
 def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -54,26 +62,36 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tens
     if not path.exists():
         raise FileNotFoundError(f"no matrix file at {path}")
     try:
-        with safe_open(path, framework="pt") as file:
-            header, names = dict(file.metadata() or {}), set(file.keys())
-            if header.get("format") != FORMAT or names not in _KINDS:
-                raise MatrixFileError(
-                    f"{path}: expected a saved adjacency matrix, got another safetensors file; "
-                    "give a file written by --matrix"
-                )
-            tensors = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
+        contents = path.read_bytes()
+        tensors = load(contents)
+    except (SafetensorError, OSError, KeyError) as error:  # a KeyError for a type that torch does not have
         raise MatrixFileError(
             f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
         ) from None
-    if header.get("version") != VERSION:
+    header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
+    if header.get("format") != FORMAT or tensors.keys() not in _KINDS:
         raise MatrixFileError(
-            f"{path}: expected format version {VERSION}, got {header.get('version')}; update token_recycling"
+            f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
         )
+    version, checksum = header.get("version"), header.pop("sha256", None)
+    if version not in (VERSION, _WITHOUT_CHECKSUM):
+        raise MatrixFileError(f"{path}: expected format version {VERSION}, got {version}; update token_recycling")
+    if checksum is not None or version != _WITHOUT_CHECKSUM:
+        found = hashlib.sha256(_with_checksum(contents, str(checksum), _UNKNOWN)).hexdigest()
+        if found != checksum:
+            raise MatrixFileError(
+                f"{path}: expected contents of checksum {checksum}, got {found}: the file is damaged; "
+                "delete it to start anew"
+            )
     reason = _wrong_shapes(tensors, header) or _wrong_numbers(tensors)
     if reason is not None:
         raise MatrixFileError(f"{path}: {reason}; delete it to start anew")
     return tensors, {"tokenizer": "", **header}
+
+
+def _with_checksum(contents: bytes, old: str, new: str) -> bytes:
+    """A file with another checksum in its header."""
+    return contents.replace(f'"sha256":"{old}"'.encode(), f'"sha256":"{new}"'.encode(), 1)
 
 
 def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], header: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
@@ -26,14 +26,15 @@ from ..stats import Stats
 
 def stream(
     model: PreTrainedModel,
+    /,
     input_ids: torch.Tensor,
     drafter: str | Drafter = "recycling",
     *,
     max_new_tokens: int = 256,
     eos_token_id: int | list[int] | None = None,
     do_sample: bool = False,
-    logits_processor: LogitsProcessorList | None = None,
-    stopping_criteria: StoppingCriteriaList | None = None,
+    logits_processor: list[LogitsProcessor] | None = None,
+    stopping_criteria: list[StoppingCriteria] | None = None,
     past_key_values: Cache | None = None,
     stats: Stats | None = None,
     fast: Fast = "auto",
@@ -48,9 +49,11 @@ def stream(
     the model comes with the first step.
     """
     target, drafter = ready(model), make_drafter(drafter, **options)
+    if not isinstance(input_ids, torch.Tensor):
+        raise TypeError(f"expected input_ids in a tensor, got {type(input_ids).__name__}; make one with torch.tensor()")
     prompt = checked_prompt(input_ids, target)
-    if max_new_tokens < 1:
-        raise ValueError(f"expected max_new_tokens of 1 or more, got {max_new_tokens}")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"expected max_new_tokens of 1 or more, got {max_new_tokens!r}")
     checked(fast)
     criteria = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + max_new_tokens), *(stopping_criteria or [])])
     eos = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
@@ -61,7 +64,7 @@ def stream(
     if reason is not None:
         raise UnsupportedModelError(reason)
     sequences = [Sequence(prompt, criteria)]
-    selectors = [TokenSelector(sequences[0], logits_processor or LogitsProcessorList(), do_sample)]
+    selectors = [TokenSelector(sequences[0], LogitsProcessorList(logits_processor or []), do_sample)]
     measured = stats if stats is not None else Stats()
 
     def steps() -> Iterator[Step]:

@@ -20,6 +20,16 @@ from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
 
 
+class _Pairs(WeakKeyDictionary[PreTrainedModel, TreeModel]):
+    """The draft model for each target. A copy, or what comes out of a pickle, has other targets, and is empty."""
+
+    def __deepcopy__(self, memo: object) -> _Pairs:
+        return _Pairs()
+
+    def __reduce__(self) -> tuple[type[_Pairs], tuple[()]]:
+        return _Pairs, ()
+
+
 @dataclass
 class DraftModelOption:
     """The option `model` of a drafter that drafts with a second model: put before the drafter's base class."""
@@ -27,9 +37,7 @@ class DraftModelOption:
     model: str | PreTrainedModel
     """A local folder or a hub name; in Python also a model."""
 
-    _pairs: WeakKeyDictionary[PreTrainedModel, TreeModel] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
+    _pairs: _Pairs = field(default_factory=_Pairs, init=False, repr=False, compare=False)
     _pairing: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def drafting_model(self, target: TreeModel) -> TreeModel:

@@ -57,6 +57,10 @@ class Datastore:
         # Python reads single numbers and short lists from a memoryview several times as fast as from an array.
         self._text, self._places = self.tokens.data, self.suffixes.data
 
+    def __reduce__(self) -> tuple[type[Datastore], tuple[Path]]:
+        """Copied and pickled by its path: the file is opened once more, and not copied into memory."""
+        return Datastore, (self.path,)
+
     def __len__(self) -> int:
         """Number of tokens, the ends of documents included."""
         return len(self.tokens)

@@ -1,0 +1,208 @@
+"""An accelerated model: of a subclass of its own class, made on the spot, that decodes in our loop what it can.
+
+`generate` prepares everything (processors, criteria, cache, streamer) and hands it to the method `_sample` of the
+model's class. The subclass overrides this method, and what else calls go through only to note what is not accelerated.
+It has the name of the model's class, under which the model is saved. What cannot be accelerated without risk goes to
+transformers' own method, with a warning that says why.
+
+Several threads may call one model: what is noted of a call is kept by itself until that call ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from ..cuda_graphs import Fast
+from ..drafter import Drafter
+from ..locks import Lock
+from ..stats import Stats
+from .generate_call import GenerateCall
+from .run_call import run_call
+
+logger = logging.getLogger("token_recycling")
+
+_WANTED = "expected greedy or sampled decoding"
+_NOT_REACHED = (
+    f"{_WANTED}, got another loop: a custom_generate, of which contrastive search, DoLa and group beams are some"
+)
+
+
+@dataclass
+class Acceleration:
+    """What `accelerate` adds to a model, as `model.acceleration`."""
+
+    drafter: Drafter
+    """Drafts, and remembers from call to call."""
+    fast: Fast = "auto"
+    """Which way steps are made; see `accelerate`."""
+    model: PreTrainedModel | None = None
+    """What decodes, if it is not the model that `generate` was called on: see `generate`."""
+    stats: Stats = field(default_factory=Stats)
+    """Of the call of `generate` that ended last, in whichever thread; empty if it was left to transformers."""
+    total: Stats = field(default_factory=Stats)
+    """Of all calls."""
+    fallback: str | None = None
+    """Why the call that ended last was left to transformers, or None if it was accelerated."""
+
+    _said: set[str] = field(default_factory=set, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def say(self, reason: str) -> None:
+        """Warns that a call is left to transformers, once for every reason."""
+        with self._lock:
+            if reason not in self._said:
+                logger.warning("not accelerated: %s; transformers' own decoding is used", reason)
+                self._said.add(reason)
+
+    def ended(self, stats: Stats, fallback: str | None) -> None:
+        """Notes what a call was worth, or why it was left to transformers."""
+        with self._lock:
+            self.stats, self.fallback = stats, fallback
+            self.total += stats
+
+
+@dataclass
+class _Call:
+    """What is noted of one call of a model's `generate`."""
+
+    model: PreTrainedModel
+    acceleration: Acceleration
+    stats: Stats
+    fallback: str | None = None
+    reached: bool = False
+    """Whether it came to a loop that is known."""
+
+    def fall_back(self, reason: str) -> None:
+        """It is left to transformers."""
+        self.fallback, self.reached = reason, True
+        self.acceleration.say(reason)
+
+
+_innermost: ContextVar[_Call | None] = ContextVar("_innermost", default=None)
+"""The call that goes on in this thread; that of a model's drafts where they too are made by `generate`."""
+
+
+@contextlib.contextmanager
+def _new_call(model: _Accelerated) -> Iterator[_Call]:
+    """A call of `generate`, which is noted when it ends."""
+    acceleration = model.acceleration
+    call = _Call(model, acceleration, Stats(synchronize=acceleration.stats.synchronize))
+    outer = _innermost.set(call)
+    try:
+        yield call
+        if not call.reached:
+            call.fall_back(_NOT_REACHED)
+    finally:
+        _innermost.reset(outer)
+        acceleration.ended(call.stats, call.fallback)
+
+
+def _call_of(model: _Accelerated) -> contextlib.AbstractContextManager[_Call]:
+    """The call of the model's `generate` that goes on, or a new one where its methods are called without."""
+    call = _innermost.get()
+    return contextlib.nullcontext(call) if call is not None and call.model is model else _new_call(model)
+
+
+class _Accelerated(PreTrainedModel):
+    """Mixed in before the model's class by `accelerate`."""
+
+    acceleration: Acceleration
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As that of its own class, whose name stands for ours in a pickle and in a copy."""
+        _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
+        return _unfilled, (type(self).__bases__[1],), *state
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own `generate`; what it does not decode through `_sample` is noted as not accelerated."""
+        with _new_call(self):
+            return super().generate(*args, **kwargs)
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own: `generate_batch` and the paged cache of `generate` come here too."""
+        with _call_of(self) as call:
+            call.fall_back(f"{_WANTED}, got continuous batching")
+            return super().init_continuous_batching(*args, **kwargs)
+
+    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
+        with _call_of(self) as call:
+            call.fall_back(f"{_WANTED}, got beam search")
+            return super()._beam_search(*args, **kwargs)
+
+    @functools.wraps(GenerationMixin._assisted_decoding)  # `generate` looks at its parameters
+    def _assisted_decoding(self, *args: Any, **kwargs: Any) -> Any:
+        with _call_of(self) as call:
+            call.fall_back(f"{_WANTED}, got assisted generation (a draft model, prompt lookup or early exit)")
+            return super()._assisted_decoding(*args, **kwargs)
+
+    def _sample(
+        self,
+        input_ids: torch.LongTensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: BaseStreamer | None = None,
+        **model_kwargs: Any,
+    ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
+        given = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer)
+        with _call_of(self) as call:
+            own = call.acceleration
+            model = own.model if own.model is not None else self
+            reason = given.why_not(model) if not synced_gpus else "expected one process per text, got synced_gpus=True"
+            if reason is None:
+                call.fallback, call.reached = None, True
+                return run_call(model, given, own.drafter, call.stats, own.fast)
+            call.fall_back(reason)
+            return super()._sample(
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+            )
+
+
+_classes: dict[type, type[_Accelerated]] = {}
+
+
+def _accelerated_class(original: type) -> type[_Accelerated]:
+    """The accelerated subclass of a model class, made once, under the name of the original."""
+    if original not in _classes:
+        names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+        _classes[original] = type(original.__name__, (_Accelerated, original), names)
+    return _classes[original]
+
+
+def _unfilled(original: type) -> _Accelerated:
+    """An accelerated model without its attributes, which come out of a pickle."""
+    made = _accelerated_class(original)
+    return made.__new__(made)
+
+
+def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None:
+    """Makes the object of the accelerated subclass of its class."""
+    if not is_accelerated(model):
+        model.__class__ = _accelerated_class(type(model))
+    model.acceleration = acceleration
+    if "generate" in vars(model):  # which is called in place of ours
+        acceleration.fallback = "expected the generate() of the model's class, got another one set on the model itself"
+        acceleration.say(acceleration.fallback)
+
+
+def make_plain(model: PreTrainedModel) -> None:
+    """Makes the object of its own class again."""
+    model.__class__ = type(model).__bases__[1]
+    del model.acceleration
+
+
+def is_accelerated(model: PreTrainedModel) -> bool:
+    """Whether the object is of an accelerated class."""
+    return isinstance(model, _Accelerated)
