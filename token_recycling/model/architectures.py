@@ -55,6 +55,8 @@ class Border:
     """Whether there is another border after every `at` tokens."""
     at_once: bool = False
     """Whether a prompt that ends beyond it must be read in one pass, because its length decides how it is read."""
+    changes_model: bool = False
+    """Whether passes beyond it leave the model itself changed, so that calls of several threads must take turns."""
     reread: bool = False
     """Whether the model's own `generate` reads the whole text again on reaching it."""
 
@@ -118,8 +120,12 @@ def rotary_border(config: PretrainedConfig) -> Border | None:
         kind = parameters.get("rope_type")
         if kind == "longrope":
             at = parameters.get("original_max_position_embeddings") or config.original_max_position_embeddings
-            borders.append(Border(at, "longrope changes its frequencies there", beyond=True, at_once=True))
+            borders.append(
+                Border(at, "longrope changes its frequencies there", beyond=True, at_once=True, changes_model=True)
+            )
         elif "dynamic" in str(kind):
             at = config.max_position_embeddings
-            borders.append(Border(at, "dynamic rotary scaling changes with every token after it", at_once=True))
+            borders.append(
+                Border(at, "dynamic rotary scaling changes with every token after it", at_once=True, changes_model=True)
+            )
     return min(borders, key=lambda border: border.at, default=None)
