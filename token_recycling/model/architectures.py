@@ -112,6 +112,14 @@ EXCEPTIONS: dict[str, Exceptional] = {
 """Families that masks and positions alone do not make exact."""
 
 
+def index_border(config: PretrainedConfig) -> Border:
+    """Where attention begins to choose among keys (sparse attention with an index)."""
+    # Scores of keys are cut off at 0, so that many are equal, and which of them are chosen follows from how many slots
+    # a pass has: only a pass over the very slots that `generate` has there chooses alike.
+    why = "its index chooses among equal keys by their slots"
+    return Border(getattr(config, "index_topk", 0), why, at_once=True)
+
+
 def rotary_border(config: PretrainedConfig) -> Border | None:
     """Where rotary frequencies change with the length of the text, for the scalings that do so."""
     given = getattr(config, "rope_parameters", None) or {}

@@ -69,6 +69,12 @@ def remembered(model: PreTrainedModel, what: Hashable, make: Callable[[], T], va
     return found[1]
 
 
+def recalled(model: PreTrainedModel, what: Hashable) -> Any | None:
+    """What was made before for the weights as they are, or None."""
+    found = _known(model, what, values_matter=True)
+    return None if found is None else found[1]
+
+
 def _known(model: PreTrainedModel, what: Hashable, values_matter: bool) -> tuple[Hashable, Any] | None:
     """The entry, if it is of the model as it is now."""
     found = _entries_of(model).get(what)
