@@ -19,7 +19,6 @@ from token_recycling.cuda_graphs.step import Choice, StepPlan, Verified, verify
 from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.cuda_graphs.syncs import HostWaitsError, without_waiting
 from token_recycling.draft import Draft
-from token_recycling.model.attention import attending
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import TreeModel
 
@@ -72,7 +71,7 @@ class Ready:
         state = [self.steps.cache.shared.length, self.steps.root, *self.source.state(), *self.steps.cache.stores]
         before = [tensor.clone() for tensor in state]
         target, steps = self.target, self.steps
-        with attending(target.config, target.tree_attention):
+        with target.attending():
             verified = function(
                 target.model, steps.cache, target.support.layers, self.plan, self.source, choice, steps.root, steps.seed
             )

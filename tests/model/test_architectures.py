@@ -160,6 +160,48 @@ def test_a_cache_of_plain_generate_is_taken_over(case: Case, new: int) -> None:
     assert torch.equal(ours, wanted)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("length", [5, 8, 9, 20])
+def test_texts_are_those_of_generate_where_the_index_finds_keys_alike(heads: int, length: int) -> None:
+    """Of few heads often none has a score above 0, and which of the keys are chosen follows from the number of slots:
+    with another number, as without a cache, the model itself says something else.
+    """
+    model = indexed(index_topk=8, index_n_heads=heads)
+    text = tiny.prompt(length, length, VOCABULARY)
+    ours, theirs = DynamicCache(config=model.config), DynamicCache(config=model.config)
+    for turn in range(3):
+        wanted = model.generate(text, max_new_tokens=15, do_sample=False, past_key_values=theirs)
+        found = tr.generate(
+            model, text, drafter=Oracle(wanted), max_new_tokens=15, do_sample=False, past_key_values=ours
+        )
+        assert torch.equal(found, wanted)
+        text = torch.cat([wanted, tiny.prompt(turn, 3, VOCABULARY)], dim=1)
+
+
+def test_a_batch_with_an_index_is_left_to_transformers() -> None:
+    model, texts = indexed(index_topk=8, index_n_heads=2), torch.cat([tiny.prompt(seed, 7, 96) for seed in range(3)])
+    wanted = model.generate(texts, max_new_tokens=20, do_sample=False)
+    tr.accelerate(model)
+    assert torch.equal(model.generate(texts, max_new_tokens=20, do_sample=False), wanted)
+    assert "one text without padding" in str(model.acceleration.fallback)
+
+
+def test_trees_are_drafted_until_the_index_chooses() -> None:
+    model = indexed(index_topk=24, index_n_heads=2)
+    assert tr.check(model).notes == ("no trees beyond 24 tokens: its index chooses among equal keys by their slots",)
+    text = tiny.prompt(0, 5, VOCABULARY)
+    wanted = model.generate(text, max_new_tokens=19, do_sample=False)
+    stats = tr.Stats()
+    tr.generate(model, text, drafter=Oracle(wanted), max_new_tokens=19, do_sample=False, stats=stats)
+    assert stats.mat > 1
+
+
+def indexed(**config: Any) -> PreTrainedModel:
+    """A model with sparse attention."""
+    case = named("deepseek_v32")
+    return model_of(replace(case, config={**case.config, **config}))
+
+
 def test_masks_by_hand_for_rows_of_different_positions() -> None:
     """Two texts, the second with one slot of padding; a root with two children in the last three slots."""
     positions = torch.tensor([[0, 1, 2, 3, 4, 4], [0, 0, 1, 2, 3, 3]])
@@ -247,6 +289,27 @@ def test_check_with_a_self_test(case: Case) -> None:
     assert found.difference is not None
     assert found.difference < TOLERANCE
     assert tr.check(model_of(case)).difference is None
+
+
+def test_a_self_test_that_fails_counts_for_a_family_tested_before() -> None:
+    """As where a model's code was changed: here it shifts the positions that it is given."""
+    model = tiny.llama()
+    rotary = type(model.model.rotary_emb).forward
+    assert tr.unsupported(model) is None
+    model.model.rotary_emb.forward = lambda x, position_ids: rotary(
+        model.model.rotary_emb, x, position_ids * position_ids.shape[1]
+    )
+    assert tr.unsupported(model) is None, "nothing was tried"
+    found = tr.check(model, self_test=True)
+    assert not found.supported
+    assert found.difference is not None
+    assert tr.unsupported(model) == found.reason
+    for attempt in (tr.accelerate, lambda model: tr.generate(model, tiny.prompt(0, 6))):
+        with pytest.raises(tr.UnsupportedModelError, match="does not follow the mask or the positions"):
+            attempt(model)
+    del model.model.rotary_emb.forward
+    assert tr.check(model, self_test=True).supported
+    assert tr.unsupported(model) is None
 
 
 def test_check_says_how() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,17 +75,17 @@ def test_nothing_is_repeated_where_no_heads_are_shared() -> None:
 def test_nothing_is_kept_after_a_pass() -> None:
     target = TreeModel(tiny.llama())
     passed(target)
-    assert attention._masks_of_pass.get() is None
+    assert attention._current.get() is None
     unfit = target.inputs.of([Draft(TREE, torch.arange(len(TREE)))], [LENGTH], LENGTH)
     with pytest.raises(RuntimeError, match="size"):
         target.forward(unfit, target.new_cache())
-    assert attention._masks_of_pass.get() is None
+    assert attention._current.get() is None
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_the_logits_are_those_of_transformers_own_attention(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_logits_are_those_of_transformers_own_attention(heads: int) -> None:
     target = TreeModel(tiny.llama(context=1, num_key_value_heads=heads))
     ours, _, _ = passed(target)
-    monkeypatch.setattr(TreeModel, "tree_attention", "sdpa")
+    target.support = replace(target.support, named_attention=False)
     wanted, _, _ = passed(target)
     torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-5)

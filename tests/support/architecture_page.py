@@ -97,8 +97,7 @@ text before it is accelerated, and refused if its tree differs.
 """
 _NOTES = """
 Layers with a window or chunks are kept at full length while a call is accelerated, and masked by position: a cache that
-has been accelerated works in plain `generate` too, and takes the memory of full attention. deepseek_v32 picks the keys
-that a query sees by score; where scores tie exactly, a tree may break the tie otherwise.
+has been accelerated works in plain `generate` too, and takes the memory of full attention.
 
 ## Where no tree is drafted
 

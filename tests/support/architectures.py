@@ -175,8 +175,8 @@ BORDERS = [
     ),
     Case(
         "deepseek_v32",
-        "8 keys a query",
-        {**MOE, **MLA, **GROUP, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 16},
+        "48 keys a query",
+        {**MOE, **MLA, **GROUP, "index_topk": 48, "index_head_dim": 16, "index_n_heads": 2},
     ),
 ]
 SUPPORTED = [*ONE_MASK, *WINDOWS, *KEY_POSITIONS, *BORDERS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from contextlib import AbstractContextManager
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..model.attention import attending
 from ..model.kv_cache import unroll
 from ..model.prefill import prefill
 from ..model.tree_model import TreeModel
@@ -45,7 +43,6 @@ class StepRunner:
         self._logits: dict[int, torch.Tensor] = {}
         self._pinned: dict[int, torch.Tensor] = {}
         self._read = torch.cuda.Event() if self.device.type == "cuda" else None
-        self._attention = target.tree_attention
 
     def begin(self, cache: Any, slots: int) -> None:
         """Takes over the text in `cache`; it may grow up to `slots` slots."""
@@ -89,7 +86,7 @@ class StepRunner:
         key = (plan, isinstance(source, DeviceSource), choice.sample, tuple(map(_written, choice.warpers)))
         state = [self.cache.shared.length, self.root, *source.state()]
         function = partial(self._step, target, plan, source, choice)
-        with self.attending(target):
+        with target.attending():
             report, logits = self._graphs.run(key, function, state)
         if self._read is None:
             return Report(plan, report.numpy()), logits
@@ -103,14 +100,10 @@ class StepRunner:
         self._read.synchronize()
         return Report(plan, np.array(pinned.numpy())), own
 
-    def attending(self, target: TreeModel) -> AbstractContextManager[None]:
-        """For the length of the block, the model attends as in a step."""
-        return attending(target.config, self._attention)
-
     def rehearse(self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice) -> None:
         """One step, operation by operation, whose result is not used."""
         self.cache.shared.band = plan.band
-        with self.attending(target):
+        with target.attending():
             self._step(target, plan, source, choice)
 
     def _step(

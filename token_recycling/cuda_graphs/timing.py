@@ -94,7 +94,7 @@ def forward_alone(target: TreeModel, runner: StepRunner, length: int, nodes: int
     for done in range(rounds + 1):
         synchronize(target.device)
         start = time.perf_counter()
-        with runner.attending(target):
+        with target.attending():
             graphs.run(nodes, forward, [])
         synchronize(target.device)
         if done:  # the first round captures and compiles

@@ -55,6 +55,8 @@ class Border:
     """Whether there is another border after every `at` tokens."""
     at_once: bool = False
     """Whether a prompt that ends beyond it must be read in one pass, because its length decides how it is read."""
+    changes_model: bool = False
+    """Whether passes beyond it leave the model itself changed, so that calls of several threads must take turns."""
     reread: bool = False
     """Whether the model's own `generate` reads the whole text again on reaching it."""
 
@@ -110,6 +112,14 @@ EXCEPTIONS: dict[str, Exceptional] = {
 """Families that masks and positions alone do not make exact."""
 
 
+def index_border(config: PretrainedConfig) -> Border:
+    """Where attention begins to choose among keys (sparse attention with an index)."""
+    # Scores of keys are cut off at 0, so that many are equal, and which of them are chosen follows from how many slots
+    # a pass has: only a pass over the very slots that `generate` has there chooses alike.
+    why = "its index chooses among equal keys by their slots"
+    return Border(getattr(config, "index_topk", 0), why, at_once=True)
+
+
 def rotary_border(config: PretrainedConfig) -> Border | None:
     """Where rotary frequencies change with the length of the text, for the scalings that do so."""
     given = getattr(config, "rope_parameters", None) or {}
@@ -118,8 +128,12 @@ def rotary_border(config: PretrainedConfig) -> Border | None:
         kind = parameters.get("rope_type")
         if kind == "longrope":
             at = parameters.get("original_max_position_embeddings") or config.original_max_position_embeddings
-            borders.append(Border(at, "longrope changes its frequencies there", beyond=True, at_once=True))
+            borders.append(
+                Border(at, "longrope changes its frequencies there", beyond=True, at_once=True, changes_model=True)
+            )
         elif "dynamic" in str(kind):
             at = config.max_position_embeddings
-            borders.append(Border(at, "dynamic rotary scaling changes with every token after it", at_once=True))
+            borders.append(
+                Border(at, "dynamic rotary scaling changes with every token after it", at_once=True, changes_model=True)
+            )
     return min(borders, key=lambda border: border.at, default=None)

@@ -1,94 +1,185 @@
-"""Tree attention without copies of shared key/value heads.
+"""Attention of passes over trees, in place of the implementation that a model's configuration names.
 
-Where several query heads share one key/value head (grouped-query attention), transformers copies the keys and values of
-the whole context once for every query head as soon as there is a mask, in every layer of every step. Here the queries
-of one group stand side by side instead, as more rows over the same keys: the same sums, and a step over a tree costs up
-to a seventh less. The function is registered under a name of its own and stands in for `sdpa` during tree forwards
-only; whatever is not a masked grouped-query call goes to transformers' function.
+Two things differ from a model's own attention. Where several query heads share one key/value head (grouped-query
+attention), transformers copies the keys and values of the whole context once for every query head as soon as there is a
+mask, in every layer of every step. Here the queries of one group stand side by side instead, as more rows over the same
+keys: the same sums, and a step over a tree costs up to a seventh less. And implementations that take no mask of any
+shape (flash, flex) give way to one that does.
+
+A configuration is one for all threads, so it is never changed. Instead the functions of a name are registered once more
+with transformers, by ones that look at a context variable: outside of a pass, and for any other model, they call what
+was registered before, with what they were given. A compiler cannot look there: in graphs that it makes, `sdpa` attends
+as registered, and what else is given a mask of four dimensions as `sdpa` does.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from .architectures import KeyBias
 
-NAME = "token_recycling_tree"
-
-_masks_of_pass: ContextVar[dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] | None] = ContextVar(
-    "masks_of_pass", default=None
-)
-"""Within `attending`: the masks that were made from others, which are kept beside them."""
+Attended = tuple[torch.Tensor, torch.Tensor | None]
+"""What was attended to, (batch, n, heads, size), and the weights where an implementation tells them."""
 
 
-def tree_attention(
+@dataclass(frozen=True)
+class _Pass:
+    """How the passes of one model attend."""
+
+    config: PretrainedConfig
+    attention: str
+    """sdpa or eager."""
+    grouped: bool
+    """Whether the queries of one group stand side by side."""
+    masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """The masks that were made from others, which are kept beside them."""
+
+
+_current: ContextVar[_Pass | None] = ContextVar("pass", default=None)
+_registering = threading.Lock()
+
+
+def _pass_of(config: PretrainedConfig | None) -> _Pass | None:
+    """The pass within which a model of this configuration attends, as far as can be seen."""
+    # Not `is_compiling`, which says so in all threads while one compiles.
+    found = None if torch.compiler.is_dynamo_compiling() else _current.get()
+    return found if found is not None and found.config is config else None
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """Is registered for a name, in place of the function that was `before`."""
+
+    name: str
+    before: Callable[..., Attended]
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        *args: Any,
+        **others: Any,
+    ) -> Attended:
+        """Attention of queries (batch, heads, n, size) on keys and values (batch, key/value heads, length, size)."""
+        current = _pass_of(getattr(module, "config", None))
+        if self.name != "sdpa":
+            function = self._masked(module, attention_mask, current, others)
+            return function(module, query, key, value, attention_mask, *args, **others)
+        groups = current is not None and current.grouped and self.before is sdpa_attention_forward
+        if current is not None and groups and _shares_keys(module, query, key, attention_mask, others):
+            mask = _repeated(attention_mask, query.shape[1] // key.shape[1], current.masks)
+            return _grouped(query, key, value, mask, others)
+        return self.before(module, query, key, value, attention_mask, *args, **others)
+
+    def _masked(
+        self, module: torch.nn.Module, mask: Any, current: _Pass | None, others: dict[str, Any]
+    ) -> Callable[..., Attended]:
+        """One that takes any mask, within a pass; in a graph for a mask that could not be taken otherwise."""
+        if current is not None:
+            attention = current.attention
+        elif torch.compiler.is_dynamo_compiling() and isinstance(mask, torch.Tensor) and mask.ndim == 4:
+            lacking = others.get("softcap") is not None or others.get("s_aux") is not None
+            attention = "eager" if lacking else "sdpa"
+        else:
+            return self.before
+        if attention == "eager":
+            return sys.modules[type(module).__module__].eager_attention_forward
+        return AttentionInterface()["sdpa"]
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """Is registered for a name, in place of what made its masks `before`, if anything did."""
+
+    before: Callable[..., Any] | None
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        current = _pass_of(options.get("config"))
+        if current is None:
+            return self.before(*args, **options) if self.before is not None else None
+        # Always a mask: layers that are compiled one by one know by it what to do.
+        return AttentionMaskInterface()[current.attention](*args, **{**options, "allow_is_causal_skip": False})
+
+
+def _shares_keys(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention of queries (batch, heads, n, size) on keys and values (batch, key/value heads, length, size).
+    mask: torch.Tensor | None,
+    others: dict[str, Any],
+) -> bool:
+    """Whether there is a mask for all heads, and keys are shared."""
+    return (
+        mask is not None
+        and mask.shape[1] == 1
+        and query.shape[1] != key.shape[1]
+        and others.get("position_bias") is None
+        and others.get("softcap") is None
+        and not module.training
+    )
 
-    `attention_mask` is added to the scores, (batch or 1, 1, n, length). Returns (batch, n, heads, size).
-    """
+
+def _grouped(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, others: dict[str, Any]
+) -> Attended:
+    """Attention with as many rows for each head of keys as its queries have together, `mask` with them."""
     batch, heads, n, size = query.shape
-    shared = heads // key.shape[1]
-    if (
-        attention_mask is None
-        or attention_mask.shape[1] != 1
-        or others.get("position_bias") is not None
-        or shared == 1
-        or module.training
-    ):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     attended = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(batch, heads // shared, shared * n, size),
-        key,
-        value,
-        attn_mask=_repeated(attention_mask, shared),
-        scale=scaling,
+        query.reshape(batch, key.shape[1], -1, size), key, value, attn_mask=mask, scale=others.get("scaling")
     )
     return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
-def _repeated(mask: torch.Tensor, times: int) -> torch.Tensor:
+def _repeated(
+    mask: torch.Tensor, times: int, masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
+) -> torch.Tensor:
     """The mask with its rows `times` times over; made in the first layer of a pass and kept for the others."""
-    # A compiler finds by itself what is made twice, and cannot look into context variables.
-    made = None if torch.compiler.is_compiling() else _masks_of_pass.get()
-    if made is None:
-        return mask.repeat(1, 1, times, 1)
     key = id(mask), times
-    if key not in made:
-        made[key] = mask, mask.repeat(1, 1, times, 1)
-    return made[key][1]
+    if key not in masks:
+        masks[key] = mask, mask.repeat(1, 1, times, 1)
+    return masks[key][1]
 
 
-AttentionInterface.register(NAME, tree_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+def _take_over(name: str) -> None:
+    """Puts ours in place of what is registered for a name, where it does not stand there yet, or no longer."""
+    with _registering:
+        before = AttentionInterface().get(name)
+        if before is not None and not isinstance(before, _Attention):
+            AttentionInterface.register(name, _Attention(name, before))
+        makes_masks = AttentionMaskInterface().get(name)
+        if name != "sdpa" and not isinstance(makes_masks, _Masks):
+            AttentionMaskInterface.register(name, _Masks(makes_masks))
 
 
 @contextmanager
-def attending(config: PretrainedConfig, implementation: str) -> Iterator[None]:
-    """For the length of the block, a pass or several, a model with this configuration attends with `implementation`."""
-    before, token = config._attn_implementation_internal, _masks_of_pass.set({})
-    config._attn_implementation_internal = implementation
+def attending(config: PretrainedConfig, attention: str, grouped: bool = False) -> Iterator[None]:
+    """For the length of the block, a pass or several of this thread, a model with this configuration attends with
+    `attention`, which is sdpa or eager; with `grouped` sdpa does so without copies of shared heads.
+    """
+    own = config._attn_implementation
+    if own == attention and not (grouped and own == "sdpa"):
+        yield
+        return
+    for name in {own, attention} - {"eager"}:
+        _take_over(name)
+    token = _current.set(_Pass(config, attention, grouped))
     try:
         yield
     finally:
-        config._attn_implementation_internal = before
-        _masks_of_pass.reset(token)
+        _current.reset(token)
 
 
 @contextmanager
@@ -104,9 +195,10 @@ def biased_by_position(
     thread = threading.get_ident()
 
     def put_in_order(
-        module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]
+        module: torch.nn.Module, args: tuple, kwargs: dict[str, Any] | None = None
     ) -> tuple[tuple, dict[str, Any]] | None:
-        if threading.get_ident() != thread:
+        # Where it was removed while another thread's pass had it in hand already, that one gives it no arguments.
+        if kwargs is None or threading.get_ident() != thread:
             return None
         given = kwargs["attention_mask"]
         if bias.in_mask:  # the last query sees all keys, so that its row is the bias alone

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,7 +62,8 @@ class NoHiddenStatesError(ValueError):
 
 @contextlib.contextmanager
 def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Within it every forward pass adds its (batch, n, hidden) to the list: of the positions whose logits are made.
+    """Within it every forward pass of this thread adds its (batch, n, hidden) to the list: of the positions
+    whose logits are made.
 
     Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it: a graph that was
     made without the hook would be used again.
@@ -73,7 +75,13 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
             "that needs no hidden states"
         )
     seen: list[torch.Tensor] = []
-    hook = output_layer(model).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    thread = threading.get_ident()
+
+    def see(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if threading.get_ident() == thread:
+            seen.append(inputs[0])
+
+    hook = output_layer(model).register_forward_pre_hook(see)
     try:
         yield seen
     finally:

@@ -9,6 +9,7 @@ changed: by `load_state_dict`, an optimiser, `model.to()` or writing in place. O
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -20,25 +21,77 @@ logger = logging.getLogger("token_recycling")
 
 T = TypeVar("T")
 
+
+class _Turns:
+    """A re-entrant lock that any thread may give back, since a generator may be closed by another than began it."""
+
+    def __init__(self) -> None:
+        self._given_back = threading.Condition()
+        self._owner, self._depth = 0, 0
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        with self._given_back:
+            self._given_back.wait_for(lambda: not self._depth or self._owner == thread)
+            self._owner, self._depth = thread, self._depth + 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._given_back:
+            self._depth -= 1
+            self._given_back.notify_all()
+
+
 _entries: WeakKeyDictionary[PreTrainedModel, dict[Hashable, tuple[Hashable, Any]]] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[PreTrainedModel, _Turns] = WeakKeyDictionary()
+_looking = threading.Lock()
+
+
+def turns(model: PreTrainedModel) -> _Turns:
+    """What threads hold, one after the other, that change a model or what is remembered of it."""
+    with _looking:
+        return _turns.setdefault(model, _Turns())
 
 
 def remembered(model: PreTrainedModel, what: Hashable, make: Callable[[], T], values_matter: bool = True) -> T:
     """What `make()` gave the first time since the model's weights changed.
 
-    With `values_matter=False` new numbers in the same tensors, as after a training step, change nothing.
+    With `values_matter=False` new numbers in the same tensors, as after a training step, change nothing. One thread
+    makes it while others that want something of the same model wait; what is made may itself be made of such things.
     """
-    known, state = _entries.setdefault(model, {}), _state(model, values_matter)
-    if what not in known or known[what][0] != state:
-        known[what] = state, make()
-    return known[what][1]
+    found = _known(model, what, values_matter)
+    if found is None:
+        with turns(model):
+            found = _known(model, what, values_matter)
+            if found is None:
+                state = _state(model, values_matter)
+                found = state, make()
+                _entries_of(model)[what] = found
+    return found[1]
+
+
+def recalled(model: PreTrainedModel, what: Hashable) -> Any | None:
+    """What was made before for the weights as they are, or None."""
+    found = _known(model, what, values_matter=True)
+    return None if found is None else found[1]
+
+
+def _known(model: PreTrainedModel, what: Hashable, values_matter: bool) -> tuple[Hashable, Any] | None:
+    """The entry, if it is of the model as it is now."""
+    found = _entries_of(model).get(what)
+    return found if found is not None and found[0] == _state(model, values_matter) else None
+
+
+def _entries_of(model: PreTrainedModel) -> dict[Hashable, tuple[Hashable, Any]]:
+    with _looking:
+        return _entries.setdefault(model, {})
 
 
 def forget(model: PreTrainedModel, what: Hashable) -> None:
     """Forgets one thing, or, of things named by tuples, all that begin with `what`."""
-    known = _entries.get(model, {})
-    for name in [name for name in known if name == what or (isinstance(name, tuple) and name[:1] == (what,))]:
-        del known[name]
+    known = _entries_of(model)
+    for name in list(known):
+        if name == what or (isinstance(name, tuple) and name[:1] == (what,)):
+            known.pop(name, None)
 
 
 def say_once(model: PreTrainedModel, message: str) -> None:

@@ -7,7 +7,7 @@ when this library was made need none; any other is tested once. Cost: five short
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -15,12 +15,13 @@ from transformers import PreTrainedModel
 from ..draft import Draft
 from ..tree import Tree
 from .prefill import cross_border, prefill
-from .remembered import remembered, say_once
+from .remembered import forget, recalled, remembered, say_once
 from .support import MASKED_ATTENTION, Support, UnsupportedModelError, support
 from .tree_model import TreeModel
 
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
 _LENGTH, _LONGEST = 24, 512
+_SELF_TEST = "self-test"
 
 
 def ready(model: PreTrainedModel) -> TreeModel:
@@ -49,35 +50,62 @@ def unsupported(model: PreTrainedModel) -> str | None:
 
 
 def _found_out(model: PreTrainedModel, known: Support) -> str | None:
-    """What the self-test has against a model that is supported as far as is known; None for a family tested before."""
-    return None if known.tested else remembered(model, "self-test", lambda: tested(model, known).reason)
+    """What the self-test has against a model that is supported as far as is known. A family tested before needs none,
+    but where one was made it counts.
+    """
+    if known.tested:
+        made = recalled(model, _SELF_TEST)
+        return None if made is None else made.reason
+    return _tried_out(model, known).reason
 
 
 def tested(model: PreTrainedModel, known: Support) -> Support:
-    """What is `known` of a supported model, completed by the self-test; never raises for a model."""
-    notes, length = known.notes, _LENGTH
+    """What is `known` of a supported model, completed by a self-test made now, which also counts for calls after it;
+    never raises for a model.
+    """
+    forget(model, _SELF_TEST)
+    made = _tried_out(model, known)
+    return replace(known, reason=made.reason, difference=made.difference, notes=(*known.notes, *made.notes))
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What a self-test found."""
+
+    reason: str | None
+    difference: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _tried_out(model: PreTrainedModel, known: Support) -> _Verdict:
+    return remembered(model, _SELF_TEST, lambda: _verdict(model, known))
+
+
+def _verdict(model: PreTrainedModel, known: Support) -> _Verdict:
+    length = _LENGTH
+    notes: tuple[str, ...] = ()
     windows = [reach.size for reach in known.layers.values() if reach.kind != "full"]
     if windows and max(windows) < _LONGEST:
         length += max(windows)
     elif windows:
-        notes = (*notes, f"the self-test's text of {length} tokens does not cross the window of {max(windows)}")
+        notes = (f"the self-test's text of {length} tokens does not cross the window of {max(windows)}",)
+    while length > 1 and not known.fits(length - 1, len(_SMALL)):
+        length -= 1
     try:
         target = TreeModel(model)
         difference, scale = largest_difference(target, random_text(target, length), _SMALL)
     except Exception as error:  # a model of an unknown kind can fail in any way
-        reason = f"expected a forward pass over a tree, got {type(error).__name__}: {error}"
-        return replace(known, reason=reason, notes=notes)
+        return _Verdict(f"expected a forward pass over a tree, got {type(error).__name__}: {error}", notes=notes)
     tolerance = scale * (1e-3 if target.dtype == torch.float32 else 0.2)
+    reason = None
     if not scale > 0:
         reason = f"expected logits that differ for the self-test, got {known.model} with all the same; load its weights"
-        return replace(known, reason=reason, notes=notes)
-    if not difference <= tolerance:
+    elif not difference <= tolerance:
         reason = (
             f"expected logits of a tree within {tolerance:.1e} of linear decoding, got a difference of "
             f"{difference:.1e}: {known.model} does not follow the mask or the positions it is given"
         )
-        return replace(known, reason=reason, difference=difference, notes=notes)
-    return replace(known, difference=difference, notes=notes)
+    return _Verdict(reason, difference, notes)
 
 
 def random_text(target: TreeModel, length: int, seed: int = 0) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
-from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, rotary_border
+from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
 from .inspection import held_by
 
 MASKED_ATTENTION = ("sdpa", "eager")
@@ -107,7 +107,10 @@ def support(model: PreTrainedModel) -> Support:
         return Support(name, family, f"expected a decoder-only model, got the encoder-decoder {name}")
     kept = DynamicCache(config=config).layers
     exceptional = EXCEPTIONS.get(family, Exceptional())
+    indexed = any(type(layer) is DynamicIndexedLayer for layer in kept)
     key_bias, border = exceptional.key_bias(config), exceptional.border(config) or rotary_border(config)
+    if indexed:
+        border = index_border(config)
     reason = _refusal(model, config, kept, key_bias)
     if reason is not None:
         return Support(name, family, reason)
@@ -118,7 +121,6 @@ def support(model: PreTrainedModel) -> Support:
         attention = _masked(model)
     if border is not None:
         notes.append(_where(border))
-    indexed = any(type(layer) is DynamicIndexedLayer for layer in kept)
     return Support(
         name,
         family,

@@ -14,8 +14,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .attention import NAME, attending, biased_by_position
+from .attention import attending, biased_by_position
 from .inspection import hidden_states, input_device
+from .remembered import turns
 from .support import UnsupportedModelError, accepts, support
 from .tree_inputs import TreeInputs
 
@@ -58,10 +59,16 @@ class TreeModel:
         """The context the model was made for, if its configuration says so."""
         return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "max_seq_len", None)
 
-    @property
-    def tree_attention(self) -> str:
-        """The attention implementation of passes over trees."""
-        return NAME if self.support.attention == "sdpa" and self.support.named_attention else self.support.attention
+    def attending(self) -> contextlib.AbstractContextManager[None]:
+        """For the length of the block, passes of this thread attend as they do over trees."""
+        return attending(self.config, self.support.attention, grouped=self.support.named_attention)
+
+    def alone(self) -> contextlib.AbstractContextManager[Any]:
+        """For the length of the block, no other thread runs this model within such a block; of use only where passes
+        change the model itself, and nothing elsewhere.
+        """
+        border = self.support.border
+        return turns(self.model) if border is not None and border.changes_model else contextlib.nullcontext()
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.config)
@@ -71,7 +78,7 @@ class TreeModel:
 
         They are on the model's input device, even if its last layer is on another.
         """
-        with attending(self.config, self.tree_attention), self._key_bias(inputs, cache):
+        with self.attending(), self._key_bias(inputs, cache):
             return self.model(**inputs, past_key_values=cache, use_cache=True).logits.to(self.device)
 
     def forward_with_hidden(self, inputs: dict[str, Any], cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:

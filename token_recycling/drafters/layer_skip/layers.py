@@ -45,7 +45,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
 def why_not(target: TreeModel) -> str | None:
     """Why no layers of a model can be skipped, or None if they can."""
     model, config, border = target.model, target.config, target.support.border
-    if border is not None and border.at_once:
+    if border is not None and border.changes_model:
         return f"expected rotary positions that no other pass over the model changes, got {type(model).__name__}"
     if config.num_hidden_layers < 2:
         return "expected a model of two layers or more, got one of one"

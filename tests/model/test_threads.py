@@ -1,0 +1,264 @@
+"""Several threads on one model: each of its passes attends as it should, and the model is as before at every time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.architectures import BORDERS, Case, model_of, named
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+import token_recycling as tr
+from token_recycling.draft import Draft
+from token_recycling.model.inspection import hidden_states
+from token_recycling.model.prefill import prefill
+from token_recycling.model.remembered import remembered
+from token_recycling.model.tree_model import TreeModel
+
+TREE = tr.Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
+TEXT = tiny.prompt(0, 13)
+KINDS = {
+    "sdpa": lambda: tiny.llama(),
+    "flex_attention": lambda: tiny.llama(attn_implementation="flex_attention"),
+    "ALiBi": lambda: model_of(named("bloom")),
+    "windows": lambda: model_of(named("gemma3_text")),
+}
+
+
+@pytest.fixture
+def switching_often() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture(params=KINDS)
+def shared(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """A model for all threads, of each kind."""
+    return KINDS[request.param]().eval()
+
+
+@torch.no_grad()
+def tree_pass(model: PreTrainedModel) -> torch.Tensor:
+    """Logits (nodes, vocabulary) of a tree, and a lone root's before them."""
+    target = TreeModel(model)
+    cache = target.new_cache()
+    prefill(target, [TEXT[0]], cache)
+    length = TEXT.shape[1] - 1
+    drafts = [Draft(TREE, torch.cat([TEXT[0, -1:], torch.arange(5)]))]
+    return target.forward(target.inputs.of(drafts, [length], length), cache)[0]
+
+
+@torch.no_grad()
+def plain(model: PreTrainedModel) -> torch.Tensor:
+    return model(input_ids=TEXT).logits[0]
+
+
+@torch.no_grad()
+def seen(model: PreTrainedModel) -> torch.Tensor:
+    with hidden_states(model) as states:
+        model(input_ids=TEXT)
+    (hidden,) = states
+    return hidden
+
+
+class Gate:
+    """Holds a thread's pass up in the first layer until it is opened."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.inside, self._open, self._thread = threading.Event(), threading.Event(), 0
+        layers = next(child for child in model.base_model.children() if isinstance(child, torch.nn.ModuleList))
+        layers[0].register_forward_pre_hook(self._wait)
+
+    def _wait(self, *given: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self.inside.set()
+            assert self._open.wait(20)
+
+    def hold(self, run: Callable[[], Any]) -> Any:
+        self._thread = threading.get_ident()
+        return run()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def test_a_plain_forward_within_another_threads_pass_attends_as_ever(shared: PreTrainedModel) -> None:
+    own, wanted, wanted_of_tree = shared.config._attn_implementation, plain(shared), tree_pass(shared)
+    gate = Gate(shared)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(gate.hold, lambda: tree_pass(shared))
+        assert gate.inside.wait(20)
+        assert shared.config._attn_implementation == own
+        assert torch.equal(plain(shared), wanted)
+        assert torch.equal(tree_pass(shared), wanted_of_tree)
+        gate.open()
+        assert torch.equal(held.result(20), wanted_of_tree)
+    assert shared.config._attn_implementation == own
+    assert torch.equal(plain(shared), wanted)
+
+
+@pytest.mark.usefixtures("switching_often")
+def test_threads_do_not_disturb_each_other(shared: PreTrainedModel) -> None:
+    own = shared.config._attn_implementation
+    text = TEXT.clamp(max=63)
+    said = shared.generate(text, max_new_tokens=8, do_sample=False)
+    jobs: list[Callable[[PreTrainedModel], torch.Tensor]] = [
+        tree_pass,
+        plain,
+        seen,
+        lambda model: tr.generate(model, text, max_new_tokens=8, do_sample=False),
+    ]
+    wanted = [tree_pass(shared), plain(shared), seen(shared), said]
+
+    def run(first: int) -> list[bool]:
+        numbers = [(first + turn) % len(jobs) for turn in range(8)]
+        found = [torch.equal(jobs[number](shared), wanted[number]) for number in numbers]
+        return [*found, shared.config._attn_implementation == own]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(all(found) for found in pool.map(run, range(3)))
+    assert shared.config._attn_implementation == own
+    assert not any(module._forward_pre_hooks for module in shared.modules())
+
+
+def test_hidden_states_are_those_of_ones_own_thread(model: PreTrainedModel) -> None:
+    with hidden_states(model) as mine, ThreadPoolExecutor(1) as pool:
+        pool.submit(plain, model).result()
+        assert mine == []
+        plain(model)
+    assert len(mine) == 1
+
+
+# Implementations registered by others
+
+
+@pytest.fixture
+def registered() -> Iterator[Callable[[str, Any], None]]:
+    """Registers an attention function for the length of a test."""
+    functions, masks = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
+    yield AttentionInterface.register
+    AttentionInterface._global_mapping.clear()
+    AttentionInterface._global_mapping.update(functions)
+    AttentionMaskInterface._global_mapping.clear()
+    AttentionMaskInterface._global_mapping.update(masks)
+
+
+class Recorded:
+    """An attention function that writes down what it is given, and attends as another one."""
+
+    def __init__(self, name: str = "sdpa") -> None:
+        self.masks: list[Any] = []
+        self._function = AttentionInterface()[name]
+
+    def __call__(self, module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **others: Any) -> Any:
+        self.masks.append(attention_mask)
+        return self._function(module, query, key, value, attention_mask, **others)
+
+
+def test_another_implementation_is_called_outside_of_passes_with_what_it_was_given(
+    registered: Callable[[str, Any], None],
+) -> None:
+    own, model = Recorded(), tiny.llama()
+    registered("own", own)
+    wanted, wanted_of_tree = plain(model), tree_pass(model)
+    model.config._attn_implementation = "own"
+    for _ in range(2):
+        assert torch.equal(plain(model), wanted)
+        assert own.masks == [None] * len(model.model.layers)
+        own.masks.clear()
+        torch.testing.assert_close(tree_pass(model), wanted_of_tree)
+        assert own.masks == [], "it takes no tree mask, as far as is known"
+
+
+def test_an_implementation_registered_anew_is_taken_over_anew(registered: Callable[[str, Any], None]) -> None:
+    model = tiny.llama(num_key_value_heads=4)
+    wanted = tree_pass(model)
+    mapping = AttentionInterface._global_mapping
+    tree_pass(model)
+    before = mapping.get("sdpa")
+    tree_pass(model)
+    assert mapping["sdpa"] is before, "once only"
+    own = Recorded()
+    registered("sdpa", own)
+    assert torch.equal(tree_pass(model), wanted)
+    assert own.masks
+    own.masks.clear()
+    plain(model)
+    assert own.masks == [None] * len(model.model.layers)
+
+
+@pytest.mark.parametrize("case", [named("gpt_oss"), named("gemma2")], ids=str)
+def test_what_has_no_sdpa_attends_as_its_own_eager(case: Case, registered: Callable[[str, Any], None]) -> None:
+    model = model_of(case, "eager")
+    wanted = tree_pass(model)
+    registered("own", Recorded())
+    model.config._attn_implementation = "own"
+    torch.testing.assert_close(tree_pass(model), wanted)
+
+
+def test_another_model_within_a_pass_attends_as_ever(model: PreTrainedModel) -> None:
+    other = tiny.llama(seed=1)
+    wanted, found = plain(other), []
+    model.model.layers[0].register_forward_pre_hook(lambda *given: found.append(plain(other)))
+    tree_pass(model)
+    assert all(torch.equal(one, wanted) for one in found)
+    assert len(found) == 2
+
+
+# What is remembered, and taking turns
+
+
+def test_one_thread_makes_what_several_want(model: PreTrainedModel) -> None:
+    begun, go_on, made = threading.Event(), threading.Event(), []
+
+    def make() -> int:
+        begun.set()
+        assert go_on.wait(20)
+        made.append(remembered(model, "a part", lambda: 1))
+        return len(made)
+
+    with ThreadPoolExecutor(4) as pool:
+        wanted = [pool.submit(remembered, model, "whole", make) for _ in range(3)]
+        assert begun.wait(20)
+        assert pool.submit(remembered, tiny.llama(), "whole", lambda: 7).result(20) == 7, "another model waits for none"
+        go_on.set()
+        assert [one.result(20) for one in wanted] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("case", BORDERS, ids=str)
+def test_runs_take_turns_where_passes_change_the_model(case: Case) -> None:
+    target = TreeModel(model_of(case))
+    entered, border = threading.Event(), target.support.border
+
+    def enter() -> None:
+        with TreeModel(target.model).alone():
+            entered.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with target.alone(), target.alone():
+            waiting = pool.submit(enter)
+            assert entered.wait(0.1 if border.changes_model else 20) != border.changes_model
+        waiting.result(20)
+    assert entered.is_set()
+
+
+def test_a_turn_may_be_given_back_by_another_thread() -> None:
+    target = TreeModel(model_of(next(case for case in BORDERS if case.family == "llama")))
+
+    def run() -> Iterator[None]:
+        with target.alone():
+            yield
+
+    begun = run()
+    next(begun)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(begun.close).result(20)
+        pool.submit(lambda: list(run())).result(20)
