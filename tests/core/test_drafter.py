@@ -212,3 +212,12 @@ def test_the_drafter_that_contributing_shows_is_complete(
     assert torch.equal(ours, model.generate(ids, max_new_tokens=60))
     assert stats.mat > 1
     assert stats.drafter == "bigram: at most 4 tokens"
+
+
+def test_a_draft_of_another_text_is_refused(model: LlamaForCausalLM) -> None:
+    class Astray(Drafter):
+        def draft(self, context: Context) -> Draft:
+            return Draft(chain(1), (context.tokens[-1] + torch.tensor([1, 2])) % 64)
+
+    with pytest.raises(ValueError, match=r"expected a draft whose root is the text's newest token, \d+, got \d+ from"):
+        next(tr.stream(model, tiny.prompt(0, 3), Astray()))

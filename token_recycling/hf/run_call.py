@@ -42,7 +42,7 @@ def run_call(
     sequences, selectors = _beginnings(call)
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
-    with stepping(fast, target, sequences, selectors, drafter, handover.cache) as way:
+    with target.alone(), stepping(fast, target, sequences, selectors, drafter, handover.cache) as way:
         passes = decode(
             target,
             sequences,

@@ -68,7 +68,7 @@ def stream(
     measured = stats if stats is not None else Stats()
 
     def steps() -> Iterator[Step]:
-        with stepping(fast, target, sequences, selectors, drafter, cache) as way:
+        with target.alone(), stepping(fast, target, sequences, selectors, drafter, cache) as way:
             passes = decode(
                 target, sequences, drafter, selectors, cache, measured, stepper=way.stepper, costs=way.costs
             )
