@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 
@@ -273,12 +274,21 @@ def test_the_file_says_what_it_was_measured_on(target: TreeModel) -> None:
         '{"curves": [{"length": 256, "sizes": [1], "seconds": ["much"]}]}',
     ],
 )
-def test_a_damaged_file_is_refused(target: TreeModel, text: str) -> None:
+def test_a_damaged_file_is_measured_anew_with_one_notice_and_replaced(
+    target: TreeModel, measured: list[int], caplog: pytest.LogCaptureFixture, text: str
+) -> None:
     path = keep(target, [CURVE])
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"expected the curves of `token-recycling tune` in .*; delete it") as caught:
-        PassCosts(target).curve(10)
-    assert str(path) in str(caught.value)
+    with caplog.at_level(logging.WARNING, logger="token_recycling"):
+        found = [PassCosts(target).curve(length) for length in (10, 300)]
+    assert CURVE not in found
+    assert len(measured) == 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"expected the curves of `token-recycling tune` in {path}, got something else (" in said
+    assert "measuring anew" in said
+    PassCosts(target).keep([CURVE])
+    assert load(target) == [CURVE]
+    assert PassCosts(target).curve(10) == CURVE
 
 
 def test_the_cache_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

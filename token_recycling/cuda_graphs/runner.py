@@ -12,6 +12,7 @@ import torch
 
 from ..model.kv_cache import unroll
 from ..model.prefill import prefill
+from ..model.remembered import lasting
 from ..model.tree_model import TreeModel
 from .graphs import Graphs
 from .slots import FixedCache, band_of
@@ -44,12 +45,14 @@ class StepRunner:
         self._pinned: dict[int, torch.Tensor] = {}
         self._read = torch.cuda.Event() if self.device.type == "cuda" else None
 
+    @lasting()
     def begin(self, cache: Any, slots: int) -> None:
         """Takes over the text in `cache`; it may grow up to `slots` slots."""
         held = int(cache.get_seq_length())
         self.reserve(min(slots, 2 * held + _AHEAD))
         self.cache.read(cache)
 
+    @lasting()
     def reserve(self, slots: int) -> None:
         """Room for `slots` slots, those of the text kept."""
         if slots <= self.cache.capacity:
@@ -63,12 +66,14 @@ class StepRunner:
         self.cache.shared.length.copy_(before.shared.length)
         self._graphs.forget()
 
+    @lasting()
     def host_source(self, nodes: int) -> HostSource:
         """The one for trees of up to `nodes` nodes."""
         if nodes not in self._sources:
             self._sources[nodes] = HostSource(nodes, self.device)
         return self._sources[nodes]
 
+    @lasting()
     def device_source(self, retrieval: Any) -> DeviceSource:
         """The one for this template and matrix."""
         known = self._device_source
@@ -78,6 +83,7 @@ class StepRunner:
         assert self._device_source is not None
         return self._device_source
 
+    @lasting()
     def run(
         self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice
     ) -> tuple[Report, torch.Tensor]:

@@ -16,14 +16,15 @@ def check(model: PreTrainedModel, self_test: bool = False) -> Support:
     """Whether and how a model can be accelerated, and why not; never raises for a model.
 
     `self_test` also compares the logits of a tree with those of linear decoding, and watches whether a step would make
-    the host wait: five short forward passes.
+    the host wait: some fifteen short forward passes.
     """
     found = support(model)
     if not found.supported:
         return found
     found = replace(found, no_fast_path=by_configuration(found))
-    if not found.tested:
-        note = f"{found.model} (family {found.family!r}) is not among those tested: a self-test decides"
+    if found.quantised or not found.tested:
+        kind = "quantised" if found.quantised else f"family {found.family!r}"
+        note = f"{found.model} ({kind}) is not among those tested: a self-test decides"
         found = replace(found, notes=(*found.notes, note))
     if not self_test:
         return found

@@ -14,6 +14,7 @@ import torch
 
 from ..costs.curve import CostCurve
 from ..files import cache_folder, replacing
+from .remembered import say_once
 
 if TYPE_CHECKING:
     from .tree_model import TreeModel
@@ -29,17 +30,22 @@ def save(model: TreeModel, curves: Sequence[CostCurve], kind: str = "") -> Path:
 
 
 def load(model: TreeModel, kind: str = "") -> list[CostCurve]:
-    """The saved curves of the setting; empty if there are none. Raises ValueError for a damaged file."""
+    """The saved curves of the setting; none, with one notice, if the file is damaged: then they are
+    measured again, and the next ones that are saved replace it.
+    """
     path = file_of(model, kind)
     if not path.exists():
         return []
     try:
         found = json.loads(path.read_text())["curves"]
         return [CostCurve(one["length"], tuple(one["sizes"]), tuple(one["seconds"])) for one in found]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"expected the curves of `token-recycling tune` in {path}, got something else ({error}); delete it"
-        ) from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        say_once(
+            model.model,
+            f"expected the curves of `token-recycling tune` in {path}, got something else "
+            f"({type(error).__name__}: {error}); measuring anew",
+        )
+        return []
 
 
 def setting(model: TreeModel, kind: str = "") -> dict[str, str]:

@@ -18,6 +18,7 @@ from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLay
 
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
 from .inspection import held_by
+from .quantised import is_quantised, with_shared_scale
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
@@ -44,6 +45,8 @@ class Support:
     """Description of what trees need with it."""
     tested: bool = False
     """Whether the family was compared with linear decoding when this library was made."""
+    quantised: bool = False
+    """Whether its weights are not the plain numbers that the family was compared with."""
     attention: str = "sdpa"
     """The attention implementation of accelerated calls."""
     named_attention: bool = True
@@ -127,6 +130,7 @@ def support(model: PreTrainedModel) -> Support:
         how=_how(layers, key_bias),
         # A text decoder inside another model is called through that model, which is another matter.
         tested=family in TESTED and model.config is config,
+        quantised=is_quantised(model),
         attention=attention,
         named_attention=bool(model._supports_attention_backend) and not indexed,
         notes=tuple(notes),
@@ -139,6 +143,11 @@ def support(model: PreTrainedModel) -> Support:
 def accepts(model: PreTrainedModel, argument: str) -> bool:
     """Whether the model's forward names this argument."""
     return argument in inspect.signature(model.forward).parameters
+
+
+def depends_on_rows(name: str) -> str:
+    """What is wrong with a model whose logits depend on more than the text before them."""
+    return f"expected logits that do not depend on how many tokens are read at once, got {name}, where they do"
 
 
 def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], key_bias: KeyBias | None) -> str | None:
@@ -161,6 +170,9 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
         return f"expected a model that takes position_ids, got {name}, which derives positions itself"
     if any(re.search(r"FlashAttention\d", type(module).__name__) for module in model.modules()):
         return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
+    sharing = with_shared_scale(model)
+    if sharing is not None:
+        return f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise weights alone"
     windows = sorted({layer.sliding_window for layer in kept if type(layer) is DynamicSlidingWindowLayer})
     if len(windows) > 1:
         return f"expected one size of window for all layers, got {name} with {', '.join(map(str, windows))}"

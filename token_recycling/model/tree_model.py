@@ -47,7 +47,9 @@ class TreeModel:
     def vocab_size(self) -> int:
         """Number of logits, which is the number of ids a draft may name."""
         head = self.model.get_output_embeddings()
-        return head.weight.shape[0] if head is not None else self.config.vocab_size
+        if head is None:
+            return self.config.vocab_size
+        return getattr(head, "out_features", None) or head.weight.shape[0]  # packed weights have another shape, or none
 
     @property
     def embedded(self) -> int:

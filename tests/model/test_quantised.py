@@ -1,0 +1,115 @@
+"""Quantised models: weights alone are accelerated; activations by which logits depend on the size of a pass are not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from torch.ao.quantization import quantize_dynamic
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.model.self_test import by_rows, random_text
+from token_recycling.model.tree_model import TreeModel
+
+DEPENDS = "logits that do not depend on how many tokens are read at once, got LlamaForCausalLM, where they do"
+GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+
+
+def packed(dtype: torch.dtype) -> LlamaForCausalLM:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return quantize_dynamic(tiny.llama(), {torch.nn.Linear}, dtype=dtype)
+
+
+def assert_refused(model: LlamaForCausalLM, reason: str) -> None:
+    for attempt in (tr.accelerate, lambda model: tr.generate(model, tiny.prompt(0, 6), **GREEDY)):
+        with pytest.raises(tr.UnsupportedModelError, match=reason):
+            attempt(model)
+
+
+def assert_exact(model: LlamaForCausalLM) -> None:
+    found = tr.check(model, self_test=True)
+    assert found.supported
+    assert found.difference is not None
+    for seed in range(3):
+        ids = tiny.prompt(seed, 6)
+        wanted = model.generate(ids, **GREEDY)
+        assert torch.equal(tr.generate(model, ids, **GREEDY), wanted)
+
+
+def test_activations_that_share_a_scale_are_refused_without_trying() -> None:
+    model = packed(torch.qint8)
+    found = tr.check(model)
+    assert DEPENDS in str(found.reason)
+    assert "share one scale in model.layers.0.self_attn.q_proj, a Linear; quantise weights alone" in str(found.reason)
+    assert_refused(model, "share one scale")
+
+
+def test_packed_weights_of_float16_are_accelerated() -> None:
+    model = packed(torch.float16)
+    assert TreeModel(model).vocab_size == 64
+    assert "LlamaForCausalLM (quantised) is not among those tested: a self-test decides" in tr.check(model).notes
+    assert_exact(model)
+
+
+class Coarse(torch.nn.Linear):
+    """Rounds what it is given to as many levels as an int8 has, on one scale for all rows."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        step = states.abs().max() / 127
+        return super().forward((states / step).round() * step)
+
+
+@pytest.fixture
+def coarse(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """A quantised model of a kind that nobody knows, of a family that was tested."""
+    for module in [module for module in model.modules() if type(module) is torch.nn.Linear]:
+        module.__class__ = Coarse
+    return model
+
+
+def test_what_is_not_recognised_is_found_by_the_self_test(coarse: LlamaForCausalLM) -> None:
+    target = TreeModel(coarse)
+    plain, behind = by_rows(target, random_text(target, 33)), by_rows(target, random_text(target, 24), True)
+    assert min(plain, behind) > 1e-2
+    found = tr.check(coarse, self_test=True)
+    assert f"{DEPENDS} by {max(plain, behind):.1e}" in str(found.reason)
+    assert "quantise weights alone" in str(found.reason)
+    assert_refused(coarse, "quantised as it runs share one scale or are rounded coarsely")
+
+
+def test_a_quantised_model_of_a_tested_family_is_tried_before_it_is_accelerated(coarse: LlamaForCausalLM) -> None:
+    assert tr.unsupported(coarse) is None
+    coarse.is_quantized = True  # as transformers marks what it has loaded so
+    assert_refused(coarse, DEPENDS)
+
+
+class TestTorchao:
+    """torchao's own, where it is installed."""
+
+    @pytest.fixture
+    def quantisation(self) -> Any:
+        return pytest.importorskip("torchao.quantization")
+
+    @pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
+    def test_weights_alone_are_accelerated(self, model: LlamaForCausalLM, quantisation: Any, kind: str) -> None:
+        quantisation.quantize_(model, getattr(quantisation, kind)())
+        assert TreeModel(model).vocab_size == 64
+        assert_exact(model)
+
+    def test_activations_that_share_a_scale_are_refused(self, model: LlamaForCausalLM, quantisation: Any) -> None:
+        config = quantisation.Int8DynamicActivationInt8WeightConfig(granularity=quantisation.PerTensor())
+        quantisation.quantize_(model, config)
+        assert "share one scale in model.layers.0.self_attn.q_proj, a Linear of Int8Tensor" in str(
+            tr.unsupported(model)
+        )
+
+    def test_activations_with_a_scale_for_each_token_are_tried(self, quantisation: Any) -> None:
+        model = tiny.llama(context=1, num_hidden_layers=4)
+        quantisation.quantize_(model, quantisation.Int8DynamicActivationInt8WeightConfig())
+        assert tr.check(model).supported
+        assert_refused(model, "are rounded coarsely")

@@ -1,0 +1,47 @@
+"""Recognises quantised models, whose arithmetic is not that of their family.
+
+A pass over a tree is exact if the logits after a token do not depend on what else is read with it. Weights that are
+quantised alone change nothing in that. Activations that are quantised as the model runs do: where those of a pass share
+one scale, each depends on all others, and such a model is refused. Where each token has its own scale, they are only
+rounded coarsely, so that the last bit of a sum can change a text; a self-test decides. Cost: a look at every module.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+_PACKED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+
+
+def is_quantised(model: PreTrainedModel) -> bool:
+    """Whether its weights are something else than plain tensors, or were loaded so."""
+    return (
+        getattr(model, "is_quantized", False)
+        or any(type(weight).__module__.partition(".")[0] != "torch" for weight in model.parameters())
+        or any(type(module).__module__.startswith(_PACKED) for module in model.modules())
+    )
+
+
+def with_shared_scale(model: PreTrainedModel) -> str | None:
+    """The path and the kind of the first module that gives all activations of a pass one scale, made for that pass;
+    None if there is none.
+    """
+    for path, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if _is_dynamic(module) or (weight is not None and _shares(weight)):
+            return f"{path}, a {type(module).__name__}" + ("" if weight is None else f" of {type(weight).__name__}")
+    return None
+
+
+def _is_dynamic(module: torch.nn.Module) -> bool:
+    """Of torch.ao: modules of int8; those of float16 leave activations as they are."""
+    if not type(module).__module__.startswith(tuple(f"{name}.dynamic" for name in _PACKED)):
+        return False
+    return getattr(getattr(module, "_packed_params", module), "dtype", torch.qint8) != torch.float16
+
+
+def _shares(weight: torch.Tensor) -> bool:
+    """Of torchao: tensors that say how the activations they are multiplied by are quantised."""
+    kind = type(getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)).__name__
+    return kind == "PerTensor" and getattr(weight, "act_quant_scale", None) is None
