@@ -14,7 +14,9 @@ import torch
 from ..model.attention import attending
 from ..model.kv_cache import unroll
 from ..model.prefill import prefill
+from ..model.state import State
 from ..model.tree_model import TreeModel
+from . import NoFastPathError
 from .graphs import Graphs
 from .slots import FixedCache, band_of
 from .sources import DeviceSource, HostSource
@@ -24,11 +26,18 @@ _AHEAD = 2048
 """Slots that are reserved beyond twice a prompt, if so many may be needed; then room doubles."""
 
 
+def state_of(target: TreeModel) -> State:
+    """Equal as long as captured steps of the model can be replayed."""
+    return State(target.model, target.support.attention)
+
+
 class StepRunner:
-    """Made once for a model. Runs one text at a time."""
+    """Made once for a model in one state. Runs one text at a time."""
 
     def __init__(self, target: TreeModel) -> None:
         self.device = target.device
+        self.state: State | None = None
+        """That of the model, once this was tried out."""
         self.free = Lock()
         """Held for the length of a run."""
         self._like = target.new_cache()
@@ -89,6 +98,11 @@ class StepRunner:
         key = (plan, isinstance(source, DeviceSource), choice.sample, tuple(map(_written, choice.warpers)))
         state = [self.cache.shared.length, self.root, *source.state()]
         function = partial(self._step, target, plan, source, choice)
+        if key not in self._graphs and self.state is not None and self.state != state_of(target):
+            raise NoFastPathError(
+                "expected the model as it was when the text began, got another adapter, part or option of it; "
+                "change it between texts, or pass fast=False"
+            )
         with self.attending(target):
             report, logits = self._graphs.run(key, function, state)
         if self._read is None:
