@@ -108,8 +108,11 @@ def stepping(
 
     runner = runner_of(target, fast)
     reason = runner if isinstance(runner, str) else why_not(sequences, selectors, drafter, cache)
-    if not isinstance(runner, str) and reason is None and not runner.free.acquire(blocking=False):
-        reason = "expected one text of the model at a time, got another one under way"
+    while not isinstance(runner, str) and reason is None and not runner.take():
+        if fast != "auto" and runner.wait():
+            runner = runner_of(target, fast)  # meanwhile the model may have changed
+        else:
+            reason = "expected one text of the model at a time, got another one under way"
     if isinstance(runner, str) or reason is not None:
         if fast != "auto":
             raise NoFastPathError(f"fast={fast!r}: {reason}")
@@ -127,4 +130,4 @@ def stepping(
     try:
         yield Stepping(PassCosts(target, "captured", partial(_measured, target)), made)
     finally:
-        runner.free.release()
+        runner.give_back()

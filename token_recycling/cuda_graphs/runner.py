@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from functools import partial
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,8 @@ class StepRunner:
         self.device = target.device
         self.state: State | None = None
         """That of the model, once this was tried out."""
-        self.free = Lock()
-        """Held for the length of a run."""
+        self._free = Lock()
+        self._holder: int | None = None
         self._like = target.new_cache()
         prefill(target, [torch.ones(2, dtype=torch.long, device=self.device)], self._like)
         unroll(self._like)
@@ -55,6 +55,25 @@ class StepRunner:
         self._pinned: dict[int, torch.Tensor] = {}
         self._read = torch.cuda.Event() if self.device.type == "cuda" else None
         self._attention = target.tree_attention
+
+    def take(self) -> bool:
+        """Holds it for one text, unless another one is under way."""
+        taken = self._free.acquire(blocking=False)
+        if taken:
+            self._holder = get_ident()
+        return taken
+
+    def give_back(self) -> None:
+        """The text has ended; any thread may say so."""
+        self._holder = None
+        self._free.release()
+
+    def wait(self) -> bool:
+        """Waits until no text is under way; False, at once, if this thread has begun one and would wait for itself."""
+        if self._holder == get_ident():
+            return False
+        with self._free:
+            return True
 
     def begin(self, cache: Any, slots: int) -> None:
         """Takes over the text in `cache`; it may grow up to `slots` slots."""
