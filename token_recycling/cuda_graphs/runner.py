@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, wraps
 from threading import Lock, get_ident
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from .slots import FixedCache, band_of
 from .sources import DeviceSource, HostSource
 from .step import Choice, Report, StepPlan, Verified, verify
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
 _AHEAD = 2048
 """Slots that are reserved beyond twice a prompt, if so many may be needed; then room doubles."""
 
@@ -31,9 +33,21 @@ def state_of(target: TreeModel) -> State:
     return State(target.model, target.support.attention)
 
 
+def _lasting(method: Method) -> Method:
+    """The tensors that it makes can be written outside of inference mode too, where they were made within."""
+    outside = torch.inference_mode(False)(torch.no_grad()(method))
+
+    @wraps(method)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return (outside if torch.is_inference_mode_enabled() else method)(*args, **kwargs)
+
+    return cast("Method", made)
+
+
 class StepRunner:
     """Made once for a model in one state. Runs one text at a time."""
 
+    @_lasting
     def __init__(self, target: TreeModel) -> None:
         self.device = target.device
         self.state: State | None = None
@@ -75,12 +89,14 @@ class StepRunner:
         with self._free:
             return True
 
+    @_lasting
     def begin(self, cache: Any, slots: int) -> None:
         """Takes over the text in `cache`; it may grow up to `slots` slots."""
         held = int(cache.get_seq_length())
         self.reserve(min(slots, 2 * held + _AHEAD))
         self.cache.read(cache)
 
+    @_lasting
     def reserve(self, slots: int) -> None:
         """Room for `slots` slots, those of the text kept."""
         if slots <= self.cache.capacity:
@@ -94,12 +110,14 @@ class StepRunner:
         self.cache.shared.length.copy_(before.shared.length)
         self._graphs.forget()
 
+    @_lasting
     def host_source(self, nodes: int) -> HostSource:
         """The one for trees of up to `nodes` nodes."""
         if nodes not in self._sources:
             self._sources[nodes] = HostSource(nodes, self.device)
         return self._sources[nodes]
 
+    @_lasting
     def device_source(self, retrieval: Any) -> DeviceSource:
         """The one for this template and matrix."""
         known = self._device_source
@@ -109,6 +127,7 @@ class StepRunner:
         assert self._device_source is not None
         return self._device_source
 
+    @_lasting
     def run(
         self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice
     ) -> tuple[Report, torch.Tensor]:
@@ -140,6 +159,7 @@ class StepRunner:
         """For the length of the block, the model attends as in a step."""
         return attending(target.config, self._attention)
 
+    @_lasting
     def rehearse(self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice) -> None:
         """One step, operation by operation, whose result is not used."""
         self.cache.shared.band = plan.band
