@@ -118,12 +118,13 @@ def _state(model: PreTrainedModel, values_matter: bool) -> Hashable:
     return tuple(
         (weight.shape, weight.dtype)
         if weight.device.type == "meta"
-        else (id(weight), weight.dtype, _place(weight), _version(weight) if values_matter else 0)
+        else (id(weight), weight.dtype, place(weight), _version(weight) if values_matter else 0)
         for weight in model.parameters()
     )
 
 
-def _place(weight: torch.Tensor) -> int:
+def place(weight: torch.Tensor) -> int:
+    """Where a tensor's numbers lie."""
     try:
         return weight.data_ptr()
     except RuntimeError:  # a tensor that wraps others has no memory of its own
