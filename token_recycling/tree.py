@@ -39,27 +39,33 @@ class TreeShape(Protocol):
 
 
 class TreeTensors:
-    """A tree's arrays on one device; n nodes. Each is made when first read: a tree may serve one step only."""
+    """A tree's arrays on one device; n nodes. Each is made when first read: a tree may serve one step only. Outside of
+    inference mode, since a tree may serve many calls, too.
+    """
 
     def __init__(self, tree: Tree, device: torch.device) -> None:
         self._tree, self._device = tree, device
 
     @cached_property
+    @torch.inference_mode(False)
     def parents(self) -> torch.Tensor:
         """(n,) int64; the root is its own parent."""
         return torch.tensor((0, *self._tree.parents[1:]), device=self._device)
 
     @cached_property
+    @torch.inference_mode(False)
     def ranks(self) -> torch.Tensor:
         """(n,) int64."""
         return torch.tensor(self._tree.ranks, device=self._device)
 
     @cached_property
+    @torch.inference_mode(False)
     def depths(self) -> torch.Tensor:
         """(n,) int64; the root has depth 0."""
         return torch.tensor(self._tree.depths, device=self._device)
 
     @cached_property
+    @torch.inference_mode(False)
     def ancestors(self) -> torch.Tensor:
         """(n, n) bool; row i marks the nodes that node i sees: its ancestors and itself."""
         seen = np.eye(len(self._tree), dtype=bool)  # numpy writes a row in a fiftieth of torch's time

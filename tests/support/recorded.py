@@ -42,6 +42,9 @@ class RecordedGraphs:
         self.kept: dict[Hashable, tuple[Recorder, Any]] = {}
         self.replays = 0
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self.kept
+
     def forget(self) -> None:
         self.kept.clear()
 

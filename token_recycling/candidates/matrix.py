@@ -29,7 +29,8 @@ class AdjacencyMatrix:
 
     def __init__(self, vocab_size: int, k: int = 8, device: torch.device | str = "cpu") -> None:
         check_sizes(vocab_size, k)
-        self.candidates = torch.zeros(vocab_size, k, dtype=torch.int32, device=device)
+        with torch.inference_mode(False):  # it is learned into within that mode and outside, wherever it was made
+            self.candidates = torch.zeros(vocab_size, k, dtype=torch.int32, device=device)
 
     @property
     def vocab_size(self) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from transformers.cache_utils import Cache
 
+from ..costs.curve import CostCurve
 from ..decode import Run, Stepper, TreeStepper
 from ..drafter import Drafter
 from ..model.pass_costs import PassCosts
@@ -75,13 +76,16 @@ def runner_of(target: TreeModel, fast: Fast) -> StepRunner | str:
 def costs_of(target: TreeModel, fast: Fast) -> PassCosts:
     """What the steps of a model cost, made in the way that `fast` says."""
     runner = runner_of(target, fast)
-    return PassCosts(target) if isinstance(runner, str) else _costs(target, runner)
+    return PassCosts(target) if isinstance(runner, str) else PassCosts(target, "captured", partial(_measured, target))
 
 
-def _costs(target: TreeModel, runner: StepRunner) -> PassCosts:
+def _measured(target: TreeModel, length: int, seconds: float) -> CostCurve:
+    """On the steps that there are by then: a drafter keeps costs from text to text, and must not keep old graphs."""
     from .timing import staircase
 
-    return PassCosts(target, "captured", partial(staircase, target, runner))
+    runner = runner_of(target, True)
+    assert not isinstance(runner, str), "insisted on, it is there or an error is raised"
+    return staircase(target, runner, length, seconds)
 
 
 @contextmanager
@@ -104,8 +108,11 @@ def stepping(
 
     runner = runner_of(target, fast)
     reason = runner if isinstance(runner, str) else why_not(sequences, selectors, drafter, cache)
-    if not isinstance(runner, str) and reason is None and not runner.free.acquire(blocking=False):
-        reason = "expected one text of the model at a time, got another one under way"
+    while not isinstance(runner, str) and reason is None and not runner.take():
+        if fast != "auto" and runner.wait():
+            runner = runner_of(target, fast)  # meanwhile the model may have changed
+        else:
+            reason = "expected one text of the model at a time, got another one under way"
     if isinstance(runner, str) or reason is not None:
         if fast != "auto":
             raise NoFastPathError(f"fast={fast!r}: {reason}")
@@ -121,6 +128,6 @@ def stepping(
             return TreeStepper(run, "expected memory for slots of fixed places, got too little")
 
     try:
-        yield Stepping(_costs(target, runner), made)
+        yield Stepping(PassCosts(target, "captured", partial(_measured, target)), made)
     finally:
-        runner.free.release()
+        runner.give_back()

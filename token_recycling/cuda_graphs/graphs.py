@@ -25,8 +25,9 @@ class Graphs:
         self._kept: OrderedDict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def __len__(self) -> int:
-        return len(self._kept)
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a run of this key will not be captured any more; nothing is where there is no CUDA."""
+        return self.device.type != "cuda" or key in self._kept
 
     def forget(self) -> None:
         """Drops all graphs: something they point to has moved."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,10 @@ import torch
 
 from ..model.kv_cache import unroll
 from ..model.prefill import prefill
+from ..model.remembered import lasting
+from ..model.state import State
 from ..model.tree_model import TreeModel
+from . import NoFastPathError
 from .graphs import Graphs
 from .slots import FixedCache, band_of
 from .sources import DeviceSource, HostSource
@@ -22,13 +25,21 @@ _AHEAD = 2048
 """Slots that are reserved beyond twice a prompt, if so many may be needed; then room doubles."""
 
 
-class StepRunner:
-    """Made once for a model. Runs one text at a time."""
+def state_of(target: TreeModel) -> State:
+    """Equal as long as captured steps of the model can be replayed."""
+    return State(target.model, target.support.attention)
 
+
+class StepRunner:
+    """Made once for a model in one state. Runs one text at a time."""
+
+    @lasting()
     def __init__(self, target: TreeModel) -> None:
         self.device = target.device
-        self.free = Lock()
-        """Held for the length of a run."""
+        self.state: State | None = None
+        """That of the model, once this was tried out."""
+        self._free = Lock()
+        self._holder: int | None = None
         self._like = target.new_cache()
         prefill(target, [torch.ones(2, dtype=torch.long, device=self.device)], self._like)
         unroll(self._like)
@@ -44,12 +55,33 @@ class StepRunner:
         self._pinned: dict[int, torch.Tensor] = {}
         self._read = torch.cuda.Event() if self.device.type == "cuda" else None
 
+    def take(self) -> bool:
+        """Holds it for one text, unless another one is under way."""
+        taken = self._free.acquire(blocking=False)
+        if taken:
+            self._holder = get_ident()
+        return taken
+
+    def give_back(self) -> None:
+        """The text has ended; any thread may say so."""
+        self._holder = None
+        self._free.release()
+
+    def wait(self) -> bool:
+        """Waits until no text is under way; False, at once, if this thread has begun one and would wait for itself."""
+        if self._holder == get_ident():
+            return False
+        with self._free:
+            return True
+
+    @lasting()
     def begin(self, cache: Any, slots: int) -> None:
         """Takes over the text in `cache`; it may grow up to `slots` slots."""
         held = int(cache.get_seq_length())
         self.reserve(min(slots, 2 * held + _AHEAD))
         self.cache.read(cache)
 
+    @lasting()
     def reserve(self, slots: int) -> None:
         """Room for `slots` slots, those of the text kept."""
         if slots <= self.cache.capacity:
@@ -63,12 +95,14 @@ class StepRunner:
         self.cache.shared.length.copy_(before.shared.length)
         self._graphs.forget()
 
+    @lasting()
     def host_source(self, nodes: int) -> HostSource:
         """The one for trees of up to `nodes` nodes."""
         if nodes not in self._sources:
             self._sources[nodes] = HostSource(nodes, self.device)
         return self._sources[nodes]
 
+    @lasting()
     def device_source(self, retrieval: Any) -> DeviceSource:
         """The one for this template and matrix."""
         known = self._device_source
@@ -78,6 +112,7 @@ class StepRunner:
         assert self._device_source is not None
         return self._device_source
 
+    @lasting()
     def run(
         self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice
     ) -> tuple[Report, torch.Tensor]:
@@ -86,6 +121,11 @@ class StepRunner:
         key = (plan, isinstance(source, DeviceSource), choice.sample, tuple(map(_written, choice.warpers)))
         state = [self.cache.shared.length, self.root, *source.state()]
         function = partial(self._step, target, plan, source, choice)
+        if key not in self._graphs and self.state is not None and self.state != state_of(target):
+            raise NoFastPathError(
+                "expected the model as it was when the text began, got another adapter, part or option of it; "
+                "change it between texts, or pass fast=False"
+            )
         with target.attending():
             report, logits = self._graphs.run(key, function, state)
         if self._read is None:
@@ -100,6 +140,7 @@ class StepRunner:
         self._read.synchronize()
         return Report(plan, np.array(pinned.numpy())), own
 
+    @lasting()
     def rehearse(self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice) -> None:
         """One step, operation by operation, whose result is not used."""
         self.cache.shared.band = plan.band

@@ -76,7 +76,7 @@ class CapturedStepper:
         if draft.drawn_from and self._choice.sample:
             raise ValueError(
                 "expected a drafter that says that it draws, got drawn tokens from "
-                f"{type(self._drafter.drafter).__name__}; declare it in its traits, or pass fast=False"
+                f"{self._drafter.describe()}; declare it in its traits, or pass fast=False"
             )
         return draft
 

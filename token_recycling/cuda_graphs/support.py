@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from threading import Lock
+from types import FunctionType, MethodType
+from typing import Any
+
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicIndexedLayer
 
@@ -11,13 +19,14 @@ from ..drafter import Drafter
 from ..model.kv_cache import TreeCache
 from ..model.prefill import prefill
 from ..model.remembered import remembered
+from ..model.state import State, hooks_of, hooks_of_all_modules
 from ..model.support import Support
 from ..model.tree_model import TreeModel
 from ..processors import Scope, scope
 from ..sequence import Sequence, TokenSelector
 from ..templates import root_only
 from ..tree import Tree
-from .runner import StepRunner
+from .runner import StepRunner, state_of
 from .step import Choice, StepPlan
 from .syncs import HostWaitsError, without_waiting
 
@@ -44,12 +53,40 @@ def by_configuration(known: Support) -> str | None:
     return None
 
 
+class _Found:
+    """What was found out about a model's captured steps, for as long as the model's state stays as it is."""
+
+    def __init__(self) -> None:
+        self._making = Lock()
+        """Two threads make one runner."""
+        self._found: StepRunner | str | None = None
+        self._state: State | None = None
+        """None where every pass changes it."""
+
+    def of(self, target: TreeModel) -> StepRunner | str:
+        with self._making:
+            if self._found is None or (self._state is not None and self._state != state_of(target)):
+                self._found = None  # gives back its memory before the next one takes some
+                self._found = self._made(target)
+            return self._found
+
+    def _made(self, target: TreeModel) -> StepRunner | str:
+        for _ in range(2):  # a model's first pass may make what it keeps
+            self._state = state_of(target)
+            found = _by_parts(target.model) or _tried_out(target)
+            if self._state == state_of(target):
+                if isinstance(found, StepRunner):
+                    found.state = self._state
+                return found
+        self._state = None
+        name = type(target.model).__name__
+        return f"expected passes that leave the model's attributes as they are, got {name}, where each sets some anew"
+
+
 def runner_or_reason(target: TreeModel) -> StepRunner | str:
-    """What runs the model's fast steps, made once, or why it has none."""
-    reason = by_configuration(target.support) or _by_weights(target.model)
-    if reason is not None:
-        return reason
-    return remembered(target.model, "captured steps", lambda: _tried_out(target))
+    """What runs the model's fast steps, made once for as long as a step stays the same, or why it has none."""
+    reason = by_configuration(target.support) or _by_surroundings(target.device)
+    return reason or remembered(target.model, "captured steps", _Found).of(target)
 
 
 def without_fast_path(target: TreeModel) -> str | None:
@@ -58,22 +95,47 @@ def without_fast_path(target: TreeModel) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _by_weights(model: PreTrainedModel) -> str | None:
+def _by_surroundings(device: torch.device) -> str | None:
+    """What holds for this call, and not for the next one that replays its steps."""
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+        return f"expected passes in the model's own dtype, got autocast to {dtype}; load the model in it"
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    others = [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
+    return f"expected operations that no mode of torch looks at, got {', '.join(others)}" if others else None
+
+
+def _by_parts(model: PreTrainedModel) -> str | None:
     parameters = list(model.parameters())
-    devices = sorted({str(parameter.device) for parameter in parameters})
+    devices = sorted(map(str, {parameter.device for parameter in parameters}))
     if len(devices) > 1 or (getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1):
         return f"expected all weights on one device, got {', '.join(devices)} or offloaded ones"
     if any(hasattr(parameter, "placements") for parameter in parameters):
         return "expected a model of one process, got weights shared among several"
-    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+    reasons = (_by_part(module) for module in model.modules())
+    return next(filter(None, reasons), _by_hooks("all modules", hooks_of_all_modules()))
+
+
+def _by_part(module: torch.nn.Module) -> str | None:
+    own, kind = vars(module), type(module).__name__
+    if "_hf_hook" in own:
         return "expected a model without hooks, got those of a device map"
-    if any(hasattr(module.forward, "_torchdynamo_orig_callable") for module in model.modules()) or any(
-        getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()
+    if own.get("_compiled_call_impl") is not None or any(
+        isinstance(function, FunctionType | MethodType) and hasattr(function, "_torchdynamo_orig_callable")
+        for function in (module.forward, *own.values())
     ):
-        return "expected a model that is not compiled, got one that torch.compile was applied to"
-    if model.training:
-        return "expected a model in evaluation mode, got one in training; call model.eval()"
-    return None
+        return f"expected a model that is not compiled, got torch.compile applied to {kind}"
+    if module.training:
+        return f"expected a model in evaluation mode, got {kind} in training; call model.eval()"
+    return _by_hooks(kind, hooks_of(module))
+
+
+def _by_hooks(where: str, hooks: Iterator[Callable[..., Any]]) -> str | None:
+    hook = next(hooks, None)
+    if hook is None:
+        return None
+    name = getattr(hook, "__qualname__", type(hook).__name__)
+    return f"expected a model without hooks, which a captured step does not call, got {name} on {where}"
 
 
 @torch.no_grad()

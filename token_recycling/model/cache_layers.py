@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
 
+from .remembered import lasting
+
 _GRAIN = 128
 
 
@@ -24,6 +26,7 @@ class SlotStore:
         self.on_host = on_host
         self._set(self._empty(tensors, batch, heads, _rounded(2 * slots), size, like))
 
+    @lasting()
     def _empty(self, tensors: int, batch: int, heads: int, slots: int, size: int, like: torch.Tensor) -> torch.Tensor:
         if not self.on_host:
             return like.new_empty(tensors, batch, heads, slots, size)
@@ -32,6 +35,7 @@ class SlotStore:
         made = torch.empty(tensors, batch, slots, heads, size, dtype=like.dtype, pin_memory=pinned)
         return made.transpose(2, 3)
 
+    @lasting()
     def _set(self, buffer: torch.Tensor) -> None:
         self.buffer = buffer
         self.tensors = buffer.unbind()
@@ -123,6 +127,11 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
     """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
 
     indexer_keys: torch.Tensor | None
+
+    @lasting()
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        """As in transformers."""
+        return super().update_indexer(indexer_key_states)
 
     def move(self, row: int, source: int, place: int) -> None:
         """Copies the index key of one slot onto another."""

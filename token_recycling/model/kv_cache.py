@@ -22,6 +22,7 @@ from transformers.cache_utils import (
 )
 
 from .cache_layers import IndexedTreeLayer, OffloadedTreeLayer, SlotStore, TreeLayer
+from .remembered import lasting
 
 _TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer)
 _OTHERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
@@ -73,12 +74,14 @@ class TreeCache:
         if cache.get_seq_length():
             self._take_over()
 
+    @lasting()
     def _take_over(self) -> None:
         if any(type(layer) in _OTHERS and layer.keys is not None for layer in self.cache.layers):
             _share(self.cache)
         self._layers = [layer for layer in self.cache.layers if type(layer) in _TAKEN]
         self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
 
+    @lasting()
     def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
         """Of the slots from `held` on, one a node, keeps those of the `accepted` nodes (ascending) of each text, moved
         to the end of its `lengths[row]` slots, and forgets the rest.
@@ -97,6 +100,7 @@ class TreeCache:
                         layer.move(row, held + node, length + place)
         self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))
 
+    @lasting()
     def shift(self, places: Sequence[int], slots: int) -> None:
         """Moves all of each text by `places[row]` slots, to the right if positive, where zeros stand before it; then
         there are `slots` slots.
@@ -156,6 +160,8 @@ def _share(cache: Cache) -> None:
         layer = kind(found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
         if indexed:
             layer.indexer_keys, layer.is_indexer_initialized = before.indexer_keys, before.is_indexer_initialized
+            if before.indexer_keys is not None and before.indexer_keys.is_inference():
+                layer.indexer_keys = before.indexer_keys.clone()
         cache.layers[index] = layer
 
 

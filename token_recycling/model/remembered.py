@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -46,6 +47,15 @@ _turns: WeakKeyDictionary[PreTrainedModel, _Turns] = WeakKeyDictionary()
 _looking = threading.Lock()
 
 
+@contextmanager
+def lasting() -> Iterator[None]:
+    """Tensors that are made within may be written in place later, whether or not in inference mode: what stays from
+    call to call is made so, since one call may be inside of it and the next outside.
+    """
+    with torch.inference_mode(False), torch.no_grad():  # the former alone would switch gradients on
+        yield
+
+
 def turns(model: PreTrainedModel) -> _Turns:
     """What threads hold, one after the other, that change a model or what is remembered of it."""
     with _looking:
@@ -64,7 +74,8 @@ def remembered(model: PreTrainedModel, what: Hashable, make: Callable[[], T], va
             found = _known(model, what, values_matter)
             if found is None:
                 state = _state(model, values_matter)
-                found = state, make()
+                with lasting():
+                    found = state, make()
                 _entries_of(model)[what] = found
     return found[1]
 
@@ -107,12 +118,13 @@ def _state(model: PreTrainedModel, values_matter: bool) -> Hashable:
     return tuple(
         (weight.shape, weight.dtype)
         if weight.device.type == "meta"
-        else (id(weight), weight.dtype, _place(weight), _version(weight) if values_matter else 0)
+        else (id(weight), weight.dtype, place(weight), _version(weight) if values_matter else 0)
         for weight in model.parameters()
     )
 
 
-def _place(weight: torch.Tensor) -> int:
+def place(weight: torch.Tensor) -> int:
+    """Where a tensor's numbers lie."""
     try:
         return weight.data_ptr()
     except RuntimeError:  # a tensor that wraps others has no memory of its own

@@ -14,6 +14,7 @@ import torch
 from ..draft import Draft
 from ..tree import Tree
 from .architectures import Reach
+from .remembered import lasting
 from .support import Support
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
@@ -92,7 +93,8 @@ class TreeInputs:
             # Room to grow only for a tree that comes again: many drafters make one for every step.
             wanted = 2 * length if self._tree is tree else length
             self._tree, self._room = tree, -(-wanted // _MASK_GRAIN) * _MASK_GRAIN
-            self._widest = self._masks(shape.ancestors, shape.depths, self._room)
+            with lasting():
+                self._widest = self._masks(shape.ancestors, shape.depths, self._room)
         return _columns(self._widest, self._room - length, length + n)
 
     def _masks(self, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> Masks:

@@ -1,0 +1,266 @@
+"""Replayed steps follow a model that is changed between texts, or give way to the ordinary way with the reason."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.adapters import adapted
+from support.recorded import RecordedGraphs
+from support.runs import decoded
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.model.tree_model import TreeModel
+
+Change = Callable[[Any], Any]
+IDS = tiny.prompt(0, 6)
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
+
+
+@pytest.fixture
+def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast path is taken by itself, as with CUDA."""
+    monkeypatch.setattr("token_recycling.cuda_graphs.why_not_by_itself", lambda device: None)
+
+
+def plain(model: LlamaForCausalLM) -> list[int]:
+    return model.generate(IDS, max_new_tokens=20, do_sample=False)[0, IDS.shape[1] :].tolist()
+
+
+def fast(model: LlamaForCausalLM) -> list[int]:
+    text, stats = decoded(model, IDS, "prompt_lookup", max_new_tokens=20)
+    assert stats.path.startswith("fast")
+    return text
+
+
+class Reversed(torch.nn.Module):
+    """A parametrisation."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.flip(0)
+
+
+def merged(model: LlamaForCausalLM) -> None:
+    """The addition becomes part of the weight, and its layer is taken out."""
+    head = model.lm_head
+    base, addition = head.base, head.additions["a"]
+    base.weight.data = base.weight.data + 9 * addition.weight.data.flip(0)
+    model.lm_head = base
+
+
+CHANGES: dict[str, Change] = {
+    "switched": lambda model: setattr(model.lm_head, "active", ["b"]),
+    "added": lambda model: model.lm_head.active.append("b"),
+    "disabled": lambda model: setattr(model.lm_head, "disabled", True),
+    "scaled": lambda model: model.lm_head.scaling.update(a=-5.0),
+    "masked": lambda model: setattr(model.lm_head, "mask", -5 * torch.ones(64)),
+    "merged": merged,
+    "patched": lambda model: setattr(model.model.norm, "forward", lambda states: states.flip(-1)),
+    "swapped": lambda model: setattr(
+        model.lm_head.base, "weight", torch.nn.Parameter(model.lm_head.base.weight.detach().flip(0))
+    ),
+    "parametrised": lambda model: parametrize.register_parametrization(model.lm_head.base, "weight", Reversed()).eval(),
+    "other numbers": lambda model: model.lm_head.base.load_state_dict(
+        {"weight": model.lm_head.base.weight.detach().flip(0)}
+    ),
+    "left out": lambda model: model.model.layers.pop(1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_model_says_what_it_says_without_replays(model: LlamaForCausalLM, change: Change) -> None:
+    adapted(model)
+    before = plain(model)
+    assert fast(model) == before
+    change(model)
+    assert plain(model) != before
+    assert fast(model) == plain(model)
+    assert fast(model) == plain(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.double(),
+        lambda model: model.set_attn_implementation("eager"),
+        lambda model: setattr(model.config, "experts_implementation", "eager"),
+    ],
+    ids=["dtype", "attention", "option"],
+)
+def test_other_arithmetic_is_captured_anew(model: LlamaForCausalLM, change: Change) -> None:
+    before = runner_or_reason(TreeModel(model))
+    assert runner_or_reason(TreeModel(model)) is before
+    change(model)
+    assert runner_or_reason(TreeModel(model)) is not before
+    assert fast(model) == plain(model)
+
+
+def test_adapters_switched_to_and_fro(model: LlamaForCausalLM) -> None:
+    head, texts = adapted(model), []
+    for active in "abab":
+        head.active = [active]
+        texts.append(fast(model))
+        assert texts[-1] == plain(model)
+    assert texts[0] == texts[2] != texts[1] == texts[3]
+
+
+def changed(output: torch.Tensor) -> torch.Tensor:
+    return output.flip(-1)
+
+
+@pytest.fixture
+def everywhere() -> Iterator[Change]:
+    """Puts a hook on all modules, and takes it off afterwards."""
+    handles: list[Any] = []
+    yield lambda model: handles.append(register_module_forward_hook(lambda module, args, output: None))
+    for handle in handles:
+        handle.remove()
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "hook": (
+        lambda model: model.model.norm.register_forward_hook(lambda module, args, output: changed(output)),
+        "without hooks, which a captured step does not call, got .*<lambda> on LlamaRMSNorm",
+    ),
+    "hook before": (
+        lambda model: model.model.norm.register_forward_pre_hook(lambda module, args: changed(args[0])),
+        "without hooks",
+    ),
+    "compiled part": (lambda model: model.model.norm.compile(backend="eager"), "not compiled, got .* LlamaRMSNorm"),
+    "wrapped part": (
+        lambda model: setattr(model.model, "norm", torch.compile(model.model.norm, backend="eager")),
+        "not compiled",
+    ),
+    "compiled function": (
+        lambda model: setattr(model.model.norm, "forward", torch.compile(model.model.norm.forward, backend="eager")),
+        "not compiled, got .* LlamaRMSNorm",
+    ),
+    "training": (lambda model: model.train(), "evaluation mode"),
+    "part in training": (lambda model: model.model.layers[1].train(), "evaluation mode, got LlamaDecoderLayer"),
+}
+
+
+@pytest.mark.usefixtures("nothing_compiled", "by_itself")
+@pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_replays_cannot_follow_goes_the_ordinary_way(model: LlamaForCausalLM, change: Change, reason: str) -> None:
+    assert fast(model) == plain(model)
+    change(model)
+    with pytest.raises(tr.NoFastPathError, match=reason):
+        fast(model)
+    text, stats = decoded(model, IDS, "published", fast="auto", max_new_tokens=20)
+    assert text == plain(model)
+    assert stats.path.startswith("ordinary: expected")
+    assert reason.split(",")[0] in stats.path
+
+
+def test_a_hook_on_all_modules_is_refused(model: LlamaForCausalLM, everywhere: Change) -> None:
+    fast(model)
+    everywhere(model)
+    with pytest.raises(tr.NoFastPathError, match=r"without hooks.* on all modules"):
+        fast(model)
+
+
+@pytest.mark.parametrize(
+    ("within", "reason"),
+    [
+        (lambda: torch.autocast("cpu", torch.bfloat16), r"own dtype, got autocast to torch\.bfloat16"),
+        (lambda: FlopCounterMode(display=False), "no mode of torch looks at, got .*FlopCounterMode"),
+    ],
+    ids=["autocast", "mode"],
+)
+def test_surroundings_that_replays_cannot_follow_are_refused(
+    model: LlamaForCausalLM, within: Callable[[], Any], reason: str
+) -> None:
+    fast(model)
+    with within(), pytest.raises(tr.NoFastPathError, match=reason):
+        fast(model)
+    assert fast(model) == plain(model)
+    with torch.device("cpu"):
+        assert fast(model) == plain(model)
+
+
+def test_a_hook_that_was_taken_off_leaves_nothing(model: LlamaForCausalLM) -> None:
+    wanted = fast(model)
+    hook = model.model.norm.register_forward_hook(lambda module, args, output: changed(output))
+    with pytest.raises(tr.NoFastPathError, match="without hooks"):
+        fast(model)
+    hook.remove()
+    assert fast(model) == wanted
+
+
+def test_hooks_of_transformers_that_note_down_outputs_do_no_harm(model: LlamaForCausalLM) -> None:
+    wanted = fast(model)
+    model(IDS, output_hidden_states=True, output_attentions=False)
+    assert any(module._forward_hooks for module in model.modules())
+    assert fast(model) == wanted
+
+
+def test_a_pass_that_sets_attributes_is_refused(model: LlamaForCausalLM) -> None:
+    norm, own = model.model.norm, model.model.norm.forward
+    norm.calls = 0
+
+    def counted(states: torch.Tensor) -> torch.Tensor:
+        norm.calls += 1
+        return own(states)
+
+    norm.forward = counted
+    for _ in range(2):
+        with pytest.raises(tr.NoFastPathError, match="leave the model's attributes as they are, got LlamaForCausalLM"):
+            fast(model)
+        calls = norm.calls
+    with pytest.raises(tr.NoFastPathError):
+        fast(model)
+    assert norm.calls - calls <= 1  # what was found out is not tried again
+
+
+def test_what_a_first_pass_keeps_is_no_change(model: LlamaForCausalLM) -> None:
+    norm, own = model.model.norm, model.model.norm.forward
+
+    def lazy(states: torch.Tensor) -> torch.Tensor:
+        norm.factor = getattr(norm, "factor", 2.0)
+        return own(states) * norm.factor
+
+    norm.forward = lazy
+    assert fast(model) == plain(model)
+
+
+def test_graphs_of_a_state_that_is_gone_are_freed(model: LlamaForCausalLM) -> None:
+    """Before new ones are made; also those that a drafter had measured."""
+    head, drafter = adapted(model), tr.make_drafter("recycling:tree=8")
+    decoded(model, IDS, drafter, max_new_tokens=8)
+    runner = runner_or_reason(TreeModel(model))
+    assert isinstance(runner, StepRunner)
+    gone = weakref.ref(runner)
+    del runner
+    head.disabled = True
+    fast(model)
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_model_changed_within_a_text_is_not_captured(model: LlamaForCausalLM) -> None:
+    """What was captured before would be mixed with it, and replayed in later texts."""
+    head = adapted(model)
+    wanted = fast(model)
+    steps = tr.stream(model, IDS, "recycling:tree=40", fast=True, max_new_tokens=40)
+    next(steps)
+    head.active = ["b"]
+    with pytest.raises(tr.NoFastPathError, match="as it was when the text began"):
+        list(steps)
+    head.active = ["a"]
+    assert fast(model) == wanted

@@ -1,0 +1,76 @@
+"""Replayed steps of a model with peft's own adapters, which are switched, disabled, scaled and merged between texts."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.recorded import RecordedGraphs
+from support.runs import decoded
+from transformers import LlamaForCausalLM
+
+peft = pytest.importorskip("peft")
+
+
+@pytest.mark.parametrize("variant", [{}, {"use_dora": True}, {"use_rslora": True}], ids=["lora", "dora", "rslora"])
+def test_text_follows_the_adapters(
+    model: LlamaForCausalLM, variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
+    ids = tiny.prompt(0, 6)
+    texts = []
+
+    def compared(within: AbstractContextManager[Any] | None = None) -> None:
+        with within or nullcontext():
+            wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:].tolist()
+            text, stats = decoded(model, ids, "prompt_lookup", max_new_tokens=20)
+        assert stats.path.startswith("fast")
+        assert text == wanted
+        texts.append(text)
+
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "o_proj", "down_proj"], init_lora_weights=False, **variant)
+    compared()
+    wrapper = peft.get_peft_model(model, config, adapter_name="a").eval()
+    compared()
+    compared(wrapper.disable_adapter())
+    assert texts[2] == texts[0] != texts[1]
+    wrapper.add_adapter("b", config)
+    wrapper.eval()
+    for name in "bab":
+        wrapper.set_adapter(name)
+        compared()
+    assert texts[3] == texts[5] != texts[4] == texts[1]
+    for module in model.modules():
+        if hasattr(module, "scale_layer"):
+            module.scale_layer(-8.0)
+    compared()
+    assert texts[6] != texts[5]
+    wrapper.merge_adapter(["a"])
+    compared()
+    wrapper.unmerge_adapter()
+    wrapper.delete_adapter("b")
+    wrapper.set_adapter("a")
+    compared()
+    assert texts[8] == texts[1]
+    wrapper.merge_and_unload()
+    compared()
+    assert not any(type(module).__module__.startswith("peft") for module in model.modules())
+
+
+def test_adapters_of_the_model_itself(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that transformers adds, with peft, without a wrapper."""
+    monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
+    ids = tiny.prompt(0, 6)
+    model.add_adapter(peft.LoraConfig(r=4, target_modules=["o_proj"], init_lora_weights=False), "a")
+    model.eval()
+    texts = []
+    for change in (model.disable_adapters, model.enable_adapters, model.disable_adapters, model.enable_adapters):
+        change()
+        wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:].tolist()
+        texts.append(decoded(model, ids, "prompt_lookup", max_new_tokens=20)[0])
+        assert texts[-1] == wanted
+    assert texts[0] == texts[2] != texts[1] == texts[3]

@@ -1,0 +1,120 @@
+"""One text of a model at a time: whose turn it is, who waits for it, and who need not."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.adapters import adapted
+from support.recorded import RecordedGraphs
+from support.runs import decoded
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.cuda_graphs import support
+from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.model.tree_model import TreeModel
+
+TEXTS = [tiny.prompt(seed, 6) for seed in range(2)]
+LONGEST = 30
+"""Seconds that a test waits before it fails."""
+
+
+def plain(model: LlamaForCausalLM, ids: torch.Tensor) -> list[int]:
+    return model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:].tolist()
+
+
+class Waited:
+    """Sees that a thread waits for its turn, and lets something happen before it goes on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.then = Event(), lambda: None
+        wait = StepRunner.wait
+
+        def seen(runner: StepRunner) -> bool:
+            self.began.set()
+            waited = wait(runner)
+            self.then()
+            return waited
+
+        monkeypatch.setattr(StepRunner, "wait", seen)
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> Waited:
+    monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
+    return Waited(monkeypatch)
+
+
+def test_another_thread_waits_where_fast_steps_are_insisted_on(model: LlamaForCausalLM, waited: Waited) -> None:
+    wanted = [plain(model, ids) for ids in TEXTS]
+    first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
+    said = next(first).tokens
+    with ThreadPoolExecutor(1) as other:
+        second = other.submit(decoded, model, TEXTS[1], "plain", max_new_tokens=20)
+        assert waited.began.wait(LONGEST)
+        assert not second.done()
+        assert [*said, *(token for step in first for token in step.tokens)] == wanted[0]
+        text, stats = second.result(LONGEST)
+    assert text == wanted[1]
+    assert stats.path.startswith("fast")
+
+
+def test_a_model_that_changes_meanwhile_is_captured_anew(model: LlamaForCausalLM, waited: Waited) -> None:
+    head = adapted(model)
+    first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
+    next(first)
+    waited.then = lambda: setattr(head, "active", ["b"])
+    with ThreadPoolExecutor(1) as other:
+        second = other.submit(decoded, model, TEXTS[1], "plain", max_new_tokens=20)
+        assert waited.began.wait(LONGEST)
+        first.close()  # type: ignore[attr-defined]
+        text, _ = second.result(LONGEST)
+    assert head.active == ["b"]
+    assert text == plain(model, TEXTS[1])
+    head.active = ["a"]
+    assert text != plain(model, TEXTS[1])
+
+
+def test_nobody_waits_otherwise(model: LlamaForCausalLM, waited: Waited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("token_recycling.cuda_graphs.why_not_by_itself", lambda device: None)
+    wanted = plain(model, TEXTS[1])
+    first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
+    next(first)
+    with ThreadPoolExecutor(1) as other:
+        text, stats = other.submit(decoded, model, TEXTS[1], "plain", "auto", max_new_tokens=20).result(LONGEST)
+    assert text == wanted
+    assert stats.path == "ordinary: expected one text of the model at a time, got another one under way"
+    with pytest.raises(tr.NoFastPathError, match="one text of the model at a time"):
+        decoded(model, TEXTS[1], "plain", max_new_tokens=20)
+
+
+def test_a_stream_may_be_ended_by_another_thread(model: LlamaForCausalLM, waited: Waited) -> None:
+    first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
+    next(first)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(first.close).result(LONGEST)  # type: ignore[attr-defined]
+    assert decoded(model, TEXTS[1], "plain", max_new_tokens=20)[0] == plain(model, TEXTS[1])
+
+
+def test_threads_make_one_runner(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, made, together = support._tried_out, [], Barrier(4)
+
+    def counted(target: TreeModel) -> Any:
+        made.append(target)
+        return tried(target)
+
+    def found(_: int) -> Any:
+        target = TreeModel(model)
+        together.wait(LONGEST)
+        return runner_or_reason(target)
+
+    monkeypatch.setattr(support, "_tried_out", counted)
+    with ThreadPoolExecutor(4) as threads:
+        runners = set(threads.map(found, range(4)))
+    assert len(made) == len(runners) == 1

@@ -1,0 +1,103 @@
+"""Calls inside and outside of torch.inference_mode, in every order: what is kept from one call serves the next."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.architectures import Case, model_of, named
+from transformers import DynamicCache, LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.draft import Draft
+from token_recycling.model.kv_cache import TreeCache
+from token_recycling.model.pass_costs import PassCosts, measure
+from token_recycling.model.prefill import extend, prefill
+from token_recycling.model.tree_model import TreeModel
+
+GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
+ORDERS = list(itertools.product([True, False], repeat=3))
+KINDS = [named("llama"), named("gemma3_text"), named("bloom"), named("deepseek_v32")]
+
+
+def inside(wanted: bool) -> contextlib.AbstractContextManager[Any]:
+    return torch.inference_mode() if wanted else contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
+@torch.no_grad()
+def test_passes_of_one_cache(case: Case, order: tuple[bool, ...]) -> None:
+    """Prefill, a tree of which nodes are kept, and more text, each inside or outside."""
+    model = model_of(case)
+    text, tree = tiny.prompt(0, 12)[0], tr.Tree.from_paths([(0,), (1,), (1, 0)])
+    tokens = torch.cat([text[-1:], torch.tensor([5, 6, 7])])
+    more = torch.tensor([9, 8, 7])
+    target = TreeModel(model)
+    cache = target.new_cache()
+    with inside(order[0]):
+        prefill(target, [text], cache)
+        target.forward(target.inputs.of([Draft(tree, tokens)], [11], 11), cache)
+        TreeCache(cache).keep(11, [11], [[]])
+    with inside(order[1]):
+        target.forward(target.inputs.of([Draft(tree, tokens)], [11], 11), cache)
+        TreeCache(cache).keep(11, [11], [[0, 2, 3]])
+    with inside(order[2]):
+        ((_, logits),) = extend(target, [more], [14], cache)
+    wanted = model(input_ids=torch.cat([text, torch.tensor([6, 7]), more])[None]).logits[:, -3:]
+    torch.testing.assert_close(logits.clone(), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_a_cache_goes_from_call_to_call(model: LlamaForCausalLM, order: tuple[bool, ...], ours_first: bool) -> None:
+    """Turn by turn by the library and by plain `generate`, which fills caches with tensors of inference mode there."""
+    text, cache = tiny.prompt(0, 9), DynamicCache(config=model.config)
+    for turn, within in enumerate(order):
+        wanted = model.generate(text, **GREEDY)
+        generate = tr.generate if (turn % 2 == 0) == ours_first else LlamaForCausalLM.generate
+        with inside(within):
+            found = generate(model, text, past_key_values=cache, return_dict_in_generate=True, **GREEDY)
+        assert torch.equal(found.sequences, wanted)
+        cache, text = found.past_key_values, torch.cat([wanted, tiny.prompt(turn, 3)], dim=1)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("fast", [False, True])
+def test_calls_of_one_accelerated_model(model: LlamaForCausalLM, order: tuple[bool, ...], fast: bool) -> None:
+    texts = [tiny.prompt(seed, 9 + 2 * seed) for seed in range(3)]
+    wanted = [model.generate(text, **GREEDY) for text in texts]
+    tr.accelerate(model, fast=fast)
+    for text, own, within in zip(texts, wanted, order, strict=True):
+        with inside(within):
+            found = model.generate(text, **GREEDY)
+        assert torch.equal(found, own)
+        assert model.acceleration.fallback is None
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_batch(model: LlamaForCausalLM, within: bool) -> None:
+    texts = torch.cat([tiny.prompt(0, 9), tiny.prompt(1, 9)])
+    wanted = model.generate(texts, **GREEDY)
+    tr.accelerate(model)
+    for inner in (within, not within):
+        with inside(inner):
+            assert torch.equal(model.generate(texts, attention_mask=torch.ones_like(texts), **GREEDY), wanted)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_what_is_kept_for_later_passes_is_made_for_both(model: LlamaForCausalLM, within: bool) -> None:
+    tree, target = tr.Tree.from_paths([(0,), (1,), (1, 0)]), TreeModel(model)
+    with inside(True):
+        shape = tree.on(target.device)
+        kept = [shape.parents, shape.ranks, shape.depths, shape.ancestors]
+        mask = target.inputs._mask(tree, 8)
+        measure(target, 8, (1, 2), seconds=0)
+        assert tr.check(model, self_test=True).supported
+    assert not any(tensor.is_inference() for tensor in (*kept, mask))
+    with inside(within):
+        assert PassCosts(target).curve(8).sizes

@@ -1,0 +1,168 @@
+"""A model's state changes with what a forward pass does, and with nothing else."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.adapters import adapted
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrizations
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.model.state import State
+
+Change = Callable[[Any], Any]
+
+
+def state(model: LlamaForCausalLM) -> State:
+    return State(model, "sdpa")
+
+
+def swapped(model: LlamaForCausalLM) -> None:
+    """The weights are the same ones, at other places."""
+    one, other = model.model.layers[0].self_attn, model.model.layers[1].self_attn
+    one.q_proj.weight, other.q_proj.weight = other.q_proj.weight, one.q_proj.weight
+
+
+def transposed(model: LlamaForCausalLM) -> None:
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    weight.data = weight.data.t()
+
+
+CHANGES: dict[str, Change] = {
+    "attribute": lambda model: setattr(model.model.norm, "variance_epsilon", 0.5),
+    "list": lambda model: model.lm_head.active.append("b"),
+    "mapping": lambda model: model.lm_head.scaling.update(a=2.0),
+    "number of another type": lambda model: model.lm_head.scaling.update(a=3),
+    "set": lambda model: model.lm_head.merged.add("c"),
+    "mode": lambda model: model.model.layers[1].mlp.train(),
+    "option": lambda model: setattr(model.config, "use_cache", False),
+    "nested option": lambda model: model.config.rope_parameters.update(rope_theta=5.0),
+    "function": lambda model: setattr(model.model.norm, "forward", lambda states: states),
+    "hook": lambda model: model.model.norm.register_forward_hook(lambda *args: None),
+    "hook before": lambda model: model.model.norm.register_forward_pre_hook(lambda *args: None),
+    "buffer": lambda model: setattr(model.lm_head, "mask", torch.zeros(64)),
+    "weight": lambda model: setattr(model.lm_head.base, "weight", torch.nn.Parameter(torch.zeros(64, 32))),
+    "weight moved": lambda model: setattr(model.lm_head.base.weight, "data", torch.zeros(64, 32)),
+    "weights swapped": swapped,
+    "weight transposed": transposed,
+    "dtype": lambda model: model.half(),
+    "part": lambda model: setattr(model, "lm_head", model.lm_head.base),
+    "part added": lambda model: model.lm_head.additions.update({"c": torch.nn.Linear(2, 2)}),
+    "part removed": lambda model: model.lm_head.additions.pop("b"),
+    "part left out": lambda model: model.model.layers.pop(0),
+    "parametrised": lambda model: parametrizations.weight_norm(model.lm_head.base),
+    "compiled": lambda model: model.model.compile(backend="eager"),
+    "wrapped": lambda model: setattr(model, "model", torch.compile(model.model, backend="eager")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_seen(model: LlamaForCausalLM, change: Change) -> None:
+    adapted(model).merged = {"a", "b"}
+    before = state(model)
+    assert before == state(model)
+    change(model)
+    assert before != state(model)
+    assert state(model) == state(model)
+
+
+def test_a_patched_class_is_seen(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state(model)
+    monkeypatch.setattr(type(model.model.norm), "forward", lambda norm, states: states)
+    assert before != state(model)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        lambda model: model(tiny.prompt(0, 5)),
+        lambda model: model.generate(tiny.prompt(0, 5), max_new_tokens=3),
+        lambda model: tr.accelerate(model),
+        lambda model: tr.generate(model, tiny.prompt(0, 5), fast=True, max_new_tokens=3),
+        lambda model: model.load_state_dict(tiny.llama(1).state_dict()),
+        lambda model: model.requires_grad_(False),
+        lambda model: model.train().eval(),
+        lambda model: setattr(model, "generation_config", tiny.llama().generation_config),
+    ],
+    ids=["pass", "text", "accelerated", "fast", "numbers", "gradients", "back again", "generation options"],
+)
+def test_what_changes_no_operation_is_not_seen(model: LlamaForCausalLM, nothing: Change) -> None:
+    before = state(model)
+    nothing(model)
+    assert before == state(model)
+
+
+OPTIONS: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+    "precision": (partial(setattr, torch.backends.cuda.matmul, "fp32_precision"), "tf32", "none"),
+    "sums": (partial(setattr, torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"), False, True),
+    "dtype": (torch.set_default_dtype, torch.float64, torch.float32),
+    "deterministic": (torch.use_deterministic_algorithms, True, False),
+}
+
+
+@pytest.mark.parametrize(("choose", "other", "usual"), OPTIONS.values(), ids=OPTIONS)
+def test_options_of_torch_are_seen(model: LlamaForCausalLM, choose: Callable[..., Any], other: Any, usual: Any) -> None:
+    before = state(model)
+    try:
+        choose(other)
+        assert before != state(model)
+    finally:
+        choose(usual)
+    assert before == state(model)
+
+
+def test_choices_of_attention_are_seen(model: LlamaForCausalLM) -> None:
+    before = state(model)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert before != state(model)
+    assert before == state(model)
+    assert before != State(model, "eager")
+
+
+def test_a_function_in_the_place_of_one_that_is_gone_is_another(model: LlamaForCausalLM) -> None:
+    """Python gives its number to the next one."""
+    for scale in range(5):
+        model.model.norm.forward = lambda states, scale=scale: states * scale
+        before = state(model)
+        del model.model.norm.forward
+        model.model.norm.forward = lambda states, scale=scale: states * scale + 1
+        assert before != state(model)
+
+
+def test_nothing_is_kept_alive() -> None:
+    model = tiny.llama()
+    head = adapted(model)
+    head.act = lambda states: states
+    head.others = [torch.zeros(2), {"part": torch.nn.Linear(2, 2)}]
+    gone = [weakref.ref(one) for one in (model, head, head.base.weight, head.act, head.others[0], model.config)]
+    before = state(model)
+    del model, head
+    gc.collect()
+    assert [one() for one in gone] == [None] * len(gone)
+    assert before != state(tiny.llama())
+
+
+def test_attributes_that_hold_themselves(model: LlamaForCausalLM) -> None:
+    model.lm_head.parts = [1, [2]]
+    model.lm_head.parts.append(model.lm_head.parts)
+    before = state(model)
+    assert before == state(model)
+    model.lm_head.parts[1][0] = 3
+    assert before != state(model)
+
+
+def test_weights_in_attributes_are_seen(model: LlamaForCausalLM) -> None:
+    """Also those of parts that a module does not know for its own."""
+    model.lm_head.others = [torch.nn.Linear(2, 2)]
+    before = state(model)
+    model.lm_head.others[0].bias = torch.nn.Parameter(torch.zeros(2))
+    assert before != state(model)
