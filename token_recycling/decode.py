@@ -72,9 +72,10 @@ class Stepper(Protocol):
     """A way to make steps."""
 
     def step(self, going: list[int]) -> list[Step]:
-        """One pass over all texts: the steps of those that are `going`, trimmed at the end, with their slots kept and
-        learned from.
-        """
+        """One pass over all texts: the steps of those that are `going`, trimmed at the end, with their slots kept."""
+
+    def learn(self) -> None:
+        """From the last step, whose tokens are out."""
 
     def close(self) -> None:
         """After the last step, whether or not all texts have ended: leaves in the cache all but their last tokens."""
@@ -93,6 +94,9 @@ class TreeStepper:
         # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way
         # round.
         self._at_once = run.selectors[0].greedy and run.target.device.type != "cpu"
+        self._steps: list[Step] = []
+        self._prompt: tuple[torch.Tensor, torch.Tensor] | None = None
+        """What the last step has shown, not yet learned from: of a prompt, tokens (m,) and the logits after each."""
 
     def step(self, going: list[int]) -> list[Step]:
         run, clock = self.run, self.run.clock
@@ -104,33 +108,47 @@ class TreeStepper:
 
         # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
         cross_border(target, [sequence.tokens for sequence in sequences], cache)
-        lengths, slots = [sequence.length - 1 for sequence in sequences], cache.get_seq_length()
-        inputs = target.inputs.of(drafts, [length * (row in going) for row, length in enumerate(lengths)], slots)
-        clock.lap("prepare")
-        logits, hidden = self._forward(inputs)
+        lengths = [sequence.length - 1 for sequence in sequences]
+        with target.seeing_hidden() if run.traits.hidden_states else nullcontext() as hidden:
+            logits = self._forward(drafts, [length * (row in going) for row, length in enumerate(lengths)])
         clock.lap("forward")
 
         # Accept.
         steps = [self._accept(drafts[row], logits[row, : len(drafts[row].tree)], row) for row in going]
         if hidden is not None:
-            steps = [replace(step, hidden=hidden[step.row, : len(step.draft.tree)]) for step in steps]
+            states = hidden[-1].to(target.device)[:, -logits.shape[1] :]
+            steps = [replace(step, hidden=states[step.row, : len(step.draft.tree)]) for step in steps]
         clock.lap("verify")
 
         # Keep.
         accepted = {step.row: step.accepted for step in steps}
+        slots = cache.get_seq_length() - logits.shape[1]
         self._kept.keep(slots, lengths, [accepted.get(row, []) for row in rows])
         clock.lap("update cache")
 
-        # Learn.
-        for step in steps:
-            run.drafters[step.row].observe(step)
+        self._steps = steps
         return steps
 
-    def _forward(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits (batch, n, vocabulary) and, where the drafter needs them, the hidden states (batch, n, hidden)."""
-        if self.run.traits.hidden_states:
-            return self.run.target.forward_with_hidden(inputs, self.run.cache)
-        return self.run.target.forward(inputs, self.run.cache), None
+    def _forward(self, drafts: list[Draft], lengths: list[int]) -> torch.Tensor:
+        """Logits (batch, n, vocabulary) after all nodes. What of a prompt is not in the cache is read in the same
+        pass.
+        """
+        run, cache = self.run, self.run.cache
+        if len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
+            text = run.sequences[0].tokens
+            logits, before = first_pass(run.target, text, drafts[0], cache, run.traits.learns_prompt)
+            self._prompt = text[len(text) - 1 - len(before) : -1].to(run.target.device), before
+            return logits[None]
+        inputs = run.target.inputs.of(drafts, lengths, cache.get_seq_length())
+        run.clock.lap("prepare")
+        return run.target.forward(inputs, cache)
+
+    def learn(self) -> None:
+        if self._prompt is not None and len(self._prompt[0]):
+            self.run.drafters[0].observe_prompt(*self._prompt)
+        for step in self._steps:
+            self.run.drafters[step.row].observe(step)
+        self._steps, self._prompt = [], None
 
     def _accept(self, draft: Draft, logits: torch.Tensor, row: int) -> Step:
         append = self.run.sequences[row].append
@@ -171,38 +189,37 @@ def decode(
     longest = max(sequence.length for sequence in sequences)
     step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest)
     drafters = [drafter.start(one.tokens.to(target.device), target, step_costs) for one in sequences]
-    learning: list[ObservePrompt] = [one.observe_prompt for one in drafters if drafter.traits.learns_prompt]
-    _prefill(target, sequences, cache, learning or None, held or [cache.get_seq_length()] * len(sequences))
-    steps_of = stepper(Run(target, sequences, drafter.traits, drafters, selectors, cache, clock))
+    run = Run(target, sequences, drafter.traits, drafters, selectors, cache, clock)
+    _prefill(run, held or [cache.get_seq_length()] * len(sequences))
     stats.prompt_tokens += sum(sequence.length for sequence in sequences)
-    stats.drafter, stats.path = drafters[0].describe(), steps_of.describe()
-    clock.prefilled()
+    stats.drafter = drafters[0].describe()
+    steps_of: Stepper = TreeStepper(run, "one pass was enough")
     going = list(range(len(sequences)))
     try:
         while going:
-            clock.restart()
             steps = steps_of.step(going)
-            step_costs.took(max(len(step.draft.tree) for step in steps), clock.pass_seconds)
+            if clock.reads_prompt:
+                clock.reads_prompt = False
+                stats.first_tokens += sum(len(step.tokens) for step in steps)
+            else:
+                step_costs.took(max(len(step.draft.tree) for step in steps), clock.pass_seconds)
             for step in steps:
                 stats.count(step)
-                stats.drafter_statistics.update(drafters[step.row].statistics())
-            clock.lap("update matrix")
             if after_pass is not None:
                 after_pass()
             going = [row for row in going if not sequences[row].ended]
             yield steps
+            clock.restart()
+            steps_of.learn()
+            clock.lap("update matrix")
+            XXX
     finally:
+        steps_of.learn()
         steps_of.close()
+        stats.path = ...
 
 
-def _prefill(
-    target: TreeModel, sequences: list[Sequence], cache: Cache, observe: list[ObservePrompt] | None, held: list[int]
-) -> None:
-    """Puts all of each text but its last token into the cache, as far as it is not there."""
-    for sequence, own in zip(sequences, held, strict=True):
-        if own >= sequence.length:
-            raise ValueError(
-                f"expected a cache of fewer than the {sequence.length} tokens given, got one of {own}; "
-                "pass the whole text so far"
-            )
-    prefill(target, [sequence.tokens for sequence in sequences], cache, observe, held)
+def _prefill(run: Run, held: list[int]) -> None:
+    """Puts of each text what the first step does not read into the cache, as far as it is not there: of one text
+    nothing, of several all but the last tokens, which stand in one column.
+    """

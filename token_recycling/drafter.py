@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class DrafterTraits:
     """What a drafter needs, and what it can do."""
 
-    learns_prompt: bool = False
-    """Needs the logits after every token of the prompt; they cost the target's output layer on each."""
+    learns_prompt: int = 0
+    """After how many of the prompt's last tokens it needs the logits; they cost the target's output layer on each."""
     hidden_states: bool = False
     """Needs the target's last hidden states of each step (`Step.hidden`)."""
     on_host: bool = False
@@ -56,9 +56,9 @@ class TextDrafter:
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         """Learn from a piece of the prompt: tokens (length,) and the target's logits (length, vocabulary) after each.
-        Pieces come in order.
+        Pieces come in order, the last one once the first step's tokens are out.
 
-        Called only where `traits.learns_prompt` is true. The prompt's last token is not among them: it is the first
+        Called only where `traits.learns_prompt` asks for it. The prompt's last token is not among them: it is the first
         root.
         """
 

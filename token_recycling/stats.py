@@ -33,6 +33,9 @@ class Stats:
     """Decoding steps: forward passes after the prompt's."""
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0
+    """Seconds up to the first tokens: of the pass that reads the prompt and verifies the first draft."""
+    first_tokens: int = 0
+    """Emitted tokens that the pass over a prompt verified."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     """Seconds per part of a step."""
     lengths: Counter[int] = field(default_factory=Counter)
@@ -64,8 +67,8 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens per second of decoding, the prompt's time left out."""
-        return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
+        """Emitted tokens per second of decoding: those after the first step, and its time, left out."""
+        return (self.tokens - self.first_tokens) / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
     def drafted(self) -> int:
@@ -143,6 +146,7 @@ class Stats:
             steps=self.steps + other.steps,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             prefill_seconds=self.prefill_seconds + other.prefill_seconds,
+            first_tokens=self.first_tokens + other.first_tokens,
             seconds={part: self.seconds[part] + other.seconds[part] for part in PARTS},
             lengths=self.lengths + other.lengths,
             nodes=self.nodes + other.nodes,
@@ -195,6 +199,8 @@ class Clock:
 
     def __init__(self, stats: Stats, device: torch.device) -> None:
         self.stats = stats
+        self.reads_prompt = True
+        """Whether what is timed belongs to the prompt: up to the first tokens."""
         self._device = device
         self.restart()
 
@@ -208,15 +214,12 @@ class Clock:
         """The time since the last call belongs to `part`."""
         now = self._now()
         taken, self._last = now - self._last, now
+        if self.reads_prompt:
+            self.stats.prefill_seconds += taken
+            return
         self.stats.seconds[part] += taken
         if part not in (PARTS[0], PARTS[-1]):
             self.pass_seconds += taken
-
-    def prefilled(self) -> None:
-        """The time since the last call was the prompt's."""
-        now = self._now()
-        self.stats.prefill_seconds += now - self._last
-        self._last = now
 
     def _now(self) -> float:
         if self.stats.synchronize:

@@ -16,8 +16,10 @@ from ..templates import chain, root_only
 from .kv_cache import TreeCache, unroll
 from .tree_model import TreeModel
 
-_PREFILL_PIECE = 512
-"""Tokens of all texts together whose logits are held at once."""
+PIECE = 512
+"""Tokens of all texts together whose logits are held at once, or that are read with a mask."""
+EVERY = 1 << 30
+"""More tokens than any text has."""
 _EXTENDED_PIECE = 64
 """Tokens of each text, at most, that are read at once behind what a cache holds already."""
 
@@ -31,11 +33,13 @@ def prefill(
     cache: Cache,
     observe: Sequence[ObservePrompt] | None = None,
     held: Sequence[int] | None = None,
+    wanted: int = EVERY,
 ) -> None:
     """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
-    on the right, where nothing of the text sees it. `observe[row]` is shown the logits after every token put there.
+    on the right, where nothing of the text sees it. `observe[row]` is shown the logits after the last `wanted` tokens
+    put there, or after more.
     """
     unroll(cache)
     slots, border = cache.get_seq_length(), model.support.border
@@ -54,16 +58,43 @@ def prefill(
     if not tokens.shape[1]:
         return
     if observe is None and model.leaves_logits_out:
-        model.read(tokens, cache, last_logits_only=True)
+        model.read(tokens, cache, last=1)
         return
-    piece = max(1, _PREFILL_PIECE // len(texts))
-    for start in range(0, tokens.shape[1], piece):
+    unseen = max(0, min(map(len, missing)) - wanted) if model.leaves_logits_out else 0
+    if unseen:
+        model.read(tokens[:, :unseen], cache, last=1)
+    piece = max(1, PIECE // len(texts))
+    for start in range(unseen, tokens.shape[1], piece):
         logits = model.read(tokens[:, start : start + piece], cache)
         if observe is not None:
             for row, text in enumerate(missing):
                 own = text[start : start + piece]
                 if len(own):
                     observe[row](own, logits[row, : len(own)])
+
+
+def first_pass(
+    model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache, wanted: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Reads what of `text` (length,) is not in the cache, and with it the draft, whose root is the text's last token.
+
+    Returns logits (n, vocabulary) after the nodes, and (m, vocabulary) after the last tokens of the text before the
+    root: as many as are `wanted`, if so many were read in this pass. A pass without a draft is that of `generate`. In
+    one with a draft every token has a row in the mask, so that of a long text it reads the end alone.
+    """
+    unroll(cache)
+    text, n = text.to(model.device), len(draft.tree)
+    if n > 1 and len(text) - 1 - cache.get_seq_length() > PIECE:
+        model.read(text[None, cache.get_seq_length() : -1 - PIECE], cache, last=1)
+    held = cache.get_seq_length()
+    unread = text[held:-1]
+    wanted = min(wanted, len(unread))
+    if n == 1:
+        logits = model.read(text[None, held:], cache, last=1 + wanted)
+    else:
+        logits = model.forward(model.inputs.of_text(unread, draft, held), cache, last=n + wanted)
+    rows = logits.shape[1] - n
+    return logits[0, rows:], logits[0, rows - wanted : rows]
 
 
 def extend(
@@ -75,7 +106,7 @@ def extend(
     tokens than others has shorter pieces, or empty ones.
     """
     kept, lengths = TreeCache(cache), list(lengths)
-    size = max(1, min(_EXTENDED_PIECE, _PREFILL_PIECE // len(tokens)))
+    size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
         pieces = [own[start : start + size].to(model.device) for own in tokens]
         slots = cache.get_seq_length()
@@ -109,7 +140,7 @@ def _read_at_once(model: TreeModel, text: torch.Tensor, cache: Cache) -> None:
     border = model.support.border
     if border is not None and border.reread and cache.get_seq_length() <= border.at:
         cache.crop(-cache.get_seq_length())
-    model.read(text[None, cache.get_seq_length() :], cache, last_logits_only=True)
+    model.read(text[None, cache.get_seq_length() :], cache, last=1)
     cache.crop(-1)
 
 

@@ -44,6 +44,23 @@ class TreeInputs:
             "position_ids": (draft.tree.on(self._device).depths + held)[None],
         }
 
+    def of_text(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
+        """Ids, mask and positions of a text's tokens (m,) behind the `held` slots of the cache, and of a draft below
+        them: m + n rows.
+        """
+        m, shape = len(unread), draft.tree.on(self._device)
+        positions = torch.cat([torch.arange(held + m, device=self._device), shape.depths + held + m])[None]
+        visible = torch.ones(positions.shape[1] - held, positions.shape[1], dtype=torch.bool, device=self._device)
+        visible = visible.tril(held)
+        visible[m:, held + m :] = shape.ancestors
+        return {
+            "input_ids": torch.cat([unread, draft.tokens.to(self._device)])[None],
+            "attention_mask": masks(
+                self._support.layers, visible[None, None], positions[:, held:], positions, self._dtype
+            ),
+            "position_ids": positions[:, held:],
+        }
+
     def of_layer(
         self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int
     ) -> dict[str, Any]:

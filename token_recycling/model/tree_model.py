@@ -41,7 +41,8 @@ class TreeModel:
         self.inputs = TreeInputs(self.support, device, model.dtype)
         """Ids, masks and positions of its passes."""
         self._takes_positions = accepts(model, "position_ids")
-        self._last_logits_only = {"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}
+        self.leaves_logits_out = accepts(model, "logits_to_keep")
+        """Whether it can be told to make no logits but those of the last tokens."""
 
     @property
     def vocab_size(self) -> int:
@@ -75,11 +76,13 @@ class TreeModel:
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.config)
 
-    def forward(self, inputs: dict[str, Any], cache: Cache) -> torch.Tensor:
-        """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache.
+    def forward(self, inputs: dict[str, Any], cache: Cache, last: int = 0) -> torch.Tensor:
+        """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache;
+        or, if no more are wanted and the model can leave the others out, after the `last` ones alone.
 
         They are on the model's input device, even if its last layer is on another.
         """
+        inputs = {**inputs, **self._only(last)}
         with self.attending(), self._key_bias(inputs, cache):
             return self.model(**inputs, past_key_values=cache, use_cache=True).logits.to(self.device)
 
@@ -89,12 +92,11 @@ class TreeModel:
             logits = self.forward(inputs, cache)
         return logits, seen[-1].to(self.device)
 
-    def read(self, tokens: torch.Tensor, cache: Cache, last_logits_only: bool = False) -> torch.Tensor:
-        """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; those of
-        the last token alone, (batch, 1, vocabulary), if no more are wanted and the model can leave the others out.
+    def read(self, tokens: torch.Tensor, cache: Cache, last: int = 0) -> torch.Tensor:
+        """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; of the
+        `last` ones alone as in `forward`.
         """
-        tokens = tokens.to(self.device)
-        more: dict[str, Any] = dict(self._last_logits_only) if last_logits_only else {}
+        tokens, more = tokens.to(self.device), self._only(last)
         if self._takes_positions:  # some models, made for pictures too, would count on from an earlier call's
             positions = torch.arange(tokens.shape[1], device=self.device) + cache.get_seq_length()
             more["position_ids"] = positions.expand(len(tokens), -1)
@@ -102,10 +104,9 @@ class TreeModel:
             output = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **more)
         return output.logits.to(self.device)
 
-    @property
-    def leaves_logits_out(self) -> bool:
-        """Whether `read` can leave out the logits of all tokens but the last."""
-        return bool(self._last_logits_only)
+    def _only(self, last: int) -> dict[str, Any]:
+        """What tells the model to leave out the logits of all tokens but the `last` ones; 0 for all."""
+        return {"logits_to_keep": last} if last and self.leaves_logits_out else {}
 
     def _key_bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with ALiBi: takes what such a model cannot be given as an argument out of `inputs`."""
