@@ -28,9 +28,11 @@ def with_shared_scale(model: PreTrainedModel) -> str | None:
     None if there is none.
     """
     for path, module in model.named_modules():
-        weight = module._parameters.get("weight")
-        if _is_dynamic(module) or (weight is not None and _shares(weight)):
-            return f"{path}, a {type(module).__name__}" + ("" if weight is None else f" of {type(weight).__name__}")
+        kinds = [
+            type(weight).__name__ for weight in module._parameters.values() if weight is not None and _shares(weight)
+        ]
+        if kinds or _is_dynamic(module):
+            return f"{path}, a {type(module).__name__}" + "".join(f" of {kind}" for kind in kinds[:1])
     return None
 
 
