@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 
 from ...candidates.calibration import CELLS, cell_of, chance, count, match_kind, new_calibration
 from ...candidates.trie import Trie
+from ...compiled import compiled
 from ...costs.budget import paying_nodes
 from ...draft import Context, Draft
 from ...tree import Tree
@@ -148,7 +148,7 @@ class FuseCalibration(NamedTuple):
         _learn(merged.nodes, self, valued, np.array(tokens))
 
 
-@njit(cache=True)
+@compiled
 def _value(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues) -> None:
     parents, ranks, values = nodes.parents, nodes.ranks, valued.values
     n, parts = ranks.shape
@@ -184,7 +184,7 @@ def _value(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues)
         values[node] *= values[parents[node]] / max(1.0, sums[parents[node]])
 
 
-@njit(cache=True)
+@compiled
 def _learn(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues, chosen: np.ndarray) -> None:
     at = 0
     for token in chosen:
