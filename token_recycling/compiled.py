@@ -12,19 +12,28 @@ searching of numpy's; and a function that makes no arrays counts no references, 
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core import event
 from numba.extending import register_jitable
 
+logger = logging.getLogger("token_recycling")
+
+_SECONDS = 5
+"""About what the default drafter takes."""
 _PACKAGE = Path(__file__).parent
 _FOLDERS = ("candidates", "costs")
-"""Where parts stand. What is told numba here goes into the name too: numba looks at neither."""
+"""Where parts stand."""
 
 
 def _digest() -> str:
+    # Of this file too, since the options that numba is given are no part of its own names.
     digest = hashlib.sha256((_PACKAGE / "compiled.py").read_bytes())
     for folder in _FOLDERS:
         for path in sorted((_PACKAGE / folder).glob("*.py")):
@@ -43,7 +52,11 @@ def compiled(function: Callable | None = None, *, allocates: bool = True, **opti
         return lambda function: compiled(function, allocates=allocates, **options)
     function.__qualname__ += f"-{_SOURCES}"  # names the files that numba keeps
     how = {"no_cfunc_wrapper": True, "_nrt": allocates, **options}
-    return njit(cache=True, **how)(function)
+    try:
+        return njit(cache=True, **how)(function)
+    except RuntimeError:  # numba finds no folder to write to
+        _Watch.keeps = False
+        return njit(**how)(function)
 
 
 def compiled_part(function: Callable | None = None, *, allocates: bool = False, **options: Any) -> Any:
@@ -51,3 +64,54 @@ def compiled_part(function: Callable | None = None, *, allocates: bool = False, 
     if function is None:
         return lambda function: compiled_part(function, allocates=allocates, **options)
     return register_jitable(_nrt=allocates, **options)(function)
+
+
+class _Watch(event.Listener, threading.local):
+    """Says that loops are being compiled, and counts the time, of each thread for itself."""
+
+    keeps = True
+    """Whether there is a folder to keep them in."""
+    depth = 0
+    """Compilations in progress, one within another; the outermost is of one of our functions."""
+    since = seconds = 0.0
+
+    def on_start(self, event: event.Event) -> None:
+        if not self.depth and not event.data["dispatcher"].py_func.__qualname__.endswith(_SOURCES):
+            return
+        self.depth += 1
+        if self.depth == 1:
+            self.since = time.perf_counter()
+            _say(_Watch.keeps)
+
+    def on_end(self, event: event.Event) -> None:
+        if self.depth:
+            self.depth -= 1
+            if not self.depth:
+                self.seconds += time.perf_counter() - self.since
+
+
+_said = False
+
+
+def _say(keeps: bool) -> None:
+    global _said
+    if _said:
+        return
+    _said = True
+    if keeps:
+        logger.warning("compiling the drafting loops, once on this machine (about %d s)", _SECONDS)
+    else:
+        logger.warning(
+            "compiling the drafting loops (about %d s), in every process anew, since no folder to keep them in can be "
+            "written; set NUMBA_CACHE_DIR to one that can",
+            _SECONDS,
+        )
+
+
+_watch = _Watch()
+event.register("numba:compile", _watch)
+
+
+def compiling_seconds() -> float:
+    """Seconds that this thread has spent compiling so far."""
+    return _watch.seconds
