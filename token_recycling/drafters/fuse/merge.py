@@ -18,6 +18,7 @@ Cost per step: about a microsecond a node in Python, less than that in compiled 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from ...candidates.trie import Trie
 from ...compiled import compiled
 from ...costs.budget import paying_nodes
 from ...draft import Context, Draft
+from ...templates import chain
 from ...tree import Tree
 
 _UNSURE = 0.5
@@ -202,6 +204,13 @@ def _learn(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues,
         if following < 0:
             return
         at = following
+
+
+@cache
+def warm_up() -> None:
+    """Compiles what a step needs, with one of two tokens: see `candidates.warm_up`."""
+    merged, calibration = merge_drafts([Draft(chain(1), torch.zeros(2, dtype=torch.long))]), FuseCalibration.empty(1)
+    calibration.learn(merged, calibration.values_of(merged), [0])
 
 
 def kept_first(merged: MergedDraft, most: int) -> tuple[frozenset[int], frozenset[int]]:
