@@ -22,6 +22,7 @@ from ...candidates.ngram_matrix import NgramMatrix
 from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
 from ...candidates.suffix_automaton import SuffixAutomaton
 from ...candidates.topk import top_candidates
+from ...candidates.warm_up import warm_up
 from ...costs.budget import NO_COSTS
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits, TextDrafter
@@ -78,6 +79,13 @@ class Recycling(Drafter):
         self._making = Lock()
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> RecyclingText:
+        warm_up(
+            target.device,
+            fills=self.template is not None,
+            suffix=self.suffix,
+            remembers=bool(self.remembers),
+            favours=bool(self.favours),
+        )
         return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
