@@ -45,6 +45,8 @@ class Call:
     """`one choice`: sampled from the likeliest token alone, where draws come in another order than in `generate`."""
     masked: bool = False
     """Whether one text has an attention mask; several always have."""
+    spare: int = 0
+    """Columns of padding before the longest text, where there is a mask."""
     options: tuple[str, ...] = ()
     event: str = ""
 
@@ -166,6 +168,7 @@ def _call(random_: random.Random, case: Case, before: list[Call]) -> Call:
         fits = fits and not (name in dim.NOT_CUSTOM and case.surface == "custom_generate")
         fits = fits and not (held and name == "three samples")
         fits = fits and not (captured and option.slow)
+        fits = fits and not (name == "beams" and choice != "greedy")
         if fits and random_.random() < option.share:
             options.append(name)
     if "three samples" in options:
@@ -176,6 +179,7 @@ def _call(random_: random.Random, case: Case, before: list[Call]) -> Call:
         continues=continues,
         choice=choice,
         masked=random_.random() < 0.5,
+        spare=0 if stream else random_.choices((0, 1, 5), (0.8, 0.15, 0.05))[0],
         options=tuple(options),
         event=event,
     )
@@ -189,6 +193,7 @@ def _event(random_: random.Random, case: Case, held: bool) -> str:
         "in training": case.family not in dim.WITHOUT_DROPOUT,
         "weights changed": case.weights == "dynamic int8",
         "weights loaded": case.weights != "float32",
+        "stream left": case.surface != "stream" or bool(case.cache),
         "streamer interrupts": case.surface in ("stream", "custom_generate"),
     }
     impossible |= {"processor raises": False} | {event: True for event in dim.INTERRUPTIONS if held}

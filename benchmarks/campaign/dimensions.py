@@ -59,6 +59,7 @@ SURFACES = {
         steps = tr.stream(model, ids, drafter, fast={fast!r}, **{{"eos_token_id": [], **arguments}})
         return torch.cat([ids, torch.tensor([[token for step in steps for token in step.tokens]])], dim=1)
 
+    generate.leave = lambda ids: next(tr.stream(model, ids, drafter, fast={fast!r}))
     return model, generate
 """,
 }
@@ -174,6 +175,7 @@ EVENTS = {
     "criterion interrupts": 0.03,
     "processor raises": 0.03,
     "streamer interrupts": 0.03,
+    "stream left": 0.15,
 }
 """What happens before, around or in a call; weights. An adapter is switched where there is one."""
 
@@ -183,6 +185,7 @@ BEFORE = {
     "trained and back": "model.train(); model.eval()",
     "in training": "model.train()",
     "adapter switched": "switch(model)",
+    "stream left": "getattr(generate, 'leave', list)(ids)  # begins another text, and leaves it",
 }
 INTERRUPTIONS = {
     "criterion raises": ("criterion", "RuntimeError"),

@@ -74,7 +74,7 @@ def _simpler(drafter: DrafterChoice) -> Iterator[DrafterChoice]:
 def _shorter(call: Call) -> Iterator[Call]:
     for option in call.options:
         yield replace(call, options=tuple(one for one in call.options if one != option))
-    for field in ("event", "choice", "continues", "masked"):
+    for field in ("event", "choice", "continues", "masked", "spare"):
         default = Call.__dataclass_fields__[field].default
         if getattr(call, field) != default:
             yield replace(call, **{field: default})

@@ -97,7 +97,7 @@ def _model(case: Case) -> str:
 def _accelerated(case: Case) -> str:
     copied = dim.COPIES[case.copied].format(fast=case.fast)
     surface = dim.SURFACES[case.surface].format(drafter=case.drafter.code, fast=case.fast, copied=copied)
-    return f"def accelerated(model):\n    fixed_costs({case.costs}){surface}"
+    return f"def accelerated(model):\n    fixed_costs(model, {case.costs}){surface}"
 
 
 def _calls(case: Case) -> str:
@@ -154,7 +154,8 @@ def _texts(call: Call) -> list[str]:
             f"ids = torch.cat([ids, {more}], dim=1)",
             "mask = torch.cat([mask, mask.new_ones(len(ids), ids.shape[1] - mask.shape[1])], dim=1)",
         ]
-    width = max(map(len, call.rows))
+    masked = call.masked or len(call.rows) > 1
+    width = max(map(len, call.rows)) + call.spare * masked
     padded = [[0] * (width - len(row)) + list(row) for row in call.rows]
     return [f"ids = torch.tensor({padded})", "mask = (ids != 0).long()"]
 
@@ -168,7 +169,8 @@ def _arguments(call: Call, shared: str) -> str:
     else:
         found.append("do_sample=False")
     kind, error = dim.INTERRUPTIONS.get(call.event, ("", ""))
-    raising = f"Interrupt({min(3, call.new // 2)}, {error})"
+    # A streamer is given the prompt first, then here several tokens at once.
+    raising = f"Interrupt({1 if kind == 'streamer' else min(3, call.new // 2)}, {error})"
     objects = {one: [option.code for option in chosen if option.kind == one] for one in ("criterion", "processor")}
     if kind in objects:
         objects[kind].append(f"{raising}.{kind}")
