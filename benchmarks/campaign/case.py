@@ -69,8 +69,8 @@ class Case:
     family: str = "llama"
     seed: int = 0
     attention: str = ""
-    short: bool = False
-    """Whether the model has few positions."""
+    positions: int = 256
+    """How many the model was made for."""
     repeats: bool = False
     """Whether layers add little to the newest token's embedding, so that texts repeat themselves."""
     weights: str = "float32"
@@ -103,7 +103,7 @@ def draw(seed: int, number: int) -> Case:
         family=family,
         seed=random_.randrange(3),
         attention=random_.choices(["", "eager"], (0.8, 0.2))[0],
-        short=random_.random() < 0.1,
+        positions=random_.choices(list(dim.POSITIONS), list(dim.POSITIONS.values()))[0],
         repeats=random_.random() < 0.5,
         weights=weights,
         drafter=drafter,
@@ -174,7 +174,7 @@ def _call(random_: random.Random, case: Case, before: list[Call]) -> Call:
     if "three samples" in options:
         choice, options = "one choice", [name for name in options if not dim.OPTIONS[name].alone]
     return Call(
-        rows=_rows(random_, size, continues, before),
+        rows=_rows(random_, size, continues, before, case.positions > 256),
         new=random_.choice((1, 2, 3, 5, 8, 12, 16, 20, 24, 30, 40)),
         continues=continues,
         choice=choice,
@@ -201,13 +201,17 @@ def _event(random_: random.Random, case: Case, held: bool) -> str:
     return random_.choices(list(possible), list(possible.values()))[0]
 
 
-def _rows(random_: random.Random, size: int, continues: bool, before: list[Call]) -> tuple[tuple[int, ...], ...]:
+def _rows(
+    random_: random.Random, size: int, continues: bool, before: list[Call], long: bool
+) -> tuple[tuple[int, ...], ...]:
     """Random texts, repetitive ones, and those of the call before again."""
     fresh = [call for call in before if not call.continues and len(call.rows) == size]
     if fresh and not continues and random_.random() < 0.4:
         return fresh[-1].rows
     longest = 4 if continues else random_.choice((1, 2, 6, 12, 30))
     lengths = [random_.randint(1, longest) for _ in range(size)]
+    if long and not continues:
+        lengths = [random_.randint(*random_.choice(dim.LONG)) for _ in range(size)]
     if continues:
         lengths = [lengths[0]] * size
     rows = []
@@ -232,6 +236,7 @@ def words(case: Case) -> dict[str, list[str]]:
         "cache": [case.cache or "its own"],
         "weights": [case.weights],
         "copied": [case.copied] if case.copied else [],
+        "positions": [str(case.positions)],
         "attention": [case.attention or "as it comes"],
         "calls": [f"{len(calls)}{', going on' if any(call.continues for call in calls) else ''}"],
     }

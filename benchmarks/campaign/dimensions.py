@@ -27,8 +27,11 @@ PLAIN_LINEAR = [*COMMON, "gemma3_text window of 8", "phi3", "olmo2", "falcon", "
 ONE_THREAD = ["dynamic", "longrope"]
 """Words of families that change their own rotary frequencies with the length of a text: not for several threads."""
 WITHOUT_DROPOUT = ["llama", "qwen2 window of 8", "qwen3", "mistral window of 8", "gemma2 window of 8"]
-POSITIONS = 40
-"""Of a model with few positions."""
+POSITIONS = {256: 0.82, 40: 0.1, 1024: 0.08}
+"""How many a model was made for, and how often; with the most there are LONG texts.
+"""
+LONG = [(230, 262), (500, 520)]
+"""Bounds of their prompts: fast steps have slots for 256 tokens at first, and a prompt is read in pieces of 512."""
 
 WEIGHTS = {
     "float32": "",
@@ -56,7 +59,7 @@ SURFACES = {
     drafter = {drafter}
 
     def generate(ids, attention_mask=None, top_k=0, pad_token_id=0, **arguments):
-        steps = tr.stream(model, ids, drafter, fast={fast!r}, **{{"eos_token_id": [], **arguments}})
+        steps = tr.stream(model, ids, drafter, fast={fast!r}, **arguments)
         return torch.cat([ids, torch.tensor([[token for step in steps for token in step.tokens]])], dim=1)
 
     generate.leave = lambda ids: next(tr.stream(model, ids, drafter, fast={fast!r}))
@@ -75,7 +78,7 @@ CACHES = {
     "": "",
     "passed in": "transformers.DynamicCache(config=model.config)",
     "passed in, unconfigured": "transformers.DynamicCache()",
-    "static, passed in": "transformers.StaticCache(config=model.config, max_cache_len=200)",
+    "static, passed in": "transformers.StaticCache(config=model.config, max_cache_len=600)",
     "static": "cache_implementation='static'",
     "offloaded": "cache_implementation='offloaded'",
 }
@@ -169,6 +172,7 @@ EVENTS = {
     "weights changed": 0.04,
     "weights loaded": 0.03,
     "trained and back": 0.03,
+    "eos set": 0.04,
     "in training": 0.03,
     "adapter switched": 0.3,
     "criterion raises": 0.03,
@@ -182,6 +186,7 @@ EVENTS = {
 BEFORE = {
     "weights changed": "torch._foreach_mul_([weight.detach() for weight in model.parameters()], 0.9)",
     "weights loaded": "model.load_state_dict({name: -state for name, state in model.state_dict().items()})",
+    "eos set": "model.generation_config.eos_token_id = [5, 11, 23, 41, 60, 77]",
     "trained and back": "model.train(); model.eval()",
     "in training": "model.train()",
     "adapter switched": "switch(model)",

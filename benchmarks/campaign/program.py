@@ -83,8 +83,8 @@ def _definitions(text: str) -> str:
 
 def _model(case: Case) -> str:
     config = dict(dim.FAMILIES[case.family])
-    if case.short:
-        config["max_position_embeddings"] = dim.POSITIONS
+    if case.positions != 256:
+        config["max_position_embeddings"] = case.positions
     family = config.pop("model_type")
     settings = "".join(f"\n        {name}={value!r}," for name, value in config.items())
     weights = f"    {dim.WEIGHTS[case.weights]}\n" * bool(dim.WEIGHTS[case.weights])

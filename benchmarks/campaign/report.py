@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .run import FAILURES, LEFT, REFUSED, SAME, TIE
+from .run import BETTER, FAILURES, LEFT, REFUSED, SAME, TIE
 
-OUTCOMES = (SAME, LEFT, REFUSED, TIE, *FAILURES)
+OUTCOMES = (SAME, LEFT, REFUSED, BETTER, TIE, *FAILURES)
+_TOLD = (LEFT, REFUSED, BETTER)
 Row = dict[str, Any]
 
 
@@ -31,8 +32,8 @@ def read(file: Path) -> list[Row]:
 
 def signature(row: Row) -> str:
     """What failures or refusals of one cause have in common: their words without numbers, names of models and files."""
-    told = re.sub(r" \([\w/]+\.py:\d+\)$", "", row["detail"]) if row["outcome"] in (LEFT, REFUSED) else row["detail"]
-    if row["outcome"] not in (LEFT, REFUSED, "ERROR"):
+    told = re.sub(r" \([\w/]+\.py:\d+\)$", "", row["detail"]) if row["outcome"] in _TOLD else row["detail"]
+    if row["outcome"] not in (*_TOLD, "ERROR"):
         return str(row["outcome"])
     told = re.sub(r"/tmp/\S+", "FILE", told)
     told = re.sub(r"\w+(ForCausalLM|LMHeadModel)\w*", "MODEL", told)
@@ -59,7 +60,11 @@ def markdown(rows: Sequence[Row]) -> str:
     if ties:
         listed = [(row["case"], row["detail"], row["words"]["family"][0]) for row in ties]
         pieces += ["## Near-ties", _table(("case", "margin", "family"), listed)]
-    for title, outcome in (("Refused", REFUSED), ("Left to transformers", LEFT)):
+    for title, outcome in (
+        ("Refused", REFUSED),
+        ("Left to transformers", LEFT),
+        ("Plain generate alone raises", BETTER),
+    ):
         groups = _grouped(row for row in rows if row["outcome"] == outcome)
         if groups:
             pieces += [f"## {title}", _table(("reason", "cases"), [(name, len(group)) for name, group in groups])]

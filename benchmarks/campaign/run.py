@@ -25,8 +25,11 @@ from . import parts
 from .case import Case
 from .program import program
 
-SAME, LEFT, REFUSED, TIE, MISMATCH, ERROR, HANG = "same", "left", "refused", "near-tie", "MISMATCH", "ERROR", "HANG"
-"""`left`: the same, but left to transformers; a near-tie is a difference between two choices as good as equal."""
+SAME, LEFT, REFUSED, BETTER, TIE = "same", "left", "refused", "better", "near-tie"
+"""`left`: the same, but left to transformers; `better`: plain `generate` alone raises; a near-tie is a difference
+between two choices as good as equal.
+"""
+MISMATCH, ERROR, HANG = "MISMATCH", "ERROR", "HANG"
 FAILURES = (MISMATCH, ERROR, HANG)
 _TIE = 1e-5
 _LIMIT = 60
@@ -90,7 +93,7 @@ def _compared(case: Case) -> Result:
     if error is not None and type(error) is not type(refused):
         return Result(REFUSED if _is_refusal(error) else ERROR, _told(error), mat=mat)
     if refused is not None and error is None:
-        return Result(MISMATCH, f"plain generate raises {_told(refused)}", mat=mat)
+        return Result(BETTER, _told(refused), mat=mat)
     return Result(LEFT, left[0], mat=mat) if left else Result(SAME, mat=mat)
 
 

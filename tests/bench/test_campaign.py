@@ -74,7 +74,7 @@ def test_every_value_of_every_dimension_is_drawn_and_can_be_written() -> None:
         (Case((Call(rows=((3,), (4, 5)), options=("all outputs", "eos")),), cache="passed in"), "same", ""),
         (Case((Call(rows=((3, 4),), options=("beams",)),)), "left", "beam search"),
         (Case((Call(rows=((3,), (4,))),), fast=True), "refused", "expected one text"),
-        (Case((Call(rows=((3, 4),), new=60),), family="gpt2", short=True), "same", ""),  # both raise
+        (Case((Call(rows=((3, 4),), new=60),), family="gpt2", positions=40), "same", ""),  # both raise
     ],
     ids=["same", "a batch with scores and a cache", "left", "refused", "beyond the last position"],
 )
