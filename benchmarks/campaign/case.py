@@ -98,6 +98,9 @@ def draw(seed: int, number: int) -> Case:
     inline = weights == "adapter" or weights == "int8 weights" or "Garbage" in drafter.code
     copies = [copy for copy in dim.COPIES if not (copy == "pickled" and inline)]
     cache = random_.choices(list(dim.CACHES), (0.66, 0.12, 0.04, 0.06, 0.08, 0.04))[0]
+    named = dim.CACHES[cache].startswith("cache_implementation")
+    if (named and surface == "stream") or ("static" in cache and family in dim.NOT_STATIC):
+        cache = ""
     base = Case(
         (),
         family=family,
@@ -110,7 +113,7 @@ def draw(seed: int, number: int) -> Case:
         surface=surface,
         fast=random_.choices(["auto", True, False], (0.3, 0.25, 0.45))[0],
         copied=random_.choice(copies) if surface == "accelerate" and random_.random() < 0.2 else "",
-        cache="" if surface in ("stream", "custom_generate") and "implementation" in dim.CACHES[cache] else cache,
+        cache=cache,
         costs=random_.choice(dim.COSTS),
     )
     calls: list[Call] = []

@@ -84,6 +84,9 @@ CACHES = {
 }
 """An argument of every call, or the cache that all calls share."""
 
+NOT_STATIC = {"gpt_neo local window of 32"}
+"""Families that transformers decodes otherwise in a static cache longer than their window."""
+
 
 class Option(NamedTuple):
     """What may be added to a call."""

@@ -137,7 +137,8 @@ def _call(call: Call, number: int, shared: str) -> list[str]:
     else:
         made = [made]
     after = ["yield [torch.tensor(given.tokens)]"] * ("streamer=given" in arguments)
-    after += ["yield [torch.rand(2)]  # what is drawn next is the same too"] * (call.choice == "seeded")
+    if call.choice == "seeded" and kind != "streamer":
+        after.append("yield [torch.rand(2)]  # what is drawn next is the same too")
     return [*_texts(call), *before, *made, f"yield parts(output, mask{_repeated(call)}{cache})", *after]
 
 
