@@ -31,14 +31,16 @@ def read(file: Path) -> list[Row]:
 
 
 def signature(row: Row) -> str:
-    """What failures or refusals of one cause have in common: their words without numbers, names of models and files."""
+    """What results of one cause have in common: their words without numbers, and names of models and files."""
     told = re.sub(r" \([\w/]+\.py:\d+\)$", "", row["detail"]) if row["outcome"] in _TOLD else row["detail"]
     if row["outcome"] not in (*_TOLD, "ERROR"):
         return str(row["outcome"])
+    if row["outcome"] == "ERROR" and "in threads" in row["words"]["event"]:  # seldom the same error twice
+        return f"in threads: {told.partition(':')[0]}"
     told = re.sub(r"/tmp/\S+", "FILE", told)
     told = re.sub(r"\w+(ForCausalLM|LMHeadModel)\w*", "MODEL", told)
     told = re.sub(r"transformers\.models\.[\w.]+", "MODEL", told)
-    return re.sub(r"(?<![\w:])\d+(\.\d+)?(e-?\d+)?", "N", told)
+    return re.sub(r"(?<![\w:])-?\d+(\.\d+)?(e-?\d+)?", "N", told)
 
 
 def markdown(rows: Sequence[Row]) -> str:

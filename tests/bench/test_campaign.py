@@ -14,15 +14,17 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.campaign import dimensions, worker
 from benchmarks.campaign import run as running
+from benchmarks.campaign.__main__ import main
 from benchmarks.campaign.case import Call, Case, DrafterChoice, draw, words
 from benchmarks.campaign.minimise import minimised, smaller
 from benchmarks.campaign.program import script
-from benchmarks.campaign.report import markdown, read
+from benchmarks.campaign.report import read
 from benchmarks.campaign.run import Result, run
 from token_recycling import decode
 from token_recycling.accept import accept_walk
@@ -159,7 +161,10 @@ def test_the_report_adds_up(tmp_path: Path) -> None:
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
-    text = markdown(read(file))
+    with pytest.raises(typer.Exit) as ended:
+        main(tmp_path, report=True, markdown_file=tmp_path / "report.md")
+    assert ended.value.exit_code == 1
+    text = (tmp_path / "report.md").read_text()
     assert "6 cases, 4.0 a second on one core; 2.00 accepted tokens a step." in text
     assert all(f"| {outcome} | {number} |" in text for outcome, number in Counter(outcomes).items())
     assert "| ValueError: expected N things | 1 |" in text
