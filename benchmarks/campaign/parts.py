@@ -264,7 +264,12 @@ def first_difference(wanted, found):
                 if not torch.equal(theirs, ours):
                     if theirs.is_floating_point():
                         return call, place, f"wanted shape {tuple(theirs.shape)}, found {tuple(ours.shape)}"
-                    return call, place, f"wanted {theirs.tolist()}, found {ours.tolist()}"
+                    both, first = (theirs, ours), 0
+                    if theirs.ndim == 2 and theirs.shape == ours.shape:
+                        first = int((theirs != ours).any(dim=0).nonzero()[0])
+                        both = [ids[:, first:] for ids in both]
+                    wanted_, found_ = (ids.tolist() for ids in both)
+                    return call, place, f"from token {first} wanted {wanted_}, found {found_}"
                 continue
             scale = float(theirs[theirs.isfinite()].abs().max()) if theirs.isfinite().any() else 1.0
             if not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4 * max(1.0, scale), equal_nan=True):
