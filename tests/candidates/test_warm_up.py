@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
-from support import tiny
+from support import runs, tiny
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling import Drafter
 from token_recycling.candidates.warm_up import warm_up, warm_up_suffix
-from token_recycling.drafters.fuse import Fuse, merge
+from token_recycling.drafters.fuse import merge
 from token_recycling.drafters.recycling import Recycling
-from token_recycling.drafters.suffix import Suffix
+from token_recycling.model.tree_model import TreeModel
 
 CPU = torch.device("cpu")
 
@@ -39,9 +38,10 @@ def decode(model: LlamaForCausalLM, drafter: Drafter) -> None:
         tr.generate(model, ids, drafter=drafter, max_new_tokens=24)
 
 
-def check(model: LlamaForCausalLM, warm: Callable[[], None], drafter: Drafter) -> None:
+def check(model: LlamaForCausalLM, drafter: Drafter) -> None:
+    """Once a drafter has begun a text, nothing is compiled for it."""
     ours = forgotten()
-    warm()
+    runs.begun(drafter, [0], TreeModel(model))
     before = {one: list(one.signatures) for one in ours}
     assert any(before.values())
     decode(model, drafter)
@@ -65,31 +65,12 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_recycling_compiles_nothing_later(options: dict, model: LlamaForCausalLM) -> None:
-    drafter = Recycling(**options)
-
-    def warm() -> None:
-        warm_up(
-            CPU,
-            fills=drafter._template is not None,
-            suffix=drafter.suffix,
-            remembers=bool(drafter.remembers),
-            favours=bool(drafter.favours),
-        )
-
-    check(model, warm, drafter)
+    check(model, Recycling(**options))
 
 
-def test_the_suffix_alone_compiles_nothing_later(model: LlamaForCausalLM) -> None:
-    check(model, warm_up_suffix, Suffix())
-
-
-def test_fused_drafters_compile_nothing_later(model: LlamaForCausalLM) -> None:
-    def warm() -> None:
-        warm_up(CPU, fills=False, suffix=True, remembers=False, favours=False)
-        warm_up_suffix()
-        merge.warm_up()
-
-    check(model, warm, Fuse("recycling+suffix+prompt_lookup"))
+@pytest.mark.parametrize("drafter", ["suffix", "fuse:recycling+suffix+prompt_lookup"])
+def test_others_compile_nothing_later(drafter: str, model: LlamaForCausalLM) -> None:
+    check(model, tr.make_drafter(drafter))
 
 
 def test_only_what_the_options_need_is_compiled() -> None:
