@@ -24,8 +24,8 @@ COMMON = ["llama", "qwen2 window of 8", "qwen3", "mistral window of 8", "gemma2 
 """Drawn more often."""
 PLAIN_LINEAR = [*COMMON, "gemma3_text window of 8", "phi3", "olmo2", "falcon", "bloom", "stablelm", "opt", "gpt_neox"]
 """Families whose linear layers are called and not looked into, so that others may stand for them."""
-ONE_THREAD = ["dynamic", "longrope"]
-"""Words of families that change their own rotary frequencies with the length of a text: not for several threads."""
+ONE_THREAD = ["dynamic"]
+"""Words of families in which a text depends on those before, by rotary frequencies that stay: not for several threads."""
 WITHOUT_DROPOUT = ["llama", "qwen2 window of 8", "qwen3", "mistral window of 8", "gemma2 window of 8"]
 POSITIONS = {256: 0.82, 40: 0.1, 1024: 0.08}
 """How many a model was made for, and how often; with the most there are LONG texts.
@@ -86,6 +86,8 @@ CACHES = {
 
 NOT_STATIC = {"gpt_neo local window of 32"}
 """Families that transformers decodes otherwise in a static cache longer than their window."""
+DROPS_CACHE = "longrope"
+"""Families that transformers reads anew beyond their border, in a new cache: one that was passed in stays as it was."""
 
 
 class Option(NamedTuple):
