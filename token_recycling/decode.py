@@ -12,8 +12,9 @@ Steps may also be made in another way, such as replayed on a device: whoever cal
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from transformers.cache_utils import Cache
@@ -21,9 +22,10 @@ from transformers.cache_utils import Cache
 from .accept import accept_greedy, accept_walk
 from .draft import Context, Draft, Step
 from .drafter import Drafter, DrafterTraits, TextDrafter
-from .model.kv_cache import TreeCache
+from .model.inspection import hidden_states
+from .model.kv_cache import TreeCache, unroll
 from .model.pass_costs import PassCosts
-from .model.prefill import ObservePrompt, cross_border, prefill
+from .model.prefill import PIECE, cross_border, first_pass, prefill
 from .model.step_costs import StepCosts
 from .model.tree_model import TreeModel
 from .sequence import Sequence, TokenSelector
@@ -109,7 +111,7 @@ class TreeStepper:
         # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
         cross_border(target, [sequence.tokens for sequence in sequences], cache)
         lengths = [sequence.length - 1 for sequence in sequences]
-        with target.seeing_hidden() if run.traits.hidden_states else nullcontext() as hidden:
+        with hidden_states(target.model) if run.traits.hidden_states else nullcontext() as hidden:
             logits = self._forward(drafts, [length * (row in going) for row, length in enumerate(lengths)])
         clock.lap("forward")
 
@@ -191,35 +193,56 @@ def decode(
     drafters = [drafter.start(one.tokens.to(target.device), target, step_costs) for one in sequences]
     run = Run(target, sequences, drafter.traits, drafters, selectors, cache, clock)
     _prefill(run, held or [cache.get_seq_length()] * len(sequences))
+    first: Stepper = TreeStepper(run, "one pass was enough")
     stats.prompt_tokens += sum(sequence.length for sequence in sequences)
-    stats.drafter = drafters[0].describe()
-    steps_of: Stepper = TreeStepper(run, "one pass was enough")
-    going = list(range(len(sequences)))
+    stats.drafter, stats.path = drafters[0].describe(), first.describe()
+    steps_of, going = first, list(range(len(sequences)))
+
+    def learn() -> None:
+        steps_of.learn()
+        for one in drafters:
+            stats.drafter_statistics.update(one.statistics())
+
     try:
         while going:
             steps = steps_of.step(going)
-            if clock.reads_prompt:
+            for step in steps:
+                stats.count(step)
+            if steps_of is first:
                 clock.reads_prompt = False
                 stats.first_tokens += sum(len(step.tokens) for step in steps)
             else:
                 step_costs.took(max(len(step.draft.tree) for step in steps), clock.pass_seconds)
-            for step in steps:
-                stats.count(step)
             if after_pass is not None:
                 after_pass()
             going = [row for row in going if not sequences[row].ended]
             yield steps
             clock.restart()
-            steps_of.learn()
+            learn()
             clock.lap("update matrix")
-            XXX
+            if steps_of is first and going:
+                steps_of = stepper(run)
+                stats.path = steps_of.describe()
     finally:
-        steps_of.learn()
+        learn()
         steps_of.close()
-        stats.path = ...
 
 
 def _prefill(run: Run, held: list[int]) -> None:
-    """Puts of each text what the first step does not read into the cache, as far as it is not there: of one text
-    nothing, of several all but the last tokens, which stand in one column.
+    """Puts into the cache what of the texts the first pass does not read: of several, or of a model that computes
+    otherwise beyond a border, all but the last tokens; of one text no more than what a drafter wants to learn.
     """
+    for sequence, own in zip(run.sequences, held, strict=True):
+        if own >= sequence.length:
+            raise ValueError(
+                f"expected a cache of fewer than the {sequence.length} tokens given, got one of {own}; "
+                "pass the whole text so far"
+            )
+    unroll(run.cache)
+    texts, wanted = [sequence.tokens for sequence in run.sequences], run.traits.learns_prompt
+    if len(texts) == 1 and run.target.support.border is None:
+        texts, wanted = [texts[0][: max(held[0] + 1, len(texts[0]) - PIECE)]], wanted - PIECE
+        if wanted <= 0:
+            return
+    observe = [one.observe_prompt for one in run.drafters]
+    prefill(run.target, texts, run.cache, observe if wanted else None, held, wanted)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .compiled import compiling_seconds
 from .draft import Step
 
 PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update matrix")
@@ -36,6 +37,8 @@ class Stats:
     """Seconds up to the first tokens: of the pass that reads the prompt and verifies the first draft."""
     first_tokens: int = 0
     """Emitted tokens that the pass over a prompt verified."""
+    compile_seconds: float = 0.0
+    """Of compiling the drafting loops, once on a machine: a part of neither the prompt's time nor a step's."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     """Seconds per part of a step."""
     lengths: Counter[int] = field(default_factory=Counter)
@@ -147,6 +150,7 @@ class Stats:
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             prefill_seconds=self.prefill_seconds + other.prefill_seconds,
             first_tokens=self.first_tokens + other.first_tokens,
+            compile_seconds=self.compile_seconds + other.compile_seconds,
             seconds={part: self.seconds[part] + other.seconds[part] for part in PARTS},
             lengths=self.lengths + other.lengths,
             nodes=self.nodes + other.nodes,
@@ -173,6 +177,7 @@ class Stats:
             "discard_rate": self.discard_rate,
             "verification_rate": self.verification_rate,
             "prefill_seconds": self.prefill_seconds,
+            "compile_seconds": self.compile_seconds,
             "decode_seconds": self.decode_seconds,
             "seconds": dict(self.seconds),
             "plain_steps": self.plain_steps,
@@ -206,20 +211,27 @@ class Clock:
 
     def restart(self) -> None:
         """A step begins: the time that passed outside the loop is forgotten."""
-        self._last = self._now()
+        self._last, self._compiled = self._now(), compiling_seconds()
         self.pass_seconds = 0.0
         """Seconds of this step, without drafting and learning."""
 
     def lap(self, part: str) -> None:
         """The time since the last call belongs to `part`."""
-        now = self._now()
-        taken, self._last = now - self._last, now
+        taken = self._passed()
         if self.reads_prompt:
             self.stats.prefill_seconds += taken
             return
         self.stats.seconds[part] += taken
         if part not in (PARTS[0], PARTS[-1]):
             self.pass_seconds += taken
+
+    def _passed(self) -> float:
+        """Seconds since the last call, but for those of compiling, which are counted by themselves."""
+        now, compiled = self._now(), compiling_seconds()
+        compiling, taken = compiled - self._compiled, now - self._last
+        self._last, self._compiled = now, compiled
+        self.stats.compile_seconds += compiling
+        return taken - compiling
 
     def _now(self) -> float:
         if self.stats.synchronize:

@@ -11,7 +11,8 @@ from support.drafters import learned
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.stats import PARTS
+from token_recycling import stats as stats_module
+from token_recycling.stats import PARTS, Clock
 
 
 def run(model: LlamaForCausalLM, drafter: str | tr.Drafter, tokens: int, start: int = 0, **options) -> tr.Stats:
@@ -134,3 +135,18 @@ def test_everything_can_be_written_as_json(counting: LlamaForCausalLM) -> None:
     assert written["acceptance_by_rank"] == {"0": 1.0, "1": 0.0, "2": 0.0}
     assert set(written["seconds"]) == set(PARTS)
     assert written["drafter"] == drafter.describe()
+
+
+def test_compiling_is_a_part_of_neither_the_prompt_nor_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, compiling = iter([0.0, 10.0, 12.0, 20.0]), iter([1.0, 8.0, 8.0, 11.0])
+    monkeypatch.setattr(stats_module.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(stats_module, "compiling_seconds", lambda: next(compiling))
+    stats = tr.Stats()
+    clock = Clock(stats, torch.device("cpu"))
+    clock.prefilled()
+    clock.lap("forward")
+    clock.lap("retrieve")
+    monkeypatch.undo()
+    assert (stats.prefill_seconds, stats.seconds["forward"], stats.seconds["retrieve"]) == (3.0, 2.0, 5.0)
+    assert stats.compile_seconds == stats.as_dict()["compile_seconds"] == 10.0
+    assert (stats + stats).compile_seconds == 20.0

@@ -13,7 +13,7 @@ from support.drafters import example
 from support.oracle import Oracle
 from support.recorded import RecordedGraphs
 from support.runs import decoded
-from transformers import LlamaForCausalLM, StoppingCriteria
+from transformers import DynamicCache, LlamaForCausalLM, StoppingCriteria
 
 import token_recycling as tr
 from token_recycling.cuda_graphs.runner import StepRunner
@@ -256,6 +256,18 @@ def test_a_call_goes_on_from_the_cache_of_another(model: LlamaForCausalLM) -> No
     first = model.generate(tiny.prompt(0, 8), max_new_tokens=12, return_dict_in_generate=True, **GREEDY)
     rest = model.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=18, **GREEDY)
     assert torch.equal(rest, wanted)
+
+
+def test_a_cache_made_without_a_configuration_is_gone_on_with() -> None:
+    """It has no layers for those that share the states of others."""
+    model, ids = (
+        architectures.model_of(architectures.named("gemma3n_text")),
+        tiny.prompt(0, 9, architectures.VOCABULARY),
+    )
+    wanted, held = model.generate(ids, max_new_tokens=24, **GREEDY), DynamicCache()
+    tr.accelerate(model, "suffix", fast=True)
+    first = model.generate(ids, past_key_values=held, max_new_tokens=12, **GREEDY)
+    assert torch.equal(model.generate(first, past_key_values=held, max_new_tokens=12, **GREEDY), wanted)
 
 
 def test_two_texts_of_one_model_at_a_time(model: LlamaForCausalLM) -> None:

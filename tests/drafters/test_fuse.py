@@ -20,9 +20,11 @@ from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedTokeni
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
+from token_recycling.costs.curve import CostCurve
 from token_recycling.drafter import DrafterTraits
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.fuse.worth import Forecast, MarginalValue
+from token_recycling.model.pass_costs import PassCosts
 from token_recycling.templates import parse_paths, root_only
 
 
@@ -335,3 +337,15 @@ def test_parts_that_are_not_asked_lose_nothing(model: LlamaForCausalLM, asks: st
     drafts = stats.drafter_statistics["draft_model.draft_forwards"]
     assert drafts
     assert (stats.drafter_statistics["recycling.proposed"] < 7 * stats.steps) == (asks == "paying")
+
+
+@pytest.mark.parametrize("asks", ["all", "paying"])
+def test_where_no_node_pays_none_is_verified(counting: LlamaForCausalLM, asks: str, monkeypatch: Any) -> None:
+    """Not even those of the first part, which drafts more than the curve knows of."""
+    dear = CostCurve(256, (1, 2, 8), (1.0, 90.0, 99.0))
+    monkeypatch.setattr(PassCosts, "curve", lambda costs, length: dear)
+    drafter, stats, ids = Fuse(["published:tree=paper", "suffix"], asks=asks), tr.Stats(), torch.arange(20)[None] % 16
+    ours = tr.generate(counting, ids, drafter=drafter, stats=stats, max_new_tokens=30)
+    assert torch.equal(ours, counting.generate(ids, max_new_tokens=30))
+    assert stats.drafter_statistics["published.proposed"] > 1000
+    assert stats.nodes == {1: 30}

@@ -34,15 +34,16 @@ class Oracle(tr.Drafter):
     """Each text as plain `generate` continues it."""
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> OracleText:
-        return OracleText(self, next(text for text in self.wanted if text[: len(prompt)].equal(prompt)))
+        wanted = next(text for text in self.wanted if text[: len(prompt)].equal(prompt))
+        return OracleText(self, wanted, random.Random(len(prompt)))
 
 
 class OracleText(TextDrafter):
     """A text that is known."""
 
-    def __init__(self, drafter: Oracle, wanted: torch.Tensor) -> None:
+    def __init__(self, drafter: Oracle, wanted: torch.Tensor, draws: random.Random) -> None:
         super().__init__(drafter)
-        self.wanted, self.random = wanted, random.Random(len(wanted))
+        self.wanted, self.random = wanted, draws
 
     def draft(self, context: tr.Context) -> tr.Draft:
         tree = self.random.choice(list(TREES.values()))

@@ -17,19 +17,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from ..compiled import compiled, compiled_part
 from ..costs.budget import may_pay, payoff_of_root, with_node
 from ..tree import Tree
 from .calibration import cell_of, chance, count, match_kind
-from .ngram_matrix import FULL, NgramMatrix, Rows, find_row
+from .ngram_matrix import FULL, NgramMatrix, Rows, find_row, sort_descending
 from .suffix_automaton import AutomatonArrays, SuffixAutomaton, advance, following
 
 CHILDREN = 16
 """Most candidates that are looked at after one node."""
 _SHORTEST_WEIGHT, _LONGER_WEIGHT = 0.8, 0.4
 """Of the shortest n-gram that is known, against nothing, and of every longer one, against the shorter ones."""
-_SUFFIX_WEIGHTS = np.array([0.0, 0.1, 0.15, 0.25, 0.35, 0.5, 0.6, 0.8], np.float32)
+_SUFFIX_WEIGHTS = np.array([0.0, 0.1, 0.15, 0.25, 0.35, 0.5, 0.6, 0.8])
 """By the kind of match: `calibration.match_kind`."""
 
 
@@ -115,15 +115,13 @@ class GrowingTree(NamedTuple):
         )
 
 
-@njit(cache=True)
+@compiled
 def grow(growing: GrowingTree, ngram: np.ndarray, sources: Sources, limits: Limits) -> int:
     """Grows a tree after `ngram` (orders,), the newest token first; returns the number of nodes, the root included."""
-    costs, (rows, automaton, calibration) = limits.costs, sources
-    _plant(growing, ngram, automaton)
-    _consider(growing, 0, rows, automaton, calibration)
-    made, payoff = 1, payoff_of_root(costs)
+    costs, made = limits.costs, _plant(growing, ngram, sources)
+    payoff = payoff_of_root(costs)
     while made <= limits.nodes:
-        parent, value = -1, np.float32(0.0)
+        parent, value = np.int64(-1), np.float32(0.0)
         for node in range(made):
             place = growing.drafted[node]
             if place < growing.known[node] and growing.depths[node] < limits.depth:
@@ -132,47 +130,46 @@ def grow(growing: GrowingTree, ngram: np.ndarray, sources: Sources, limits: Limi
                     parent, value = node, its
         if parent < 0 or not may_pay(costs, payoff, made, value):
             break
-        _add(growing, made, parent, growing.drafted[parent], automaton)
-        _consider(growing, made, rows, automaton, calibration)
+        _add(growing, made, parent, growing.drafted[parent], sources)
         made += 1
         payoff = with_node(costs, payoff, made, value)
     return payoff.best_nodes
 
 
-@njit(cache=True)
+@compiled
 def fill(growing: GrowingTree, ngram: np.ndarray, sources: Sources, template: TemplateArrays, depth: int) -> int:
     """Fills a template instead: each node is the candidate of its rank after its parent. Nodes without such a
     candidate, and nodes deeper than `depth`, are left out with all below them. Returns as `grow`.
     """
-    rows, automaton, calibration = sources
-    _plant(growing, ngram, automaton)
-    _consider(growing, 0, rows, automaton, calibration)
-    places = np.full(len(template.parents), -1, np.int64)
+    made = _plant(growing, ngram, sources)
+    places = np.empty(len(template.parents), np.int64)
     places[0] = 0
-    made = 1
     for node in range(1, len(places)):
         parent, rank = places[template.parents[node]], template.ranks[node]
         if parent < 0 or rank >= growing.known[parent] or growing.depths[parent] >= depth:
+            places[node] = -1
             continue
-        _add(growing, made, parent, rank, automaton)
-        _consider(growing, made, rows, automaton, calibration)
+        _add(growing, made, parent, rank, sources)
         places[node] = made
         made += 1
     return made
 
 
-@njit(cache=True)
-def _plant(growing: GrowingTree, ngram: np.ndarray, automaton: AutomatonArrays) -> None:
-    """Makes the root."""
+@compiled_part(allocates=True)
+def _plant(growing: GrowingTree, ngram: np.ndarray, sources: Sources) -> int:
+    """Makes the root; returns the number of nodes."""
     growing.tokens[0], growing.parents[0], growing.ranks[0] = ngram[0], -1, 0
     growing.depths[0], growing.values[0] = 0, 1
-    growing.ngrams[0] = ngram
-    state = automaton.counts[3]
-    growing.matches[0, 0], growing.matches[0, 1] = state, automaton.length[state]
+    for place in range(len(ngram)):
+        growing.ngrams[0, place] = ngram[place]
+    state = sources.automaton.counts[3]
+    growing.matches[0, 0], growing.matches[0, 1] = state, sources.automaton.length[state]
+    _consider(growing, np.int64(0), sources)
+    return np.int64(1)
 
 
-@njit(cache=True)
-def _add(growing: GrowingTree, node: int, parent: int, rank: int, automaton: AutomatonArrays) -> None:
+@compiled_part(allocates=True)
+def _add(growing: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
     """Makes the candidate of that rank a child, the newest node."""
     token = growing.candidates[parent, rank]
     growing.tokens[node], growing.parents[node], growing.ranks[node] = token, parent, rank
@@ -181,38 +178,42 @@ def _add(growing: GrowingTree, node: int, parent: int, rank: int, automaton: Aut
     growing.ngrams[node, 0] = token
     for place in range(1, growing.ngrams.shape[1]):
         growing.ngrams[node, place] = growing.ngrams[parent, place - 1]
-    state, length = advance(automaton, growing.matches[parent, 0], growing.matches[parent, 1], token)
+    state, length = advance(sources.automaton, growing.matches[parent, 0], growing.matches[parent, 1], token)
     growing.matches[node, 0], growing.matches[node, 1] = state, length
     growing.drafted[parent] = max(growing.drafted[parent], rank + 1)
+    _consider(growing, node, sources)
 
 
-@njit(cache=True)
-def _consider(growing: GrowingTree, node: int, rows: Rows, automaton: AutomatonArrays, calibration: np.ndarray) -> None:
+@compiled_part(allocates=True)
+def _consider(growing: GrowingTree, node: int, sources: Sources) -> None:
     """Finds what may follow a node, and how likely."""
+    rows, automaton, calibration = sources
     k, ngram = rows.candidates.shape[1], growing.ngrams[node]
-    tokens, shares = np.empty(len(ngram) * k + 1, np.int64), np.empty(len(ngram) * k + 1, np.float32)
-    found = 0
+    tokens, shares = np.empty(len(ngram) * k + 1, np.int32), np.empty(len(ngram) * k + 1, np.float32)
+    found = np.int64(0)
     for order in range(1, len(ngram) + 1):
         row = find_row(rows, ngram, order)
         if row < 0:
             continue
         weight = _LONGER_WEIGHT if found else _SHORTEST_WEIGHT
-        shares[:found] *= 1 - weight
+        for place in range(found):
+            shares[place] *= 1 - weight
         for place in range(k):
             if not rows.shares[row, place]:
                 break
             share = weight * rows.shares[row, place] / FULL
-            found = _mix(tokens, shares, found, rows.candidates[row, place], share)
+            found = _mix(tokens, shares, found, np.int64(rows.candidates[row, place]), share)
     followed, step = -1, 0
     if growing.matches[node, 1]:
         followed, step = following(automaton, growing.matches[node, 0]), match_kind(growing.matches[node, 1])
         if followed >= 0:
-            shares[:found] *= 1 - _SUFFIX_WEIGHTS[step]
+            for place in range(found):
+                shares[place] *= 1 - _SUFFIX_WEIGHTS[step]
             found = _mix(tokens, shares, found, followed, _SUFFIX_WEIGHTS[step])
-    best = np.argsort(-shares[:found], kind="mergesort")
+    sort_descending(tokens, shares, found)
     known = min(found, CHILDREN)
     for rank in range(known):
-        token, share = tokens[best[rank]], shares[best[rank]]
+        token, share = tokens[rank], shares[rank]
         cell = cell_of(share, rank, step if token == followed else 0)
         likely = chance(calibration, cell, share)
         place = rank
@@ -226,7 +227,7 @@ def _consider(growing: GrowingTree, node: int, rows: Rows, automaton: AutomatonA
     growing.known[node], growing.drafted[node] = known, 0
 
 
-@njit(cache=True)
+@compiled_part
 def _mix(tokens: np.ndarray, shares: np.ndarray, found: int, token: int, share: float) -> int:
     """Adds a share to a token of the mixture; returns the number of tokens."""
     for place in range(found):
@@ -237,7 +238,7 @@ def _mix(tokens: np.ndarray, shares: np.ndarray, found: int, token: int, share: 
     return found + 1
 
 
-@njit(cache=True)
+@compiled
 def count_chosen(growing: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
     """Counts what followed the root and, as far as they are among the first `nodes` nodes, those that became text:
     `chosen` are the tokens of the text after the root.

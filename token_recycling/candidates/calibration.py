@@ -9,7 +9,8 @@ observations of a kind, the probability itself is believed.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from ..compiled import compiled_part
 
 _PROBABILITIES = np.array([0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97], np.float32)
 _RANKS = 3
@@ -29,7 +30,7 @@ def new_calibration(kinds: int = MATCHES) -> np.ndarray:
     return np.zeros((_UNSUPPORTED * kinds, 2), np.float32)
 
 
-@njit(cache=True)
+@compiled_part
 def match_kind(length: int) -> int:
     """The kind of a match of `length` tokens."""
     if length < 5:
@@ -37,23 +38,26 @@ def match_kind(length: int) -> int:
     return 5 if length < 8 else 6 if length < 16 else 7
 
 
-@njit(cache=True)
+@compiled_part
 def cell_of(probability: float, rank: int, kind: int, kinds: int = MATCHES) -> int:
     """The kind of a candidate; `kind`, below `kinds`, is that of the match that supports it, 0 where none does."""
-    cell = np.searchsorted(_PROBABILITIES, probability) * _RANKS + min(rank, _RANKS - 1)
-    return cell * kinds + kind
+    place = 0
+    for bound in _PROBABILITIES:
+        place += bound < probability
+    return (place * _RANKS + min(rank, _RANKS - 1)) * kinds + kind
 
 
-@njit(cache=True)
+@compiled_part
 def chance(calibration: np.ndarray, cell: int, probability: float) -> float:
     """How likely a candidate of this kind is to be chosen."""
     return (calibration[cell, 0] + probability * _PRIOR) / (calibration[cell, 1] + _PRIOR)
 
 
-@njit(cache=True)
+@compiled_part
 def count(calibration: np.ndarray, cell: int, chosen: bool) -> None:
     """One more candidate of this kind, and whether it was chosen."""
     calibration[cell, 0] += chosen
     calibration[cell, 1] += 1
     if calibration[cell, 1] > _MEMORY:
-        calibration[cell] /= 2
+        calibration[cell, 0] /= 2
+        calibration[cell, 1] /= 2

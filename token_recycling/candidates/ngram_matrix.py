@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 
+from ..compiled import compiled, compiled_part
 from .calibration import new_calibration
 from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
 from .ngrams import ABSENT
@@ -49,7 +49,7 @@ class Observations(NamedTuple):
     """(n,) int64: the token that followed, -1 where it is not known."""
 
 
-@njit(cache=True)
+@compiled(allocates=False)
 def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
     """The row of the last `order` tokens of an n-gram, or -1 if nothing was learned for them."""
     vocab_size = len(rows.candidates) - len(rows.keys)
@@ -63,7 +63,7 @@ def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
     return vocab_size + place if rows.keys[place] == key else -1
 
 
-@njit(cache=True)
+@compiled_part
 def _mixed(ngram: np.ndarray, order: int) -> int:
     """A number for the last `order` tokens: the finalizer of splitmix64, token by token; never 0, never negative."""
     mixed = np.uint64(order)
@@ -74,18 +74,21 @@ def _mixed(ngram: np.ndarray, order: int) -> int:
     return np.int64(mixed >> np.uint64(1)) | np.int64(1)
 
 
-@njit(cache=True)
-def _learn(rows: Rows, seen: Observations, remembers: float, favours: float) -> None:
+@compiled
+def _learn(rows: Rows, seen: Observations, remembers: float | None, favours: float | None) -> None:
     vocab_size = len(rows.candidates) - len(rows.keys)
     ngrams, candidates, probabilities, chosen = seen
     n, k = candidates.shape
+    ids, shares = np.empty(k, np.int32), np.empty(k, np.float32)
     merged_ids, merged = np.empty(2 * k, np.int32), np.empty(2 * k, np.float32)
     for node in range(n):
         if ngrams[node, 0] >= vocab_size:  # has an embedding, but is never emitted: it has no row
             continue
-        ids, shares = candidates[node].copy(), probabilities[node].copy()
-        if favours and chosen[node] >= 0:
-            _favour(ids, shares, chosen[node], favours)
+        for place in range(k):
+            ids[place], shares[place] = candidates[node, place], probabilities[node, place]
+        if favours is not None:  # noqa: SIM102 - numba leaves out what hangs on a None alone
+            if chosen[node] >= 0:
+                _favour(ids, shares, chosen[node], favours)
         for order in range(1, ngrams.shape[1] + 1):
             if ngrams[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
                 break
@@ -97,26 +100,32 @@ def _learn(rows: Rows, seen: Observations, remembers: float, favours: float) -> 
                 key = _mixed(ngrams[node], order)
                 row = vocab_size + key % len(rows.keys)
                 rows.keys[row - vocab_size] = key
-            if known and remembers:
-                count = _merge(rows, row, ids, shares, remembers, merged_ids, merged)
-                best = np.argsort(-merged[:count], kind="mergesort")
-                for place in range(k):
-                    rows.candidates[row, place] = merged_ids[best[place]]
-                    rows.shares[row, place] = _sixteen_bits(merged[best[place]])
-            else:
-                for place in range(k):
-                    rows.candidates[row, place] = ids[place]
-                    rows.shares[row, place] = _sixteen_bits(shares[place])
+            wanted_ids, wanted = ids, shares
+            if remembers is not None:  # noqa: SIM102
+                if known:
+                    _merge(rows, row, ids, shares, remembers, merged_ids, merged)
+                    wanted_ids, wanted = merged_ids, merged
+            for place in range(k):
+                rows.candidates[row, place] = wanted_ids[place]
+                rows.shares[row, place] = np.uint16(min(wanted[place], np.float32(1.0)) * FULL + np.float32(0.5))
             if not rows.shares[row, 0]:
                 rows.shares[row, 0] = 1
 
 
-@njit(cache=True)
-def _sixteen_bits(share: float) -> int:
-    return np.uint16(min(share, np.float32(1.0)) * FULL + np.float32(0.5))
+@compiled_part
+def sort_descending(ids: np.ndarray, shares: np.ndarray, count: int) -> None:
+    """Sorts the first `count` candidates, the likeliest first; equal ones stay in order. They are few, and most of them
+    in order already.
+    """
+    for place in range(1, count):
+        token, share, at = ids[place], shares[place], place
+        while at > 0 and shares[at - 1] < share:
+            ids[at], shares[at] = ids[at - 1], shares[at - 1]
+            at -= 1
+        ids[at], shares[at] = token, share
 
 
-@njit(cache=True)
+@compiled_part
 def _favour(ids: np.ndarray, shares: np.ndarray, chosen: int, favours: float) -> None:
     """Moves a share of `favours` from all candidates to the one that was emitted, which is put in order."""
     k = len(ids)
@@ -132,11 +141,11 @@ def _favour(ids: np.ndarray, shares: np.ndarray, chosen: int, favours: float) ->
     ids[place], shares[place] = chosen, value
 
 
-@njit(cache=True)
+@compiled_part
 def _merge(
     rows: Rows, row: int, ids: np.ndarray, shares: np.ndarray, remembers: float, into: np.ndarray, sums: np.ndarray
-) -> int:
-    """The mean of an old row and a new one, the old weighted by `remembers`; returns the number of candidates."""
+) -> None:
+    """The mean of an old row and a new one, the old weighted by `remembers`, the likeliest first."""
     k = len(ids)
     for place in range(k):
         into[place], sums[place] = ids[place], (1 - remembers) * shares[place]
@@ -150,7 +159,7 @@ def _merge(
         else:
             into[count], sums[count] = token, share
             count += 1
-    return count
+    sort_descending(into, sums, count)
 
 
 class NgramMatrix:
@@ -246,7 +255,14 @@ class NgramMatrix:
             )
         if chosen is None:
             chosen = np.full(len(ngrams), ABSENT, np.int64)
-        _learn(self.rows, Observations(ngrams, candidates, probabilities, chosen), remembers, favours)
+        # Another type or layout would be another compilation, and so would a share of a type of its own.
+        seen = Observations(
+            np.ascontiguousarray(ngrams, np.int64),
+            np.ascontiguousarray(candidates, np.int32),
+            np.ascontiguousarray(probabilities, np.float32),
+            np.ascontiguousarray(chosen, np.int64),
+        )
+        _learn(self.rows, seen, float(remembers) or None, float(favours) or None)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file; as `AdjacencyMatrix.save`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from ..compiled import compiled
 
 ABSENT = -1
 """No token: in an n-gram before the beginning of the text, elsewhere one that is not known."""
@@ -35,12 +36,14 @@ def ngrams_at(tokens: np.ndarray, rows: np.ndarray, places: np.ndarray, orders: 
     return np.where(back < 0, ABSENT, found).astype(np.int64)
 
 
-@njit(cache=True)
+@compiled
 def ngrams_below(root: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """(n, orders) int64: the n-gram at each node of a tree, from `root` (orders,), the one at its root."""
     ngrams = np.empty((len(parents), len(root)), np.int64)
-    ngrams[0] = root
+    for place in range(len(root)):
+        ngrams[0, place] = root[place]
     for node in range(1, len(parents)):
         ngrams[node, 0] = tokens[node]
-        ngrams[node, 1:] = ngrams[parents[node], :-1]
+        for place in range(1, len(root)):
+            ngrams[node, place] = ngrams[parents[node], place - 1]
     return ngrams

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
+
+from ..compiled import compiled, compiled_part
 
 _GROUP = 64
 _LOG2E = np.float32(1.4426950408889634)
@@ -55,7 +56,7 @@ def grouped_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     return values, ids.gather(1, places)
 
 
-@njit(cache=True)
+@compiled_part
 def _insert(best: np.ndarray, places: np.ndarray, value: float, place: int) -> None:
     """Puts a value larger than the last of `best` (descending) where it belongs, after those equal to it."""
     at = len(best) - 1
@@ -65,7 +66,7 @@ def _insert(best: np.ndarray, places: np.ndarray, value: float, place: int) -> N
     best[at], places[at] = value, place
 
 
-@njit(cache=True, fastmath={"reassoc", "contract", "nsz", "nnan"})
+@compiled_part(allocates=True, fastmath={"reassoc", "contract", "nsz", "nnan"})
 def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
     """Fills in the largest logit of every whole group of one row; returns the logarithm of the sum of exponentials.
 
@@ -80,9 +81,9 @@ def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
             peak = max(peak, logits[group * _GROUP + place])
         peaks[group] = peak
         highest = max(highest, peak)
-    rest = logits[len(peaks) * _GROUP :]
-    for logit in rest:
-        highest = max(highest, logit)
+    rest = range(len(peaks) * _GROUP, len(logits))
+    for place in rest:
+        highest = max(highest, logits[place])
     total = np.float32(0)
     for group in range(len(peaks)):
         for place in range(_GROUP):
@@ -93,34 +94,29 @@ def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
             powers[place] = (whole + np.int32(127)) << np.int32(23)
         for place in range(_GROUP):
             total += part[place] * scales[place]
-    for logit in rest:
-        total += np.exp(logit - highest)
+    for place in rest:
+        total += np.exp(logits[place] - highest)
     return highest + np.log(total)
 
 
-@njit(cache=True)
+@compiled
 def _top(logits: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None:
     n, vocab_size = logits.shape
     k, groups = ids.shape[1], vocab_size // _GROUP
     peaks = np.empty(groups, np.float32)
-    highest, chosen = np.empty(k, np.float32), np.zeros(k, np.int64)
-    best = np.empty(k, np.float32)
+    highest, best, spare = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.int32)
     for node in range(n):
         normaliser = _survey(logits[node], peaks)
-        highest[:], chosen[:] = -np.inf, groups
+        for place in range(k):
+            highest[place], best[place], ids[node, place] = -np.inf, -np.inf, 0
         for group in range(groups):
             if peaks[group] > highest[-1]:
-                _insert(highest, chosen, peaks[group], group)
-        best[:], ids[node] = -np.inf, 0
-        chosen.sort()
-        for found in chosen:
-            if found == groups:
-                break
-            for token in range(found * _GROUP, (found + 1) * _GROUP):
+                _insert(highest, spare, peaks[group], group)
+        for group in range(groups + 1):
+            if group < groups and peaks[group] < highest[-1]:
+                continue
+            for token in range(group * _GROUP, min((group + 1) * _GROUP, vocab_size)):
                 if logits[node, token] > best[-1]:
                     _insert(best, ids[node], logits[node, token], token)
-        for token in range(groups * _GROUP, vocab_size):
-            if logits[node, token] > best[-1]:
-                _insert(best, ids[node], logits[node, token], token)
         for place in range(k):
             probabilities[node, place] = np.exp(best[place] - normaliser)

@@ -6,7 +6,7 @@ the threshold of SpecDec++ (2405.19715, theorem 3.1). Whatever has no fixed size
 compiled code (`Payoff`), drafts that are cut once they are made (`paying_nodes`, `Budget`), and the chains of several
 requests in one pass (`paying_chains`).
 
-Imports nothing of this package: `candidates` and `engines` use it too.
+`candidates` and `engines` use it too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from ..compiled import compiled_part
 
 NO_COSTS = np.empty(0)
 """Instead of t(n): every node pays."""
@@ -33,13 +34,13 @@ class Payoff(NamedTuple):
     """That size, the root included."""
 
 
-@njit(cache=True)
+@compiled_part
 def payoff_of_root(costs: np.ndarray) -> Payoff:
     """The payoff of the root alone; `costs` (nodes,) float64 are t(1), t(2), ..., in any unit, or empty."""
     return Payoff(1.0, 1.0 / costs[0] if len(costs) else 0.0, 1)
 
 
-@njit(cache=True)
+@compiled_part
 def may_pay(costs: np.ndarray, payoff: Payoff, nodes: int, gain: float) -> bool:
     """Whether any tree larger than `nodes` nodes may have a better rate: no further node gains more than `gain`."""
     if not len(costs):
@@ -50,7 +51,7 @@ def may_pay(costs: np.ndarray, payoff: Payoff, nodes: int, gain: float) -> bool:
     return False
 
 
-@njit(cache=True)
+@compiled_part
 def with_node(costs: np.ndarray, payoff: Payoff, nodes: int, gain: float) -> Payoff:
     """The payoff after one more node, the tree's last of `nodes`."""
     expected = payoff.expected + gain

@@ -132,10 +132,11 @@ class FixedCache(Cache):
         if not held:
             return
         unroll(cache)
-        for own, layer in zip(self.layers, cache.layers, strict=True):
+        # A cache that was made without a configuration lacks layers that share the states of others.
+        for index, own in enumerate(self.layers):
             if isinstance(own, FixedLayer):
-                own.key_slots[:, :, :held] = layer.keys
-                own.value_slots[:, :, :held] = layer.values
+                own.key_slots[:, :, :held] = cache.layers[index].keys
+                own.value_slots[:, :, :held] = cache.layers[index].values
 
     def write(self, cache: Cache, length: int) -> None:
         """Appends to the cache that the text was taken from what it does not have of the first `length` slots."""

@@ -35,7 +35,9 @@ class CapturedStepper:
         if self._device is not None:
             self._device.forget()
         self._pending: Step | None = None
-        """A step that the device will learn from in the next one."""
+        """The last step, not yet learned from."""
+        self._device_learns = False
+        """Whether the device will learn from it, in the next one."""
 
     def step(self, going: list[int]) -> list[Step]:
         clock, sequence, runner = self.run.clock, self._sequence, self.runner
@@ -61,11 +63,13 @@ class CapturedStepper:
         if candidates is not None:
             candidates = candidates[0][:n], candidates[1][:n]
         done = step_of(draft, logits[:n], report.path, report.tokens, sequence.append, candidates=candidates)
-        self._pending = done if alone and not done.finished else None
+        self._pending, self._device_learns = done, alone and not done.finished
         clock.lap("verify")
-        if self._pending is None:
-            self._learn(done)
         return [done]
+
+    def learn(self) -> None:
+        if not self._device_learns:
+            self._learn_pending()
 
     def _drafted(self) -> Draft | None:
         """A draft of the host's, or None where the device drafts."""
@@ -80,16 +84,14 @@ class CapturedStepper:
             )
         return draft
 
-    def _learn(self, step: Step) -> None:
+    def _learn_pending(self) -> None:
+        """The host learns."""
+        step, self._pending = self._pending, None
+        if step is None:
+            return
         self._drafter.observe(step)
         if self._device is not None:
             self._device.forget()
-
-    def _learn_pending(self) -> None:
-        """The host learns instead of the device."""
-        if self._pending is not None:
-            step, self._pending = self._pending, None
-            self._learn(step)
 
     def close(self) -> None:
         self._learn_pending()

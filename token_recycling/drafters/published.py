@@ -34,8 +34,9 @@ class Published(Drafter):
     """A template: paper (80 nodes), chain:N, static:N, rank paths, or a file of them."""
     update: UpdateRule = "last"
     """Which node wins where a token stands at several: last, first or unordered."""
-    learns_prompt: bool = False
-    """Fill the matrix with the prompt's own candidates first; the published program does not."""
+    learns_prompt: int = 0
+    """Of how many of the prompt's last tokens the model's own candidates are learned; the published program does not.
+    """
     matrix: AdjacencyMatrix | None = field(default=None, init=False)
     """What has been learned; made at the first text."""
 

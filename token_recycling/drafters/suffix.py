@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..candidates.suffix_automaton import SuffixAutomaton
+from ..candidates.warm_up import warm_up_suffix
 from ..draft import Context, Draft
 from ..drafter import Drafter, TextDrafter, check_at_least
 from ..model.step_costs import StepCosts
@@ -39,6 +40,7 @@ class Suffix(Drafter):
             raise ValueError(f"expected a factor above 0, got {self.factor}")
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> SuffixText:
+        warm_up_suffix()
         return SuffixText(self, prompt.cpu().numpy())
 
     def describe(self) -> str:

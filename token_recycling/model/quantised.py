@@ -14,24 +14,20 @@ from transformers import PreTrainedModel
 _PACKED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
-def is_quantised(model: PreTrainedModel) -> bool:
-    """Whether its weights are something else than plain tensors, or were loaded so."""
-    return (
-        getattr(model, "is_quantized", False)
-        or any(type(weight).__module__.partition(".")[0] != "torch" for weight in model.parameters())
-        or any(type(module).__module__.startswith(_PACKED) for module in model.modules())
-    )
-
-
-def with_shared_scale(model: PreTrainedModel) -> str | None:
-    """The path and the kind of the first module that gives all activations of a pass one scale, made for that pass;
-    None if there is none.
+def quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
+    """Whether its weights are something else than plain tensors, or were loaded so; and the path and the kind of the
+    first module that gives all activations of a pass one scale, made for that pass, if there is one.
     """
+    quantised = getattr(model, "is_quantized", False)
     for path, module in model.named_modules():
-        weight = module._parameters.get("weight")
-        if _is_dynamic(module) or (weight is not None and _shares(weight)):
-            return f"{path}, a {type(module).__name__}" + ("" if weight is None else f" of {type(weight).__name__}")
-    return None
+        packed = type(module).__module__.startswith(_PACKED)
+        own = [weight for weight in module._parameters.values() if weight is not None]
+        others = [weight for weight in own if type(weight).__module__.partition(".")[0] != "torch"]
+        quantised = quantised or packed or bool(others)
+        kinds = [type(weight).__name__ for weight in others if _shares(weight)]
+        if kinds or (packed and _is_dynamic(module)):
+            return True, f"{path}, a {type(module).__name__}" + "".join(f" of {kind}" for kind in kinds[:1])
+    return quantised, None
 
 
 def _is_dynamic(module: torch.nn.Module) -> bool:

@@ -18,7 +18,7 @@ from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLay
 
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
 from .inspection import held_by
-from .quantised import is_quantised, with_shared_scale
+from .quantised import quantisation
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
@@ -115,6 +115,9 @@ def support(model: PreTrainedModel) -> Support:
     if indexed:
         border = index_border(config)
     reason = _refusal(model, config, kept, key_bias)
+    quantised, sharing = quantisation(model)
+    if reason is None and sharing is not None:
+        reason = f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise weights alone"
     if reason is not None:
         return Support(name, family, reason)
     layers = _reaches(config)
@@ -130,7 +133,7 @@ def support(model: PreTrainedModel) -> Support:
         how=_how(layers, key_bias),
         # A text decoder inside another model is called through that model, which is another matter.
         tested=family in TESTED and model.config is config,
-        quantised=is_quantised(model),
+        quantised=quantised,
         attention=attention,
         named_attention=bool(model._supports_attention_backend) and not indexed,
         notes=tuple(notes),
@@ -170,9 +173,6 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
         return f"expected a model that takes position_ids, got {name}, which derives positions itself"
     if any(re.search(r"FlashAttention\d", type(module).__name__) for module in model.modules()):
         return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
-    sharing = with_shared_scale(model)
-    if sharing is not None:
-        return f"{depends_on_rows(name)}: activations of a pass share one scale in {sharing}; quantise weights alone"
     windows = sorted({layer.sliding_window for layer in kept if type(layer) is DynamicSlidingWindowLayer})
     if len(windows) > 1:
         return f"expected one size of window for all layers, got {name} with {', '.join(map(str, windows))}"

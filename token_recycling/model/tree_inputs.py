@@ -27,8 +27,8 @@ class TreeInputs:
 
     def __init__(self, support: Support, device: torch.device, dtype: torch.dtype) -> None:
         self._support, self._device, self._dtype = support, device, dtype
-        self._tree: Tree | None = None
-        self._room = 0
+        self._widest: tuple[Tree | None, int, Masks] = None, 0, {}
+        """The last tree, and its mask for a text that is as long as this."""
 
     def of(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
         """Ids, mask and positions of one draft for each text, filled up to the largest.
@@ -106,13 +106,14 @@ class TreeInputs:
         shape = tree.on(self._device)
         if any(reach.kind == "chunked" for reach in self._support.layers.values()):
             return self._masks(shape.ancestors, shape.depths, length)
-        if self._tree is not tree or self._room < length:
+        known, room, widest = self._widest  # replaced as one, since several threads may draft with one model
+        if known is not tree or room < length:
             # Room to grow only for a tree that comes again: many drafters make one for every step.
-            wanted = 2 * length if self._tree is tree else length
-            self._tree, self._room = tree, -(-wanted // _MASK_GRAIN) * _MASK_GRAIN
+            room = -(-(2 * length if known is tree else length) // _MASK_GRAIN) * _MASK_GRAIN
             with lasting():
-                self._widest = self._masks(shape.ancestors, shape.depths, self._room)
-        return _columns(self._widest, self._room - length, length + n)
+                widest = self._masks(shape.ancestors, shape.depths, room)
+            self._widest = tree, room, widest
+        return _columns(widest, room - length, length + n)
 
     def _masks(self, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> Masks:
         """(1, 1, n, length + nodes) each, for the last n nodes of a tree; see `of_layer`."""

@@ -28,7 +28,7 @@ from ...model.tensor_parallel import agreed
 from ...model.tree_model import TreeModel
 from ...registry import make_drafter, name_and_options, split_outside
 from ...templates import root_only
-from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts
+from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts, warm_up
 from .worth import Forecast, MarginalValue
 
 _MOST_PARTS = 6
@@ -94,6 +94,7 @@ class Fuse(Drafter):
         return other
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> FuseText:
+        warm_up()
         return FuseText(self, [drafter.start(prompt, target, costs) for drafter in self.drafters], target, costs)
 
     def describe(self) -> str:
@@ -127,10 +128,10 @@ class FuseText(TextDrafter):
                 part.observe_prompt(tokens, logits)
 
     def draft(self, context: Context) -> Draft:
-        drafts = [Draft(root_only(), context.root)] * len(self._parts)
+        nothing = Draft(root_only(), context.root)
         draft_parts = self._draft_paying if self.drafter.asks == "paying" else self._draft_all
-        chosen = self._chosen = draft_parts(drafts, context)
-        return chosen.merged.draft(chosen.kept, chosen.drawn, context) if len(chosen.kept) > 1 else drafts[0]
+        chosen = self._chosen = draft_parts([nothing] * len(self._parts), context)
+        return chosen.merged.draft(chosen.kept, chosen.drawn, context) if len(chosen.kept) > 1 else nothing
 
     def _draft_all(self, drafts: list[Draft], context: Context) -> _Selection:
         began = time.perf_counter()

@@ -18,16 +18,18 @@ Cost per step: about a microsecond a node in Python, less than that in compiled 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 
 from ...candidates.calibration import CELLS, cell_of, chance, count, match_kind, new_calibration
 from ...candidates.trie import Trie
+from ...compiled import compiled
 from ...costs.budget import paying_nodes
 from ...draft import Context, Draft
+from ...templates import chain
 from ...tree import Tree
 
 _UNSURE = 0.5
@@ -148,7 +150,7 @@ class FuseCalibration(NamedTuple):
         _learn(merged.nodes, self, valued, np.array(tokens))
 
 
-@njit(cache=True)
+@compiled
 def _value(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues) -> None:
     parents, ranks, values = nodes.parents, nodes.ranks, valued.values
     n, parts = ranks.shape
@@ -184,7 +186,7 @@ def _value(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues)
         values[node] *= values[parents[node]] / max(1.0, sums[parents[node]])
 
 
-@njit(cache=True)
+@compiled
 def _learn(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues, chosen: np.ndarray) -> None:
     at = 0
     for token in chosen:
@@ -202,6 +204,13 @@ def _learn(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues,
         if following < 0:
             return
         at = following
+
+
+@cache
+def warm_up() -> None:
+    """Compiles what a step needs, with one of two tokens: see `candidates.warm_up`."""
+    merged, calibration = merge_drafts([Draft(chain(1), torch.zeros(2, dtype=torch.long))]), FuseCalibration.empty(1)
+    calibration.learn(merged, calibration.values_of(merged), [0])
 
 
 def kept_first(merged: MergedDraft, most: int) -> tuple[frozenset[int], frozenset[int]]:

@@ -22,6 +22,7 @@ from ...candidates.ngram_matrix import NgramMatrix
 from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
 from ...candidates.suffix_automaton import SuffixAutomaton
 from ...candidates.topk import top_candidates
+from ...candidates.warm_up import warm_up
 from ...costs.budget import NO_COSTS
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits, TextDrafter
@@ -53,8 +54,8 @@ class Recycling(Drafter):
     """Megabytes for contexts of two tokens and more; with 32,000 tokens the matrix takes 1.9 MB in all."""
     suffix: bool = True
     """Draft what followed the longest suffix that stood in the text before."""
-    learns_prompt: bool = True
-    """Learn from the prompt's own candidates first."""
+    learns_prompt: int = 64
+    """Of how many of the prompt's last tokens the model's own candidates are learned; 0 for none."""
     primed: bool = False
     """Ask the model for its candidates after every single token first: seconds, once a model, kept in a file."""
     remembers: float = 0.0
@@ -78,6 +79,13 @@ class Recycling(Drafter):
         self._making = Lock()
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> RecyclingText:
+        warm_up(
+            target.device,
+            fills=self.template is not None,
+            suffix=self.suffix,
+            remembers=bool(self.remembers),
+            favours=bool(self.favours),
+        )
         return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:

@@ -1,0 +1,43 @@
+"""Compiles the loops of drafting before they are needed: one tiny call of each, with arrays of the types that decoding
+passes. Called where a text begins, so that no step waits for it. Cost: see `compiled`; the second time nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+
+from ..costs.budget import NO_COSTS
+from ..templates import chain
+from .best_first import GrowingTree, Limits, Sources, TemplateArrays, count_chosen, fill, grow
+from .ngram_matrix import NgramMatrix
+from .ngrams import ngrams_below
+from .suffix_automaton import SuffixAutomaton
+from .topk import top_candidates
+
+
+@cache
+def warm_up(device: torch.device, *, fills: bool, suffix: bool, remembers: bool, favours: bool) -> None:
+    """What trees of candidates need that a target on `device` gives: `fills` templates or grows best first; reads the
+    `suffix`; and learns, where rows remember or favour.
+    """
+    matrix = NgramMatrix(2, k=1, orders=1)
+    ids, probabilities = top_candidates(torch.zeros(2, 2, device=device), 1)
+    tokens = np.zeros(2, np.int64)
+    matrix.learn(tokens[:, None], ids, probabilities, remembers=remembers / 2, favours=favours / 2)
+    sources = Sources.of(matrix, SuffixAutomaton(tokens if suffix else ()))
+    growing, root = GrowingTree.empty(2, 1), tokens[:1]
+    if fills:
+        nodes = fill(growing, root, sources, TemplateArrays.of(chain(1)), 1)
+    else:
+        nodes = grow(growing, root, sources, Limits(NO_COSTS, 1, 1))
+    count_chosen(growing, nodes, tokens, matrix.calibration)
+    ngrams_below(growing.ngrams[0], np.zeros(1, np.int64), root)
+
+
+@cache
+def warm_up_suffix() -> None:
+    """What is needed where the suffix alone drafts."""
+    SuffixAutomaton([0, 0]).branch(1)
