@@ -25,7 +25,7 @@ COMMON = ["llama", "qwen2 window of 8", "qwen3", "mistral window of 8", "gemma2 
 PLAIN_LINEAR = [*COMMON, "gemma3_text window of 8", "phi3", "olmo2", "falcon", "bloom", "stablelm", "opt", "gpt_neox"]
 """Families whose linear layers are called and not looked into, so that others may stand for them."""
 ONE_THREAD = ["dynamic"]
-"""Words of families in which a text depends on those before, by rotary frequencies that stay: not for several threads."""
+"""Words of families whose rotary frequencies depend on the texts before: not for several threads."""
 WITHOUT_DROPOUT = ["llama", "qwen2 window of 8", "qwen3", "mistral window of 8", "gemma2 window of 8"]
 POSITIONS = {256: 0.82, 40: 0.1, 1024: 0.08}
 """How many a model was made for, and how often; with the most there are LONG texts.

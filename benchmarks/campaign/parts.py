@@ -61,7 +61,7 @@ def replace_linear(model, made):
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is torch.nn.Linear and child is not model.get_output_embeddings():
-                setattr(module, name, made(child))
+                setattr(module, name, made(child).train(model.training))
 
 
 def int8_weights(model):

@@ -247,3 +247,18 @@ class Collecting:
 
     def end(self) -> None:
         self.seen.append(-1)
+
+
+def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers() -> None:
+    """An index breaks ties by the number of slots, of which a static cache has more."""
+    case = named("deepseek_v32")
+    model, ids = tr.accelerate(model_of(case)), tiny.prompt(0, 5, VOCABULARY)
+    border = model.config.index_topk
+    for new, reason in ((border - 4, None), (border - 3, f"texts of up to {border} tokens, got one of {border + 2}")):
+        held = StaticCache(config=model.config, max_cache_len=2 * border)
+        ours = model.generate(ids, past_key_values=held, max_new_tokens=new, do_sample=False)
+        held = StaticCache(config=model.config, max_cache_len=2 * border)
+        wanted = model_of(case).generate(ids, past_key_values=held, max_new_tokens=new, do_sample=False)
+        assert torch.equal(ours, wanted)
+        found = model.acceleration.fallback
+        assert found is None if reason is None else reason in found

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache
 from transformers.cache_utils import Cache, DummyLayer, StaticIndexedLayer, StaticLayer, StaticSlidingWindowLayer
 
+from ..model.architectures import Border
 from ..model.kv_cache import TreeCache, unroll, unsupported_cache
 from ..model.prefill import extend
 from ..model.tree_model import TreeModel
@@ -23,21 +24,26 @@ from ..sequence import Sequence, TokenSelector
 _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer)
 
 
-def unsupported_handover(cache: Cache, slots: int) -> str | None:
-    """Why a call with this cache cannot be accelerated, or None if it can. `slots`: how many the call may fill."""
+def unsupported_handover(cache: Cache, slots: int, border: Border | None) -> str | None:
+    """Why a call with this cache cannot be accelerated, or None if it can. `slots`: how many the call may fill;
+    `border`: the model's.
+    """
     if isinstance(cache, QuantizedCache):
         return (
             "expected a cache that keeps what is put in, got a QuantizedCache: it rounds states by those that came "
             "before, rejected ones too"
         )
-    return _unsupported_static(cache, slots) if type(cache) is StaticCache else unsupported_cache(cache)
+    return _unsupported_static(cache, slots, border) if type(cache) is StaticCache else unsupported_cache(cache)
 
 
-def _unsupported_static(cache: StaticCache, slots: int) -> str | None:
+def _unsupported_static(cache: StaticCache, slots: int, border: Border | None) -> str | None:
     others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in _STATIC})
     if others:
         return f"expected a static cache of attention layers, got one with {', '.join(others)}"
-    if cache.offloading and any(type(layer) is StaticIndexedLayer for layer in cache.layers):
+    indexed = any(type(layer) is StaticIndexedLayer for layer in cache.layers)
+    if indexed and border is not None and slots > border.at:
+        return f"expected a static cache for texts of up to {border.at} tokens, got one of {slots + 1}: {border.why}"
+    if cache.offloading and indexed:
         return "expected an offloaded cache of keys and values alone, got one with index keys (sparse attention)"
     for layer in cache.layers:
         sliding = isinstance(layer, StaticSlidingWindowLayer)

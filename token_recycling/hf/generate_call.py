@@ -94,7 +94,7 @@ class GenerateCall:
             unsupported(model)
             or (None if alone and not any(self.paddings) else support(model).batch_reason)
             or (None if alone else self._why_no_batch())
-            or unsupported_handover(self.cache, (config.max_length or 0) - 1)
+            or unsupported_handover(self.cache, (config.max_length or 0) - 1, support(model).border)
         )
 
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
