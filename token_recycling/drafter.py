@@ -17,6 +17,9 @@ import torch
 
 from .draft import Context, Draft, Retrieval, Step
 
+EVERY = 1 << 30
+"""More tokens than any prompt has."""
+
 if TYPE_CHECKING:
     from .model.step_costs import StepCosts
     from .model.tree_model import TreeModel
@@ -134,3 +137,8 @@ def check_at_least(least: int, drafter: Drafter, *options: str) -> None:
     for option in options:
         if getattr(drafter, option) < least:
             raise ValueError(f"expected {option} of {least} or more, got {getattr(drafter, option)}")
+
+
+def prompt_tokens(learned: bool | int) -> int:
+    """`DrafterTraits.learns_prompt` for an option: true for all of a prompt, false for nothing, or a number."""
+    return EVERY if learned is True else int(learned)

@@ -18,8 +18,6 @@ from .tree_model import TreeModel
 
 PIECE = 512
 """Tokens of all texts together whose logits are held at once, or that are read with a mask."""
-EVERY = 1 << 30
-"""More tokens than any text has."""
 _EXTENDED_PIECE = 64
 """Tokens of each text, at most, that are read at once behind what a cache holds already."""
 
@@ -33,13 +31,13 @@ def prefill(
     cache: Cache,
     observe: Sequence[ObservePrompt] | None = None,
     held: Sequence[int] | None = None,
-    wanted: int = EVERY,
+    wanted: int | None = None,
 ) -> None:
     """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
-    on the right, where nothing of the text sees it. `observe[row]` is shown the logits after the last `wanted` tokens
-    put there, or after more.
+    on the right, where nothing of the text sees it. `observe[row]` is shown the logits after all tokens put there, or
+    after the last `wanted` ones and maybe more.
     """
     unroll(cache)
     slots, border = cache.get_seq_length(), model.support.border
@@ -60,7 +58,7 @@ def prefill(
     if observe is None and model.leaves_logits_out:
         model.read(tokens, cache, last=1)
         return
-    unseen = max(0, min(map(len, missing)) - wanted) if model.leaves_logits_out else 0
+    unseen = max(0, min(map(len, missing)) - wanted) if wanted is not None and model.leaves_logits_out else 0
     if unseen:
         model.read(tokens[:, :unseen], cache, last=1)
     piece = max(1, PIECE // len(texts))
