@@ -8,7 +8,7 @@ from support.commandline import CONTEXT, PROMPT, assert_refused, reference, run,
 
 from token_recycling import fingerprint
 from token_recycling.candidates.matrix import read_matrix
-from token_recycling.drafters.recycling import Recycling
+from token_recycling.drafters.recycling import RecyclingText
 from token_recycling.model.loading import load
 from token_recycling.text_stream import decoded
 
@@ -124,7 +124,7 @@ def test_matrix_is_saved_and_loaded(loaded, tiny_model_dir, tmp_path):
 
 
 def test_ctrl_c_keeps_what_was_learned(tiny_model_dir, tmp_path, monkeypatch):
-    draft, calls = Recycling.draft, []
+    draft, calls = RecyclingText.draft, []
 
     def draft_or_interrupt(self, context):
         calls.append(context)
@@ -132,7 +132,7 @@ def test_ctrl_c_keeps_what_was_learned(tiny_model_dir, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return draft(self, context)
 
-    monkeypatch.setattr(Recycling, "draft", draft_or_interrupt)
+    monkeypatch.setattr(RecyclingText, "draft", draft_or_interrupt)
     file = tmp_path / "matrix.safetensors"
     found = run_json("generate", tiny_model_dir, PROMPT, "--matrix", file, status=130)
     assert found["interrupted"] is True

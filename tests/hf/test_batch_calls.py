@@ -203,7 +203,6 @@ FAMILIES = [
     named("mistral", "window of 8"),
     named("gemma3n_text", "window of 8, shared keys and values"),
     named("deepseek_v3"),
-    named("deepseek_v32", "8 keys a query"),
     named("bloom"),
 ]
 

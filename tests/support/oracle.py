@@ -53,3 +53,6 @@ class OracleText(TextDrafter):
         for node, token in zip(tree.lineages[branch][1:], known, strict=False):
             tokens[node] = token
         return tr.Draft(tree, tokens)
+
+    def observe(self, step: tr.Step) -> None:
+        self.drafter.observe(step)
