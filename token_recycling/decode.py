@@ -25,7 +25,7 @@ from .drafter import Drafter, DrafterTraits, TextDrafter
 from .model.inspection import hidden_states
 from .model.kv_cache import TreeCache, unroll
 from .model.pass_costs import PassCosts
-from .model.prefill import PIECE, cross_border, first_pass, prefill
+from .model.prefill import cross_border, first_pass, prefill
 from .model.step_costs import StepCosts
 from .model.tree_model import TreeModel
 from .sequence import Sequence, TokenSelector
@@ -35,7 +35,7 @@ from .templates import root_only
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of the loop works on: the prompt of every text is in the cache, but for its last token."""
+    """What a run of the loop works on."""
 
     target: TreeModel
     sequences: list[Sequence]
@@ -45,7 +45,21 @@ class Run:
     """What drafts for each text."""
     selectors: list[TokenSelector]
     cache: Cache
+    held: list[int]
+    """How many tokens of each text the cache holds at first, from slot 0 on."""
     clock: Clock
+
+    @property
+    def reads_along(self) -> bool:
+        """Whether the first step may read the prompt too: that of one text, from which nobody learns, where the model
+        computes alike at every length.
+        """
+        return len(self.sequences) == 1 and not self.traits.learns_prompt and self.target.support.border is None
+
+    def prefill(self) -> None:
+        """Puts all of each text but its last token into the cache, as far as it is not there."""
+        observe = [one.observe_prompt for one in self.drafters] if self.traits.learns_prompt else None
+        prefill(self.target, [sequence.tokens for sequence in self.sequences], self.cache, observe, self.held)
 
     def draft(self, row: int) -> Draft:
         """What to verify for a text: the drafter's tree, as deep as it can be of use and is exact."""
@@ -71,7 +85,7 @@ class Run:
 
 
 class Stepper(Protocol):
-    """A way to make steps."""
+    """A way to make steps. It reads the prompts when it is made, or with its first step."""
 
     def step(self, going: list[int]) -> list[Step]:
         """One pass over all texts: the steps of those that are `going`, trimmed at the end, with their slots kept."""
@@ -92,13 +106,15 @@ class TreeStepper:
     def __init__(self, run: Run, reason: str = "") -> None:
         """`reason`: why not another way."""
         self.run, self._reason = run, reason
+        unroll(run.cache)
+        if not run.reads_along:
+            run.prefill()
         self._kept = TreeCache(run.cache)
         # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way
         # round.
         self._at_once = run.selectors[0].greedy and run.target.device.type != "cpu"
         self._steps: list[Step] = []
-        self._prompt: tuple[torch.Tensor, torch.Tensor] | None = None
-        """What the last step has shown, not yet learned from: of a prompt, tokens (m,) and the logits after each."""
+        """The last ones, not yet learned from."""
 
     def step(self, going: list[int]) -> list[Step]:
         run, clock = self.run, self.run.clock
@@ -137,20 +153,15 @@ class TreeStepper:
         """
         run, cache = self.run, self.run.cache
         if len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
-            text = run.sequences[0].tokens
-            logits, before = first_pass(run.target, text, drafts[0], cache, run.traits.learns_prompt)
-            self._prompt = text[len(text) - 1 - len(before) : -1].to(run.target.device), before
-            return logits[None]
+            return first_pass(run.target, run.sequences[0].tokens, drafts[0], cache)
         inputs = run.target.inputs.of(drafts, lengths, cache.get_seq_length())
         run.clock.lap("prepare")
         return run.target.forward(inputs, cache)
 
     def learn(self) -> None:
-        if self._prompt is not None and len(self._prompt[0]):
-            self.run.drafters[0].observe_prompt(*self._prompt)
         for step in self._steps:
             self.run.drafters[step.row].observe(step)
-        self._steps, self._prompt = [], None
+        self._steps = []
 
     def _accept(self, draft: Draft, logits: torch.Tensor, row: int) -> Step:
         append = self.run.sequences[row].append
@@ -187,28 +198,35 @@ def decode(
     shorter ones are of no text. `after_pass` is called after every pass and may end texts. `stepper` makes the steps,
     and `costs` says what they cost; both are the ordinary ones if not given.
     """
+    held = held or [cache.get_seq_length()] * len(sequences)
+    for sequence, own in zip(sequences, held, strict=True):
+        if own >= sequence.length:
+            raise ValueError(
+                f"expected a cache of fewer than the {sequence.length} tokens given, got one of {own}; "
+                "pass the whole text so far"
+            )
     clock = Clock(stats, target.device)
     longest = max(sequence.length for sequence in sequences)
     step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest)
     drafters = [drafter.start(one.tokens.to(target.device), target, step_costs) for one in sequences]
-    run = Run(target, sequences, drafter.traits, drafters, selectors, cache, clock)
-    _prefill(run, held or [cache.get_seq_length()] * len(sequences))
-    first: Stepper = TreeStepper(run, "one pass was enough")
+    steps_of = stepper(Run(target, sequences, drafter.traits, drafters, selectors, cache, held, clock))
     stats.prompt_tokens += sum(sequence.length for sequence in sequences)
-    stats.drafter, stats.path = drafters[0].describe(), first.describe()
-    steps_of, going = first, list(range(len(sequences)))
+    stats.drafter, stats.path = drafters[0].describe(), steps_of.describe()
+    going = list(range(len(sequences)))
 
     def learn() -> None:
+        clock.restart()
         steps_of.learn()
         for one in drafters:
             stats.drafter_statistics.update(one.statistics())
+        clock.lap("update matrix")
 
     try:
         while going:
             steps = steps_of.step(going)
             for step in steps:
                 stats.count(step)
-            if steps_of is first:
+            if clock.reads_prompt:
                 clock.reads_prompt = False
                 stats.first_tokens += sum(len(step.tokens) for step in steps)
             else:
@@ -216,33 +234,9 @@ def decode(
             if after_pass is not None:
                 after_pass()
             going = [row for row in going if not sequences[row].ended]
-            yield steps
-            clock.restart()
-            learn()
-            clock.lap("update matrix")
-            if steps_of is first and going:
-                steps_of = stepper(run)
-                stats.path = steps_of.describe()
+            try:
+                yield steps
+            finally:
+                learn()
     finally:
-        learn()
         steps_of.close()
-
-
-def _prefill(run: Run, held: list[int]) -> None:
-    """Puts into the cache what of the texts the first pass does not read: of several, or of a model that computes
-    otherwise beyond a border, all but the last tokens; of one text no more than what a drafter wants to learn.
-    """
-    for sequence, own in zip(run.sequences, held, strict=True):
-        if own >= sequence.length:
-            raise ValueError(
-                f"expected a cache of fewer than the {sequence.length} tokens given, got one of {own}; "
-                "pass the whole text so far"
-            )
-    unroll(run.cache)
-    texts, wanted = [sequence.tokens for sequence in run.sequences], run.traits.learns_prompt
-    if len(texts) == 1 and run.target.support.border is None:
-        texts, wanted = [texts[0][: max(held[0] + 1, len(texts[0]) - PIECE)]], wanted - PIECE
-        if wanted <= 0:
-            return
-    observe = [one.observe_prompt for one in run.drafters]
-    prefill(run.target, texts, run.cache, observe if wanted else None, held, wanted)

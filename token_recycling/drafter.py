@@ -17,9 +17,6 @@ import torch
 
 from .draft import Context, Draft, Retrieval, Step
 
-EVERY = 1 << 30
-"""More tokens than any prompt has."""
-
 if TYPE_CHECKING:
     from .model.step_costs import StepCosts
     from .model.tree_model import TreeModel
@@ -29,8 +26,10 @@ if TYPE_CHECKING:
 class DrafterTraits:
     """What a drafter needs, and what it can do."""
 
-    learns_prompt: int = 0
-    """After how many of the prompt's last tokens it needs the logits; they cost the target's output layer on each."""
+    learns_prompt: bool = False
+    """Needs the logits after every token of the prompt: they cost the target's output layer on each, and the first step
+    a pass of its own.
+    """
     hidden_states: bool = False
     """Needs the target's last hidden states of each step (`Step.hidden`)."""
     on_host: bool = False
@@ -59,9 +58,9 @@ class TextDrafter:
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         """Learn from a piece of the prompt: tokens (length,) and the target's logits (length, vocabulary) after each.
-        Pieces come in order, the last one once the first step's tokens are out.
+        Pieces come in order.
 
-        Called only where `traits.learns_prompt` asks for it. The prompt's last token is not among them: it is the first
+        Called only where `traits.learns_prompt` is true. The prompt's last token is not among them: it is the first
         root.
         """
 
@@ -137,8 +136,3 @@ def check_at_least(least: int, drafter: Drafter, *options: str) -> None:
     for option in options:
         if getattr(drafter, option) < least:
             raise ValueError(f"expected {option} of {least} or more, got {getattr(drafter, option)}")
-
-
-def prompt_tokens(learned: bool | int) -> int:
-    """`DrafterTraits.learns_prompt` for an option: true for all of a prompt, false for nothing, or a number."""
-    return EVERY if learned is True else int(learned)

@@ -19,7 +19,6 @@ from token_recycling.bench.run.outcome import Outcome
 from token_recycling.bench.run.plan import BenchmarkPlan, Entry, Workload
 from token_recycling.bench.run.rows import row
 from token_recycling.bench.run.runners import DraftedRunner
-from token_recycling.model.tree_model import TreeModel
 
 SPECS = ("generate", "prompt_lookup_hf", "plain", "recycling:tree=chain:3")
 
@@ -106,8 +105,8 @@ def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path: Path, uninterrupt
 
 def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path: Path) -> None:
     """What the test before relies on: the last prompt alone takes other steps than after the others."""
-    where, spec = benching.setup(), "recycling:tree=chain:3"
-    last = benching.run(where, plan(replay=False), tmp_path / "all")[-1]
+    where, spec = benching.setup(), "recycling:tree=chain:3,learns_prompt=true"
+    last = benching.run(where, plan(replay=False, specs=("generate", spec)), tmp_path / "all")[-1]
     alone = session.plan(session.methods([spec]), benching.questions()[-1:], False)
     assert last["method"] == spec
     assert benching.run(where, alone, tmp_path / "alone")[-1]["steps"] > last["steps"]
@@ -210,20 +209,13 @@ def test_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_text_that_differs_is_told_with_its_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = TreeModel.forward
-
-    def wrong(self: TreeModel, *inputs: object) -> torch.Tensor:
-        logits = forward(self, *inputs).clone()
-        logits[..., 65] += 1000
-        return logits
-
     where = benching.setup(max_new_tokens=6)
     ids = where.ids(benching.TEXTS[0])[None]
     plain = where.model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :].tolist()
     place = next(place for place, token in enumerate(plain) if token != 65)
     text = torch.cat([ids, torch.tensor([plain[:place]], dtype=torch.long)], dim=1)
     logits = where.model(text).logits[0, -1].detach()
-    monkeypatch.setattr(TreeModel, "forward", wrong)
+    benching.plant_a_fault(monkeypatch)
     one = benching.run(where, plan(1, False, ("generate", "plain")), tmp_path)[1]
     assert one["identical"] is False
     assert one["divergence"].pop("margin") == pytest.approx(float(logits[plain[place]] - logits[65]), abs=1e-4)

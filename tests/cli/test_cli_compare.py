@@ -4,10 +4,10 @@ from itertools import chain
 
 import pytest
 import torch
+from support import benching
 from support.commandline import PROMPT, reference, run, run_json
 
 from token_recycling.cli.console import TINTS, by_step
-from token_recycling.model.tree_model import TreeModel
 from token_recycling.text_stream import IncrementalText, decoded, pieces
 
 FIXED = ("--drafter", "recycling:tree=8")
@@ -58,14 +58,7 @@ def test_compare_starts_cold_and_stays_hot(tiny_model_dir):
 
 
 def test_compare_tells_where_texts_part(loaded, tiny_model_dir, monkeypatch):
-    forward = TreeModel.forward
-
-    def wrong(self, *inputs):
-        logits = forward(self, *inputs).clone()
-        logits[..., 65] += 1000
-        return logits
-
-    monkeypatch.setattr(TreeModel, "forward", wrong)
+    benching.plant_a_fault(monkeypatch)
     plain = reference(loaded, PROMPT, max_new_tokens=10, do_sample=False)
     position = next(place for place, token in enumerate(plain) if token != 65)
     found = run_json("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10, status=1)

@@ -24,6 +24,7 @@ from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
+from token_recycling.drafters.draft_model.base import ModelText
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.sequence import Sequence, TokenSelector
 
@@ -126,25 +127,30 @@ def test_no_more_is_drafted_than_is_asked_for(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("way", ["tree", "graph"])
-def test_the_draft_models_cache_is_that_of_the_text(way: str) -> None:
+def test_the_draft_models_cache_is_that_of_the_text(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every step: what it holds equals an ordinary pass over the text, also where a merge was crossed."""
     model = tiny.llama(4, vocab_size=8)
     draft = related(model, 0.01)
     options = {"k": 4, "theta_prob": 0.0, "theta_sib": 0.0, "nodes": 60, "depth": 5, "tau": 1}
     drafter, stats = tr.make_drafter("draft_model", model=draft, mode=way, **options), tr.Stats()
-    started = runs.texts_of(drafter)
+    text: list[int] = []
+    observe = ModelText.observe
+
+    def observed(self: ModelText, step: tr.Step) -> None:
+        observe(self, step)
+        text.extend(step.tokens)
+        reader = self.reader
+        assert len(text) - len(step.tokens) <= reader.held < len(text)
+        wanted = draft(input_ids=torch.tensor([text[: reader.held]]), use_cache=True).past_key_values
+        for ours, layer in zip(reader._cache.layers, wanted.layers, strict=True):
+            torch.testing.assert_close(ours.keys, layer.keys, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(ours.values, layer.values, atol=1e-5, rtol=1e-4)
+
+    monkeypatch.setattr(ModelText, "observe", observed)
     for seed in range(4):
         ids = tiny.prompt(seed, 6, 8)
-        text = ids[0].tolist()
-        for step in tr.stream(model, ids, drafter, max_new_tokens=30, stats=stats):
-            text += step.tokens
-            reader = started[-1].reader
-            assert len(text) - len(step.tokens) <= reader.held < len(text)
-            with torch.no_grad():
-                wanted = draft(input_ids=torch.tensor([text[: reader.held]]), use_cache=True).past_key_values
-            for ours, layer in zip(reader._cache.layers, wanted.layers, strict=True):
-                torch.testing.assert_close(ours.keys, layer.keys, atol=1e-5, rtol=1e-4)
-                torch.testing.assert_close(ours.values, layer.values, atol=1e-5, rtol=1e-4)
+        text[:] = ids[0].tolist()
+        tr.generate(model, ids, drafter=drafter, max_new_tokens=30, stats=stats)
     assert stats.mat > 2
     assert bool(stats.drafter_statistics["steps_with_merge_accepted"]) == (way == "graph")
 

@@ -116,8 +116,8 @@ def first_step(model: LlamaForCausalLM, prompt: list[int], **options: Any) -> in
 
 
 def test_the_prompts_own_candidates_are_learned(counting: LlamaForCausalLM) -> None:
-    assert first_step(counting, [*range(16), 0]) == 5
-    assert first_step(counting, [*range(16), 0], learns_prompt=False) == 1
+    assert first_step(counting, [*range(16), 0], learns_prompt=True) == 5
+    assert first_step(counting, [*range(16), 0]) == 1
 
 
 def test_a_primed_drafter_knows_every_token_at_once(counting: LlamaForCausalLM) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from support import tiny
 
 from token_recycling.bench.run import session
@@ -15,6 +18,7 @@ from token_recycling.bench.run.measure import Hook, measure
 from token_recycling.bench.run.plan import BenchmarkPlan
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.store import Store
+from token_recycling.model.tree_model import TreeModel
 
 TEXTS = (
     "def add(a, b):\n    return a + b\n\nprint(add(1, 2))",
@@ -27,6 +31,21 @@ TIMES = {"seconds", "prefill_seconds", "total_seconds", "parts"}
 
 def questions(number: int = len(TEXTS), form: str = "text", references: tuple[str, ...] = ()) -> list[Question]:
     return [Question(f"texts/{place}", "texts", (text,), form, references) for place, text in enumerate(TEXTS[:number])]
+
+
+def plant_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every pass of ours token 65 is the likeliest."""
+
+    def wrong(right: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def logits(self: TreeModel, *inputs: Any, **more: Any) -> torch.Tensor:
+            made = right(self, *inputs, **more).clone()
+            made[..., 65] += 1000
+            return made
+
+        return logits
+
+    for name in ("forward", "read"):
+        monkeypatch.setattr(TreeModel, name, wrong(getattr(TreeModel, name)))
 
 
 def setup(**options: Any) -> BenchmarkConfig:

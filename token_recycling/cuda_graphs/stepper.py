@@ -26,6 +26,7 @@ class CapturedStepper:
         self.run, self.runner = run, runner
         (self._sequence,), (self._drafter,), (selector,) = run.sequences, run.drafters, run.selectors
         self._choice = Choice(tuple(selector.processors), selector.sample)
+        run.prefill()
         runner.begin(run.cache, self._sequence.max_length + BUCKETS[-1])
         runner.root.copy_(self._sequence.tokens[-1:])
         if selector.sample:

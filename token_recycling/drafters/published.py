@@ -16,7 +16,7 @@ import torch
 
 from ..candidates.matrix import AdjacencyMatrix, UpdateRule, check_vocabulary
 from ..draft import Context, Draft, Retrieval, Step
-from ..drafter import Drafter, DrafterTraits, TextDrafter, check_at_least, prompt_tokens
+from ..drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
 from ..locks import Lock
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
@@ -34,10 +34,8 @@ class Published(Drafter):
     """A template: paper (80 nodes), chain:N, static:N, rank paths, or a file of them."""
     update: UpdateRule = "last"
     """Which node wins where a token stands at several: last, first or unordered."""
-    learns_prompt: bool | int = False
-    """Of how many of the prompt's last tokens the model's own candidates fill the matrix first: a number, true for all;
-    the published program does not.
-    """
+    learns_prompt: bool = False
+    """Fill the matrix with the prompt's own candidates first; the published program does not."""
     matrix: AdjacencyMatrix | None = field(default=None, init=False)
     """What has been learned; made at the first text."""
 
@@ -58,7 +56,7 @@ class Published(Drafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(learns_prompt=prompt_tokens(self.learns_prompt))
+        return DrafterTraits(learns_prompt=self.learns_prompt)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> PublishedText:
         return PublishedText(self, self.prepare(target))

@@ -31,13 +31,11 @@ def prefill(
     cache: Cache,
     observe: Sequence[ObservePrompt] | None = None,
     held: Sequence[int] | None = None,
-    wanted: int | None = None,
 ) -> None:
     """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
-    on the right, where nothing of the text sees it. `observe[row]` is shown the logits after all tokens put there, or
-    after the last `wanted` ones and maybe more.
+    on the right, where nothing of the text sees it. `observe[row]` is shown the logits after every token put there.
     """
     unroll(cache)
     slots, border = cache.get_seq_length(), model.support.border
@@ -58,11 +56,8 @@ def prefill(
     if observe is None and model.leaves_logits_out:
         model.read(tokens, cache, last=1)
         return
-    unseen = max(0, min(map(len, missing)) - wanted) if wanted is not None and model.leaves_logits_out else 0
-    if unseen:
-        model.read(tokens[:, :unseen], cache, last=1)
     piece = max(1, PIECE // len(texts))
-    for start in range(unseen, tokens.shape[1], piece):
+    for start in range(0, tokens.shape[1], piece):
         logits = model.read(tokens[:, start : start + piece], cache)
         if observe is not None:
             for row, text in enumerate(missing):
@@ -71,28 +66,21 @@ def prefill(
                     observe[row](own, logits[row, : len(own)])
 
 
-def first_pass(
-    model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache, wanted: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reads what of `text` (length,) is not in the cache, and with it the draft, whose root is the text's last token.
+def first_pass(model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache) -> torch.Tensor:
+    """Logits (1, n, vocabulary) after the nodes of a draft below the last token of `text` (length,), from a pass that
+    reads with them what of the text is not in the cache.
 
-    Returns logits (n, vocabulary) after the nodes, and (m, vocabulary) after the last tokens of the text before the
-    root: as many as are `wanted`, if so many were read in this pass. A pass without a draft is that of `generate`. In
-    one with a draft every token has a row in the mask, so that of a long text it reads the end alone.
+    Where nothing is drafted, it is the pass that `generate` makes. Where something is, every token has a row in the
+    mask: of a long text only the end is read with the draft.
     """
     unroll(cache)
     text, n = text.to(model.device), len(draft.tree)
-    if n > 1 and len(text) - 1 - cache.get_seq_length() > PIECE:
+    if n == 1:
+        return model.read(text[None, cache.get_seq_length() :], cache, last=1)[:, -1:]
+    if len(text) - 1 - cache.get_seq_length() > PIECE:
         model.read(text[None, cache.get_seq_length() : -1 - PIECE], cache, last=1)
     held = cache.get_seq_length()
-    unread = text[held:-1]
-    wanted = min(wanted, len(unread))
-    if n == 1:
-        logits = model.read(text[None, held:], cache, last=1 + wanted)
-    else:
-        logits = model.forward(model.inputs.of_text(unread, draft, held), cache, last=n + wanted)
-    rows = logits.shape[1] - n
-    return logits[0, rows:], logits[0, rows - wanted : rows]
+    return model.forward(model.inputs.of_text(text[held:-1], draft, held), cache, last=n)[:, -n:]
 
 
 def extend(

@@ -80,7 +80,7 @@ class Fuse(Drafter):
     def traits(self) -> DrafterTraits:
         parts = [drafter.traits for drafter in self.drafters]
         return DrafterTraits(
-            learns_prompt=max(part.learns_prompt for part in parts),
+            learns_prompt=any(part.learns_prompt for part in parts),
             hidden_states=any(part.hidden_states for part in parts),
             on_host=all(part.on_host for part in parts),
             top_k=max(part.top_k for part in parts),

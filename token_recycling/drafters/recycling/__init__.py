@@ -25,7 +25,7 @@ from ...candidates.topk import top_candidates
 from ...candidates.warm_up import warm_up
 from ...costs.budget import NO_COSTS
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, TextDrafter, prompt_tokens
+from ...drafter import Drafter, DrafterTraits, TextDrafter
 from ...locks import Lock
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
@@ -54,10 +54,8 @@ class Recycling(Drafter):
     """Megabytes for contexts of two tokens and more; with 32,000 tokens the matrix takes 1.9 MB in all."""
     suffix: bool = True
     """Draft what followed the longest suffix that stood in the text before."""
-    learns_prompt: bool | int = 64
-    """Of how many of the prompt's last tokens the model's own candidates are learned: a number, true for all, false for
-    none.
-    """
+    learns_prompt: bool = False
+    """Learn from the prompt's own candidates first; they take the output layer on every token of it."""
     primed: bool = False
     """Ask the model for its candidates after every single token first: seconds, once a model, kept in a file."""
     remembers: float = 0.0
@@ -69,7 +67,7 @@ class Recycling(Drafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(learns_prompt=prompt_tokens(self.learns_prompt), on_host=True, top_k=self.k)
+        return DrafterTraits(learns_prompt=self.learns_prompt, on_host=True, top_k=self.k)
 
     def __post_init__(self) -> None:
         for name in ("remembers", "favours"):
