@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -232,3 +234,51 @@ def test_prompts_that_cannot_be_continued_are_refused_at_once(
 def test_a_stream_of_no_tokens_is_refused(model: LlamaForCausalLM) -> None:
     with pytest.raises(ValueError, match="max_new_tokens of 1 or more, got 0"):
         tr.stream(model, tiny.prompt(0, 3), max_new_tokens=0)
+
+
+# The prompt's own pass
+
+
+@contextmanager
+def passes(model: LlamaForCausalLM) -> Iterator[list[int]]:
+    """Within it, the rows of each forward pass."""
+    rows: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        yield rows
+    finally:
+        hook.remove()
+
+
+def test_every_pass_emits_tokens(counting: LlamaForCausalLM) -> None:
+    """The prompt's too, which verifies the first draft."""
+    ids = torch.arange(9)[None]
+    for drafter, wanted in (("plain", [9, 1, 1]), (learned(counting, "chain:2"), [11])):
+        with passes(counting) as rows:
+            text = tr.generate(counting, ids, drafter=drafter, max_new_tokens=3)
+        assert text[0, 9:].tolist() == [9, 10, 11]
+        assert rows == wanted
+
+
+def test_of_a_long_prompt_the_end_is_read_with_the_draft() -> None:
+    model, ids = tiny.llama(max_position_embeddings=2048), tiny.prompt(0, 700).repeat(1, 2)
+    wanted, stats = model.generate(ids, max_new_tokens=12), tr.Stats()
+    with passes(model) as rows:
+        assert torch.equal(tr.generate(model, ids, drafter="suffix", stats=stats, max_new_tokens=12), wanted)
+    assert sum(rows[:2]) == 1399 + 12
+    assert rows[1] == 512
+    assert len(rows) == stats.steps + 1
+
+
+def test_a_step_is_learned_from_when_its_tokens_are_out(counting: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("recycling", tree=4)
+    steps = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=9)
+    next(steps)
+    assert not drafter.matrix.filled.any()
+    next(steps)
+    assert drafter.matrix.filled.any()
+    learned_before = drafter.matrix.filled.sum()
+    steps.close()
+    assert drafter.matrix.filled.sum() > learned_before, "a text that is left teaches what it has shown"

@@ -13,7 +13,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model import cache_layers as caches
-from token_recycling.model.prefill import _PREFILL_PIECE
+from token_recycling.model.prefill import PIECE
 
 VOCABULARY = 331
 """No other size in the model, so that tensors of logits are known by it."""
@@ -67,12 +67,12 @@ def test_logits_of_a_prompt_are_made_in_pieces(model: LlamaForCausalLM, texts: i
     """Where they are learned from; the pieces are of all texts of a batch together."""
     ids = torch.cat([tiny.prompt(seed, PROMPT, VOCABULARY) for seed in range(texts)])
     ids[1:, :100] = 0
-    most = most_rows(model, ids, "recycling")
-    assert _PREFILL_PIECE - texts < most <= _PREFILL_PIECE < PROMPT
+    most = most_rows(model, ids, "recycling:learns_prompt=true")
+    assert PIECE - texts < most <= PIECE < PROMPT
 
 
 def test_logits_that_nobody_wants_are_not_made(model: LlamaForCausalLM) -> None:
-    assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "recycling:tree=8,learns_prompt=false") <= 9
+    assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "recycling:tree=8") <= 9
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "plain") == 1
 
 
@@ -80,7 +80,7 @@ def test_a_model_that_gives_all_logits_reads_in_pieces(model: LlamaForCausalLM) 
     ids = tiny.prompt(0, PROMPT, VOCABULARY)
     other = WithoutOption(model.config).eval()
     other.load_state_dict(model.state_dict())
-    assert most_rows(other, ids, "plain") == _PREFILL_PIECE
+    assert most_rows(other, ids, "plain") == PIECE
     ours = tr.generate(other, ids, drafter="plain", max_new_tokens=8)
     assert torch.equal(ours, model.generate(ids, max_new_tokens=8))
 

@@ -18,7 +18,6 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from ..cuda_graphs import Fast, checked, runner_of
 from ..drafter import Drafter
 from ..model.self_test import ready
-from ..model.support import UnsupportedModelError
 from ..registry import make_drafter
 from ..stats import Stats
 from .acceleration import Acceleration, is_accelerated, make_accelerated, make_plain
@@ -89,8 +88,7 @@ def generate(
     does; a call that cannot be accelerated is left to transformers with a warning.
     """
     checked(fast)
-    ready(model)
-    acceleration = Acceleration(make_drafter(drafter), fast, model)
+    acceleration = Acceleration(make_drafter(drafter), fast, ready(model))
     acceleration.stats.synchronize = bool(stats and stats.synchronize)
     result = _view(model, acceleration).generate(*inputs, **arguments)
     if stats is not None:
@@ -123,9 +121,6 @@ def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto"
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
         call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
-        reason = call.why_not(model)
-        if reason is not None:
-            raise UnsupportedModelError(reason)
-        return run_call(model, call, made, Stats(), fast)
+        return run_call(call.ready(model), call, made, Stats(), fast)
 
     return recycle

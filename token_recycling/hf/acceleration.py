@@ -26,6 +26,8 @@ from transformers.generation.streamers import BaseStreamer
 from ..cuda_graphs import Fast
 from ..drafter import Drafter
 from ..locks import Lock
+from ..model.support import UnsupportedModelError
+from ..model.tree_model import TreeModel
 from ..stats import Stats
 from .generate_call import GenerateCall
 from .run_call import run_call
@@ -46,7 +48,7 @@ class Acceleration:
     """Drafts, and remembers from call to call."""
     fast: Fast = "auto"
     """Which way steps are made; see `accelerate`."""
-    model: PreTrainedModel | None = None
+    target: TreeModel | None = None
     """What decodes, if it is not the model that `generate` was called on: see `generate`."""
     stats: Stats = field(default_factory=Stats)
     """Of the call of `generate` that ended last, in whichever thread; empty if it was left to transformers."""
@@ -159,12 +161,15 @@ class _Accelerated(PreTrainedModel):
         given = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer)
         with _call_of(self) as call:
             own = call.acceleration
-            model = own.model if own.model is not None else self
-            reason = given.why_not(model) if not synced_gpus else "expected one process per text, got synced_gpus=True"
-            if reason is None:
+            try:
+                if synced_gpus:
+                    raise UnsupportedModelError("expected one process per text, got synced_gpus=True")
+                target = given.ready(self, own.target)
+            except UnsupportedModelError as reason:
+                call.fall_back(str(reason))
+            else:
                 call.fallback, call.reached = None, True
-                return run_call(model, given, own.drafter, call.stats, own.fast)
-            call.fall_back(reason)
+                return run_call(target, given, own.drafter, call.stats, own.fast)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )

@@ -1,6 +1,6 @@
 """One call of `generate`, as transformers hands it to the decoding method, and whether it can be accelerated.
 
-What is not known to give the same tokens is not tried: `GenerateCall.why_not` names the first thing that stands against
+What is not known to give the same tokens is not tried: `GenerateCall.ready` names the first thing that stands against
 it.
 """
 
@@ -23,8 +23,9 @@ from transformers.generation.stopping_criteria import (
 from transformers.generation.streamers import BaseStreamer
 
 from ..model.inspection import prepares_inputs_elsewhere
-from ..model.self_test import unsupported
-from ..model.support import support
+from ..model.self_test import ready
+from ..model.support import Support, UnsupportedModelError
+from ..model.tree_model import TreeModel
 from ..processors import Scope, scope
 from .cache_handover import unsupported_handover
 
@@ -63,8 +64,21 @@ class GenerateCall:
         fits = (own == from_the_right).all(dim=1) & (lengths > 0)
         return torch.where(fits, own.shape[1] - lengths, -1).tolist()
 
-    def why_not(self, model: PreTrainedModel) -> str | None:
-        """Why this call cannot be accelerated, or None."""
+    def ready(self, model: PreTrainedModel, known: TreeModel | None = None) -> TreeModel:
+        """The model, or what is `known` of it already, ready to decode this call; raises UnsupportedModelError with the
+        reason where it cannot be accelerated.
+        """
+        reason = self._why_not(model)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
+        target = known if known is not None else ready(model)
+        reason = self._why_not_with(target.support)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
+        return target
+
+    def _why_not(self, model: PreTrainedModel) -> str | None:
+        """What speaks against this call with any model like this one, or None."""
         kwargs, config = self.model_kwargs, self.config
         if self.input_ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
             return "expected a prompt of token ids, got embeddings or nothing"
@@ -89,12 +103,15 @@ class GenerateCall:
             return "expected padding on the left only, got zeros elsewhere in the attention mask"
         if not self._counts_from_zero:
             return "expected positions that count from 0, got others in position_ids"
+        return None
+
+    def _why_not_with(self, known: Support) -> str | None:
+        """What speaks against it with this one, or None."""
         alone = len(self.input_ids) == 1
         return (
-            unsupported(model)
-            or (None if alone and not any(self.paddings) else support(model).batch_reason)
+            (None if alone and not any(self.paddings) else known.batch_reason)
             or (None if alone else self._why_no_batch())
-            or unsupported_handover(self.cache, (config.max_length or 0) - 1, support(model).border)
+            or unsupported_handover(self.cache, (self.config.max_length or 0) - 1, known.border)
         )
 
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:

@@ -6,14 +6,14 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel, StaticCache
+from transformers import StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..cuda_graphs import Fast, stepping
 from ..decode import decode
 from ..drafter import Drafter
 from ..model.remembered import say_once
-from ..model.self_test import ready
+from ..model.tree_model import TreeModel
 from ..sequence import Sequence, TokenSelector
 from ..stats import Stats
 from .batch_stopping import BatchStopping
@@ -29,13 +29,12 @@ class Output(GenerateDecoderOnlyOutput):
 
 
 def run_call(
-    model: PreTrainedModel, call: GenerateCall, drafter: Drafter, stats: Stats, fast: Fast = False
+    target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, fast: Fast = False
 ) -> Output | torch.Tensor:
     """Decodes what `call` asks for: ids (batch, length), or an `Output` where the call wants one."""
-    target = ready(model)
     if type(call.cache) is StaticCache:
         say_once(
-            model,
+            target.model,
             "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
             "the model for it; a cache that is the caller's, or returned, is filled at the end",
         )

@@ -71,14 +71,17 @@ def first_pass(model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache)
     reads with them what of the text is not in the cache.
 
     Where nothing is drafted, it is the pass that `generate` makes. Where something is, every token has a row in the
-    mask: of a long text only the end is read with the draft.
+    mask, and some models make logits after every token: of a long text only the end is read with the draft.
     """
     unroll(cache)
-    text, n = text.to(model.device), len(draft.tree)
-    if n == 1:
-        return model.read(text[None, cache.get_seq_length() :], cache, last=1)[:, -1:]
-    if len(text) - 1 - cache.get_seq_length() > PIECE:
-        model.read(text[None, cache.get_seq_length() : -1 - PIECE], cache, last=1)
+    text, n, held = text.to(model.device), len(draft.tree), cache.get_seq_length()
+    at_once = n == 1 and model.leaves_logits_out
+    before = text[held : len(text) if at_once else max(held, len(text) - 1 + n - PIECE)]
+    for piece in (before,) if model.leaves_logits_out else before.split(PIECE):
+        if len(piece):
+            logits = model.read(piece[None], cache, last=1)
+    if at_once:
+        return logits
     held = cache.get_seq_length()
     return model.forward(model.inputs.of_text(text[held:-1], draft, held), cache, last=n)[:, -n:]
 

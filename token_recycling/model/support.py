@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
@@ -143,9 +144,15 @@ def support(model: PreTrainedModel) -> Support:
     )
 
 
+@cache
+def _arguments(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
 def accepts(model: PreTrainedModel, argument: str) -> bool:
     """Whether the model's forward names this argument."""
-    return argument in inspect.signature(model.forward).parameters
+    own = "forward" in vars(model)  # wrapped for this object alone: not to be kept
+    return argument in (_arguments.__wrapped__(model.forward) if own else _arguments(type(model).forward))
 
 
 def depends_on_rows(name: str) -> str:
@@ -171,7 +178,7 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
         return f"expected rotary or learned positions, got {name} with ALiBi of a kind that is not known"
     if key_bias is None and not accepts(model, "position_ids"):
         return f"expected a model that takes position_ids, got {name}, which derives positions itself"
-    if any(re.search(r"FlashAttention\d", type(module).__name__) for module in model.modules()):
+    if any(re.search(r"FlashAttention\d", kind.__name__) for kind in {type(module) for module in model.modules()}):
         return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
     windows = sorted({layer.sliding_window for layer in kept if type(layer) is DynamicSlidingWindowLayer})
     if len(windows) > 1:
