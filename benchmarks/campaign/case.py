@@ -99,7 +99,7 @@ def draw(seed: int, number: int) -> Case:
     copies = [copy for copy in dim.COPIES if not (copy == "pickled" and inline)]
     cache = random_.choices(list(dim.CACHES), (0.66, 0.12, 0.04, 0.06, 0.08, 0.04))[0]
     named = dim.CACHES[cache].startswith("cache_implementation")
-    dropped = "passed in" in cache and dim.DROPS_CACHE in family
+    dropped = ("passed in" in cache or cache == "offloaded") and dim.DROPS_CACHE in family
     if dropped or (named and surface == "stream") or ("static" in cache and family in dim.NOT_STATIC):
         cache = ""
     base = Case(

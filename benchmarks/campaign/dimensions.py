@@ -87,7 +87,9 @@ CACHES = {
 NOT_STATIC = {"gpt_neo local window of 32"}
 """Families that transformers decodes otherwise in a static cache longer than their window."""
 DROPS_CACHE = "longrope"
-"""Families that transformers reads anew beyond their border, in a new cache: one that was passed in stays as it was."""
+"""Families that transformers reads anew beyond their border, in a new cache: one that was passed in stays as it was,
+and one that would be offloaded is not.
+"""
 
 
 class Option(NamedTuple):
