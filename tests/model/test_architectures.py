@@ -327,3 +327,11 @@ def test_check_says_how() -> None:
 def test_the_page_of_architectures_is_what_was_measured() -> None:
     written = Path(__file__).parents[2] / "docs" / "architectures.md"
     assert written.read_text(encoding="utf-8") == page(), "stale: run python benchmarks/architectures.py"
+
+
+def test_of_two_limits_the_shorter_one_holds() -> None:
+    """mpt goes by the second one, whatever else its configuration says."""
+    model = model_of(named("mpt"))
+    for stated, positions, wanted in ((64, 1024, 64), (64, 32, 32)):
+        model.config.max_seq_len, model.config.max_position_embeddings = stated, positions
+        assert TreeModel(model).max_length == wanted

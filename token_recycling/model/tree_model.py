@@ -59,8 +59,9 @@ class TreeModel:
 
     @property
     def max_length(self) -> int | None:
-        """The context the model was made for, if its configuration says so."""
-        return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "max_seq_len", None)
+        """The context the model was made for, if its configuration says so; the shorter one if it says it twice."""
+        said = [getattr(self.config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+        return min(filter(None, said), default=None)
 
     def attending(self) -> contextlib.AbstractContextManager[None]:
         """For the length of the block, passes of this thread attend as they do over trees."""
