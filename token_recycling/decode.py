@@ -2,9 +2,9 @@
 
 One step runs in one direction (`TreeStepper.step`). The drafter proposes a tree from the text so far; one forward pass
 gives the target's logits after every node; acceptance finds the tokens to emit and trims them at the end of the text;
-the cache keeps the accepted slots; the drafter learns; the step is handed out. The last token of the text is never in
-the cache: it is the root of the next draft. So the prompt's last token is the first root, every emitted token belongs
-to a step, and plain decoding is the same loop with a lone root.
+the cache keeps the accepted slots; the step is handed out, and the drafter learns from it. The last token of the text
+is never in the cache: it is the root of the next draft. So the prompt's last token is the first root, its pass verifies
+the first draft, every emitted token belongs to a step, and plain decoding is the same loop with a lone root.
 
 Steps may also be made in another way, such as replayed on a device: whoever calls `decode` passes the stepper in.
 """
