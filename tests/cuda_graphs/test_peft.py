@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import peft
 import pytest
 import torch
 from support import tiny
 from support.recorded import RecordedGraphs
 from support.runs import decoded
 from transformers import LlamaForCausalLM
-
-peft = pytest.importorskip("peft")
 
 
 @pytest.mark.parametrize("variant", [{}, {"use_dora": True}, {"use_rslora": True}], ids=["lora", "dora", "rslora"])

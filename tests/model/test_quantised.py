@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
@@ -89,11 +90,11 @@ def test_a_quantised_model_of_a_tested_family_is_tried_before_it_is_accelerated(
 
 
 class TestTorchao:
-    """torchao's own, where it is installed."""
+    """torchao's own."""
 
     @pytest.fixture
     def quantisation(self) -> Any:
-        return pytest.importorskip("torchao.quantization")
+        return importlib.import_module("torchao.quantization")  # takes seconds, which others need not wait for
 
     @pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
     def test_weights_alone_are_accelerated(self, model: LlamaForCausalLM, quantisation: Any, kind: str) -> None:
