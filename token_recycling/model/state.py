@@ -21,8 +21,8 @@ from .remembered import place
 
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has: weights, parts and hooks, which are looked at by themselves."""
-_ELSEWHERE = frozenset({"acceleration", "generation_config", "_attn_implementation_internal"})
-"""Attributes that decide nothing of a pass, or change for the length of one (`attention.attending`)."""
+_ELSEWHERE = frozenset({"acceleration", "generation_config"})
+"""Attributes that decide nothing of a pass."""
 _SKIPPED = (_OF_TORCH | _ELSEWHERE) - {"training"}
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 _HARMLESS = frozenset({"transformers.utils.output_capturing", "token_recycling.model.inspection"})
