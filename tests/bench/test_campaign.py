@@ -9,6 +9,7 @@ import runpy
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ REPETITIVE = Call(rows=((3, 7, 3, 7, 3),))
 
 
 @pytest.fixture(autouse=True)
-def costs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def costs_as_they_were() -> Iterator[None]:
     """A case says what passes cost, for the length of its process; other tests may be in it."""
-    for module, name in ((pass_costs, "measure"), (timing, "staircase")):
-        monkeypatch.setattr(module, name, getattr(module, name))
+    before = pass_costs.measure, timing.staircase
+    yield
+    pass_costs.measure, timing.staircase = before
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from typing import Any
 
@@ -90,11 +89,11 @@ def test_a_quantised_model_of_a_tested_family_is_tried_before_it_is_accelerated(
 
 
 class TestTorchao:
-    """torchao's own."""
+    """torchao's own, where it is installed: once it is, lines are printed wherever transformers is imported."""
 
     @pytest.fixture
     def quantisation(self) -> Any:
-        return importlib.import_module("torchao.quantization")  # takes seconds, which others need not wait for
+        return pytest.importorskip("torchao.quantization")
 
     @pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
     def test_weights_alone_are_accelerated(self, model: LlamaForCausalLM, quantisation: Any, kind: str) -> None:
