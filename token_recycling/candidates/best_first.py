@@ -22,7 +22,8 @@ from ..compiled import compiled, compiled_part
 from ..costs.budget import may_pay, payoff_of_root, with_node
 from ..tree import Tree
 from .calibration import cell_of, chance, count, match_kind
-from .ngram_matrix import FULL, NgramMatrix, Rows, find_row, sort_descending
+from .ngram_matrix import NgramMatrix
+from .ngram_rows import FULL, Rows, find_row, sort_descending
 from .suffix_automaton import AutomatonArrays, SuffixAutomaton, advance, following
 
 CHILDREN = 16

@@ -18,22 +18,10 @@ import torch
 from ..compiled import compiled, compiled_part
 from .calibration import new_calibration
 from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
+from .ngram_rows import FULL, Rows, find_row, key_of, sort_descending
 from .ngrams import ABSENT
 
 MAX_ORDER = 4
-FULL = 65_535
-"""The probability 1 in 16 bits."""
-
-
-class Rows(NamedTuple):
-    """The arrays of a `NgramMatrix`; the rows of single tokens come first, by token, then the hashed ones."""
-
-    candidates: np.ndarray
-    """(rows, k) int32, best first."""
-    shares: np.ndarray
-    """(rows, k) uint16: probabilities, 65,535 for 1; 0 in the first place where nothing was learned."""
-    keys: np.ndarray
-    """(hashed rows,) int64: the n-gram of a hashed row, mixed into one number; 0 where free."""
 
 
 class Observations(NamedTuple):
@@ -47,31 +35,6 @@ class Observations(NamedTuple):
     """(n, k) float32."""
     chosen: np.ndarray
     """(n,) int64: the token that followed, -1 where it is not known."""
-
-
-@compiled(allocates=False)
-def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
-    """The row of the last `order` tokens of an n-gram, or -1 if nothing was learned for them."""
-    vocab_size = len(rows.candidates) - len(rows.keys)
-    if order == 1:
-        known = 0 <= ngram[0] < vocab_size and rows.shares[ngram[0], 0] > 0
-        return ngram[0] if known else -1
-    if len(rows.keys) == 0 or ngram[order - 1] < 0:
-        return -1
-    key = _mixed(ngram, order)
-    place = key % len(rows.keys)
-    return vocab_size + place if rows.keys[place] == key else -1
-
-
-@compiled_part
-def _mixed(ngram: np.ndarray, order: int) -> int:
-    """A number for the last `order` tokens: the finalizer of splitmix64, token by token; never 0, never negative."""
-    mixed = np.uint64(order)
-    for place in range(order):
-        mixed = (mixed + np.uint64(ngram[place])) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed ^= mixed >> np.uint64(27)
-    return np.int64(mixed >> np.uint64(1)) | np.int64(1)
 
 
 @compiled
@@ -97,7 +60,7 @@ def _learn(rows: Rows, seen: Observations, remembers: float | None, favours: flo
             if order == 1:
                 row = ngrams[node, 0]
             elif not known:
-                key = _mixed(ngrams[node], order)
+                key = key_of(ngrams[node], order)
                 row = vocab_size + key % len(rows.keys)
                 rows.keys[row - vocab_size] = key
             wanted_ids, wanted = ids, shares
@@ -110,19 +73,6 @@ def _learn(rows: Rows, seen: Observations, remembers: float | None, favours: flo
                 rows.shares[row, place] = np.uint16(min(wanted[place], np.float32(1.0)) * FULL + np.float32(0.5))
             if not rows.shares[row, 0]:
                 rows.shares[row, 0] = 1
-
-
-@compiled_part
-def sort_descending(ids: np.ndarray, shares: np.ndarray, count: int) -> None:
-    """Sorts the first `count` candidates, the likeliest first; equal ones stay in order. They are few, and most of them
-    in order already.
-    """
-    for place in range(1, count):
-        token, share, at = ids[place], shares[place], place
-        while at > 0 and shares[at - 1] < share:
-            ids[at], shares[at] = ids[at - 1], shares[at - 1]
-            at -= 1
-        ids[at], shares[at] = token, share
 
 
 @compiled_part
