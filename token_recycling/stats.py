@@ -31,7 +31,7 @@ class Stats:
     tokens: int = 0
     """Emitted tokens."""
     steps: int = 0
-    """Decoding steps: forward passes after the prompt's."""
+    """Decoding steps: forward passes that verified a draft, or a lone root; a prompt's pass may be one."""
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0
     """Seconds up to the first tokens: of the pass that reads the prompt and verifies the first draft."""

@@ -1,9 +1,9 @@
 """What runs a method: one prompt after another through `model.generate`, with the same call and the same clock.
 
 All runners time whole calls, from the call to the return, with the device waited for at both ends. Within them the
-prefill is told apart: our loop reports it; for transformers' methods it is the time to the end of the first forward
-pass, which emits the first tokens too. So their steps are all their forward passes, and their time of decoding lacks
-that of one of them. On an accelerator our loop waits after every part of a step, which costs it a little.
+prefill is told apart: the time to the end of the first forward pass, which emits the first tokens too; our loop reports
+it. So steps are all forward passes, and the time of decoding lacks that of one of them. On an accelerator our loop
+waits after every part of a step, which costs it a little.
 """
 
 from __future__ import annotations
