@@ -35,7 +35,7 @@ def test_a_row_for_every_method_and_prompt(tmp_path: Path) -> None:
     assert set(replayed) >= {"plain", "recycling:tree=chain:3"}
     for one in found:
         assert one["failure"] is None
-        assert len(one["seconds"]) == len(one["prefill_seconds"]) == len(one["total_seconds"]) == 3
+        assert {len(one[f"{clock}seconds"]) for clock in ("", "prefill_", "total_", "processor_")} == {3}
         assert one["mat"] == one["tokens"] / one["steps"]
         assert sum(int(length) * count for length, count in one["lengths"].items()) == one["tokens"]
         assert (one["version"], one["study"], one["point"], one["batch"]) == (1, None, None, 1)
@@ -223,7 +223,9 @@ def test_a_text_that_differs_is_told_with_its_margin(tmp_path: Path, monkeypatch
 
 
 def outcome(tokens: list[int], total: float, lengths: list[int] | None = None) -> Outcome:
-    return Outcome([torch.tensor([1, 2, 3])], [tokens], lengths or [1] * len(tokens), 2, 0.5, total - 1, total, None)
+    return Outcome(
+        [torch.tensor([1, 2, 3])], [tokens], lengths or [1] * len(tokens), 2, 0.5, total - 1, total, total / 2, None
+    )
 
 
 def test_a_row_of_two_turns_and_three_repeats_by_hand() -> None:
@@ -241,6 +243,7 @@ def test_a_row_of_two_turns_and_three_repeats_by_hand() -> None:
     wanted = [outcome(loop, 1.0), outcome(answer, 1.0)]
     found = row(where, workload, entry, workload.items[0], repeats, wanted, {"cpu": "some"})
     assert found["total_seconds"] == [18.0, 5.0, 2.0]
+    assert found["processor_seconds"] == [9.0, 2.5, 1.0]
     assert found["seconds"] == [16.0, 3.0, 0.0]
     assert found["prefill_seconds"] == [1.0, 1.0, 1.0]
     assert (found["prompt_tokens"], found["tokens"], found["steps"], found["mat"]) == (6, 20, 4, 5.0)

@@ -26,7 +26,8 @@ ENVIRONMENT = {
     "commit": "abc1234",
 }
 MEASURED = ("tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams", "seconds", "prefill_seconds")
-MEASURED += ("total_seconds", "parts", "drafted", "discarded", "lengths", "nodes", "tried", "accepted", "identical")
+MEASURED += ("total_seconds", "processor_seconds", "parts", "drafted", "discarded", "lengths", "nodes", "tried")
+MEASURED += ("accepted", "identical")
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
 METHODS = {
     "generate": ("transformers generate", 0.0, 1),
@@ -62,6 +63,7 @@ def row(method="recycling", prompt="set/1", **changes):
         "seconds": [1.0],
         "prefill_seconds": [1.0],
         "total_seconds": [2.0],
+        "processor_seconds": [1.5],
         "parts": None,
         "drafted": None,
         "discarded": None,
@@ -176,6 +178,7 @@ def _simulated(chance, method, prompt, category, tokens, ease, looping, options=
         seconds=repeats,
         prefill_seconds=[0.02] * 3,
         total_seconds=[each + 0.02 for each in repeats],
+        processor_seconds=[each + 0.02 for each in repeats],
         parts={part: steps * value for part, value in parts.items()} if ours else None,
         lengths={str(length): count for length, count in sorted(lengths.items())} if ours else None,
         nodes={str(nodes): steps} if ours else None,

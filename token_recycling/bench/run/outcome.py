@@ -28,6 +28,8 @@ class Outcome:
     """Of the steps alone."""
     total_seconds: float
     """Of the whole call."""
+    processor_seconds: float
+    """Of the whole call, that this process ran for, all its threads together: other work on the machine adds little."""
     stats: Stats | None
     """Of our own loop."""
     paths: dict[RankPath, tuple[int, int]] | None = None

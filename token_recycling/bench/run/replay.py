@@ -6,6 +6,7 @@ on the path is the text's own next token. Measured is how well a method predicts
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -40,7 +41,7 @@ class ReplaySelector(TokenSelector):
 def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, following: torch.Tensor) -> Outcome:
     """Decodes `following` (length,) after `prompt` (length,); raises UnsupportedModelError as `accelerate` does."""
     stats, lengths, walked = Stats(synchronize=True), [], []
-    began = now(model.device)
+    began, used = now(model.device), time.process_time()
     target = ready(model)
     limit = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + len(following))])
     sequence = Sequence(prompt.to(target.device), limit)
@@ -49,7 +50,7 @@ def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, follo
     ):
         lengths.append(len(step.tokens))
         walked.append((step.draft.tree, step.accepted))
-    seconds = now(model.device) - began
+    seconds, used = now(model.device) - began, time.process_time() - used
     emitted = sequence.tokens[len(prompt) :].tolist()
     assert emitted == following.tolist()
     return Outcome(
@@ -60,6 +61,7 @@ def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, follo
         prefill_seconds=stats.prefill_seconds,
         seconds=stats.decode_seconds,
         total_seconds=seconds,
+        processor_seconds=used,
         stats=stats,
         paths=_by_path(walked),
     )

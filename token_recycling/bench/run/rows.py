@@ -26,7 +26,7 @@ _MOST_PATHS = 500
 Repetition = list[Outcome]
 """One decoding of an item: an outcome for each turn."""
 
-_CLOCKS = ("seconds", "prefill_seconds", "total_seconds")
+_CLOCKS = ("seconds", "prefill_seconds", "total_seconds", "processor_seconds")
 _MEASUREMENTS = (
     *("prompt_tokens", "tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams"),
     *(*_CLOCKS, "parts", "drafted", "discarded"),

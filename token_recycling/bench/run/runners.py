@@ -8,6 +8,7 @@ waits after every part of a step, which costs it a little.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,7 @@ class DraftedRunner(Runner):
         recorder = None if len(arguments["input_ids"]) > 1 else StepRecorder()
         with accelerated(self.model, self.drafter) as acceleration:
             acceleration.stats.synchronize = self.time_parts
-            tokens, seconds = _generated(self.model, {**arguments, "streamer": recorder})
+            tokens, seconds, used = _generated(self.model, {**arguments, "streamer": recorder})
             stats = acceleration.stats
             if acceleration.fallback is not None:
                 raise UnsupportedModelError(f"left to transformers: {acceleration.fallback}")
@@ -61,6 +62,7 @@ class DraftedRunner(Runner):
             prefill_seconds=stats.prefill_seconds,
             seconds=stats.decode_seconds,
             total_seconds=seconds,
+            processor_seconds=used,
             stats=stats,
         )
 
@@ -86,7 +88,7 @@ class TransformersRunner(Runner):
         hook = self.model.register_forward_hook(passed)
         try:
             began = now(self.model.device)
-            tokens, seconds = _generated(self.model, {**arguments, **self.more, "streamer": recorder})
+            tokens, seconds, used = _generated(self.model, {**arguments, **self.more, "streamer": recorder})
         finally:
             hook.remove()
         lengths = [1] * len(tokens[0]) if recorder is None else [len(step) for step in recorder.steps]
@@ -98,22 +100,23 @@ class TransformersRunner(Runner):
             prefill_seconds=prefill[0],
             seconds=seconds - prefill[0],
             total_seconds=seconds,
+            processor_seconds=used,
             stats=None,
         )
 
 
-def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[list[int]], float]:
-    """The new tokens of every row, up to and with its end of sequence, and the seconds of the call."""
-    began = now(model.device)
+def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[list[int]], float, float]:
+    """The new tokens of every row, up to and with its end of sequence; the call's seconds, and the processor's."""
+    began, used = now(model.device), time.process_time()
     sequences = model.generate(**arguments)
-    seconds = now(model.device) - began
+    seconds, used = now(model.device) - began, time.process_time() - used
     ends = model.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends])
     rows = []
     for row in sequences[:, arguments["input_ids"].shape[1] :].tolist():
         end = next((place for place, token in enumerate(row) if token in ends), len(row))
         rows.append(row[: end + 1])
-    return rows, seconds
+    return rows, seconds, used
 
 
 def _prompts(arguments: dict[str, Any]) -> list[torch.Tensor]:
