@@ -67,6 +67,9 @@ bench: setup build/library.datastore ## all methods side by side on the shipped 
 		--output docs/results/batches --fresh --method generate --method recycling $(addprefix --batch ,1 2 4 8)
 	awk -v RS= -v ORS='\n\n' '$(TABLES)' docs/results/report.md > docs/results/table.md
 
+bench-default: setup ## the default drafter and its bars, 25 minutes, into docs/results/default; DATA=FILE is replayed too
+	$(RUN)/python -m benchmarks.default --output docs/results/default $(if $(DATA),--data $(DATA))
+
 bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped model, into docs/results/gpu
 	for shape in 7B 1B 13B; do $(RUN)/python benchmarks/gpu.py --shape $$shape --seconds 36000 || exit 1; done
 	$(RUN)/python benchmarks/gpu.py
@@ -110,5 +113,5 @@ test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, b
 bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
-.PHONY: help setup demo test test-lowest browser test-browser lint bench bench-gpu campaign test-vllm test-sglang bench-vllm \
-	test-llama-cpp bench-llama-cpp
+.PHONY: help setup demo test test-lowest browser test-browser lint bench bench-default bench-gpu campaign test-vllm test-sglang \
+	bench-vllm test-llama-cpp bench-llama-cpp
