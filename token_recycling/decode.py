@@ -43,6 +43,8 @@ class Run:
 
     target: TreeModel
     sequences: list[Sequence]
+    prompts: list[torch.Tensor]
+    """(length,) each: the texts as they begin."""
     drafter: Drafter
     costs: StepCosts
     selectors: list[TokenSelector]
@@ -61,9 +63,7 @@ class Run:
     @cached_property
     def drafters(self) -> list[TextDrafter]:
         """What drafts for each text, started when it is first needed."""
-        return [
-            self.drafter.start(one.tokens.to(self.target.device), self.target, self.costs) for one in self.sequences
-        ]
+        return [self.drafter.start(one.to(self.target.device), self.target, self.costs) for one in self.prompts]
 
     @property
     def reads_along(self) -> bool:
@@ -237,7 +237,8 @@ def decode(
     clock = Clock(stats, target.device)
     longest = max(sequence.length for sequence in sequences)
     step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest)
-    run = Run(target, sequences, drafter, step_costs, selectors, cache, held, clock, streamed)
+    prompts = [sequence.tokens for sequence in sequences]
+    run = Run(target, sequences, prompts, drafter, step_costs, selectors, cache, held, clock, streamed)
     stats.drafter = "" if run.waited_for else run.drafters[0].describe()
     steps_of = stepper(run)
     stats.prompt_tokens += sum(sequence.length for sequence in sequences)

@@ -3,8 +3,8 @@
 A self-test, a measured curve or captured steps are made once and needed with every call. They are kept here, beside the
 model and not in it, so that it is saved, copied and pickled as before, and forgotten as soon as its weights have
 changed: by `load_state_dict`, an optimiser, `model.to()` or writing in place. Only what is written through a tensor's
-`.data` torch does not count. Cost of a look-up: a glance at every module and every
-parameter, 0.06 ms for 110 and 74.
+`.data` torch does not count. Cost of a look-up: a glance at every module and parameter, 0.06 ms for
+110 and 74.
 """
 
 from __future__ import annotations
