@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -32,6 +33,9 @@ from .sequence import Sequence, TokenSelector
 from .stats import Clock, Stats
 from .templates import root_only
 
+_SHORT_PROMPT = 32
+"""Unread tokens; a pass over so few takes about as long as one over a single token, and so do drafted rows in it."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -39,15 +43,27 @@ class Run:
 
     target: TreeModel
     sequences: list[Sequence]
-    traits: DrafterTraits
-    """What the drafter needs and can do."""
-    drafters: list[TextDrafter]
-    """What drafts for each text."""
+    prompts: list[torch.Tensor]
+    """(length,) each: the texts as they begin."""
+    drafter: Drafter
+    costs: StepCosts
     selectors: list[TokenSelector]
     cache: Cache
     held: list[int]
     """How many tokens of each text the cache holds at first, from slot 0 on."""
     clock: Clock
+    streamed: bool = False
+    """Whether somebody waits for the first token."""
+
+    @cached_property
+    def traits(self) -> DrafterTraits:
+        """What the drafter needs and can do."""
+        return self.drafter.traits
+
+    @cached_property
+    def drafters(self) -> list[TextDrafter]:
+        """What drafts for each text, started when it is first needed."""
+        return [self.drafter.start(one.to(self.target.device), self.target, self.costs) for one in self.prompts]
 
     @property
     def reads_along(self) -> bool:
@@ -55,6 +71,14 @@ class Run:
         computes alike at every length.
         """
         return len(self.sequences) == 1 and not self.traits.learns_prompt and self.target.support.border is None
+
+    @cached_property
+    def waited_for(self) -> bool:
+        """Whether a draft would delay the first token, which is waited for: of a prompt that is longer than drafts are,
+        as far as the cache does not hold it.
+        """
+        unread = self.sequences[0].length - self.held[0]
+        return self.streamed and self.reads_along and unread > _SHORT_PROMPT
 
     def prefill(self) -> None:
         """Puts all of each text but its last token into the cache, as far as it is not there."""
@@ -121,7 +145,9 @@ class TreeStepper:
         target, sequences, cache, rows = run.target, run.sequences, run.cache, range(len(run.sequences))
 
         # Draft. Of a text that has ended, its last token is given, which is not looked at.
-        drafts = [run.draft(row) if row in going else Draft(root_only(), sequences[row].tokens[-1:]) for row in rows]
+        prompt_alone = clock.reads_prompt and run.waited_for
+        drafting = () if prompt_alone else going
+        drafts = [run.draft(row) if row in drafting else Draft(root_only(), sequences[row].tokens[-1:]) for row in rows]
         clock.lap("retrieve")
 
         # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
@@ -138,10 +164,11 @@ class TreeStepper:
             steps = [replace(step, hidden=states[step.row, : len(step.draft.tree)]) for step in steps]
         clock.lap("verify")
 
-        # Keep.
-        accepted = {step.row: step.accepted for step in steps}
-        slots = cache.get_seq_length() - logits.shape[1]
-        self._kept.keep(slots, lengths, [accepted.get(row, []) for row in rows])
+        # Keep. A prompt that was read alone is kept as it is: the first token waits for no copies.
+        if not prompt_alone:
+            accepted = {step.row: step.accepted for step in steps}
+            slots = cache.get_seq_length() - logits.shape[1]
+            self._kept.keep(slots, lengths, [accepted.get(row, []) for row in rows])
         clock.lap("update cache")
 
         self._steps = steps
@@ -190,13 +217,15 @@ def decode(
     after_pass: Callable[[], None] | None = None,
     stepper: Callable[[Run], Stepper] = TreeStepper,
     costs: PassCosts | None = None,
+    streamed: bool = False,
 ) -> Generator[list[Step]]:
     """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
 
     `cache` holds nothing or a prefix of each text, from slot 0 on: `held[row]` tokens of it, if they are not equally
     many. Afterwards it holds of each text all but the last token; where texts differ in length, the slots after the
     shorter ones are of no text. `after_pass` is called after every pass and may end texts. `stepper` makes the steps,
-    and `costs` says what they cost; both are the ordinary ones if not given.
+    and `costs` says what they cost; both are the ordinary ones if not given. `streamed`: the first token is waited for,
+    so that the pass over a long prompt verifies no draft, whose rows would delay it; the text takes a step more then.
     """
     held = held or [cache.get_seq_length()] * len(sequences)
     for sequence, own in zip(sequences, held, strict=True):
@@ -208,17 +237,20 @@ def decode(
     clock = Clock(stats, target.device)
     longest = max(sequence.length for sequence in sequences)
     step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest)
-    drafters = [drafter.start(one.tokens.to(target.device), target, step_costs) for one in sequences]
-    steps_of = stepper(Run(target, sequences, drafter.traits, drafters, selectors, cache, held, clock))
+    prompts = [sequence.tokens for sequence in sequences]
+    run = Run(target, sequences, prompts, drafter, step_costs, selectors, cache, held, clock, streamed)
+    stats.drafter = "" if run.waited_for else run.drafters[0].describe()
+    steps_of = stepper(run)
     stats.prompt_tokens += sum(sequence.length for sequence in sequences)
-    stats.drafter, stats.path = drafters[0].describe(), steps_of.describe()
+    stats.path = steps_of.describe()
     going = list(range(len(sequences)))
 
     def learn() -> None:
         clock.restart()
         steps_of.learn()
-        for one in drafters:
+        for one in run.drafters:
             stats.drafter_statistics.update(one.statistics())
+        stats.drafter = stats.drafter or run.drafters[0].describe()
         clock.lap("update matrix")
 
     try:

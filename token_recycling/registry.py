@@ -8,6 +8,7 @@ packages add theirs through the entry point group `token_recycling.drafters`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import pkgutil
 import re
@@ -28,14 +29,13 @@ def drafter_names() -> list[str]:
     return own + sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in own)
 
 
+@functools.cache
 def _own_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).with_name("drafters"))]))
 
 
 def drafter_class(name: str) -> type[Drafter]:
     """The drafter class of that name; raises ValueError with all names."""
-    if name not in drafter_names():
-        raise ValueError(f"expected a drafter of {', '.join(drafter_names())}, got {name!r}")
     if name in _own_names():
         module = importlib.import_module(f"{__package__}.drafters.{name}")
         (found,) = (
@@ -43,9 +43,11 @@ def drafter_class(name: str) -> type[Drafter]:
             for value in vars(module).values()
             if isinstance(value, type) and issubclass(value, Drafter) and value.__module__ == module.__name__
         )
-    else:
+    elif name in drafter_names():
         (point,) = metadata.entry_points(group=ENTRY_POINTS, name=name)
         found = point.load()
+    else:
+        raise ValueError(f"expected a drafter of {', '.join(drafter_names())}, got {name!r}")
     found.name = name
     return found
 
@@ -91,7 +93,7 @@ def make_drafter(spec: str | Drafter = "recycling", /, **options: Any) -> Drafte
         raise ValueError(
             f"expected every required option of {name}, got none for {', '.join(missing)}: {name}:{listed}"
         )
-    hints = typing.get_type_hints(found)
+    hints = typing.get_type_hints(found) if written else {}
     values = {option: _converted(name, option, value, hints[option]) for option, value in written.items()}
     return found(**{**values, **options})
 

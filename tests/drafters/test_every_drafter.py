@@ -97,6 +97,16 @@ def test_the_text_is_that_of_generate(surface: Any, way: Generate, name: str, tm
     ways.assert_as_wanted(way, found)
 
 
+@pytest.mark.parametrize("name", tr.drafter_names())
+def test_after_a_prompt_that_is_read_alone(name: str, tmp_path: Path) -> None:
+    """The first token is waited for; drafting begins behind it."""
+    model, ids = tiny.llama(max_position_embeddings=128), tiny.prompt(0, 20).repeat(1, 2)
+    steps = list(tr.stream(model, ids, example(name, model, tmp_path), max_new_tokens=20))
+    assert len(steps[0].draft.tree) == 1
+    wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 40:]
+    assert [token for step in steps for token in step.tokens] == wanted.tolist()
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model sequence": {"mode": "sequence", "depth": 4, "nodes": 4},
     "draft_model tree": {"mode": "tree", "nodes": 20, "theta_prob": 0.1},

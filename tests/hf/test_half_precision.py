@@ -126,3 +126,15 @@ def test_compare_reports_the_margin() -> None:
     assert compared.divergence is not None
     assert compared.divergence.position == parted[0].position
     assert not compared.identical
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plain_decoding_computes_what_generate_does(dtype: torch.dtype) -> None:
+    """Bit by bit: the pass over the prompt, and those over one token."""
+    model = tiny.llama(num_attention_heads=4, num_key_value_heads=2).to(dtype)
+    asked: dict[str, Any] = {"max_new_tokens": NEW, "return_dict_in_generate": True, "output_logits": True}
+    for seed in range(3):
+        ids = tiny.prompt(seed, 40 + seed)
+        wanted = model.generate(ids, **asked)
+        ours = tr.generate(model, ids, drafter="plain", **asked)
+        assert torch.equal(torch.cat(ours.logits), torch.cat(wanted.logits))

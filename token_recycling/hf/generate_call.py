@@ -56,7 +56,7 @@ class GenerateCall:
     def paddings(self) -> list[int]:
         """Number of padding tokens before each text; -1 where some stand elsewhere, or nothing else is there."""
         mask = self.model_kwargs.get("attention_mask")
-        if mask is None:
+        if mask is None or (mask.ndim == 2 and bool(mask.all())):
             return [0] * len(self.input_ids)
         own = mask.bool() if mask.ndim == 2 else torch.zeros(len(self.input_ids), 1, dtype=torch.bool)
         lengths = own.sum(dim=1)

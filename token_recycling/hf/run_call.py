@@ -53,6 +53,7 @@ def run_call(
             after_pass=stopping.apply if call.joint_criteria else None,
             stepper=way.stepper,
             costs=way.costs,
+            streamed=call.streamer is not None,
         )
         with closing(passes):  # whatever ends the call, before the next one begins
             for steps in passes:

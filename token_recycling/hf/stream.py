@@ -46,7 +46,8 @@ def stream(
     `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
     go to the drafter; `fast` is as in `accelerate`. Pass one made drafter again to keep what it learned. Raises
     UnsupportedModelError, or ValueError for an input that cannot be continued, at once; what a drafter finds wrong with
-    the model comes with the first step.
+    the model comes with the first step that drafts: the second after more than 32 tokens, whose pass brings the first
+    token alone.
     """
     target, drafter = ready(model), make_drafter(drafter, **options)
     if not isinstance(input_ids, torch.Tensor):
@@ -70,7 +71,15 @@ def stream(
     def steps() -> Iterator[Step]:
         with target.alone(), stepping(fast, target, sequences, selectors, drafter, cache) as way:
             passes = decode(
-                target, sequences, drafter, selectors, cache, measured, stepper=way.stepper, costs=way.costs
+                target,
+                sequences,
+                drafter,
+                selectors,
+                cache,
+                measured,
+                stepper=way.stepper,
+                costs=way.costs,
+                streamed=True,
             )
             with closing(passes):
                 yield from (step for (step,) in passes)

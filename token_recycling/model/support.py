@@ -7,18 +7,20 @@ token.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
-from .inspection import held_by
+from .inspection import held_by, parts_of
 from .quantised import quantisation
 
 MASKED_ATTENTION = ("sdpa", "eager")
@@ -100,11 +102,48 @@ class Support:
 
 
 def support(model: PreTrainedModel) -> Support:
-    """What is known about a model from its class and configuration alone; nothing runs."""
+    """What is known about a model from its class and configuration alone; nothing runs.
+
+    It is kept for as long as the model is built of the same kinds of parts by an equal configuration. What is quantised
+    is looked at with every call: its weights may change their ways and keep their kind.
+    """
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         wanted = "expected a transformers model that generates text"
         return Support(name, "", f"{wanted}, got {name}; {held_by(model)}")
+    kinds, config = _kinds(model), vars(model.config)
+    kept = _kept.get(model)
+    if kept is not None and kept.kinds == kinds and kept.config == config:
+        return kept.support
+    found = _found(model)
+    if not found.quantised:
+        _kept[model] = _Kept(kinds, copy.deepcopy(config), found)
+    return found
+
+
+class _Kept(NamedTuple):
+    """What was found out about a model, and of what."""
+
+    kinds: list[Any]
+    config: dict[str, Any]
+    support: Support
+
+
+_kept: WeakKeyDictionary[PreTrainedModel, _Kept] = WeakKeyDictionary()
+
+
+def _kinds(model: PreTrainedModel) -> list[Any]:
+    """Of what a model is made, but for its configuration and its numbers."""
+    kinds: list[Any] = [getattr(model, "is_quantized", False), "forward" in vars(model)]
+    for part in parts_of(model):
+        kinds.append(type(part))
+        kinds += map(type, part._parameters.values())
+    return kinds
+
+
+def _found(model: PreTrainedModel) -> Support:
+    """What is known about a model that generates."""
+    name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     family = config.model_type
     if model.config.is_encoder_decoder:

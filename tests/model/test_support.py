@@ -1,0 +1,80 @@
+"""What is known about a model is found once, and again as soon as it is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from token_recycling.model import support as module
+from token_recycling.model.support import support
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows whenever a model is looked at."""
+    looked: list[str] = []
+    original = module._found
+    monkeypatch.setattr(module, "_found", lambda model: looked.append(type(model).__name__) or original(model))
+    return looked
+
+
+class Adapter(torch.nn.Linear):
+    """Another kind of part."""
+
+
+def adapted(model: LlamaForCausalLM) -> None:
+    model.lm_head.__class__ = Adapter
+
+
+class Weight(torch.nn.Parameter):
+    """Another kind of weight."""
+
+
+def other_weight(model: LlamaForCausalLM) -> None:
+    model.lm_head.weight = Weight(model.lm_head.weight.detach())
+
+
+def scaled(model: LlamaForCausalLM) -> None:
+    """Within a value of the configuration."""
+    model.config.rope_parameters["factor"] = 2.0
+
+
+CHANGES: list[Callable[[LlamaForCausalLM], Any]] = [
+    adapted,
+    other_weight,
+    scaled,
+    lambda model: model.set_attn_implementation("eager"),
+    lambda model: setattr(model.config, "sliding_window", 8),
+    lambda model: setattr(model, "is_quantized", True),
+    lambda model: model.add_module("more", torch.nn.Identity()),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_is_looked_at_once_and_again_when_it_has_changed(
+    model: LlamaForCausalLM, found: list[str], change: Callable[[LlamaForCausalLM], Any]
+) -> None:
+    known = support(model)
+    assert support(model) is known
+    assert len(found) == 1
+    change(model)
+    support(model)
+    assert len(found) == 2
+
+
+def test_what_has_changed_counts(model: LlamaForCausalLM) -> None:
+    assert support(model).attention == "sdpa"
+    model.set_attn_implementation("eager")
+    assert support(model).attention == "eager"
+    model.config.is_causal = False
+    assert "expected causal attention" in str(support(model).reason)
+
+
+def test_a_quantised_model_is_looked_at_every_time(model: LlamaForCausalLM, found: list[str]) -> None:
+    model.is_quantized = True
+    assert [support(model).quantised, support(model).quantised] == [True, True]
+    assert len(found) == 2
