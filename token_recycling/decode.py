@@ -207,7 +207,7 @@ def decode(
             )
     clock = Clock(stats, target.device)
     longest = max(sequence.length for sequence in sequences)
-    step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest)
+    step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest, sequences[0].on_host)
     drafters = [drafter.start(one.tokens.to(target.device), target, step_costs) for one in sequences]
     steps_of = stepper(Run(target, sequences, drafter.traits, drafters, selectors, cache, held, clock))
     stats.prompt_tokens += sum(sequence.length for sequence in sequences)
@@ -230,7 +230,8 @@ def decode(
                 clock.reads_prompt = False
                 stats.first_tokens += sum(len(step.tokens) for step in steps)
             else:
-                step_costs.took(max(len(step.draft.tree) for step in steps), clock.pass_seconds)
+                longest = max(sequences[step.row].length for step in steps)
+                step_costs.took(max(len(step.draft.tree) for step in steps), clock.pass_seconds, longest)
             if after_pass is not None:
                 after_pass()
             going = [row for row in going if not sequences[row].ended]
