@@ -23,6 +23,7 @@ from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork, Work
 from token_recycling.drafters import recycling
 from token_recycling.model.pass_costs import PassCosts
+from token_recycling.model.tree_model import TreeModel
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "as it comes": {},
@@ -198,6 +199,16 @@ def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, 
     drafted = sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
     assert drafted[0] > 0
     assert set(drafted[-20:]) == {0}
+
+
+def test_a_text_may_grow_to_where_less_is_known() -> None:
+    """Of longer texts fewer sizes were saved: trees are as large as these from there on."""
+    model = tiny.llama(max_position_embeddings=2048)
+    PassCosts(TreeModel(model)).keep([CostCurve(256, (1, 64), (1.0, 1.0)), CostCurve(1024, (1, 4), (1.0, 1.0))])
+    ids = tiny.prompt(0, 12).repeat(1, 21)
+    drafted = [len(step.draft.tree) for step in tr.stream(model, ids, "recycling", max_new_tokens=40)]
+    assert max(drafted) > 4
+    assert max(drafted[-10:]) <= 4
 
 
 @pytest.fixture

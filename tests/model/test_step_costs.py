@@ -39,6 +39,7 @@ def test_texts_of_a_batch_share_a_pass() -> None:
     costs = StepCosts(Costs(CURVE), texts=2, length=10)
     assert costs.plain == 1.5
     assert costs.by_nodes.tolist() == [1, 2, 4]
+    assert [costs.of(nodes) for nodes in (1, 3, 9)] == [1, 4, 4]
     assert costs.in_passes(0.75) == 1
 
 

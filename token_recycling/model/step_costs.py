@@ -42,6 +42,11 @@ class StepCosts:
         """
         return self._now.relative
 
+    def of(self, nodes: int) -> float:
+        """The cost of verifying `nodes` nodes of every text; more than there are costs for count as the most."""
+        by_nodes = self.by_nodes
+        return float(by_nodes[min(nodes, len(by_nodes)) - 1])
+
     def in_passes(self, seconds: float) -> float:
         """Seconds of work for one text, in passes over one node of each as they go now. The texts of a batch are
         verified together, but drafted for one after another.

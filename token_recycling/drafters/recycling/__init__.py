@@ -202,13 +202,13 @@ class RecyclingText(TextDrafter):
         """Counts what the step gave and took, `seconds` of it here; rests if drafting pays neither in the long run nor,
         as far as it was foreseen, in this step.
         """
-        verified, work, by_nodes = len(step.draft.tree), self.drafter.work, costs.by_nodes
+        verified, work = len(step.draft.tree), self.drafter.work
         work.count(verified, costs.in_passes(seconds))
-        taken = float(by_nodes[min(verified, len(by_nodes)) - 1]) + work.known.of(verified)
+        taken = costs.of(verified) + work.known.of(verified)
         for pace in (self._pace, self.drafter.pace):
             pace.count(len(step.tokens), taken)
         foreseen = self._growing.values[:nodes].sum()
-        if self._pace.rate < 1 and foreseen < by_nodes[nodes - 1] + work.known.of(nodes):
+        if self._pace.rate < 1 and foreseen < costs.of(nodes) + work.known.of(nodes):
             self._rest = min(int(work.known.of(1) / _LOOKS), _LONGEST_REST)
 
     def _read(self, tokens: torch.Tensor) -> np.ndarray:
