@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 SHORTEST_BAND, _BAND_STEP = 256, 4
+TICK = 1e-7
+"""Seconds; no pass is quicker than a clock can tell."""
 
 
 @dataclass(frozen=True)

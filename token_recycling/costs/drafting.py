@@ -75,7 +75,8 @@ class OwnWork:
         """Drafting `nodes` nodes, the root included, and learning from them took so long."""
         with self._counting:
             drafted = nodes - 1
-            time = min(time, _OUTLIER * self.known.of(nodes))
+            # Below 0 where another thread has compiled meanwhile.
+            time = max(0.0, min(time, _OUTLIER * self.known.of(nodes)))
             self._sums = _OF_DRAFTER * self._sums + (1, drafted, drafted**2, time, drafted * time)
             self.known = self._fitted()
 

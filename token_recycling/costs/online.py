@@ -24,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..locks import Lock
+from .curve import TICK
 
 _LOAD_AT_FIRST, _LOAD = 1.0, 0.05
 """Deviations, in logarithms like all here: of the machine's load against the seed, and of its change from step to step.
@@ -75,7 +76,7 @@ class OnlineCurve:
         """A pass over so many nodes of each text took so long; more than there are sizes for count as the largest."""
         with self._learning:
             place = self._place[min(nodes, len(self._nodes)) - 1]
-            off = math.log(seconds) - self._logs[place]
+            off = math.log(max(seconds, TICK)) - self._logs[place]
             if self._usual is None:
                 self._usual = np.zeros(len(self._sizes))
                 self._usual[place] = 1

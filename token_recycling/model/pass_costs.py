@@ -16,7 +16,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ..costs.curve import SHORTEST_BAND, CostCurve, band
+from ..costs.curve import SHORTEST_BAND, TICK, CostCurve, band
 from ..costs.online import OnlineCurve
 from ..draft import Draft
 from ..stats import synchronize
@@ -34,8 +34,6 @@ _BRIEFLY, _BRIEF_SIZES = 0.1, frozenset((1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 25
 """Seconds, and sizes, for a curve that is measured on the way."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
 """Passes over each size: the best of a few, since other work only ever adds; at least three, whatever they take."""
-_TICK = 1e-7
-"""Seconds; no pass is quicker than a clock can tell."""
 _PROMPT = 16
 
 T = TypeVar("T")
@@ -156,7 +154,7 @@ def measure(
             start = time.perf_counter()
             model.forward(model.inputs.of([draft], [held], held), cache)
             synchronize(model.device)
-            taken = max(time.perf_counter() - start, _TICK)
+            taken = max(time.perf_counter() - start, TICK)
             kept.keep(held, [held], [[]])
             best[n] = min(taken, best.get(n, taken))
     return agreed(model.model, CostCurve(length, tuple(best), tuple(best.values())))
