@@ -236,7 +236,7 @@ def decode(
             )
     clock = Clock(stats, target.device)
     longest = max(sequence.length for sequence in sequences)
-    step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest)
+    step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest, sequences[0].on_host)
     prompts = [sequence.tokens for sequence in sequences]
     run = Run(target, sequences, prompts, drafter, step_costs, selectors, cache, held, clock, streamed)
     stats.drafter = "" if run.waited_for else run.drafters[0].describe()
@@ -262,7 +262,8 @@ def decode(
                 clock.reads_prompt = False
                 stats.first_tokens += sum(len(step.tokens) for step in steps)
             else:
-                step_costs.took(max(len(step.draft.tree) for step in steps), clock.pass_seconds)
+                longest = max(sequences[step.row].length for step in steps)
+                step_costs.took(max(len(step.draft.tree) for step in steps), clock.pass_seconds, longest)
             if after_pass is not None:
                 after_pass()
             going = [row for row in going if not sequences[row].ended]

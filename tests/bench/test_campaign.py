@@ -29,6 +29,8 @@ from benchmarks.campaign.report import read
 from benchmarks.campaign.run import Result, run
 from token_recycling import decode
 from token_recycling.accept import accept_walk
+from token_recycling.costs.drafting import OwnWork
+from token_recycling.costs.online import OnlineCurve
 from token_recycling.cuda_graphs import timing
 from token_recycling.model import pass_costs
 
@@ -38,9 +40,9 @@ REPETITIVE = Call(rows=((3, 7, 3, 7, 3),))
 @pytest.fixture(autouse=True)
 def costs_as_they_were() -> Iterator[None]:
     """A case says what passes cost, for the length of its process; other tests may be in it."""
-    before = pass_costs.measure, timing.staircase
+    before = pass_costs.measure, timing.staircase, OnlineCurve.took, OwnWork.count
     yield
-    pass_costs.measure, timing.staircase = before
+    pass_costs.measure, timing.staircase, OnlineCurve.took, OwnWork.count = before
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
 from support.draft_tables import FORK, grown
+from support.runs import fix_costs
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
@@ -95,11 +96,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What a pass of the target (the first number) and one of the draft model cost; up to eight rows cost alike."""
     seconds = [1.0, 0.25]
 
-    def made_up(costs: PassCosts, length: int) -> CostCurve:
+    def made_up(costs: PassCosts) -> CostCurve:
         one = seconds[costs.model.config.num_hidden_layers == 1]
         return CostCurve(256, (1, 8, 16), (one, one, 3 * one))
 
-    monkeypatch.setattr(PassCosts, "curve", made_up)
+    fix_costs(monkeypatch, made_up)
     return seconds
 
 

@@ -14,6 +14,7 @@ from scipy.stats import chisquare
 from support import tiny
 from support.batches import batch
 from support.drafters import example
+from support.runs import fix_costs
 from support.tiny import related
 from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedTokenizerFast, TemperatureLogitsWarper
 
@@ -21,10 +22,10 @@ import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
 from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.drafting import OwnWork
 from token_recycling.drafter import DrafterTraits
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.fuse.worth import Forecast, MarginalValue
-from token_recycling.model.pass_costs import PassCosts
 from token_recycling.templates import parse_paths, root_only
 
 
@@ -50,9 +51,11 @@ def test_any_two_give_the_text_of_generate(model: LlamaForCausalLM, names: tuple
 @pytest.mark.parametrize("name", tr.drafter_names())
 @pytest.mark.parametrize("first", [True, False])
 def test_with_room_for_all_a_part_drafts_and_learns_as_alone(
-    model: LlamaForCausalLM, name: str, first: bool, tmp_path: Path
+    model: LlamaForCausalLM, name: str, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a drafter that proposes nothing every step is the same as without."""
+    fix_costs(monkeypatch, lambda costs: CostCurve(256, (1, 64), (1.0, 2.0)))
+    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
     alone, part = example(name, model, tmp_path / "alone"), example(name, model, tmp_path / "part")
     idle = tr.make_drafter("plain")
     fused = Fuse([part, idle] if first else [idle, part], nodes=1000)
@@ -343,7 +346,7 @@ def test_parts_that_are_not_asked_lose_nothing(model: LlamaForCausalLM, asks: st
 def test_where_no_node_pays_none_is_verified(counting: LlamaForCausalLM, asks: str, monkeypatch: Any) -> None:
     """Not even those of the first part, which drafts more than the curve knows of."""
     dear = CostCurve(256, (1, 2, 8), (1.0, 90.0, 99.0))
-    monkeypatch.setattr(PassCosts, "curve", lambda costs, length: dear)
+    fix_costs(monkeypatch, lambda costs: dear)
     drafter, stats, ids = Fuse(["published:tree=paper", "suffix"], asks=asks), tr.Stats(), torch.arange(20)[None] % 16
     ours = tr.generate(counting, ids, drafter=drafter, stats=stats, max_new_tokens=30)
     assert torch.equal(ours, counting.generate(ids, max_new_tokens=30))

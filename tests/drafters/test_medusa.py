@@ -9,6 +9,7 @@ import pytest
 import torch
 from support import runs, tiny
 from support.commandline import assert_refused, run, run_json
+from support.runs import fix_costs
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import token_recycling as tr
@@ -18,7 +19,6 @@ from token_recycling.drafters.medusa import Medusa
 from token_recycling.drafters.medusa.heads import MedusaHeads, load_heads, save_heads
 from token_recycling.drafters.medusa.train import NOTHING, accuracy, examples, train_medusa
 from token_recycling.drafters.medusa.train_options import MedusaTraining
-from token_recycling.model.pass_costs import PassCosts
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.templates import best_paths, tree_of, written
 from token_recycling.training.continuations import Continuations, continuations
@@ -55,7 +55,7 @@ def drafted(drafter: Medusa, model: LlamaForCausalLM, text: list[int]) -> tuple[
 
 def pass_costs(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
     curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
-    monkeypatch.setattr(PassCosts, "curve", lambda costs, length: curve)
+    fix_costs(monkeypatch, lambda costs: curve)
 
 
 # trees

@@ -14,12 +14,16 @@ import torch
 from support import architectures, tiny
 from support.batches import batch
 from support.matrices import learn
+from support.runs import fix_costs
 from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
 from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.drafting import OwnWork, Work
+from token_recycling.drafters import recycling
 from token_recycling.model.pass_costs import PassCosts
+from token_recycling.model.tree_model import TreeModel
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "as it comes": {},
@@ -153,7 +157,7 @@ def rise(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     def set_rise(each: float) -> None:
         curve = CostCurve(256, (1, 64), (1.0, 1.0 + 63 * each))
-        monkeypatch.setattr(PassCosts, "curve", lambda costs, length: curve)
+        fix_costs(monkeypatch, lambda costs: curve)
 
     return set_rise
 
@@ -195,6 +199,54 @@ def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, 
     drafted = sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
     assert drafted[0] > 0
     assert set(drafted[-20:]) == {0}
+
+
+def test_a_text_may_grow_to_where_less_is_known() -> None:
+    """Of longer texts fewer sizes were saved: trees are as large as these from there on."""
+    model = tiny.llama(max_position_embeddings=2048)
+    PassCosts(TreeModel(model)).keep([CostCurve(256, (1, 64), (1.0, 1.0)), CostCurve(1024, (1, 4), (1.0, 1.0))])
+    ids = tiny.prompt(0, 12).repeat(1, 21)
+    drafted = [len(step.draft.tree) for step in tr.stream(model, ids, "recycling", max_new_tokens=40)]
+    assert max(drafted) > 4
+    assert max(drafted[-10:]) <= 4
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often the drafter has looked at its clock, which goes on by a twentieth of a pass each time: drafting and
+    learning look twice each.
+    """
+    looks: list[int] = []
+    monkeypatch.setattr(recycling, "_now", lambda: (looks.append(1), len(looks) / 20)[1])
+    return looks
+
+
+def test_where_drafting_does_not_pay_it_rests_and_comes_back(
+    counting: LlamaForCausalLM, rise: Callable[[float], None], clock: list[int]
+) -> None:
+    """Its own work takes a tenth of a pass: where all that brings nothing, a look every tenth step takes a hundredth of
+    the time. In the next text all candidates are right.
+    """
+    rise(0.2)
+    torch.manual_seed(0)
+    drafter = tr.make_drafter("recycling")
+    warper = LogitsProcessorList([TemperatureLogitsWarper(100.0)])
+    sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
+    before = len(clock)
+    sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
+    assert (len(clock) - before) / 4 < 200 / 7
+    drafted = sizes(counting, drafter, 100)
+    assert min(drafted[-4:-1]) > 0
+
+
+def test_own_work_belongs_to_what_a_node_costs(
+    counting: LlamaForCausalLM, rise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rise(1e-6)
+    drafter = tr.make_drafter("recycling")
+    assert max(sizes(counting, drafter, 40)) == 63
+    monkeypatch.setattr(OwnWork, "count", lambda work, nodes, time: setattr(work, "known", Work(0.0, 1.5)))
+    assert set(sizes(counting, drafter, 40)[1:]) == {0}
 
 
 def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Callable[[float], None]) -> None:

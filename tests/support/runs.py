@@ -5,12 +5,15 @@ Beside `tiny`, which imports nothing of the package, so that it serves where an 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.online import OnlineCurve
 from token_recycling.cuda_graphs import Fast
 from token_recycling.drafter import Drafter, TextDrafter
 from token_recycling.model.pass_costs import PassCosts
@@ -40,11 +43,26 @@ def texts_of(drafter: Drafter) -> list[TextDrafter]:
     return started
 
 
+def fix_costs(monkeypatch: pytest.MonkeyPatch, curve_of: Callable[[PassCosts], CostCurve]) -> None:
+    """Says what passes cost, whatever they take: by a curve for each model, at every length."""
+    monkeypatch.setattr(PassCosts, "curve", lambda costs, length, like=None: curve_of(costs))
+    monkeypatch.setattr(
+        PassCosts, "online", lambda costs, length, texts, *_, **__: OnlineCurve(curve_of(costs).times(texts))
+    )
+    monkeypatch.setattr(OnlineCurve, "took", lambda *_: None)
+
+
 class Costs(PassCosts):
     """One curve for every length."""
 
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
 
-    def curve(self, length: int) -> CostCurve:
+    def curve(self, length: int, like: torch.Tensor | None = None) -> CostCurve:
         return self._curve
+
+    def online(self, length: int, texts: int, *others: Any, **options: Any) -> OnlineCurve:
+        return OnlineCurve(self._curve.times(texts))
+
+    def agreed(self, value: float) -> float:
+        return value

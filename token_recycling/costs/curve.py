@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 SHORTEST_BAND, _BAND_STEP = 256, 4
+TICK = 1e-7
+"""Seconds; no pass is quicker than a clock can tell."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,18 @@ class CostCurve:
             raise ValueError(f"expected a time above 0 for each of {len(self.sizes)} sizes, got {self.seconds}")
 
     def relative(self, texts: int = 1) -> np.ndarray:
-        """(nodes,) float64: t(n) / t(1) for n = 1, 2, ... nodes for each of `texts` texts in one pass.
+        """(nodes,) float64: t(n) / t(1) for n = 1, 2, ... nodes for each of `texts` texts in one pass."""
+        times = self.times(texts)
+        return times / times[0]
+
+    def times(self, texts: int = 1) -> np.ndarray:
+        """(nodes,) float64: seconds of passes over n = 1, 2, ... nodes of each of `texts` texts.
 
         What lies between two sizes is on the line between them. A pass cannot cost more than a larger one: where it
         seems to, something else was going on. Of several texts all have the same number of nodes.
         """
         rows = np.arange(texts, max(self.sizes[-1], texts) + 1, texts)
-        times = np.interp(rows, self.sizes, np.minimum.accumulate(self.seconds[::-1])[::-1])
-        return times / times[0]
+        return np.interp(rows, self.sizes, np.minimum.accumulate(self.seconds[::-1])[::-1])
 
     def convex(self) -> CostCurve:
         """The largest convex curve below this one. Of a brief measurement it is the better estimate: other work on the

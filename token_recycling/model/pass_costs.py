@@ -1,20 +1,23 @@
 """t(n) measured: the passes of one model, timed on this machine.
 
-It is measured on random tokens, briefly, the first time that it is needed, for bands of length. `token-recycling tune`
-measures at leisure and saves the curves (`cost_store`); afterwards they are read from there.
+It is measured briefly the first time that it is needed, for bands of length, and from then on learned from the steps
+themselves (`costs.online`). `token-recycling tune` measures at leisure and saves the curves (`cost_store`); afterwards
+they are read from there to begin with.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ..costs.curve import SHORTEST_BAND, CostCurve, band
+from ..costs.curve import SHORTEST_BAND, TICK, CostCurve, band
+from ..costs.online import OnlineCurve
 from ..draft import Draft
 from ..stats import synchronize
 from ..templates import star
@@ -31,10 +34,9 @@ _BRIEFLY, _BRIEF_SIZES = 0.1, frozenset((1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 25
 """Seconds, and sizes, for a curve that is measured on the way."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
 """Passes over each size: the best of a few, since other work only ever adds; at least three, whatever they take."""
-_TICK = 1e-7
-"""Seconds; no pass is quicker than a clock can tell."""
 _PROMPT = 16
 
+T = TypeVar("T")
 Measure = Callable[[int, float], CostCurve]
 """The curve for texts of a number of tokens, measured for about that many seconds."""
 
@@ -48,21 +50,47 @@ class PassCosts:
         """`measure`, for steps that are made in another way than by ordinary passes, has a name, `kind`."""
         self.model, self.kind, self._measure = model, kind, measure
 
-    def curve(self, length: int) -> CostCurve:
-        """The curve for texts of `length` tokens."""
+    def curve(self, length: int, like: torch.Tensor | None = None) -> CostCurve:
+        """The curve for texts of `length` tokens, measured on tokens such as `like` (any,)."""
         length = with_room(self.model, band(length))
-        key = ("costs", self.kind, length, torch.get_num_threads())
-        return remembered(self.model.model, key, lambda: self._found(length), values_matter=False)
 
-    def _found(self, length: int) -> CostCurve:
+        def found() -> CostCurve:
+            return self._saved(length) or self._brief(length, like)
+
+        return self._remembered(found, "measured", length)
+
+    def online(
+        self, length: int, texts: int, like: torch.Tensor | None = None, before: OnlineCurve | None = None
+    ) -> OnlineCurve:
+        """What is learned, while decoding, of passes over so many texts. It begins with what was saved or measured; or,
+        in texts that have grown until they are longer, with `before`, rather than that they wait for a measurement.
+        """
+        length = with_room(self.model, band(length))
+
+        def begun() -> OnlineCurve:
+            if before is not None and self._saved(length) is None:
+                return OnlineCurve(before.seconds)
+            return OnlineCurve(self.curve(length, like).times(texts))
+
+        return self._remembered(begun, "online", length, texts)
+
+    def agreed(self, value: float) -> float:
+        """A time that all processes that share the model take for true."""
+        return agreed(self.model.model, value)
+
+    def _remembered(self, make: Callable[[], T], *what: Hashable) -> T:
+        key = ("costs", self.kind, torch.get_num_threads(), *what)
+        return remembered(self.model.model, key, make, values_matter=False)
+
+    def _saved(self, length: int) -> CostCurve | None:
         saved = agreed(self.model.model, {curve.length: curve for curve in store.load(self.model, self.kind)})
-        return saved.get(length) or self._brief(length)
+        return saved.get(length)
 
-    def _brief(self, length: int) -> CostCurve:
+    def _brief(self, length: int, like: torch.Tensor | None) -> CostCurve:
         if self._measure is not None:
             return self._measure(length, _BRIEFLY)
         sizes = [size for size in _sizes(self.model) if size in _BRIEF_SIZES]
-        return measure(self.model, length, sizes, _BRIEFLY).convex()
+        return measure(self.model, length, sizes, _BRIEFLY, like).convex()
 
     def measure(self, length: int, seconds: float) -> CostCurve:
         """Measures anew, at leisure; nothing is kept."""
@@ -92,10 +120,16 @@ class PassCosts:
 
 @torch.no_grad()
 def measure(
-    model: TreeModel, length: int = SHORTEST_BAND, sizes: Sequence[int] | None = None, seconds: float = 1.0
+    model: TreeModel,
+    length: int = SHORTEST_BAND,
+    sizes: Sequence[int] | None = None,
+    seconds: float = 1.0,
+    like: torch.Tensor | None = None,
 ) -> CostCurve:
-    """Times forward passes over trees of the given sizes after `length` random tokens, for about `seconds`.
+    """Times forward passes over trees of the given sizes after `length` tokens, for about `seconds`.
 
+    The trees are of the tokens `like` (any,), again and again if they are few: where tokens decide which weights are
+    read, as with experts, no others would tell what passes cost. Without them they are of tokens that all differ.
     Nothing is left behind. The text is shorter where the model's context has no room for both; sizes for which there is
     none are left out. Trees that are not exact at that length are timed as well: that is for `decode` to decide, at
     each step. On an accelerator the device is waited for after each pass. Processes that share a model all have the
@@ -105,6 +139,8 @@ def measure(
     length = with_room(model, length, wanted[-1])
     limit = model.max_length or math.inf
     trees = {n: star(n) for n in wanted if n == 1 or length + n <= limit}
+    tokens = (torch.arange(wanted[-1]) % model.embedded if like is None else like).to(model.device)
+    tokens = tokens.repeat(-(-wanted[-1] // len(tokens)))
     cache = filled(model, length)
     held, kept = cache.get_seq_length(), TreeCache(cache)
     best: dict[int, float] = {}
@@ -113,12 +149,12 @@ def measure(
         if done >= _LEAST_ROUNDS and agreed(model.model, time.perf_counter() - began) > seconds:
             break
         for n, tree in trees.items():
-            draft = Draft(tree, torch.zeros(n, dtype=torch.long, device=model.device))
+            draft = Draft(tree, tokens[:n])
             synchronize(model.device)
             start = time.perf_counter()
             model.forward(model.inputs.of([draft], [held], held), cache)
             synchronize(model.device)
-            taken = max(time.perf_counter() - start, _TICK)
+            taken = max(time.perf_counter() - start, TICK)
             kept.keep(held, [held], [[]])
             best[n] = min(taken, best.get(n, taken))
     return agreed(model.model, CostCurve(length, tuple(best), tuple(best.values())))

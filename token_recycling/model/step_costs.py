@@ -1,7 +1,7 @@
 """What the steps of one call cost: a draft of each of its texts, verified in one pass.
 
-Every step is timed as it is made, so that time spent on drafting can be compared with what passes take now: a curve has
-the best times of quiet moments, drafting takes as long as it does beside everything else on the machine.
+Every step is timed as it is made, and t(n) learned from it (`costs.online`): for each length of text, shared by all
+calls that have as many texts, and kept with the model.
 """
 
 from __future__ import annotations
@@ -9,48 +9,63 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+import torch
 
-from ..costs.curve import CostCurve
+from ..costs.curve import CostCurve, band
+from ..costs.online import OnlineCurve
 from .pass_costs import PassCosts
-
-_MEMORY = 0.98
-"""Share that older steps keep with every new one."""
 
 
 class StepCosts:
     """Of a call with some texts, the longest of `length` tokens. Nothing is measured before it is asked for."""
 
-    def __init__(self, passes: PassCosts, texts: int, length: int) -> None:
-        self.passes, self.texts, self.length = passes, texts, length
-        self._timed: np.ndarray | None = None
-        """Seconds of passes and their costs, added up; None as long as nobody has asked what they cost."""
+    def __init__(self, passes: PassCosts, texts: int, length: int, like: torch.Tensor | None = None) -> None:
+        """`like` are tokens such as will be drafted, of the prompt."""
+        self.passes, self.texts, self.length, self._like = passes, texts, length, like
+        self._online: OnlineCurve | None = None
+        """At the length that the texts have now; None as long as nobody has asked what passes cost."""
 
     @cached_property
     def curve(self) -> CostCurve:
-        """t(n) of the target's passes over n nodes, at this length."""
-        return self.passes.curve(self.length)
-
-    @cached_property
-    def by_nodes(self) -> np.ndarray:
-        """(nodes,) costs of verifying 1, 2, ... nodes of every text, in passes over one node of each."""
-        return self.curve.relative(self.texts)
+        """t(n) of the target's passes as it was measured, at the length that the texts had at first."""
+        return self.passes.curve(self.length, self._like)
 
     @property
     def plain(self) -> float:
-        """Seconds of a step in which nothing is drafted, by the curve."""
+        """Seconds of a step in which nothing is drafted, by that curve."""
         return float(np.interp(self.texts, self.curve.sizes, self.curve.seconds))
 
     @property
-    def unit(self) -> float:
-        """Seconds of one text's share in a pass of cost 1, as passes go now. The texts of a batch are verified
-        together, but drafted for one after another.
+    def by_nodes(self) -> np.ndarray:
+        """(nodes,) costs of verifying 1, 2, ... nodes of every text, in passes over one node of each, as learned so
+        far.
         """
-        if self._timed is None:
-            self._timed = np.array([self.plain, self.by_nodes[0]])
-        seconds, cost = self._timed
-        return float(seconds / cost) / self.texts
+        return self._now.relative
 
-    def took(self, nodes: int, seconds: float) -> None:
-        """A step over `nodes` nodes of each text took so long, without drafting and learning."""
-        if self._timed is not None:
-            self._timed = _MEMORY * self._timed + (seconds, self.by_nodes[min(nodes, len(self.by_nodes)) - 1])
+    def of(self, nodes: int) -> float:
+        """The cost of verifying `nodes` nodes of every text; more than there are costs for count as the most."""
+        by_nodes = self.by_nodes
+        return float(by_nodes[min(nodes, len(by_nodes)) - 1])
+
+    def in_passes(self, seconds: float) -> float:
+        """Seconds of work for one text, in passes over one node of each as they go now. The texts of a batch are
+        verified together, but drafted for one after another.
+        """
+        return self.passes.agreed(seconds * self.texts / float(self._now.seconds[0]))
+
+    @property
+    def _now(self) -> OnlineCurve:
+        if self._online is None:
+            self._online = self.passes.online(self.length, self.texts, self._like)
+        return self._online
+
+    def took(self, nodes: int, seconds: float, length: int) -> None:
+        """A step over `nodes` nodes of each text, the longest of `length` tokens by now, took so long, without drafting
+        and learning.
+        """
+        if self._online is None:
+            return
+        if band(length) > band(self.length):
+            self._online = self.passes.online(length, self.texts, before=self._online)
+        self.length = max(length, self.length)
+        self._online.took(nodes, self.passes.agreed(seconds))

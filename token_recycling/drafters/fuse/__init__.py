@@ -24,7 +24,6 @@ from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits, TextDrafter
 from ...locks import Lock
 from ...model.step_costs import StepCosts
-from ...model.tensor_parallel import agreed
 from ...model.tree_model import TreeModel
 from ...registry import make_drafter, name_and_options, split_outside
 from ...templates import root_only
@@ -116,8 +115,7 @@ class FuseText(TextDrafter):
         self._parts, self._target = parts, target
         self._costs = costs if drafter.nodes == "auto" else None
         """What passes cost, where nodes are to pay."""
-        self._by_nodes = NO_COSTS if self._costs is None else self._costs.by_nodes
-        self._most = len(self._by_nodes) - 1 if drafter.nodes == "auto" else drafter.nodes
+        self._most = len(costs.by_nodes) - 1 if drafter.nodes == "auto" else drafter.nodes
         self._chosen: _Selection | None = None
         """Of this step."""
         self._counts: Counter[str] = Counter()
@@ -165,17 +163,20 @@ class FuseText(TextDrafter):
 
     def _select(self, drafts: Sequence[Draft], context: Context, seconds: float) -> _Selection:
         """The nodes of all drafts to verify; `seconds` were spent on drafting."""
-        spent = 0.0 if self._costs is None else agreed(self._target.model, seconds / self._costs.unit)
+        spent, by_nodes, most = 0.0, NO_COSTS, self._most
+        if self._costs is not None:
+            spent, by_nodes = self._costs.in_passes(seconds), self._costs.by_nodes
+            most = min(most, len(by_nodes) - 1)
         merged = merge_drafts(drafts)
         with self.drafter.learning:
             valued = self.drafter.calibration.values_of(merged)
-        first, drawn = kept_first(merged, self._most)
+        first, drawn = kept_first(merged, most)
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are does.
         if drawn and not self._target.support.fits(len(context.tokens) - 1, self._most + 1):
             kept, drawn = np.zeros(1, np.int64), frozenset()
         else:
-            kept = best(valued.values, first, self._most, self._by_nodes, spent)
-        taken = 0.0 if self._costs is None else spent + self._by_nodes[len(kept) - 1]
+            kept = best(valued.values, first, most, by_nodes, spent)
+        taken = 0.0 if self._costs is None else spent + by_nodes[len(kept) - 1]
         return _Selection(merged, valued, kept, drawn, Forecast(valued.values[kept].sum(), taken))
 
     def observe(self, step: Step) -> None:

@@ -107,12 +107,12 @@ class MedusaText(TextDrafter):
         self._heads, self._output = heads, output_layer(target.model)
         self._hidden: torch.Tensor | None = None
         """(hidden,): the state of the last accepted node, which gave the newest token."""
-        self._budget: Budget | None = None
+        self._costs = costs if drafter.tree in ("auto", _STATIC) else None
         """What passes cost, where the tree is to pay; None if its size is given."""
+        read = sum(weight.numel() for weight in (*heads.parameters(), *self._output.parameters()))
+        self._step = read / target.model.num_parameters()
+        """What drafting costs, in passes of the target: the share of its weights that are read."""
         self._template = drafter.template
-        if drafter.tree in ("auto", _STATIC):
-            read = sum(weight.numel() for weight in (*heads.parameters(), *self._output.parameters()))
-            self._budget = Budget(costs.by_nodes, read / target.model.num_parameters())
         if drafter.tree == _STATIC:
             self._template = self._best_tree(drafter.accuracy)
 
@@ -120,7 +120,7 @@ class MedusaText(TextDrafter):
         """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of the
         given number of nodes, or of as many as pay.
         """
-        budget = self._budget
+        budget = None if self._costs is None else Budget(self._costs.by_nodes, self._step)
         most = int(self.drafter.tree) if budget is None else len(budget.verification) - 1
         paths = list(islice(best_paths(acceptance), most))
         if budget is not None:

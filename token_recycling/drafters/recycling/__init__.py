@@ -4,13 +4,15 @@ Like the published method (Luo et al., 2408.08696; the drafter `published`) it d
 the target computes anyway, at rejected nodes too. Beyond it: candidates keep their probabilities, and are kept after
 the last two and three tokens too (`ngram_matrix`); what followed the longest suffix that stood in the text before is
 one of them (`suffix_automaton`); the prompt's own candidates are learned; and the tree is grown at each step from
-calibrated probabilities (`best_first`), to as many nodes as pay on this machine (`costs`).
+calibrated probabilities (`best_first`), to as many nodes as pay on this machine (`costs`), by what passes and this
+drafter's own work take. Where drafting does not pay in the long run, it rests.
 
 Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +25,9 @@ from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
 from ...candidates.suffix_automaton import SuffixAutomaton
 from ...candidates.topk import top_candidates
 from ...candidates.warm_up import warm_up
+from ...compiled import compiling_seconds
 from ...costs.budget import NO_COSTS
+from ...costs.drafting import OwnWork, Pace
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits, TextDrafter
 from ...locks import Lock
@@ -34,8 +38,9 @@ from ...tree import Tree
 from .priming import prime
 
 _DEEPEST = 64
-_UNPAID_STEPS, _LOOKS = 16, 4
-"""After 16 steps in a row in which no node paid, the drafter rests: it drafts and learns at every fourth step only."""
+_LOOKS, _LONGEST_REST = 0.01, 64
+"""Where drafting does not pay, it is tried again so often that this takes a hundredth of the time, or every 64 steps.
+"""
 
 
 @dataclass
@@ -70,6 +75,8 @@ class Recycling(Drafter):
         return DrafterTraits(learns_prompt=self.learns_prompt, on_host=True, top_k=self.k)
 
     def __post_init__(self) -> None:
+        self.pace, self.work = Pace(), OwnWork()
+        """Of the steps of all texts, where the tree is to pay."""
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
@@ -125,20 +132,23 @@ class RecyclingText(TextDrafter):
     def __init__(self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: StepCosts) -> None:
         super().__init__(drafter)
         self.matrix = matrix
-        self._costs, template = NO_COSTS, drafter.template
+        self._costs, template = None, drafter.template
+        """What passes cost, where the tree is to pay."""
         if template is not None:
             self._arrays, self._most = TemplateArrays.of(template), len(template) - 1
         elif drafter.tree == "auto":
-            self._costs = costs.by_nodes
-            self._most = len(self._costs) - 1
+            self._costs, self._most = costs, len(costs.by_nodes) - 1
         else:
             self._most = int(drafter.tree)  # type: ignore[arg-type]
         self._automaton = SuffixAutomaton(prompt if drafter.suffix else ())
         self._growing = GrowingTree.empty(self._most + 1, drafter.orders)
         self._before = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
-        self._bare = 0
-        """Steps in a row for which nothing was drafted."""
+        self._pace = drafter.pace.of_text()
+        self._rest = 0
+        """Steps to come for which nothing is drafted, since that would not pay."""
+        self._spent = 0.0
+        """Seconds of this step's drafting."""
         self._nodes = 0
         """Nodes of this step's draft, the first that grew; 0 where no draft was made."""
 
@@ -149,40 +159,57 @@ class RecyclingText(TextDrafter):
         self._learn(ngrams, *top_candidates(logits, self.drafter.k), np.append(piece[1:], ABSENT))
 
     def draft(self, context: Context) -> Draft:
-        if self._rests:
-            self._nodes = 1
+        if self._rest:
+            self._rest -= 1
             return Draft(root_only(), context.root)
+        began = _now()
         newest = self._read(context.tokens)
         sources = Sources.of(self.matrix, self._automaton)
         depth = min(_DEEPEST, context.room - 1)
         if self.drafter.template is not None:
             self._nodes = fill(self._growing, newest, sources, self._arrays, depth)
         else:
-            self._nodes = grow(self._growing, newest, sources, Limits(self._costs, self._most, depth))
-        return self._drafted()
+            self._nodes = grow(self._growing, newest, sources, self._limits(depth))
+        draft = self._drafted()
+        self._spent = _now() - began
+        return draft
+
+    def _limits(self, depth: int) -> Limits:
+        if self._costs is None:
+            return Limits(NO_COSTS, self._most, depth)
+        passes, work = self._costs.by_nodes, self.drafter.work.known
+        costs = passes + work.step + work.node * np.arange(len(passes))
+        return Limits(costs, min(self._most, len(costs) - 1), depth)
 
     def observe(self, step: Step) -> None:
-        tree = step.draft.tree
         nodes, self._nodes = self._nodes, 0
         if not nodes:
             return
-        rested, self._bare = self._rests, self._bare + 1 if nodes == 1 else 0
-        if rested:
-            return
+        began = _now()
         count_chosen(self._growing, nodes, np.array(step.tokens), self.matrix.calibration)
         # Nodes that other drafters proposed are as good to learn from.
-        tokens = step.draft.tokens.cpu().numpy()
+        tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
         ngrams = ngrams_below(self._growing.ngrams[0], np.array(tree.parents), tokens)
         chosen = np.full(len(tree), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
         learnable = step.learnable
         ids, probabilities = step.top(self.drafter.k)
         self._learn(ngrams[learnable], ids[learnable], probabilities[learnable], chosen[learnable])
+        if self._costs is not None:
+            self._reckon(step, nodes, self._costs, self._spent + _now() - began)
 
-    @property
-    def _rests(self) -> bool:
-        """Whether this step drafts nothing, since nothing has paid for long."""
-        return self._bare >= _UNPAID_STEPS and self._bare % _LOOKS != 0
+    def _reckon(self, step: Step, nodes: int, costs: StepCosts, seconds: float) -> None:
+        """Counts what the step gave and took, `seconds` of it here; rests if drafting pays neither in the long run nor,
+        as far as it was foreseen, in this step.
+        """
+        verified, work = len(step.draft.tree), self.drafter.work
+        work.count(verified, costs.in_passes(seconds))
+        taken = costs.of(verified) + work.known.of(verified)
+        for pace in (self._pace, self.drafter.pace):
+            pace.count(len(step.tokens), taken)
+        foreseen = self._growing.values[:nodes].sum()
+        if self._pace.rate < 1 and foreseen < costs.of(nodes) + work.known.of(nodes):
+            self._rest = min(int(work.known.of(1) / _LOOKS), _LONGEST_REST)
 
     def _read(self, tokens: torch.Tensor) -> np.ndarray:
         """Reads what is new of the text; returns its last tokens, the newest first."""
@@ -206,3 +233,8 @@ class RecyclingText(TextDrafter):
         confidence = growing.chances[parents, ranks]
         confidence[0] = 1
         return Draft(tree, torch.from_numpy(growing.tokens[order]), confidence=confidence)
+
+
+def _now() -> float:
+    """Seconds; those of compiling do not pass."""
+    return time.perf_counter() - compiling_seconds()

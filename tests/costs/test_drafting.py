@@ -1,0 +1,59 @@
+"""What a drafter's own work takes, and what its steps give in the long run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from token_recycling.costs.drafting import OwnWork, Pace
+
+
+def test_work_is_so_much_a_step_and_so_much_a_node() -> None:
+    own, chance = OwnWork(), np.random.default_rng(0)
+    for nodes in chance.integers(1, 65, 600):
+        own.count(int(nodes), (0.05 + 0.002 * (nodes - 1)) * chance.uniform(0.8, 1.2))
+    assert own.known.step == pytest.approx(0.05, rel=0.1)
+    assert own.known.node == pytest.approx(0.002, rel=0.1)
+    assert own.known.of(1) == own.known.step
+    assert own.known.of(11) == pytest.approx(0.07, rel=0.05)
+
+
+def test_work_is_known_where_all_steps_are_alike() -> None:
+    own = OwnWork()
+    for _ in range(200):
+        own.count(9, 0.3)
+    assert own.known.of(9) == pytest.approx(0.3, rel=0.05)
+
+
+def test_a_step_that_was_disturbed_counts_as_three_times_as_long() -> None:
+    """The first step too: a drafter that seemed slow would rest."""
+    own = OwnWork()
+    own.count(1, 100.0)
+    assert own.known.step < 0.05
+    for _ in range(100):
+        own.count(1, 0.1)
+    before = own.known.step
+    own.count(1, 100.0)
+    assert own.known.step < 1.03 * before
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(-1, 10)), min_size=1, max_size=30))
+def test_no_work_is_negative(told: list[tuple[int, float]]) -> None:
+    own = OwnWork()
+    for nodes, taken in told:
+        own.count(nodes, taken)
+        assert min(own.known) >= -1e-12
+
+
+def test_the_pace_of_a_text_begins_as_the_drafters_and_leaves_it_soon() -> None:
+    drafter = Pace()
+    for _ in range(4000):
+        drafter.count(4, 2)
+    text = drafter.of_text()
+    assert text.rate == drafter.rate == pytest.approx(2, rel=0.01)
+    for _ in range(60):
+        text.count(1, 1.25)
+    assert text.rate == pytest.approx(0.9, rel=0.1)
+    assert drafter.rate == pytest.approx(2, rel=0.01)
