@@ -25,8 +25,9 @@ def test_replayed_steps_give_the_text(drafter: str, monkeypatch: pytest.MonkeyPa
             for step in tr.stream(model, ids, made, fast=True, stats=stats, max_new_tokens=60)
             for token in step.tokens
         ]
-        wanted = list(tr.stream(model, ids, ordinary, fast=False, stats=wanted_stats, max_new_tokens=60))
-        assert text == [token for step in wanted for token in step.tokens]
+        # Not a stream, where the ordinary way brings the first token of a long prompt without a draft.
+        wanted = tr.generate(model, ids, drafter=ordinary, fast=False, stats=wanted_stats, max_new_tokens=60)
+        assert text == wanted[0, length:].tolist()
         assert stats.lengths == wanted_stats.lengths
     steps = runner_or_reason(TreeModel(model))
     assert isinstance(steps, StepRunner)
