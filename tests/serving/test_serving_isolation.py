@@ -1,13 +1,16 @@
 """What one user's texts tell another: nothing where drafters are kept apart, and something where they are shared.
 
 A secret is planted through one key. What another key sees of the server is compared, bit by bit, with what it sees of
-one where nothing was planted: every draft, and how many tokens every step brought.
+one where nothing was planted: every draft, and how many tokens every step brought. What passes take is one for all who
+share the model, and decides how many nodes pay: it is fixed, so that all else must be equal.
 """
 
 import pytest
 from support import tiny
+from support.runs import fix_costs
 from support.serving import keys, matrix_path, serving, speaking_llama
 
+from token_recycling.costs.curve import CostCurve
 from token_recycling.model.loading import Loaded
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.registry import make_drafter
@@ -41,7 +44,8 @@ DRAFTERS = ["recycling", "recycling:tree=8", "layer_skip:nodes=4", "published:tr
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_another_key_sees_nothing_of_a_secret(model, tokenizer, drafter):
+def test_another_key_sees_nothing_of_a_secret(model, tokenizer, drafter, monkeypatch):
+    fix_costs(monkeypatch, lambda costs: CostCurve(256, (1, 64), (1.0, 2.0)))
     settings = {"drafter": drafter, "keys": keys("a", "b"), "isolation": Isolation.per_key}
     with serving(model, tokenizer, **settings) as clean:
         unplanted = [seen(clean, "secret-b"), seen(clean, "secret-b", temperature=1.0, seed=3)]
