@@ -87,17 +87,26 @@ class Run:
 
     def draft(self, row: int) -> Draft:
         """What to verify for a text: the drafter's tree, as deep as it can be of use and is exact."""
-        sequence, selector, drafter = self.sequences[row], self.selectors[row], self.drafters[row]
-        tokens = sequence.on_host if self.traits.on_host else sequence.tokens.to(self.target.device)
-        draft = drafter.draft(Context(tokens, sequence.room, selector.warp if selector.sample else None))
+        sequence = self.sequences[row]
+        draft = self._asked(row, sequence.on_host if self.traits.on_host else sequence.tokens, sequence.room)
         root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])
         if root != newest:
             raise ValueError(
                 f"expected a draft whose root is the text's newest token, {newest}, got {root} from "
-                f"{drafter.describe()}; give `context.root` as the first of the tokens"
+                f"{self.drafters[row].describe()}; give `context.root` as the first of the tokens"
             )
         draft = draft.cut(self.depth_limit(row))
         return draft if self.target.support.fits(sequence.length - 1, len(draft.tree)) else draft.cut(0)
+
+    def draft_late(self) -> None:
+        """Asks for the draft of the prompt that was not waited for, with room for no node: whatever a step is made of,
+        the drafter is asked for a draft before it is shown the step.
+        """
+        self._asked(0, self.prompts[0], 1)
+
+    def _asked(self, row: int, tokens: torch.Tensor, room: int) -> Draft:
+        selector, device = self.selectors[row], "cpu" if self.traits.on_host else self.target.device
+        return self.drafters[row].draft(Context(tokens.to(device), room, selector.warp if selector.sample else None))
 
     def depth_limit(self, row: int) -> int:
         """How deep a node may stand: within the tokens still wanted, and within the positions that the model was
@@ -139,14 +148,16 @@ class TreeStepper:
         self._at_once = run.selectors[0].greedy and run.target.device.type != "cpu"
         self._steps: list[Step] = []
         """The last ones, not yet learned from."""
+        self._prompt_alone = False
+        """Whether the last one was made before the drafter was asked."""
 
     def step(self, going: list[int]) -> list[Step]:
         run, clock = self.run, self.run.clock
         target, sequences, cache, rows = run.target, run.sequences, run.cache, range(len(run.sequences))
 
         # Draft. Of a text that has ended, its last token is given, which is not looked at.
-        prompt_alone = clock.reads_prompt and run.waited_for
-        drafting = () if prompt_alone else going
+        self._prompt_alone = clock.reads_prompt and run.waited_for
+        drafting = () if self._prompt_alone else going
         drafts = [run.draft(row) if row in drafting else Draft(root_only(), sequences[row].tokens[-1:]) for row in rows]
         clock.lap("retrieve")
 
@@ -165,7 +176,7 @@ class TreeStepper:
         clock.lap("verify")
 
         # Keep. A prompt that was read alone is kept as it is: the first token waits for no copies.
-        if not prompt_alone:
+        if not self._prompt_alone:
             accepted = {step.row: step.accepted for step in steps}
             slots = cache.get_seq_length() - logits.shape[1]
             self._kept.keep(slots, lengths, [accepted.get(row, []) for row in rows])
@@ -186,6 +197,8 @@ class TreeStepper:
         return run.target.forward(inputs, cache)
 
     def learn(self) -> None:
+        if self._prompt_alone:
+            self.run.draft_late()
         for step in self._steps:
             self.run.drafters[step.row].observe(step)
         self._steps = []

@@ -65,15 +65,19 @@ class TextDrafter:
         """
 
     def draft(self, context: Context) -> Draft:
-        """A tree of tokens to verify; a lone root where there is nothing to propose."""
+        """A tree of tokens to verify; a lone root where there is nothing to propose.
+
+        Called once a step. Where a step was made without waiting for it, because somebody waits for the first token,
+        it is called behind that step, with the context that there was before and no room for a node.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define draft()")
 
     def observe(self, step: Step) -> None:
-        """Learn from a verified draft; called once a step, after the cache has kept the accepted nodes.
+        """Learn from a verified draft; called once a step, after `draft`, when the cache has kept the accepted nodes.
 
         Where the drafter is a part of another one, `step.draft` holds nodes of others too and may lack some of its
-        own: find them by their tokens, as `Draft.places_in` does, not by number. There may be steps for which nothing
-        was drafted here.
+        own: find them by their tokens, as `Draft.places_in` does, not by number. Only there may be steps for which it
+        was not asked for a draft.
         """
 
     def statistics(self) -> Mapping[str, float]:

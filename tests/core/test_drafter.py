@@ -142,8 +142,12 @@ def test_a_drafter_without_draft_says_what_is_missing(model: LlamaForCausalLM) -
         next(tr.stream(model, tiny.prompt(0, 3), Idle()))
 
 
-def test_a_drafter_is_told_what_it_needs(model: LlamaForCausalLM) -> None:
-    """The prompt at the start, then in turn a context to draft from and the step that came of it."""
+@pytest.mark.parametrize("length", [4, 40])
+def test_a_drafter_is_told_what_it_needs(length: int) -> None:
+    """The prompt at the start, then in turn a context to draft from and the step that came of it; so it is where the
+    first token of a long prompt does not wait for a draft.
+    """
+    model = tiny.llama(max_position_embeddings=64)
     calls: list[tuple[str, list[int]]] = []
 
     class Listening(Drafter):
@@ -153,18 +157,19 @@ def test_a_drafter_is_told_what_it_needs(model: LlamaForCausalLM) -> None:
             return self
 
         def draft(self, context: Context) -> Draft:
-            assert context.room == 6 - (len(context.tokens) - 4)
+            waited = length > 32 and len(calls) == 1
+            assert context.room == (1 if waited else 6 - (len(context.tokens) - length))
             calls.append(("draft", context.tokens.tolist()))
             return Draft(chain(1), torch.cat([context.root, context.root]))
 
         def observe(self, step: Step) -> None:
             calls.append(("observe", step.tokens))
 
-    ids = tiny.prompt(0, 4)
+    ids = tiny.prompt(0, length)
     text = model.generate(ids, max_new_tokens=6)[0].tolist()
     list(tr.stream(model, ids, Listening(), max_new_tokens=6))
-    assert calls[0] == ("start", text[:4])
-    seen = text[:4]
+    assert calls[0] == ("start", text[:length])
+    seen = text[:length]
     for (first, drafted_from), (second, emitted) in zip(calls[1::2], calls[2::2], strict=True):
         assert (first, second) == ("draft", "observe")
         assert drafted_from == seen

@@ -112,6 +112,15 @@ def test_a_drafter_that_is_offered_drafts_anew_each_time(server):
     assert 0 < max(first) <= 4
 
 
+@pytest.mark.parametrize("drafter", ["recycling:tree=4", "published"])
+def test_the_step_after_a_long_prompt_is_told_too(server, drafter):
+    """It brings the first token without a draft, before anything was started for the text."""
+    (_, *steps, (name, end)) = server.steps(prompt="for index in " * 20, max_tokens=9, temperature=0, drafter=drafter)
+    assert name == "end"
+    assert steps[0][1]["draft"]["parents"] == [-1]
+    assert sum(len(data["tokens"]) for _, data in steps) == end["usage"]["completion_tokens"] == 9
+
+
 def test_options_change_what_is_drafted(server):
     assert 4 < max(drafted(server, drafter="recycling:tree=4,tree=9,k=3")) <= 9
     assert server.steps(prompt="a", max_tokens=1, drafter="published:k=9")[-1][0] == "end"
