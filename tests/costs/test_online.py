@@ -91,13 +91,26 @@ def test_a_busy_machine_changes_all_sizes_and_not_the_shape() -> None:
         assert curve.relative == pytest.approx(LINEAR, rel=0.1)
 
 
+def test_first_steps_count_at_once_and_later_ones_eight_at_a_time() -> None:
+    curve, learned = OnlineCurve(TICK * LINEAR), []
+    for nodes in np.random.default_rng(0).integers(1, 65, 1000):
+        before = curve.seconds
+        curve.took(int(nodes), 2 * TICK * LINEAR[nodes - 1])
+        learned.append(curve.seconds is not before)
+    assert all(learned[:32])
+    assert np.diff(np.flatnonzero(learned)).max() == 8
+    assert sum(learned[-80:]) == 10
+
+
 def test_a_single_slow_step_changes_little() -> None:
     curve, chance = OnlineCurve(TICK * LINEAR), np.random.default_rng(0)
     for nodes in chance.integers(1, 65, 300):
         curve.took(int(nodes), TICK * LINEAR[nodes - 1])
     before = curve.relative
-    curve.took(12, 100 * TICK)
-    assert curve.relative == pytest.approx(before, rel=0.05)
+    for slower in (60, *[1] * 7):  # they are learned from together
+        curve.took(12, slower * TICK * LINEAR[11])
+    assert curve.relative is not before
+    assert curve.relative == pytest.approx(before, rel=0.06)
 
 
 def test_a_size_that_once_seemed_dear_is_hoped_for_again() -> None:

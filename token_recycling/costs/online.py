@@ -5,7 +5,8 @@ load is common to all sizes and changes quickly. The shape, t(n) / t(1), hardly 
 a curve that was measured before, is a random walk along log n and a little of each size's own: so what is seen of one
 size counts for its neighbours, less the farther they are, and sizes between two that were seen lie between them. Where
 a step's size says too little about the shape, as with steps that are all alike, what it took is the load's. A single
-step that took much longer or shorter counts as one that took 1.6 times as long, or as little.
+step that took much longer or shorter counts as one that took 1.6 times as long, or as little. What the first steps took
+is learned at once; later eight steps are learned from together.
 
 A size is given the time that it may well have: what is expected, less the uncertainty against the sizes that are usual.
 So a size that was never tried is tried where it may pay (optimism in the face of uncertainty), and as the uncertainty
@@ -13,7 +14,7 @@ of all sizes grows with every step, one that once seemed dear is tried again. No
 larger pass takes as long as a smaller one or longer: it follows the stairs of kernels that work on 8 or 16 rows, and
 experts of which more are read the more nodes there are.
 
-Cost per step: 20 microseconds, and as many where the curve is asked for.
+Cost per step: 20 to 40 microseconds at first, a third of it later, and nothing where the curve is asked for.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _NOISE, _MOST = 0.2, 0.5
 """Of what one step takes, and the most that it is taken to be off."""
 _USUAL = 0.05
 """Share of the newest step among those that are usual."""
+_ONE_BY_ONE, _TOGETHER = 32, 8
+"""So many steps are learned from one by one, as many again two at a time, and so on; at most so many together."""
 
 
 class OnlineCurve:
@@ -46,56 +49,54 @@ class OnlineCurve:
         """`seed` (nodes,) float64: seconds."""
         self._nodes = np.arange(1, len(seed) + 1)
         self._sizes = _sizes_up_to(len(seed))
-        self._place = np.searchsorted(self._sizes, self._nodes)
+        self._place = np.searchsorted(self._sizes, self._nodes).tolist()
         """Of each number of nodes, the size that stands for it."""
         octaves = np.log2(self._sizes)
         shape = _SHAPE**2 * np.minimum.outer(octaves, octaves) + _OWN**2 * np.eye(len(octaves))
         self._logs, self._covariance = np.log(seed[self._sizes - 1]), shape + _LOAD_AT_FIRST**2
         self._drift = shape / _FADING + _LOAD**2
-        self._usual: np.ndarray | None = None
+        self._usual = np.zeros(len(octaves))
         """The share of each size among the newest steps."""
         self._learning = Lock()
-        self._seconds: np.ndarray | None = seed
-        """None if steps were told since it was made."""
-
-    @property
-    def seconds(self) -> np.ndarray:
+        self._steps = 0
+        """How many were learned from."""
+        self._told: list[tuple[int, float]] = []
+        """Sizes, and logarithms of seconds, of the steps since then."""
+        self.seconds = seed
         """(nodes,) float64: what passes are expected to take, at best; never falling."""
-        with self._learning:
-            if self._seconds is None:
-                self._seconds = self._at_best()
-            return self._seconds
-
-    @property
-    def relative(self) -> np.ndarray:
+        self.relative = seed / seed[0]
         """(nodes,) float64: t(n) / t(1)."""
-        seconds = self.seconds
-        return seconds / seconds[0]
 
     def took(self, nodes: int, seconds: float) -> None:
         """A pass over so many nodes of each text took so long; more than there are sizes for count as the largest."""
         with self._learning:
-            place = self._place[min(nodes, len(self._nodes)) - 1]
-            off = math.log(max(seconds, TICK)) - self._logs[place]
-            if self._usual is None:
-                self._usual = np.zeros(len(self._sizes))
-                self._usual[place] = 1
-            else:
+            self._told.append((self._place[min(nodes, len(self._place)) - 1], math.log(max(seconds, TICK))))
+            if len(self._told) >= min(_TOGETHER, 1 + self._steps // _ONE_BY_ONE):
+                self._learn()
+                self.seconds = self._at_best()
+                self.relative = self.seconds / self.seconds[0]
+
+    def _learn(self) -> None:
+        covariance, usual = self._covariance, self._usual
+        covariance += len(self._told) * self._drift
+        for place, log in self._told:
+            off = log - self._logs[place]
+            if self._steps:
                 off = max(-_MOST, min(_MOST, off))
-            self._covariance += self._drift
-            row = self._covariance[place].copy()
-            gain = row / (row[place] + _NOISE**2)
-            self._logs += gain * off
-            self._covariance -= gain[:, None] * row
-            self._usual *= 1 - _USUAL
-            self._usual[place] += _USUAL
-            self._seconds = None
+            else:
+                usual[place] = 1
+            deviation = math.sqrt(covariance[place, place] + _NOISE**2)
+            row = covariance[place] / deviation
+            self._logs += row * (off / deviation)
+            covariance -= np.multiply.outer(row, row)
+            usual *= 1 - _USUAL
+            usual[place] += _USUAL
+            self._steps += 1
+        self._told = []
 
     def _at_best(self) -> np.ndarray:
-        usual = self._usual
-        assert usual is not None
-        with_usual = self._covariance @ usual
-        variance = np.diagonal(self._covariance) - 2 * with_usual + usual @ with_usual
+        with_usual = self._covariance @ self._usual
+        variance = np.diagonal(self._covariance) - 2 * with_usual + self._usual @ with_usual
         hoped = np.exp(self._logs - np.sqrt(np.maximum(variance, 0)))
         # Between the two curves that never fall, that above this one and that below.
         rising = (np.maximum.accumulate(hoped) + np.minimum.accumulate(hoped[::-1])[::-1]) / 2
