@@ -24,17 +24,19 @@ from ..templates import star
 from . import cost_store as store
 from .kv_cache import TreeCache, unroll
 from .prefill import prefill
-from .remembered import forget, remembered
+from .remembered import forget, recalled, remembered
 from .tensor_parallel import agreed
 from .tree_model import TreeModel
 
 CPU_SIZES = (1, 2, 4, 6, 8, 9, 10, 12, 16, 20, 24, 32, 48, 64)
 ACCELERATOR_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_BRIEFLY, _BRIEF_SIZES = 0.1, frozenset((1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256))
-"""Seconds, and sizes, for a curve that is measured on the way."""
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
-"""Passes over each size: the best of a few, since other work only ever adds; at least three, whatever they take."""
+_BRIEFLY, _BRIEF_SIZES = 0.02, frozenset((1, 8, 64, 256))
+"""Seconds, and sizes, for a curve that is measured on the way: a first call waits for it, and steps correct it."""
+_LEAST_ROUNDS, _MOST_ROUNDS = 2, 20
+"""Passes over each size: the best of a few, since other work only ever adds; at least two, whatever they take."""
 _PROMPT = 16
+_LONGEST = 1_000_000
+"""Tokens of a text, where a model has no limit."""
 
 T = TypeVar("T")
 Measure = Callable[[int, float], CostCurve]
@@ -62,25 +64,37 @@ class PassCosts:
     def online(
         self, length: int, texts: int, like: torch.Tensor | None = None, before: OnlineCurve | None = None
     ) -> OnlineCurve:
-        """What is learned, while decoding, of passes over so many texts. It begins with what was saved or measured; or,
-        in texts that have grown until they are longer, with `before`, rather than that they wait for a measurement.
+        """What is learned, while decoding, of passes over so many texts. It begins with what was saved; else with what
+        was learned `before`, or of other lengths, rather than that a text waits for a measurement; else with one.
         """
         length = with_room(self.model, band(length))
 
         def begun() -> OnlineCurve:
-            if before is not None and self._saved(length) is None:
-                return OnlineCurve(before.seconds)
+            learned = before or self._learned(texts)
+            if learned is not None and self._saved(length) is None:
+                return OnlineCurve(learned.seconds)
             return OnlineCurve(self.curve(length, like).times(texts))
 
         return self._remembered(begun, "online", length, texts)
+
+    def _learned(self, texts: int) -> OnlineCurve | None:
+        """What was learned of the longest texts, if anything was."""
+        longest = self.model.max_length or _LONGEST
+        found = (
+            recalled(self.model.model, self._key("online", length, texts), values_matter=False)
+            for length in reversed(self.lengths(longest))
+        )
+        return next((curve for curve in found if curve is not None), None)
 
     def agreed(self, value: float) -> float:
         """A time that all processes that share the model take for true."""
         return agreed(self.model.model, value)
 
     def _remembered(self, make: Callable[[], T], *what: Hashable) -> T:
-        key = ("costs", self.kind, torch.get_num_threads(), *what)
-        return remembered(self.model.model, key, make, values_matter=False)
+        return remembered(self.model.model, self._key(*what), make, values_matter=False)
+
+    def _key(self, *what: Hashable) -> Hashable:
+        return ("costs", self.kind, torch.get_num_threads(), *what)
 
     def _saved(self, length: int) -> CostCurve | None:
         saved = agreed(self.model.model, {curve.length: curve for curve in store.load(self.model, self.kind)})

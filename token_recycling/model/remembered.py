@@ -83,9 +83,9 @@ def remembered(model: PreTrainedModel, what: Hashable, make: Callable[[], T], va
     return found[1]
 
 
-def recalled(model: PreTrainedModel, what: Hashable) -> Any | None:
-    """What was made before for the weights as they are, or None."""
-    found = _known(model, what, values_matter=True)
+def recalled(model: PreTrainedModel, what: Hashable, values_matter: bool = True) -> Any | None:
+    """What `remembered` has made before for the weights as they are, or None."""
+    found = _known(model, what, values_matter)
     return None if found is None else found[1]
 
 
