@@ -127,11 +127,14 @@ class Step:
     candidates: tuple[np.ndarray, np.ndarray] | None = None
     """What `top` gives, where the device has found it already."""
 
-    def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k likeliest tokens after every node, best first, and their probabilities: (n, k) int32 and float32."""
-        if self.candidates is not None and self.candidates[0].shape[1] >= k:
-            return self.candidates[0][:, :k], self.candidates[1][:, :k]
-        return top_candidates(self.logits, k)
+    def top(self, k: int, nodes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The k likeliest tokens after every node, or after `nodes` (n,) int64 alone, best first, and their
+        probabilities: (n, k) int32 and float32.
+        """
+        if self.candidates is None or self.candidates[0].shape[1] < k:
+            return top_candidates(self.logits, k, nodes)
+        some = slice(None) if nodes is None else nodes
+        return self.candidates[0][some, :k], self.candidates[1][some, :k]
 
     @property
     def learnable(self) -> list[int] | slice:

@@ -8,6 +8,7 @@ from support.matrices import Grower, close, matrix_of
 
 from token_recycling.candidates.best_first import count_chosen
 from token_recycling.candidates.calibration import CELLS, MATCHES, cell_of, chance, count, match_kind, new_calibration
+from token_recycling.candidates.mixture import mixture_calibration
 
 
 def test_a_new_kind_counts_as_its_probability_says() -> None:
@@ -58,20 +59,25 @@ def test_matches_are_told_apart_by_length() -> None:
     assert [match_kind(length) for length in lengths] == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7]
 
 
+def unsupported(share: float, rank: int) -> int:
+    """The kind of a candidate of a mixture that no text supports, neither this one nor the past."""
+    return cell_of(np.float32(share), rank, 0, kinds=4 * MATCHES)
+
+
 def test_candidates_are_counted_at_accepted_nodes_drafted_or_not() -> None:
     """Root 5 and its child 10 are accepted, and 21 follows; only 10 and 20 were drafted. The sibling 11 is no node of
-    the text: what may follow it is not counted.
+    the text: what may follow it is not counted. But it stood beside 10, and so is a candidate after it.
     """
     rows = {(5,): {10: 0.5, 11: 0.3}, (10,): {20: 0.6, 21: 0.2}, (11,): {30: 0.9}}
     grower = Grower(matrix_of(rows), [5])
     assert grower.paths(grower.fill("0 1 00")) == [(10,), (11,), (10, 20)]
     calibration = grower.matrix.calibration
-    count_chosen(grower.growing, 4, np.array([10, 21]), calibration)
-    kinds = {10: (0.4, 0), 11: (0.24, 1), 20: (0.48, 0), 21: (0.16, 1)}
-    wanted = new_calibration()
-    for token, (share, rank) in kinds.items():
-        wanted[cell_of(np.float32(share), rank, 0)] += [token in (10, 21), 1]
-    assert wanted[:, 1].sum() == 4
+    count_chosen(grower.growing, 4, np.array([10, 21]), grower.matrix.calibration)
+    kinds = [(10, 0.4, 0), (11, 0.24, 1), (20, 0.48, 0), (21, 0.16, 1), (11, 0.006, 2)]
+    wanted = mixture_calibration()
+    for token, share, rank in kinds:
+        wanted[unsupported(share, rank)] += [token in (10, 21), 1]
+    assert wanted[:, 1].sum() == 5
     np.testing.assert_array_equal(calibration, wanted)
 
 
@@ -79,9 +85,9 @@ def test_calibration_changes_what_grows() -> None:
     """Candidate 11 looks worse, but its kind has always been right: it comes first."""
     matrix = matrix_of({(5,): {10: 0.6, 11: 0.35}})
     grower = Grower(matrix, [5])
-    assert grower.paths(grower.grow(2)) == [(10,), (11,)]
+    assert grower.paths(grower.grow(2, depth=1)) == [(10,), (11,)]
     for _ in range(50):
-        count(matrix.calibration, cell_of(np.float32(0.8 * 0.6), 0, 0), False)
-        count(matrix.calibration, cell_of(np.float32(0.8 * 0.35), 1, 0), True)
-    assert grower.paths(grower.grow(2)) == [(11,), (10,)]
+        count(matrix.calibration, unsupported(0.8 * 0.6, 0), False)
+        count(matrix.calibration, unsupported(0.8 * 0.35, 1), True)
+    assert grower.paths(grower.grow(2, depth=1)) == [(11,), (10,)]
     close(grower.children(), {11: (50 + 0.28 * 4) / 54, 10: 0.48 * 4 / 54})

@@ -161,9 +161,9 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path, saved: Path) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda ids: ids.fill_(50), "ids from 0 to 49"),
-        (lambda ids: ids[3, 1].fill_(2**31 - 1), "ids from 0 to 49"),
-        (lambda ids: ids[49, 3].fill_(-1), "ids from 0 to 49, got -1"),
+        (lambda ids: ids.fill_(50), "candidates from 0 to 49"),
+        (lambda ids: ids[3, 1].fill_(2**31 - 1), "candidates from 0 to 49"),
+        (lambda ids: ids[49, 3].fill_(-1), "candidates from 0 to 49, got -1"),
     ],
 )
 def test_ids_out_of_range_are_refused(
@@ -190,9 +190,10 @@ def test_ids_out_of_range_are_refused(
         ),
         ({"candidates": filled().candidates}, {"vocab_size": None}, "None x 4"),
         ({"candidates": filled().candidates}, {"k": None}, "50 x None"),
-        ({"candidates": filled().candidates}, {"version": "3"}, "version 2, got 3"),
-        ({"candidates": filled().candidates}, {"version": None}, "version 2, got None"),
+        ({"candidates": filled().candidates}, {"version": "4"}, "version 3, got 4"),
+        ({"candidates": filled().candidates}, {"version": None}, "version 3, got None"),
         ({"candidates": filled().candidates}, {"version": "2"}, "of checksum None, got"),
+        ({"candidates": filled().candidates}, {"version": "3"}, "of checksum None, got"),
         ({"candidates": filled().candidates}, {"sha256": "0" * 64}, "of checksum 0+, got"),
         ({"candidates": filled().candidates}, {"format": None}, "another safetensors file"),
         ({"candidates": filled().candidates}, {"format": "pt"}, "another safetensors file"),

@@ -151,11 +151,25 @@ def test_without_room_for_longer_contexts_single_tokens_are_known(matrix: NgramM
 
 
 def test_memory_is_bounded() -> None:
-    """For Llama's 32,000 tokens and 8 candidates a row the matrix takes under 2 MB."""
-    assert NgramMatrix(32_000, k=8, orders=1).nbytes == 32_000 * 8 * (4 + 2) == 1_536_000
+    """For Llama's 32,000 tokens and 8 candidates a row the rows take under 2 MB; a token of the past takes 20 bytes."""
+    none = NgramMatrix(32_000, k=8, orders=1)
+    assert sum(array.nbytes for array in none.rows) == 32_000 * 8 * (4 + 2) == 1_536_000
+    counted = none.nbytes - 1_536_000
+    assert counted == 8, "one number, how many tokens there were"
     for memory in (0.0, 0.01, 2.0, 7.5):
-        longer = NgramMatrix(100, k=8, orders=4, memory=memory).nbytes - 100 * 8 * 6
+        longer = NgramMatrix(100, k=8, orders=4, memory=memory).nbytes - 100 * 8 * 6 - counted
         assert memory * 1e6 - 56 < longer <= memory * 1e6
+    for past in (1, 1024, 262_144):
+        assert NgramMatrix(100, k=8, orders=1, past=past).nbytes == 100 * 8 * 6 + 20 * past + counted
+
+
+def test_the_past_is_the_newest_tokens() -> None:
+    matrix = NgramMatrix(50, k=2, past=8)
+    matrix.past.extend(range(20))
+    assert matrix.past.tokens.tolist() == list(range(12, 20))
+    empty = NgramMatrix(50, k=2).past
+    empty.extend(range(20))
+    assert not len(empty.tokens)
 
 
 @given(st.data())
@@ -221,6 +235,7 @@ def test_ngrams_of_a_text_are_its_last_tokens() -> None:
         ({"orders": 0}, "orders from 1 to 4, got 0"),
         ({"orders": 5}, "orders from 1 to 4, got 5"),
         ({"memory": -1}, "memory of 0 MB or more, got -1"),
+        ({"past": -1}, "past of 0 tokens or more, got -1"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:

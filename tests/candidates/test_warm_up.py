@@ -60,6 +60,8 @@ OPTIONS = [
     {"tree": 8, "remembers": 0.5},
     {"tree": 8, "favours": 0.1},
     {"tree": "0 1 00", "remembers": 0.5, "favours": 0.1, "memory": 0},
+    {"tree": 8, "past": 0},
+    {"tree": 8, "past": 40},
 ]
 
 
@@ -75,7 +77,7 @@ def test_others_compile_nothing_later(drafter: str, model: LlamaForCausalLM) -> 
 
 def test_only_what_the_options_need_is_compiled() -> None:
     ours = forgotten()
-    warm_up(CPU, fills=True, suffix=False, remembers=False, favours=False)
+    warm_up(CPU, fills=True, remembers=False, favours=False)
     made = {one.py_func.__name__ for one in ours if one.signatures}
-    assert {"fill", "_learn", "_top", "count_chosen", "ngrams_below"} <= made
+    assert {"fill", "_learn", "_top", "count_chosen", "ngrams_below", "_append", "_holds"} <= made
     assert not made & {"grow", "_extend", "_branch", "_value"}

@@ -257,7 +257,7 @@ def test_a_model_changed_within_a_text_is_not_captured(model: LlamaForCausalLM) 
     """What was captured before would be mixed with it, and replayed in later texts."""
     head = adapted(model)
     wanted = fast(model)
-    steps = tr.stream(model, IDS, "recycling:tree=40", fast=True, max_new_tokens=40)
+    steps = tr.stream(model, IDS, "recycling:tree=40", fast=True, max_new_tokens=80)
     next(steps)
     head.active = ["b"]
     with pytest.raises(tr.NoFastPathError, match="as it was when the text began"):

@@ -41,6 +41,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "averaged": {"remembers": 0.5, "tree": 12},
     "favoured": {"favours": 0.3, "tree": 12},
     "little memory": {"memory": 0.0005, "tree": 12},
+    "no past": {"past": 0, "tree": 12},
+    "a short past": {"past": 20, "tree": 12},
     "16 candidates": {"k": 16, "tree": 12},
     "one candidate": {"k": 1, "tree": 12},
     "all at once": {"k": 16, "orders": 4, "primed": True, "remembers": 0.5, "favours": 0.1, "tree": 30},
@@ -148,6 +150,29 @@ def test_a_copy_learns_for_itself(model: LlamaForCausalLM) -> None:
         np.testing.assert_array_equal(now, before)
 
 
+def test_what_a_fork_wrote_is_not_in_the_past_of_another(model: LlamaForCausalLM) -> None:
+    base = tr.make_drafter("recycling", tree=8)
+    tr.generate(model, tiny.prompt(0, 8), drafter=base, max_new_tokens=12)
+    held = base.matrix.past.tokens.tolist()
+    forks = base.fork(), base.fork()
+    for seed, fork in enumerate(forks, start=1):
+        ids = tiny.prompt(seed, 8)
+        wanted = model.generate(ids, max_new_tokens=12)
+        assert torch.equal(tr.generate(model, ids, drafter=fork, max_new_tokens=12), wanted)
+        assert fork.matrix.past.tokens.tolist() == [*held, -1, *wanted[0, 8:].tolist()]
+    assert base.matrix.past.tokens.tolist() == held
+
+
+def test_texts_of_a_batch_are_apart_in_the_past(model: LlamaForCausalLM) -> None:
+    drafter, given = tr.make_drafter("recycling", tree=8), batch([9, 9, 9], 0)
+    wanted = model.generate(**given, max_new_tokens=40)[:, 9:].tolist()
+    tr.generate(model, **given, drafter=drafter, max_new_tokens=40)
+    places = [str(text)[1:-1] for text in wanted]
+    pieces = str(drafter.matrix.past.tokens.tolist())[1:-1].split("-1, ")[1:]
+    assert all(any(piece.rstrip(", ") in text for text in places) for piece in pieces)
+    assert len(pieces) >= 3
+
+
 # As many nodes as pay
 
 
@@ -225,13 +250,14 @@ def test_where_drafting_does_not_pay_it_rests_and_comes_back(
     counting: LlamaForCausalLM, rise: Callable[[float], None], clock: list[int]
 ) -> None:
     """Its own work takes a tenth of a pass: where all that brings nothing, a look every tenth step takes a hundredth of
-    the time. In the next text all candidates are right.
+    the time. It takes two texts until all kinds of candidates are known. In the last text all of them are right.
     """
     rise(0.2)
     torch.manual_seed(0)
     drafter = tr.make_drafter("recycling")
     warper = LogitsProcessorList([TemperatureLogitsWarper(100.0)])
-    sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
+    for _ in range(2):
+        sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
     before = len(clock)
     sizes(counting, drafter, 200, do_sample=True, logits_processor=warper)
     assert (len(clock) - before) / 4 < 200 / 7
@@ -246,7 +272,7 @@ def test_own_work_belongs_to_what_a_node_costs(
     drafter = tr.make_drafter("recycling")
     assert max(sizes(counting, drafter, 40)) == 63
     monkeypatch.setattr(OwnWork, "count", lambda work, nodes, time: setattr(work, "known", Work(0.0, 1.5)))
-    assert set(sizes(counting, drafter, 40)[1:]) == {0}
+    assert set(sizes(counting, drafter, 100)[1:]) == {0}, "once that is known"
 
 
 def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
@@ -293,6 +319,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         ({"k": 65}, "k from 1 to its size, got vocabulary 64 and k 65"),
         ({"orders": 5}, "orders from 1 to 4, got 5"),
         ({"memory": -1.0}, "memory of 0 MB or more, got -1"),
+        ({"past": -1}, "past of 0 tokens or more, got -1"),
     ],
 )
 def test_a_matrix_that_cannot_be_made_is_refused(

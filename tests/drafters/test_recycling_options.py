@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling import Context
+from token_recycling.candidates.occurrences import BREAK
 from token_recycling.model.tree_model import TreeModel
 
 
@@ -70,6 +71,20 @@ def test_the_suffix_is_drafted() -> None:
     assert drafted(text, read=False, tree=3, suffix=False) == []
 
 
+def test_what_earlier_texts_wrote_is_drafted(model: LlamaForCausalLM) -> None:
+    """Not their prompts; and without rows and suffix nothing else is known."""
+    for past, wanted in ((64, True), (0, False)):
+        drafter = tr.make_drafter("recycling", tree="chain:3", k=1, orders=1, suffix=False, past=past)
+        target = TreeModel(model)
+        said = tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=24)[0].tolist()
+        written = said[5:]
+        assert drafter.matrix.past.tokens.tolist() == ([BREAK, *written] if wanted else [])
+        drafter.matrix.shares[:] = 0
+        begun = runs.begun(drafter, written[:10], target)
+        found = begun.draft(Context(torch.tensor(written[:10]), 9)).tokens[1:].tolist()
+        assert found == (written[10:13] if wanted else [])
+
+
 def test_k_candidates_are_kept() -> None:
     text, logits = torch.tensor([1, 2, 1]), torch.linspace(9, 0, 64).repeat(2, 1)
     for k in (1, 2, 5):
@@ -127,10 +142,10 @@ def test_a_primed_drafter_knows_every_token_at_once(counting: LlamaForCausalLM) 
 
 def test_the_memory_of_a_drafter_is_bounded(model: LlamaForCausalLM) -> None:
     for memory in (0.0, 0.001, 0.1):
-        drafter = tr.make_drafter("recycling", k=4, orders=4, memory=memory, tree=8)
+        drafter = tr.make_drafter("recycling", k=4, orders=4, memory=memory, past=128, tree=8)
         for seed in range(3):
             tr.generate(model, tiny.prompt(seed, 60), drafter=drafter, max_new_tokens=10)
-        assert 0 <= drafter.matrix.nbytes - 64 * 4 * 6 <= memory * 1e6
+        assert 0 <= drafter.matrix.nbytes - 64 * 4 * 6 - (20 * 128 + 8) <= memory * 1e6
         assert bool(drafter.matrix.ngrams) == bool(memory)
 
 

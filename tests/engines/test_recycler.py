@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from token_recycling.candidates.ngram_matrix import NgramMatrix
+from token_recycling.candidates.occurrences import BREAK
 from token_recycling.engines.recycler import Options, Recycler
 from token_recycling.engines.vllm_cpu import expand_batch_to_tokens, expands
 
@@ -63,7 +64,7 @@ def test_a_text_that_is_not_a_continuation_is_read_anew() -> None:
     recycler.chain(state, np.array([1, 9, 5, 2, 1, 9]), 2)
     for other in ([1, 9, 5], [7, 3, 7, 3, 7, 3, 7, 3]):
         recycler.chain(state, np.array(other), 2)
-        assert state.automaton.arrays.tokens[: len(state.automaton)].tolist() == other
+        assert state.text.tokens.tolist() == other
     assert state.growing.tokens[1:3].tolist() == [7, 3]
 
 
@@ -79,7 +80,9 @@ def test_a_tree_has_the_nodes_of_most_probability() -> None:
 
 
 def test_what_followed_is_counted_along_the_nodes_that_came_true() -> None:
-    """After each token four candidates are counted, the next four numbers."""
+    """After each token four candidates are counted, the next four numbers; after 9, which came instead of 7, two of
+    those beside it too, 7 and 8.
+    """
     recycler = taught(suffix=False)
     state, tokens, seen = recycler.new_state(), [3, 4], []
     for emitted in ([5, 6, 9], [10], [2, 3], [4]):
@@ -88,7 +91,31 @@ def test_what_followed_is_counted_along_the_nodes_that_came_true() -> None:
         tokens += emitted
         recycler.chain(state, np.array(tokens), 6)
         seen.append((recycler.matrix.calibration.sum(axis=0) - before).tolist())
-    assert seen == [[3, 12], [1, 4], [0, 4], [1, 4]]
+    assert seen == [[3, 12], [1, 6], [0, 4], [1, 4]]
+
+
+def test_what_requests_wrote_is_drafted_in_later_ones() -> None:
+    """Their prompts are not; nor does anything stay of what was written where a matrix does not learn."""
+    said = list(np.random.default_rng(0).permutation(VOCABULARY)) * 3
+    for learns, past, wanted in ((True, 64, said[8:11]), (False, 64, []), (True, 0, [])):
+        recycler = Recycler(VOCABULARY, 3, Options(k=4, learns=learns, past=past, suffix=False))
+        state = recycler.new_state()
+        for length in range(2, 42, 5):
+            recycler.chain(state, np.array(said[:length]), 3)
+        later = recycler.new_state()
+        assert recycler.chain(later, np.array(said[3:8]), 3) == len(wanted)
+        assert later.growing.tokens[1 : len(wanted) + 1].tolist() == wanted
+        if wanted:
+            assert recycler.matrix.past.tokens.tolist() == [BREAK, *said[2:37]]
+
+
+def test_requests_that_are_written_at_once_do_not_mix() -> None:
+    recycler = Recycler(100, 3, Options(k=4))
+    states, texts = [recycler.new_state() for _ in range(2)], [list(range(50)), list(range(50, 100))]
+    for length in range(1, 51):
+        for state, text in zip(states, texts, strict=True):
+            recycler.chain(state, np.array(text[:length]), 3)
+    assert recycler.matrix.past.tokens.tolist() == [BREAK, *range(1, 33), BREAK, *range(51, 83)]
 
 
 def test_nothing_is_counted_for_a_text_that_is_not_a_continuation() -> None:
@@ -107,6 +134,7 @@ def test_a_matrix_that_does_not_learn_stays_as_it_is() -> None:
     frozen.chain(state, np.array([1, 2, 1, 2]), 6)
     assert not frozen.matrix.filled.any()
     assert not frozen.matrix.calibration.any()
+    assert not len(frozen.matrix.past)
 
 
 def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path: Path) -> None:
@@ -185,11 +213,12 @@ def test_numbers_without_a_point_are_numbers() -> None:
     assert Options.parse({"memory": 1, "token_cost": 0}) == Options(memory=1, token_cost=0)
 
 
-@pytest.mark.parametrize("options", [{}, {"suffix": False, "orders": 1}, {"memory": 0.0}])
+@pytest.mark.parametrize("options", [{}, {"suffix": False, "orders": 1}, {"memory": 0.0, "past": 0}])
 def test_warming_up_compiles_and_leaves_no_trace(options: dict[str, object], tmp_path: Path) -> None:
     recycler = Recycler(VOCABULARY, 6, Options.parse({**options, "matrix": str(tmp_path / "m")}))
     recycler.warm_up()
     assert not recycler.matrix.filled.any()
+    assert not len(recycler.matrix.past)
     assert not list(tmp_path.iterdir())
 
 

@@ -110,7 +110,7 @@ def test_what_belongs_to_a_request_is_kept_on_it_and_read_on(worker) -> None:
     for _ in range(5):
         scheduler.step(made)
     (request,) = scheduler.requests
-    assert len(request.token_recycling.automaton) == request.token_recycling.length >= 3 + 5
+    assert len(request.token_recycling.text) == request.token_recycling.length >= 3 + 5
 
 
 def test_the_algorithm_is_registered_and_taken_for_ngram() -> None:

@@ -1,8 +1,7 @@
 """What one user's texts tell another: nothing where drafters are kept apart, and something where they are shared.
 
 A secret is planted through one key. What another key sees of the server is compared, bit by bit, with what it sees of
-one where nothing was planted: every draft, and how many tokens every step brought. What passes take is one for all who
-share the model, and decides how many nodes pay: it is fixed, so that all else must be equal.
+one where nothing was planted: every draft, and how many tokens every step brought.
 """
 
 import pytest
@@ -11,6 +10,7 @@ from support.runs import fix_costs
 from support.serving import keys, matrix_path, serving, speaking_llama
 
 from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.drafting import OwnWork
 from token_recycling.model.loading import Loaded
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.registry import make_drafter
@@ -43,9 +43,15 @@ def seen(server, key=None, **more):
 DRAFTERS = ["recycling", "recycling:tree=8", "layer_skip:nodes=4", "published:tree=chain:4", "lookahead", "suffix"]
 
 
+@pytest.fixture
+def timeless(monkeypatch):
+    """What passes and drafting take is as given: trees that are to pay depend on nothing but tokens and logits."""
+    fix_costs(monkeypatch, lambda costs: CostCurve(4096, (1, 64), (1.0, 1.1)))
+    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_another_key_sees_nothing_of_a_secret(model, tokenizer, drafter, monkeypatch):
-    fix_costs(monkeypatch, lambda costs: CostCurve(256, (1, 64), (1.0, 2.0)))
+def test_another_key_sees_nothing_of_a_secret(model, tokenizer, drafter, timeless):
     settings = {"drafter": drafter, "keys": keys("a", "b"), "isolation": Isolation.per_key}
     with serving(model, tokenizer, **settings) as clean:
         unplanted = [seen(clean, "secret-b"), seen(clean, "secret-b", temperature=1.0, seed=3)]
@@ -56,7 +62,7 @@ def test_another_key_sees_nothing_of_a_secret(model, tokenizer, drafter, monkeyp
         assert [seen(server, "secret-b"), seen(server, "secret-b", temperature=1.0, seed=3)] == unplanted
 
 
-def test_nor_while_both_ask_in_turn(model, tokenizer):
+def test_nor_while_both_ask_in_turn(model, tokenizer, timeless):
     settings = {"keys": keys("a", "b"), "isolation": Isolation.per_key}
     with serving(model, tokenizer, **settings) as clean:
         alone = [seen(clean, "secret-b", seed=turn, temperature=0.5) for turn in range(4)]
@@ -110,6 +116,10 @@ def learn(drafter, token):
     drafter.matrix.shares[5, 0] = 1
 
 
+def past(drafter):
+    return drafter.prepare(TreeModel(tiny.llama(vocab_size=300))).past
+
+
 def learned(drafter):
     return int(drafter.prepare(TreeModel(tiny.llama(vocab_size=300))).candidates[5, 0])
 
@@ -140,6 +150,38 @@ def test_what_a_key_learned_is_saved_beside_the_base_and_found_again(both, tmp_p
     with again.acquire("b") as drafter:
         assert learned(drafter) == 0
     assert again.file("a").parent == tmp_path / "learned.matrix.keys"
+
+
+def test_what_a_key_wrote_is_in_its_own_past_alone(both, tmp_path):
+    """After a restart too; what the base was given is in all of them."""
+    base = make_drafter("recycling:tree=8,orders=2")
+    past(base).extend([7, 8])
+    base.matrix.save(matrix_path(tmp_path))
+    drafters = made(both, matrix=matrix_path(tmp_path))
+    for name, secret in (("a", 100), ("b", 200)):
+        with drafters.acquire(name) as drafter:
+            past(drafter).extend([secret])
+    drafters.save()
+    for pool in (drafters, made(both, matrix=matrix_path(tmp_path))):
+        for name, held in (("a", [7, 8, 100]), ("b", [7, 8, 200]), ("c", [7, 8])):
+            with pool.acquire(name) as drafter:
+                assert past(drafter).tokens.tolist() == held
+    assert past(drafters.base).tokens.tolist() == [7, 8]
+
+
+# The only source is the past: no rows are kept that another request would find, and no text of its own.
+PAST_ALONE = "recycling:tree=8,suffix=false,orders=1,k=1"
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+def test_what_another_wrote_is_drafted_only_where_all_is_shared(model, tokenizer, isolation, monkeypatch):
+    monkeypatch.setattr("token_recycling.candidates.ngram_matrix.NgramMatrix.learn", lambda *_: None)
+    settings = {"drafter": PAST_ALONE, "keys": keys("a", "b"), "isolation": isolation}
+    with serving(model, tokenizer, **settings) as server:
+        own = [seen(server, "secret-a")[1]["drafted_tokens"] for _ in range(2)]
+        others = seen(server, "secret-b")[1]["drafted_tokens"]
+    assert bool(own[1] > own[0]) == (isolation is not Isolation.per_request)
+    assert bool(others > own[0]) == (isolation is Isolation.shared)
 
 
 def test_the_key_used_longest_ago_makes_room(both, tmp_path):

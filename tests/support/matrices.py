@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from token_recycling import Tree
-from token_recycling.candidates.best_first import GrowingTree, Limits, Sources, TemplateArrays, fill, grow
+from token_recycling.candidates.best_first import GrowingTree, Limits, TemplateArrays, fill, grow
+from token_recycling.candidates.mixture import Sources
 from token_recycling.candidates.ngram_matrix import NgramMatrix
-from token_recycling.candidates.ngrams import ABSENT
-from token_recycling.candidates.suffix_automaton import SuffixAutomaton
+from token_recycling.candidates.ngrams import ABSENT, last_ngram
+from token_recycling.candidates.occurrences import LONGEST, Occurrences
 from token_recycling.costs.budget import NO_COSTS
 
 DEEP = 99
@@ -32,15 +33,17 @@ class Grower:
 
     def __init__(self, matrix: NgramMatrix, text: list[int], suffix: bool = False, room: int = 200) -> None:
         self.matrix = matrix
-        self.automaton = SuffixAutomaton(text if suffix else ())
-        self.growing = GrowingTree.empty(room, matrix.orders)
-        self.ngram = np.full(matrix.orders, ABSENT, np.int64)
-        last = text[::-1][: matrix.orders]
-        self.ngram[: len(last)] = last
+        self.text = Occurrences(text if suffix else ())
+        self.growing = GrowingTree.empty(room, matrix.orders, matrix.k)
+        self.recent = last_ngram(np.array(text), LONGEST)
+
+    @property
+    def sources(self) -> Sources:
+        return Sources(self.matrix.rows, self.text.arrays, self.matrix.past.arrays, self.matrix.calibration)
 
     @property
     def known(self) -> tuple[GrowingTree, np.ndarray, Sources]:
-        return self.growing, self.ngram, Sources.of(self.matrix, self.automaton)
+        return self.growing, self.recent, self.sources
 
     def grow(self, nodes: int, depth: int = DEEP) -> int:
         return grow(*self.known, Limits(NO_COSTS, nodes, depth))
@@ -66,10 +69,12 @@ class Grower:
         return {int(token): float(likely) for token, likely in found}
 
 
-def matrix_of(rows: dict[tuple[int, ...], dict[int, float]], vocab_size: int = 40, orders: int = 1) -> NgramMatrix:
+def matrix_of(
+    rows: dict[tuple[int, ...], dict[int, float]], vocab_size: int = 40, orders: int = 1, past: int = 0
+) -> NgramMatrix:
     """A matrix of exactly these rows: a context (newest last) and what follows."""
     k = max(map(len, rows.values()), default=1)
-    matrix = NgramMatrix(vocab_size, k, orders, memory=0.1)
+    matrix = NgramMatrix(vocab_size, k, orders, memory=0.1, past=past)
     for context, row in sorted(rows.items(), key=lambda item: -len(item[0])):
         # A row of fewer candidates is filled up with ids of no probability.
         spare = [token for token in range(vocab_size) if token not in row][: k - len(row)]

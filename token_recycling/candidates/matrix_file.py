@@ -2,8 +2,9 @@
 
 `candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
 too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
-and `calibration`. The header has the fingerprint of the tokenizer whose ids these are, and, from format version 2 on,
-the SHA-256 of the whole file, in which its own digits count as zeros: a file with any changed bit is refused.
+`calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two. The header has the
+fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the SHA-256 of the whole file, in which
+its own digits count as zeros: a file with any changed bit is refused.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from safetensors.torch import load, save
 
 from ..files import replacing
 
-FORMAT, VERSION = "token_recycling.adjacency_matrix", "2"
-_WITHOUT_CHECKSUM = "1"
+FORMAT, VERSION = "token_recycling.adjacency_matrix", "3"
+_WITHOUT_CHECKSUM, _WITHOUT_PAST = "1", "2"
 _UNKNOWN = "0" * 64
 """Stands for the checksum where that is not known yet."""
 _KINDS = (
     {"candidates"},
     {"candidates", "shares"},
     {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration"},
+    {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration", "past"},
 )
 
 
@@ -74,7 +76,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tens
             f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
         )
     version, checksum = header.get("version"), header.pop("sha256", None)
-    if version not in (VERSION, _WITHOUT_CHECKSUM):
+    if version not in (VERSION, _WITHOUT_PAST, _WITHOUT_CHECKSUM):
         raise MatrixFileError(f"{path}: expected format version {VERSION}, got {version}; update token_recycling")
     if checksum is not None or version != _WITHOUT_CHECKSUM:
         found = hashlib.sha256(_with_checksum(contents, str(checksum), _UNKNOWN)).hexdigest()
@@ -128,6 +130,8 @@ def _wrong_shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]
     }
     if "calibration" in tensors:
         wanted["calibration"] = (torch.float32, (len(tensors["calibration"]), 2))
+    if "past" in tensors:
+        wanted["past"] = (torch.int32, (tensors["past"].numel(),))
     for name in wanted.keys() & tensors.keys():
         found = (tensors[name].dtype, tuple(tensors[name].shape))
         if found != wanted[name]:
@@ -138,11 +142,11 @@ def _wrong_shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]
 def _wrong_numbers(tensors: Mapping[str, torch.Tensor]) -> str | None:
     """What is wrong with token ids or the counts of the calibration, or None."""
     vocab_size = len(tensors["candidates"])
-    for name in ("candidates", "context_candidates"):
+    for name, least in (("candidates", 0), ("context_candidates", 0), ("past", -1)):
         if name in tensors and tensors[name].numel():
             low, high = int(tensors[name].min()), int(tensors[name].max())
-            if low < 0 or high >= vocab_size:
-                return f"expected ids from 0 to {vocab_size - 1}, got {low} to {high}"
+            if low < least or high >= vocab_size:
+                return f"expected {name} from {least} to {vocab_size - 1}, got {low} to {high}"
     if "calibration" in tensors:
         chosen, seen = tensors["calibration"].unbind(dim=1)
         if not bool(((chosen >= 0) & (chosen <= seen) & seen.isfinite()).all()):

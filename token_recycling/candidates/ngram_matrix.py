@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from ..compiled import compiled, compiled_part
-from .calibration import new_calibration
 from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
+from .mixture import matching_cells, mixture_calibration
 from .ngram_rows import FULL, Rows, find_row, key_of, sort_descending
 from .ngrams import ABSENT
+from .occurrences import Occurrences
 
 MAX_ORDER = 4
 
@@ -112,16 +113,31 @@ def _merge(
     sort_descending(into, sums, count)
 
 
+@compiled
+def _foresees(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    found, ngram = np.zeros(len(ngrams), np.bool_), np.empty(ngrams.shape[1], np.int64)
+    for node in range(len(ngrams)):
+        for place in range(len(ngram)):
+            ngram[place] = ngrams[node, place]
+        row = find_row(rows, ngram, len(ngram)) if chosen[node] >= 0 else np.int64(-1)
+        found[node] = row >= 0 and rows.candidates[row, 0] == chosen[node]
+    return found
+
+
 class NgramMatrix:
     """What was learned from verified drafts: candidates and probabilities after the last one to `orders` tokens."""
 
-    def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 0.4) -> None:
-        """`memory`: megabytes for the n-grams of two tokens and more. Raises ValueError."""
+    def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 16.0, past: int = 0) -> None:
+        """`memory`: megabytes for the n-grams of two tokens and more; `past`: how many tokens of earlier texts are
+        kept, 20 bytes each. Raises ValueError.
+        """
         check_sizes(vocab_size, k)
         if not 1 <= orders <= MAX_ORDER:
             raise ValueError(f"expected orders from 1 to {MAX_ORDER}, got {orders}")
         if memory < 0:
             raise ValueError(f"expected memory of 0 MB or more, got {memory}")
+        if past < 0:
+            raise ValueError(f"expected past of 0 tokens or more, got {past}")
         self.vocab_size, self.k, self.orders = vocab_size, k, orders
         hashed = int(memory * 1_000_000) // (8 + 6 * k) if orders > 1 else 0
         self.rows = Rows(
@@ -129,8 +145,10 @@ class NgramMatrix:
             shares=np.zeros((vocab_size + hashed, k), np.uint16),
             keys=np.zeros(hashed, np.int64),
         )
-        self.calibration = new_calibration()
+        self.calibration = mixture_calibration()
         """How likely candidates of each kind are: `calibration`."""
+        self.past = Occurrences(capacity=past)
+        """The newest tokens of all texts: `occurrences.Recorder`."""
 
     @property
     def candidates(self) -> np.ndarray:
@@ -159,7 +177,7 @@ class NgramMatrix:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.rows)
+        return sum(array.nbytes for array in (*self.rows, *self.past.arrays))
 
     def __repr__(self) -> str:
         return (
@@ -214,13 +232,21 @@ class NgramMatrix:
         )
         _learn(self.rows, seen, float(remembers) or None, float(favours) or None)
 
+    def foresees(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        """(n,) bool: whether the row of each n-gram (n, orders) as a whole has the token `chosen` (n,) first; -1 where
+        it is not known.
+        """
+        return _foresees(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
+
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file; as `AdjacencyMatrix.save`."""
         tensors = {name: torch.from_numpy(array) for name, array in self._arrays().items()}
         write_matrix(path, tensors, tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """As `AdjacencyMatrix.load`; raises MatrixFileError for a file of other orders or another memory too."""
+        """As `AdjacencyMatrix.load`; raises MatrixFileError for a file of other orders too. Of contexts and of the past
+        as much is kept as there is room for here.
+        """
         tensors, header = read_matrix_file(path)
         if "shares" not in tensors:
             raise MatrixFileError(
@@ -234,23 +260,37 @@ class NgramMatrix:
             )
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
         check_header(path, ours, header)
-        for name, array in self._arrays().items():
-            if tuple(tensors[name].shape) != array.shape:
-                raise MatrixFileError(
-                    f"{path}: expected {name} of {array.shape}, got {tuple(tensors[name].shape)}; "
-                    "set the option memory to what it was"
-                )
-        for name, array in self._arrays().items():
-            array[:] = tensors[name].numpy()
+        read = {name: tensor.numpy() for name, tensor in tensors.items()}
+        calibration = mixture_calibration()
+        # Files of version 2 and before knew no past.
+        counted = calibration if "past" in read else matching_cells(calibration)
+        if read["calibration"].shape != counted.reshape(-1, 2).shape:
+            raise MatrixFileError(
+                f"{path}: expected a calibration of {len(counted)} kinds, got {len(read['calibration'])}; "
+                "start a new one"
+            )
+        counted[...] = read["calibration"].reshape(counted.shape)
+        self.calibration[:] = calibration
+        self.candidates[:], self.shares[:] = read["candidates"], read["shares"]
+        self.rows.keys[:] = 0
+        if len(self.rows.keys):
+            known = read["context_keys"] > 0  # in old files places that were free stand there too
+            keys = read["context_keys"][known]
+            places = keys % len(self.rows.keys)
+            self.rows.keys[places] = keys
+            self.rows.candidates[self.vocab_size + places] = read["context_candidates"][known]
+            self.rows.shares[self.vocab_size + places] = read["context_shares"][known]
+        self.past = Occurrences(read.get("past", ()), capacity=len(self.past.arrays.tokens))
 
     def _arrays(self) -> Mapping[str, np.ndarray]:
-        """Everything that is learned, by its name in a file; parts are views."""
-        hashed = slice(self.vocab_size, None)
+        """Everything that is learned, by its name in a file."""
+        known = np.flatnonzero(self.rows.keys > 0)
         return {
             "candidates": self.candidates,
             "shares": self.shares,
-            "context_candidates": self.rows.candidates[hashed],
-            "context_shares": self.rows.shares[hashed],
-            "context_keys": self.rows.keys,
+            "context_candidates": self.rows.candidates[self.vocab_size + known],
+            "context_shares": self.rows.shares[self.vocab_size + known],
+            "context_keys": self.rows.keys[known],
             "calibration": self.calibration,
+            "past": self.past.tokens,
         }

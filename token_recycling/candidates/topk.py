@@ -19,15 +19,21 @@ _SERIES = tuple(np.float32(c) for c in (0.693147, 0.2402265, 0.0555041, 0.009618
 """2 to the power of x from -1/2 to 1/2 is 1 + c x + c x^2 + ..., to one part in 10,000."""
 
 
-def top_candidates(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k likeliest tokens of each row of logits (n, vocabulary), best first, and their probabilities: (n, k) int32
-    and (n, k) float32, on a CPU to one part in 1,000. Of equal logits the lower id comes first.
+def top_candidates(logits: torch.Tensor, k: int, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The k likeliest tokens of each row of logits (m, vocabulary), or of `rows` (n,) int64 alone, best first, and
+    their probabilities: (n, k) int32 and (n, k) float32, on a CPU to one part in 1,000. Of equal logits the lower id
+    comes first.
     """
     if logits.device.type == "cpu":
-        ids = np.empty((len(logits), k), np.int32)
-        probabilities = np.empty((len(logits), k), np.float32)
-        _top(logits.detach().float().contiguous().numpy(), ids, probabilities)
+        if rows is not None and logits.dtype != torch.float32:  # no more is converted than is read
+            logits, rows = logits[torch.from_numpy(rows)], None
+        rows = np.arange(len(logits)) if rows is None else rows
+        ids = np.empty((len(rows), k), np.int32)
+        probabilities = np.empty((len(rows), k), np.float32)
+        _top(logits.detach().float().contiguous().numpy(), rows, ids, probabilities)
         return ids, probabilities
+    if rows is not None:
+        logits = logits[torch.from_numpy(rows).to(logits.device)]
     values, found = grouped_topk(logits, k)
     shares = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
     packed = torch.cat([found.to(torch.int32), shares.view(torch.int32)], dim=1).cpu().numpy()
@@ -100,13 +106,13 @@ def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
 
 
 @compiled
-def _top(logits: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None:
-    n, vocab_size = logits.shape
+def _top(logits: np.ndarray, rows: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None:
+    n, vocab_size = len(rows), logits.shape[1]
     k, groups = ids.shape[1], vocab_size // _GROUP
     peaks = np.empty(groups, np.float32)
     highest, best, spare = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.int32)
     for node in range(n):
-        normaliser = _survey(logits[node], peaks)
+        normaliser = _survey(logits[rows[node]], peaks)
         for place in range(k):
             highest[place], best[place], ids[node, place] = -np.inf, -np.inf, 0
         for group in range(groups):
@@ -116,7 +122,7 @@ def _top(logits: np.ndarray, ids: np.ndarray, probabilities: np.ndarray) -> None
             if group < groups and peaks[group] < highest[-1]:
                 continue
             for token in range(group * _GROUP, min((group + 1) * _GROUP, vocab_size)):
-                if logits[node, token] > best[-1]:
-                    _insert(best, ids[node], logits[node, token], token)
+                if logits[rows[node], token] > best[-1]:
+                    _insert(best, ids[node], logits[rows[node], token], token)
         for place in range(k):
             probabilities[node, place] = np.exp(best[place] - normaliser)

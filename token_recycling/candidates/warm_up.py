@@ -11,30 +11,34 @@ import torch
 
 from ..costs.budget import NO_COSTS
 from ..templates import chain
-from .best_first import GrowingTree, Limits, Sources, TemplateArrays, count_chosen, fill, grow
+from .best_first import GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
+from .mixture import Sources
 from .ngram_matrix import NgramMatrix
 from .ngrams import ngrams_below
+from .occurrences import LONGEST, Occurrences, Recorder
 from .suffix_automaton import SuffixAutomaton
 from .topk import top_candidates
 
 
 @cache
-def warm_up(device: torch.device, *, fills: bool, suffix: bool, remembers: bool, favours: bool) -> None:
-    """What trees of candidates need that a target on `device` gives: `fills` templates or grows best first; reads the
-    `suffix`; and learns, where rows remember or favour.
+def warm_up(device: torch.device, *, fills: bool, remembers: bool, favours: bool) -> None:
+    """What trees of candidates need that a target on `device` gives: `fills` templates or grows best first, and
+    learns, where rows remember or favour.
     """
-    matrix = NgramMatrix(2, k=1, orders=1)
+    matrix = NgramMatrix(2, k=1, orders=1, past=1)
     ids, probabilities = top_candidates(torch.zeros(2, 2, device=device), 1)
     tokens = np.zeros(2, np.int64)
+    matrix.foresees(tokens[:, None], tokens)
     matrix.learn(tokens[:, None], ids, probabilities, remembers=remembers / 2, favours=favours / 2)
-    sources = Sources.of(matrix, SuffixAutomaton(tokens if suffix else ()))
-    growing, root = GrowingTree.empty(2, 1), tokens[:1]
+    Recorder(matrix.past).add([0] * LONGEST, ends=True)
+    sources = Sources(matrix.rows, Occurrences(tokens).arrays, matrix.past.arrays, matrix.calibration)
+    growing, root = GrowingTree.empty(2, 1, 1), np.zeros(LONGEST, np.int64)
     if fills:
         nodes = fill(growing, root, sources, TemplateArrays.of(chain(1)), 1)
     else:
         nodes = grow(growing, root, sources, Limits(NO_COSTS, 1, 1))
     count_chosen(growing, nodes, tokens, matrix.calibration)
-    ngrams_below(growing.ngrams[0], np.zeros(1, np.int64), root)
+    ngrams_below(growing.recent[0, :1], np.zeros(1, np.int64), tokens[:1])
 
 
 @cache

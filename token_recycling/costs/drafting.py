@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from ..locks import Lock
 
 _OF_DRAFTER, _OF_TEXT = 0.999, 0.98
@@ -66,7 +64,7 @@ class OwnWork:
     """Learns that: least squares, older steps fading. Threads may count at once."""
 
     def __init__(self) -> None:
-        self._sums = np.array([_WORKED, 0, 0, _WORK * _WORKED, 0])
+        self._sums = [_WORKED, 0.0, 0.0, _WORK * _WORKED, 0.0]
         """Of steps, nodes, squared nodes, time, and time by nodes."""
         self._counting = Lock()
         self.known = Work(_WORK, 0.0)
@@ -77,11 +75,12 @@ class OwnWork:
             drafted = nodes - 1
             # Below 0 where another thread has compiled meanwhile.
             time = max(0.0, min(time, _OUTLIER * self.known.of(nodes)))
-            self._sums = _OF_DRAFTER * self._sums + (1, drafted, drafted**2, time, drafted * time)
+            seen = (1, drafted, drafted**2, time, drafted * time)
+            self._sums = [_OF_DRAFTER * old + new for old, new in zip(self._sums, seen, strict=True)]
             self.known = self._fitted()
 
     def _fitted(self) -> Work:
-        steps, nodes, squares, time, products = self._sums.tolist()
+        steps, nodes, squares, time, products = self._sums
         spread = squares - nodes * nodes / steps
         slope = (products - nodes * time / steps) / spread if spread > 1 else 0.0
         slope = min(max(0.0, slope), time / max(1.0, nodes))

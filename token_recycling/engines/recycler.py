@@ -20,10 +20,11 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 
-from ..candidates.best_first import CHILDREN, GrowingTree, Limits, Sources, TemplateArrays, count_chosen, fill, grow
+from ..candidates.best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
+from ..candidates.mixture import Sources
 from ..candidates.ngram_matrix import NgramMatrix
 from ..candidates.ngrams import last_ngram, ngrams_of
-from ..candidates.suffix_automaton import SuffixAutomaton
+from ..candidates.occurrences import LONGEST, Occurrences, Recorder
 from ..candidates.topk import top_candidates
 from ..costs.budget import NO_COSTS
 from ..templates import chain
@@ -41,8 +42,10 @@ class Options:
     """Candidates kept after every context."""
     orders: int = 3
     """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
-    memory: float = 0.4
+    memory: float = 16.0
     """Megabytes for contexts of two tokens and more."""
+    past: int = 262_144
+    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; 5 MB."""
     suffix: bool = True
     """Draft what followed the longest suffix that stood in the request's own text before."""
     token_cost: float = 0.02
@@ -81,27 +84,36 @@ class Options:
 class RequestState:
     """What belongs to one request: where its tokens stood before, and the draft that grows."""
 
-    def __init__(self, nodes: int, orders: int) -> None:
-        self.automaton = SuffixAutomaton()
-        self.growing = GrowingTree.empty(nodes + 1, orders)
+    def __init__(self, nodes: int, options: Options, matrix: NgramMatrix) -> None:
+        self.text = Occurrences()
+        self.growing = GrowingTree.empty(nodes + 1, options.orders, options.k)
         self.length = 0
         """Number of tokens of the text that were read."""
         self.nodes = 0
         """Nodes of the draft, the root included, whether or not the engine verified all of them."""
-        self._last = -1
+        self._options, self._matrix, self._last = options, matrix, -1
+        self._recorder = Recorder(matrix.past)
 
-    def read(self, tokens: np.ndarray, suffix: bool, calibration: np.ndarray | None) -> None:
+    @property
+    def sources(self) -> Sources:
+        """What candidates come from."""
+        return Sources(self._matrix.rows, self.text.arrays, self._matrix.past.arrays, self._matrix.calibration)
+
+    def read(self, tokens: np.ndarray) -> None:
         """Reads what is new of the text (length,); one that is not a continuation is read anew.
 
-        Where there is a `calibration`, it counts which kinds of candidates were right, by what followed in the text
-        since the draft was grown: along its nodes, as far as they are now part of the text.
+        What followed since the draft was grown teaches which kinds of candidates were right, along its nodes as far as
+        they are now part of the text, and belongs to the past of the requests to come.
         """
         if not 0 < self.length <= len(tokens) or tokens[self.length - 1] != self._last:
-            self.automaton, self.length = SuffixAutomaton(), 0
-        elif self.nodes and calibration is not None:
-            count_chosen(self.growing, self.nodes, tokens[self.length :].astype(np.int64), calibration)
-        if suffix:
-            self.automaton.extend(tokens[self.length :])
+            self.text, self.length, self._recorder = Occurrences(), 0, Recorder(self._matrix.past)
+        elif self._options.learns:
+            written = tokens[self.length :].astype(np.int64)
+            if self.nodes:
+                count_chosen(self.growing, self.nodes, written, self._matrix.calibration)
+            self._recorder.add(written.tolist())
+        if self._options.suffix:
+            self.text.extend(tokens[self.length :])
         self.length, self._last = len(tokens), int(tokens[-1])
 
 
@@ -114,7 +126,7 @@ class Recycler:
         a file that is damaged or of another model or other options.
         """
         self.options, self.nodes = options, nodes
-        self.matrix = NgramMatrix(vocab_size, options.k, options.orders, options.memory)
+        self.matrix = NgramMatrix(vocab_size, options.k, options.orders, options.memory, options.past)
         self._tokenizer = tokenizer
         self._path = Path(options.matrix) if options.matrix else None
         self._saves = saves and options.learns and self._path is not None
@@ -130,7 +142,7 @@ class Recycler:
 
     def new_state(self) -> RequestState:
         """State for a new request."""
-        return RequestState(self.nodes, self.options.orders)
+        return RequestState(self.nodes, self.options, self.matrix)
 
     def state_of(self, record: Any) -> RequestState:
         """The state of a request, kept on the engine's own record of it, with which it goes."""
@@ -149,22 +161,19 @@ class Recycler:
 
         They are `state.growing.tokens` from 1, their probabilities of being accepted `state.growing.values` from 1.
         """
-        ngram, sources = self._read(state, tokens)
-        state.nodes = fill(state.growing, ngram, sources, self._chain, min(depth, self.nodes))
+        state.read(tokens)
+        recent = last_ngram(tokens, LONGEST)
+        state.nodes = fill(state.growing, recent, state.sources, self._chain, min(depth, self.nodes))
         return state.nodes - 1
 
     def tree(self, state: RequestState, tokens: np.ndarray, depth: int) -> int:
         """Reads a text (length,) and grows its likeliest continuations into a tree in `state.growing`; returns its
         nodes, the root included.
         """
-        ngram, sources = self._read(state, tokens)
-        state.nodes = grow(state.growing, ngram, sources, Limits(NO_COSTS, self.nodes, depth))
+        state.read(tokens)
+        limits = Limits(NO_COSTS, self.nodes, depth)
+        state.nodes = grow(state.growing, last_ngram(tokens, LONGEST), state.sources, limits)
         return state.nodes
-
-    def _read(self, state: RequestState, tokens: np.ndarray) -> tuple[np.ndarray, Sources]:
-        """Reads a text (length,); returns its last n-gram (orders,) and what candidates come from."""
-        state.read(tokens, self.options.suffix, self.matrix.calibration if self.options.learns else None)
-        return last_ngram(tokens, self.options.orders), Sources.of(self.matrix, state.automaton)
 
     def save(self) -> None:
         """Writes the matrix to its file if this process does that and something was learned since the last time.
@@ -188,11 +197,12 @@ class Recycler:
 
     def warm_up(self) -> None:
         """Compiles what a step needs, on a small matrix, so that no request waits for it."""
-        options = dataclasses.replace(self.options, matrix="", learns=True, memory=0.01)
+        options = dataclasses.replace(self.options, matrix="", learns=True, memory=0.01, past=LONGEST)
         small = Recycler(max(self.options.k, CHILDREN), self.nodes, options)
         state, tokens = small.new_state(), np.array([0, 1, 0], np.int32)
         for grown in (small.tree, small.chain, small.chain):
             grown(state, tokens, 1)
             tokens = np.append(tokens, np.int32(1))
+        Recorder(small.matrix.past).add([0] * LONGEST, ends=True)
         ngrams = ngrams_of(tokens.astype(np.int64), options.orders)
         small.learn(ngrams, torch.rand(len(tokens), small.matrix.vocab_size))

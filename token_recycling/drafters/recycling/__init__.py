@@ -2,10 +2,11 @@
 
 Like the published method (Luo et al., 2408.08696; the drafter `published`) it drafts a tree from the candidates that
 the target computes anyway, at rejected nodes too. Beyond it: candidates keep their probabilities, and are kept after
-the last two and three tokens too (`ngram_matrix`); what followed the longest suffix that stood in the text before is
-one of them (`suffix_automaton`); the prompt's own candidates are learned; and the tree is grown at each step from
-calibrated probabilities (`best_first`), to as many nodes as pay on this machine (`costs`), by what passes and this
-drafter's own work take. Where drafting does not pay in the long run, it rests.
+the last two and three tokens too (`ngram_matrix`); what followed where the last tokens stood before is among them, in
+this text and in all that were written before it (`occurrences`), and so is what the target held likely besides the
+newest token (`mixture`); and the tree is grown at each step from calibrated probabilities (`best_first`), to as many
+nodes as pay on this machine (`costs`), by what passes and this drafter's own work take. Where drafting does not pay in
+the long run, it rests.
 
 Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
 """
@@ -18,11 +19,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ...candidates.best_first import CHILDREN, GrowingTree, Limits, Sources, TemplateArrays, count_chosen, fill, grow
+from ...candidates.best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
 from ...candidates.matrix import check_vocabulary
+from ...candidates.mixture import Sources
 from ...candidates.ngram_matrix import NgramMatrix
 from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
-from ...candidates.suffix_automaton import SuffixAutomaton
+from ...candidates.occurrences import LONGEST, Occurrences, Recorder
 from ...candidates.topk import top_candidates
 from ...candidates.warm_up import warm_up
 from ...compiled import compiling_seconds
@@ -55,10 +57,12 @@ class Recycling(Drafter):
     """Candidates kept after every context."""
     orders: int = 3
     """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
-    memory: float = 0.4
-    """Megabytes for contexts of two tokens and more; with 32,000 tokens the matrix takes 1.9 MB in all."""
+    memory: float = 16.0
+    """Megabytes for contexts of two tokens and more: some 290,000 of them."""
     suffix: bool = True
     """Draft what followed the longest suffix that stood in the text before."""
+    past: int = 262_144
+    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; 5 MB."""
     learns_prompt: bool = False
     """Learn from the prompt's own candidates first; they take the output layer on every token of it."""
     primed: bool = False
@@ -89,7 +93,6 @@ class Recycling(Drafter):
         warm_up(
             target.device,
             fills=self.template is not None,
-            suffix=self.suffix,
             remembers=bool(self.remembers),
             favours=bool(self.favours),
         )
@@ -101,7 +104,7 @@ class Recycling(Drafter):
         """
         with self._making:
             if self.matrix is None:
-                made = NgramMatrix(target.vocab_size, self.k, self.orders, self.memory)
+                made = NgramMatrix(target.vocab_size, self.k, self.orders, self.memory, self.past)
                 if self.primed:
                     prime(made, target)
                 self.matrix = made
@@ -140,8 +143,9 @@ class RecyclingText(TextDrafter):
             self._costs, self._most = costs, len(costs.by_nodes) - 1
         else:
             self._most = int(drafter.tree)  # type: ignore[arg-type]
-        self._automaton = SuffixAutomaton(prompt if drafter.suffix else ())
-        self._growing = GrowingTree.empty(self._most + 1, drafter.orders)
+        self._text = Occurrences(prompt if drafter.suffix else ())
+        self._recorder = Recorder(matrix.past)
+        self._growing = GrowingTree.empty(self._most + 1, drafter.orders, drafter.k)
         self._before = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
         self._pace = drafter.pace.of_text()
@@ -164,12 +168,11 @@ class RecyclingText(TextDrafter):
             return Draft(root_only(), context.root)
         began = _now()
         newest = self._read(context.tokens)
-        sources = Sources.of(self.matrix, self._automaton)
         depth = min(_DEEPEST, context.room - 1)
         if self.drafter.template is not None:
-            self._nodes = fill(self._growing, newest, sources, self._arrays, depth)
+            self._nodes = fill(self._growing, newest, self._sources, self._arrays, depth)
         else:
-            self._nodes = grow(self._growing, newest, sources, self._limits(depth))
+            self._nodes = grow(self._growing, newest, self._sources, self._limits(depth))
         draft = self._drafted()
         self._spent = _now() - began
         return draft
@@ -183,20 +186,26 @@ class RecyclingText(TextDrafter):
 
     def observe(self, step: Step) -> None:
         nodes, self._nodes = self._nodes, 0
+        self._recorder.add(step.tokens, step.finished)
         if not nodes:
             return
         began = _now()
         count_chosen(self._growing, nodes, np.array(step.tokens), self.matrix.calibration)
         # Nodes that other drafters proposed are as good to learn from.
         tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
-        ngrams = ngrams_below(self._growing.ngrams[0], np.array(tree.parents), tokens)
+        ngrams = ngrams_below(self._growing.recent[0, : self.drafter.orders], np.array(tree.parents), tokens)
         chosen = np.full(len(tree), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
-        learnable = step.learnable
-        ids, probabilities = step.top(self.drafter.k)
-        self._learn(ngrams[learnable], ids[learnable], probabilities[learnable], chosen[learnable])
+        learnable = np.arange(len(tree))[step.learnable]
+        # A row that was right stays as it is.
+        teaching = learnable[~self.matrix.foresees(ngrams[learnable], chosen[learnable])]
+        self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
         if self._costs is not None:
             self._reckon(step, nodes, self._costs, self._spent + _now() - began)
+
+    @property
+    def _sources(self) -> Sources:
+        return Sources(self.matrix.rows, self._text.arrays, self.matrix.past.arrays, self.matrix.calibration)
 
     def _reckon(self, step: Step, nodes: int, costs: StepCosts, seconds: float) -> None:
         """Counts what the step gave and took, `seconds` of it here; rests if drafting pays neither in the long run nor,
@@ -214,9 +223,8 @@ class RecyclingText(TextDrafter):
     def _read(self, tokens: torch.Tensor) -> np.ndarray:
         """Reads what is new of the text; returns its last tokens, the newest first."""
         if self.drafter.suffix:
-            self._automaton.extend(tokens[len(self._automaton) :].cpu().numpy())
-        orders = self.drafter.orders
-        return last_ngram(tokens[-orders:].cpu().numpy(), orders)
+            self._text.extend(tokens[len(self._text) :].cpu().numpy())
+        return last_ngram(tokens[-LONGEST:].cpu().numpy(), LONGEST)
 
     def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
         options = self.drafter
