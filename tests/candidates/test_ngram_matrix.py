@@ -269,3 +269,12 @@ def test_a_matrix_says_how_full_it_is() -> None:
     matrix = NgramMatrix(1000, k=2, orders=2, memory=0.02)
     learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}))
     assert repr(matrix) == "NgramMatrix(1,000 tokens x 2, 1 rows filled, 1 of 1,000 longer contexts)"
+
+
+def test_a_row_foresees_the_token_that_it_has_first() -> None:
+    matrix = NgramMatrix(50, k=2, orders=2, memory=0.1)
+    learn(matrix, ([4, 5], {7: 0.6, 8: 0.4}))
+    ngrams = np.array([[5, 4], [5, 4], [5, 4], [5, 9], [6, 5]])
+    chosen = np.array([7, 8, ABSENT, 7, 7])
+    # A second candidate, an unknown token, another context and one that was never seen are not foreseen.
+    assert matrix.foresees(ngrams, chosen).tolist() == [True, False, False, False, False]

@@ -335,3 +335,24 @@ def test_options_may_be_written() -> None:
     assert drafter.describe() == "recycling: tree 12 nodes, best first; 4 candidates, contexts of 2, primed"
     assert tr.make_drafter("recycling").describe().startswith("recycling: tree as large as pays; 8 candidates")
     assert "80 nodes" in tr.make_drafter("recycling:tree=paper").describe()
+
+
+def test_what_was_foreseen_is_not_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text for the second time: most of what is accepted stands first in its row already, but for contexts
+    that were followed by another token since.
+    """
+    taught: list[int] = []
+    write = NgramMatrix.learn
+
+    def learned(self: NgramMatrix, ngrams: np.ndarray, *more: Any, **shares: float) -> None:
+        taught.append(len(ngrams))
+        write(self, ngrams, *more, **shares)
+
+    monkeypatch.setattr(NgramMatrix, "learn", learned)
+    drafter = tr.make_drafter("recycling", tree="chain:6", past=0, suffix=False)
+    for _ in range(2):
+        taught.clear()
+        stats = tr.Stats()
+        tr.generate(model_for_all(), tiny.prompt(1, 8), drafter=drafter, max_new_tokens=NEW, stats=stats)
+    verified = sum(nodes * steps for nodes, steps in stats.nodes.items())
+    assert verified - NEW <= sum(taught) < verified - NEW // 2

@@ -307,3 +307,14 @@ def test_the_convex_curve_passes_below_what_seems_dear() -> None:
     assert measured.convex() == CostCurve(256, (1, 4, 16), (1.0, 1.3, 3.0))
     flat = CostCurve(256, (1, 2, 4, 8), (1.0, 1.0, 1.0, 2.0))
     assert flat.convex().relative().tolist() == flat.relative().tolist()
+
+
+def test_another_length_begins_with_what_steps_of_one_length_taught(
+    target: TreeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = PassCosts(target)
+    known = costs.online(100, 1)
+    for _ in range(100):
+        known.took(8, 40 * float(known.seconds[0]))
+    monkeypatch.setattr(measuring, "measure", None)  # nothing is measured again
+    assert costs.online(3000, 1).seconds.tolist() == known.seconds.tolist()
