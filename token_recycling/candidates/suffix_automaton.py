@@ -2,8 +2,7 @@
 
 The online construction of Blumer et al. (1985), amortised constant time a token; SAM-Decoding (2411.10666) drafts with
 it. A state stands for a set of substrings that end at the same places of the text. The state of the longest suffix that
-stood there before is the match. A drafted token moves a match on without changing the automaton, so that every node of
-a tree has a match of its own.
+stood there before is the match. A drafted token moves a match on without changing the automaton.
 
 The automaton lies in arrays for compiled functions: some 100 bytes a token. States are numbered in order of creation;
 state 0 is the empty string. A state's transitions are a linked list, and found through one hash table for all.
