@@ -39,7 +39,7 @@ class Grower:
 
     @property
     def sources(self) -> Sources:
-        return Sources(self.matrix.rows, self.text.arrays, self.matrix.past.arrays, self.matrix.calibration)
+        return self.matrix.sources(self.text)
 
     @property
     def known(self) -> tuple[GrowingTree, np.ndarray, Sources]:

@@ -13,10 +13,11 @@ import numpy as np
 from ..compiled import compiled_part
 
 _PROBABILITIES = np.array([0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97], np.float32)
-_RANKS = 3
+RANKS = 3
+"""Ranks that are told apart: the best, the second, all others."""
 MATCHES = 8
 """Kinds of matches: none, of 1, 2, 3 and 4 tokens, of 5 to 7, of 8 to 15, of more."""
-_UNSUPPORTED = (len(_PROBABILITIES) + 1) * _RANKS
+_UNSUPPORTED = (len(_PROBABILITIES) + 1) * RANKS
 CELLS = _UNSUPPORTED * MATCHES
 """Number of kinds of candidates."""
 _PRIOR, _MEMORY = 4.0, 2_000.0
@@ -44,7 +45,7 @@ def cell_of(probability: float, rank: int, kind: int, kinds: int = MATCHES) -> i
     place = 0
     for bound in _PROBABILITIES:
         place += bound < probability
-    return (place * _RANKS + min(rank, _RANKS - 1)) * kinds + kind
+    return (place * RANKS + min(rank, RANKS - 1)) * kinds + kind
 
 
 @compiled_part

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..compiled import compiled_part
-from .calibration import MATCHES, cell_of, chance, match_kind, new_calibration
+from .calibration import MATCHES, RANKS, cell_of, chance, match_kind, new_calibration
 from .ngram_rows import FULL, Rows, find_row
 from .occurrences import FOUND, LONGEST, OccurrenceArrays, occurrences
 
@@ -60,7 +60,7 @@ class Mixture(NamedTuple):
     recent: np.ndarray
     """(LONGEST,) int64: the tokens before the place, the newest first, then -1."""
     beside: np.ndarray
-    """(LONGEST,) int64: other tokens, to look up."""
+    """(orders,) int64: an n-gram with another newest token, to look up."""
     tokens: np.ndarray
     """(c,) int64: the candidates, each once."""
     shares: np.ndarray
@@ -83,7 +83,7 @@ class Mixture(NamedTuple):
         return cls(
             orders,
             recent=ints(LONGEST),
-            beside=ints(LONGEST),
+            beside=ints(orders),
             tokens=ints(most),
             shares=floats(most),
             matches=np.zeros((2, most), np.int64),
@@ -121,6 +121,8 @@ def mix(mixture: Mixture, sources: Sources) -> int:
     for place in range(found):
         rank = 0
         for other in range(found):
+            if rank == RANKS - 1:
+                break
             rank += shares[other] > shares[place] or (shares[other] == shares[place] and other < place)
         past = mixture.matches[1, place]
         past_kind = 0 if past == 0 else 1 if past < 3 else 2 if past < 6 else 3

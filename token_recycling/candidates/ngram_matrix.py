@@ -17,7 +17,7 @@ import torch
 
 from ..compiled import compiled, compiled_part
 from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
-from .mixture import matching_cells, mixture_calibration
+from .mixture import Sources, matching_cells, mixture_calibration
 from .ngram_rows import FULL, Rows, find_row, key_of, sort_descending
 from .ngrams import ABSENT
 from .occurrences import Occurrences
@@ -237,6 +237,10 @@ class NgramMatrix:
         it is not known.
         """
         return _foresees(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
+
+    def sources(self, text: Occurrences) -> Sources:
+        """What candidates come from: what was learned, and the `text` so far."""
+        return Sources(self.rows, text.arrays, self.past.arrays, self.calibration)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file; as `AdjacencyMatrix.save`."""

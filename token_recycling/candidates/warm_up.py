@@ -12,7 +12,6 @@ import torch
 from ..costs.budget import NO_COSTS
 from ..templates import chain
 from .best_first import GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
-from .mixture import Sources
 from .ngram_matrix import NgramMatrix
 from .ngrams import ngrams_below
 from .occurrences import LONGEST, Occurrences, Recorder
@@ -31,7 +30,7 @@ def warm_up(device: torch.device, *, fills: bool, remembers: bool, favours: bool
     matrix.foresees(tokens[:, None], tokens)
     matrix.learn(tokens[:, None], ids, probabilities, remembers=remembers / 2, favours=favours / 2)
     Recorder(matrix.past).add([0] * LONGEST, ends=True)
-    sources = Sources(matrix.rows, Occurrences(tokens).arrays, matrix.past.arrays, matrix.calibration)
+    sources = matrix.sources(Occurrences(tokens))
     growing, root = GrowingTree.empty(2, 1, 1), np.zeros(LONGEST, np.int64)
     if fills:
         nodes = fill(growing, root, sources, TemplateArrays.of(chain(1)), 1)

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from ..candidates.best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
-from ..candidates.mixture import Sources
 from ..candidates.ngram_matrix import NgramMatrix
 from ..candidates.ngrams import last_ngram, ngrams_of
 from ..candidates.occurrences import LONGEST, Occurrences, Recorder
@@ -47,7 +46,7 @@ class Options:
     past: int = 262_144
     """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; 5 MB."""
     suffix: bool = True
-    """Draft what followed the longest suffix that stood in the request's own text before."""
+    """Draft what followed where the last tokens stood in the request's own text before."""
     token_cost: float = 0.02
     """What one more token in a pass costs, as a share of a pass over one token; chains end where they do not pay. At 0
     every chain is as long as the engine allows. Not for trees, whose size is the engine's.
@@ -93,11 +92,6 @@ class RequestState:
         """Nodes of the draft, the root included, whether or not the engine verified all of them."""
         self._options, self._matrix, self._last = options, matrix, -1
         self._recorder = Recorder(matrix.past)
-
-    @property
-    def sources(self) -> Sources:
-        """What candidates come from."""
-        return Sources(self._matrix.rows, self.text.arrays, self._matrix.past.arrays, self._matrix.calibration)
 
     def read(self, tokens: np.ndarray) -> None:
         """Reads what is new of the text (length,); one that is not a continuation is read anew.
@@ -162,8 +156,8 @@ class Recycler:
         They are `state.growing.tokens` from 1, their probabilities of being accepted `state.growing.values` from 1.
         """
         state.read(tokens)
-        recent = last_ngram(tokens, LONGEST)
-        state.nodes = fill(state.growing, recent, state.sources, self._chain, min(depth, self.nodes))
+        recent, sources = last_ngram(tokens, LONGEST), self.matrix.sources(state.text)
+        state.nodes = fill(state.growing, recent, sources, self._chain, min(depth, self.nodes))
         return state.nodes - 1
 
     def tree(self, state: RequestState, tokens: np.ndarray, depth: int) -> int:
@@ -171,8 +165,8 @@ class Recycler:
         nodes, the root included.
         """
         state.read(tokens)
-        limits = Limits(NO_COSTS, self.nodes, depth)
-        state.nodes = grow(state.growing, last_ngram(tokens, LONGEST), state.sources, limits)
+        recent, sources = last_ngram(tokens, LONGEST), self.matrix.sources(state.text)
+        state.nodes = grow(state.growing, recent, sources, Limits(NO_COSTS, self.nodes, depth))
         return state.nodes
 
     def save(self) -> None:

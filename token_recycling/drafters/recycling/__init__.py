@@ -21,7 +21,6 @@ import torch
 
 from ...candidates.best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
 from ...candidates.matrix import check_vocabulary
-from ...candidates.mixture import Sources
 from ...candidates.ngram_matrix import NgramMatrix
 from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
 from ...candidates.occurrences import LONGEST, Occurrences, Recorder
@@ -60,7 +59,7 @@ class Recycling(Drafter):
     memory: float = 16.0
     """Megabytes for contexts of two tokens and more: some 290,000 of them."""
     suffix: bool = True
-    """Draft what followed the longest suffix that stood in the text before."""
+    """Draft what followed where the last tokens stood in the text before."""
     past: int = 262_144
     """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; 5 MB."""
     learns_prompt: bool = False
@@ -168,11 +167,11 @@ class RecyclingText(TextDrafter):
             return Draft(root_only(), context.root)
         began = _now()
         newest = self._read(context.tokens)
-        depth = min(_DEEPEST, context.room - 1)
+        sources, depth = self.matrix.sources(self._text), min(_DEEPEST, context.room - 1)
         if self.drafter.template is not None:
-            self._nodes = fill(self._growing, newest, self._sources, self._arrays, depth)
+            self._nodes = fill(self._growing, newest, sources, self._arrays, depth)
         else:
-            self._nodes = grow(self._growing, newest, self._sources, self._limits(depth))
+            self._nodes = grow(self._growing, newest, sources, self._limits(depth))
         draft = self._drafted()
         self._spent = _now() - began
         return draft
@@ -202,10 +201,6 @@ class RecyclingText(TextDrafter):
         self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
         if self._costs is not None:
             self._reckon(step, nodes, self._costs, self._spent + _now() - began)
-
-    @property
-    def _sources(self) -> Sources:
-        return Sources(self.matrix.rows, self._text.arrays, self.matrix.past.arrays, self.matrix.calibration)
 
     def _reckon(self, step: Step, nodes: int, costs: StepCosts, seconds: float) -> None:
         """Counts what the step gave and took, `seconds` of it here; rests if drafting pays neither in the long run nor,
