@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.architecture_page import TOLERANCE, measured, page
+from support.architecture_page import TOLERANCE, attentions, measured, page
 from support.architectures import (
     BORDERS,
     KEY_POSITIONS,
@@ -23,8 +23,18 @@ from support.architectures import (
     model_of,
     named,
 )
+from support.further_architectures import (
+    FURTHER,
+    FURTHER_BORDERS,
+    FURTHER_REFUSED,
+    FURTHER_WINDOWS,
+    NOT_DECODER_ONLY,
+    UNMEASURED,
+)
 from support.oracle import TREES, Oracle
 from transformers import DynamicCache, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import token_recycling as tr
 from token_recycling.model.architectures import TESTED, Border, Reach
@@ -34,15 +44,15 @@ from token_recycling.model.tree_inputs import TreeInputs, masks
 from token_recycling.model.tree_model import TreeModel
 
 HERE = torch.device("cpu")
-RUNS = [(case, attention) for case in SUPPORTED for attention in ("sdpa", "eager")[not case.sdpa :]]
+RUNS = [(case, attention) for case in [*SUPPORTED, *FURTHER] for attention in attentions(case)]
 
 
 @pytest.mark.parametrize(("case", "attention"), RUNS, ids=lambda value: str(value).replace(" ", "-"))
 def test_trees_equal_linear_decoding_and_texts_those_of_generate(case: Case, attention: str) -> None:
     result = measured(case, attention)
-    assert result.difference < TOLERANCE
+    assert result.exact
     assert result.identical == result.texts
-    assert result.mat > (1 if case in BORDERS else 2.5)
+    assert result.mat > (1 if case in [*BORDERS, *FURTHER_BORDERS] else 2.5)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
@@ -55,14 +65,46 @@ def test_recurrent_models_are_refused_with_the_cause(case: Case) -> None:
         tr.accelerate(model)
 
 
+REASONS = {
+    "blt": "expected one stack of layers",
+    "cpmant": "derives positions itself",
+    "deepseek_v4": "cannot go back to before a rejected token",
+    "moshi": "does not follow the mask or the positions",
+    "moss_transcribe_diarize": "derives positions itself",
+    "openai-gpt": "expected a model that keeps keys and values in a cache",
+    "reformer": "expected a model that keeps keys and values in a cache",
+    "roformer": "derives positions itself",
+    "xlm": "expected a model that keeps keys and values in a cache",
+    "xlnet": "expected a model that keeps keys and values in a cache",
+}
+
+
+@pytest.mark.parametrize("case", FURTHER_REFUSED, ids=str)
+def test_what_is_refused_is_refused_with_its_reason(case: Case) -> None:
+    model = model_of(case)
+    with pytest.raises(tr.UnsupportedModelError, match=REASONS[case.family]):
+        tr.accelerate(model)
+
+
 def test_the_families_that_count_as_tested_are_those_tested_here() -> None:
-    assert {case.family for case in SUPPORTED} == TESTED
+    """A text decoder inside another model is tried each time."""
+    alone = [case for case in [*SUPPORTED, *FURTHER] if "text_config" not in case.config]
+    assert {CONFIG_MAPPING[case.family].model_type for case in alone} == TESTED
+
+
+def test_every_family_that_transformers_knows_is_here_once() -> None:
+    named = [*NOT_DECODER_ONLY.values(), *UNMEASURED.values()]
+    others = [family for families in named for family in families.split()]
+    cases = {case.family for case in [*SUPPORTED, *FURTHER, *REFUSED, *FURTHER_REFUSED]}
+    assert len(others) == len(set(others))
+    assert not cases.intersection(others)
+    assert cases.union(others) == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 # A test of equality is worth something only if what is claimed to matter does.
 
 
-@pytest.mark.parametrize("case", WINDOWS, ids=str)
+@pytest.mark.parametrize("case", [*WINDOWS, *FURTHER_WINDOWS], ids=str)
 def test_without_its_windows_a_tree_is_wrong(case: Case) -> None:
     target = TreeModel(model_of(case))
     target.inputs = TreeInputs(replace(target.support, layers={"full_attention": Reach()}), HERE, target.dtype)

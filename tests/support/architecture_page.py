@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import transformers
 from support import tiny
 from support.architectures import REFUSED, SUPPORTED, VOCABULARY, Case, forget, model_of
+from support.further_architectures import FURTHER, FURTHER_REFUSED, NOT_DECODER_ONLY, UNMEASURED
 from support.oracle import TREES, Oracle
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import token_recycling as tr
 from token_recycling.model.self_test import largest_difference, random_text
@@ -38,15 +41,25 @@ class Result:
     texts: int
     mat: float
 
+    @property
+    def exact(self) -> bool:
+        return self.difference < TOLERANCE
+
+
+def attentions(case: Case) -> tuple[str, ...]:
+    """Those that a case is measured with; a further family only with what transformers would choose."""
+    found = ("sdpa", "eager")[not case.sdpa :]
+    return found[:1] if case in FURTHER else found
+
 
 def measured(case: Case, attention: str) -> Result:
     """Trees against linear decoding, and accelerated against plain `generate`, greedy and sampled with a seed."""
     if (str(case), attention) not in _MEASURED:
         model = model_of(case, attention)
         # Eager attention differs from sdpa in few lines: where there are both, one length of text is enough for it.
-        both = case.sdpa and attention == "eager"
-        matches, stats = generated(model, PROMPTS[1:2] if both else PROMPTS)
-        difference = tree_difference(model, LENGTHS[1:] if both else LENGTHS)
+        brief = case in FURTHER or (case.sdpa and attention == "eager")
+        matches, stats = generated(model, PROMPTS[1:2] if brief else PROMPTS)
+        difference = tree_difference(model, LENGTHS[1:] if brief else LENGTHS)
         _MEASURED[str(case), attention] = Result(tr.check(model), difference, sum(matches), len(matches), stats.mat)
     return _MEASURED[str(case), attention]
 
@@ -88,12 +101,19 @@ within {TOLERANCE:.0e}), and whole texts against plain `generate`, greedy and sa
 ones), with prompts on both sides of every window, chunk and border.
 
 `token-recycling check MODEL` says the same of one model. A model of a family that is not listed is tried on a short
-text before it is accelerated, and refused if its tree differs.
+text before it is accelerated, and refused if its tree differs. So is a text decoder inside a model for pictures or
+sound, which is measured here as it reads text alone.
 
-## Supported
-
+"""
+_TABLE = """
 | family | configuration | what trees need | attention | trees | texts |
 |---|---|---|---|---|---|
+"""
+_FURTHER = f"""
+### Further families
+
+Of these there is one model each, with the attention that transformers chooses, trees after {LENGTHS[1]} tokens and a
+prompt of {PROMPTS[1]}.
 """
 _NOTES = """
 Layers with a window or chunks are kept at full length while a call is accelerated, and masked by position: a cache that
@@ -115,18 +135,64 @@ _REFUSED = """
 
 def page() -> str:
     """docs/architectures.md."""
-    lines, borders = [], []
-    for case in SUPPORTED:
-        attention = ["sdpa", "eager"] if case.sdpa else ["eager"]
-        results = [measured(case, name) for name in attention]
-        exact = "exact" if max(result.difference for result in results) < TOLERANCE else "DIFFERENT"
-        texts = f"{sum(result.identical for result in results)} of {sum(result.texts for result in results)}"
-        found = results[0].support
-        lines.append(f"| {case.family} | {case.tested} | {found.how} | {', '.join(attention)} | {exact} | {texts} |\n")
-        borders += [f"- {case.family}: {note}\n" for note in found.notes]
-    refused = [f"| {case.family} | {tr.check(model_of(case)).reason} |\n" for case in REFUSED]
+    results = {str(case): [measured(case, name) for name in attentions(case)] for case in [*SUPPORTED, *FURTHER]}
+    borders = [
+        f"- {case.family}: {note}\n"
+        for case in [*SUPPORTED, *FURTHER]
+        for note in results[str(case)][0].support.notes
+        if "is not among those tested" not in note
+    ]
+    refused = [f"| {case} | {tr.check(model_of(case), self_test=True).reason} |\n" for case in _ALL_REFUSED]
     refused.append(f"| encoder-decoders | {tr.check(_t5()).reason} |\n")
-    return "".join([_HEAD, *lines, _NOTES, *borders, _REFUSED, *refused])
+    exact = {case.family for case in [*SUPPORTED, *FURTHER] if all(result.exact for result in results[str(case)])}
+    return "".join(
+        [
+            _HEAD,
+            _count(exact),
+            "\n## Supported\n",
+            _table(SUPPORTED, results),
+            _FURTHER,
+            _table(FURTHER, results),
+            _NOTES,
+            *borders,
+            _REFUSED,
+            *refused,
+            "\nWithout a model here:\n\n",
+            *_list(UNMEASURED),
+            "\nNot decoder-only, though `AutoModelForCausalLM` knows them:\n\n",
+            *_list(NOT_DECODER_ONLY),
+        ]
+    )
+
+
+_ALL_REFUSED = [*REFUSED, *FURTHER_REFUSED]
+
+
+def _table(cases: list[Case], results: dict[str, list[Result]]) -> str:
+    lines = [_TABLE]
+    for case in cases:
+        found = results[str(case)]
+        exact = "exact" if all(result.exact for result in found) else "DIFFERENT"
+        texts = f"{sum(result.identical for result in found)} of {sum(result.texts for result in found)}"
+        names = ", ".join(attentions(case))
+        lines.append(f"| {case.family} | {case.tested} | {found[0].support.how} | {names} | {exact} | {texts} |\n")
+    return "".join(lines)
+
+
+def _count(exact: set[str]) -> str:
+    """How many of the families that transformers itself lists are exact."""
+    others = {family for families in NOT_DECODER_ONLY.values() for family in families.split()}
+    decoders = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - others
+    version = ".".join(transformers.__version__.split(".")[:2])
+    return (
+        f"Of the {len(decoders)} decoder-only families that `AutoModelForCausalLM` of transformers {version} knows, "
+        f"**{len(exact & decoders)} are exact** and {len(decoders - exact)} are refused or could not be measured; "
+        f"{len(others)} more families that it knows are not decoder-only.\n"
+    )
+
+
+def _list(named: dict[str, str]) -> list[str]:
+    return [f"- {what}: {', '.join(families.split())}\n" for what, families in named.items()]
 
 
 def _t5() -> PreTrainedModel:

@@ -146,7 +146,8 @@ def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: 
         if not children:
             path = list(tree.lineages[leaf])
             ids = torch.cat([text[:-1], tokens[path]])[None]
-            wanted[path] = target.model(input_ids=ids, use_cache=False).logits[0, -len(path) :]
+            logits = target.model(input_ids=ids, use_cache=False, **target.counted(ids)).logits
+            wanted[path] = logits[0, -len(path) :]
     return float((ours - wanted).abs().max()), float(wanted.float().std())
 
 

@@ -111,7 +111,7 @@ def support(model: PreTrainedModel) -> Support:
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         wanted = "expected a transformers model that generates text"
         return Support(name, "", f"{wanted}, got {name}; {held_by(model)}")
-    kinds, config = _kinds(model), vars(model.config)
+    kinds, config = _kinds(model), _stated(model.config)
     kept = _kept.get(model)
     if kept is not None and kept.kinds == kinds and kept.config == config:
         return kept.support
@@ -141,6 +141,13 @@ def _kinds(model: PreTrainedModel) -> list[Any]:
     return kinds
 
 
+def _stated(config: PretrainedConfig) -> dict[str, Any]:
+    """All that a configuration says, and those within it, whose own comparison fails where layers differ in size."""
+    return {
+        name: _stated(value) if isinstance(value, PretrainedConfig) else value for name, value in vars(config).items()
+    }
+
+
 def _found(model: PreTrainedModel) -> Support:
     """What is known about a model that generates."""
     name = type(model).__name__
@@ -148,6 +155,10 @@ def _found(model: PreTrainedModel) -> Support:
     family = config.model_type
     if model.config.is_encoder_decoder:
         return Support(name, family, f"expected a decoder-only model, got the encoder-decoder {name}")
+    if not hasattr(config, "num_hidden_layers"):
+        return Support(
+            name, family, f"expected one stack of layers, got {name}, which has several for bytes and patches"
+        )
     kept = DynamicCache(config=config).layers
     exceptional = EXCEPTIONS.get(family, Exceptional())
     indexed = any(type(layer) is DynamicIndexedLayer for layer in kept)
@@ -208,11 +219,16 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
             f"expected a model whose cache can forget tokens, got {name}: its state over the text (recurrent, "
             "convolutional or compressed) cannot go back to before a rejected token"
         )
+    if not accepts(model, "past_key_values"):
+        return f"expected a model that keeps keys and values in a cache, got {name}, which takes none"
     others = sorted(kind.__name__ for kind in kinds if kind not in _LAYERS)
     if others:
         return f"expected attention layers that keep one slot a token, got {name} with {', '.join(others)}"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":
         return f"expected causal attention, got {name}, whose tokens see those after them"
+    built_as = {getattr(part, "is_decoder", True) for part in parts_of(model)}
+    if not getattr(config, "is_decoder", True) and False in built_as:
+        return f"expected causal attention, got {name} built as an encoder; build it with is_decoder=True"
     if getattr(config, "alibi", False) and key_bias is None:
         return f"expected rotary or learned positions, got {name} with ALiBi of a kind that is not known"
     if key_bias is None and not accepts(model, "position_ids"):

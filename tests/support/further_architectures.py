@@ -1,0 +1,246 @@
+"""Tiny random models of the families of `AutoModelForCausalLM` that `architectures` does not have.
+
+The most used families are there, in several configurations each; here is one of each other family. Together with
+`UNMEASURED` they are transformers' whole list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.architectures import BASE, GROUP, LEFT_OUT, MIXED, MLA, MOE, VOCABULARY, WINDOW, Case
+
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+"""For configurations that insist on them."""
+TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+INDEXED = {**MOE, **MLA, **GROUP, "index_topk": 48, "index_head_dim": 16, "index_n_heads": 2}
+KEYS_48 = "48 keys a query"
+
+
+def _alike(text: str, tested: str = "", sdpa: bool = True, **config: Any) -> list[Case]:
+    return [Case(family, tested, config, sdpa) for family in text.split()]
+
+
+def _inside(family: str, tested: str = "", text: dict[str, Any] | None = None, **others: Any) -> Case:
+    """A text decoder inside a model for pictures or sound, which reads text alone."""
+    decoder = {name: value for name, value in {**BASE, **(text or {})}.items() if value is not LEFT_OUT}
+    outside = dict.fromkeys(BASE, LEFT_OUT)
+    return Case(family, tested, {**outside, "text_config": decoder, **others}, sdpa=family != "got_ocr2")
+
+
+FULL = [
+    *_alike("gpt-sw3 hyperclovax internlm3 iquestcoder jais2"),
+    *_alike("gpt_neox_japanese", sdpa=False),
+    *_alike("dots1 solar_open", **MOE, **GROUP, n_shared_experts=1),
+    *_alike("axk1 glm4_moe_lite", **{**MOE, **MLA, **GROUP}),
+    *_alike("flex_olmo hunyuan_v1_moe hy_v3 ernie4_5_moe", **MOE),
+    Case("aria_text", config={"moe_num_experts": 4}),
+    Case("ctrl", config={"dff": 48}),
+    Case("granitemoeshared", config={"num_local_experts": 4, "shared_intermediate_size": 16}),
+    Case("hrm_text", config={"initializer_range": 0.15}),
+    Case("minicpm3", config=MLA),
+    Case(
+        "dbrx",
+        config={
+            "d_model": 32,
+            "hidden_size": LEFT_OUT,
+            "num_key_value_heads": LEFT_OUT,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+            "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    Case(
+        "longcat_flash",
+        config={
+            **MLA,
+            "head_dim": 8,
+            "num_layers": 2,
+            "num_hidden_layers": LEFT_OUT,
+            "n_routed_experts": 4,
+            "moe_topk": 2,
+            "zero_expert_num": 2,
+            "ffn_hidden_size": 48,
+            "intermediate_size": LEFT_OUT,
+            "expert_ffn_hidden_size": 16,
+        },
+    ),
+    Case(
+        "phi4_multimodal",
+        config={
+            "vision_config": {**TOWER, "crop_size": 28},
+            "audio_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_blocks": 1,
+                "num_attention_heads": 2,
+                "nemo_conv_channels": 16,
+                "ext_pw_out_channel": 16,
+                "depthwise_seperable_out_channel": 16,
+            },
+        },
+    ),
+    Case("git", config={"vision_config": TOWER, "pad_token_id": 0}, sdpa=False),
+    _inside("fuyu", text={"model_type": "persimmon"}),
+    _inside(
+        "got_ocr2",
+        text={"model_type": "qwen2"},
+        vision_config={**TOWER, "output_channels": 8, "image_size": 64, "patch_size": 16, "mlp_dim": 16},
+    ),
+    _inside(
+        "emu3",
+        text=TOKENS,
+        vq_config={
+            "codebook_size": 16,
+            "embed_dim": 8,
+            "latent_channels": 8,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1],
+            "num_res_blocks": 1,
+            "attn_resolutions": [],
+        },
+    ),
+    _inside(
+        "mllama",
+        text={**TOKENS, "cross_attention_layers": []},
+        vision_config={
+            **TOWER,
+            "num_global_layers": 1,
+            "attention_heads": 2,
+            "vision_output_dim": 16,
+            "intermediate_layers_indices": [0],
+        },
+    ),
+]
+BERT = {"is_decoder": True, "num_key_value_heads": LEFT_OUT, "head_dim": LEFT_OUT, "pad_token_id": 0}
+BERTS = [
+    *_alike("bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm", **BERT),
+    *_alike("roc_bert xlm-roberta xlm-roberta-xl", **BERT),
+    *_alike("big_bird megatron-bert rembert", sdpa=False, **BERT),
+    Case("xmod", config={**BERT, "languages": ["en_XX"], "default_language": "en_XX"}),
+]
+ROPES = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in MIXED["layer_types"]}
+FURTHER_WINDOWS = [
+    *_alike("beam exaone_moe kolibri1 laguna mellum", "window of 8", **MIXED, **MOE, **GROUP),
+    *_alike("cwm modernbert-decoder", "window of 8", **{**MIXED, **TOKENS}),
+    *_alike("granite_swa", "window of 8", sdpa=False, **MIXED),
+    *_alike("flint granitemoe_swa", "window of 8", sdpa=False, **MIXED, **MOE),
+    Case("cohere2_moe", "window of 8", {**MIXED, **MOE}),
+    Case("cohere_compass_text", "window of 8", {**MIXED, "rope_parameters": ROPES}),
+    Case("gemma4_unified_text", "window of 8", {**MIXED, "global_head_dim": 16}),
+    _inside("gemma4_unified", "window of 8", {**MIXED, "global_head_dim": 16, "pad_token_id": 0}),
+    _inside("gemma3", "window of 8", MIXED, vision_config=TOWER),
+    _inside(
+        "gemma4",
+        "window of 8",
+        {
+            **MIXED,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "global_head_dim": 16,
+            "pad_token_id": 0,
+        },
+    ),
+]
+SLIDING_HEADS = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "head_dim": 16,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+}
+DOTS3 = {
+    **INDEXED,
+    "shared_experts_intermediate_size": 16,
+    "layer_types": ["indexed_attention", "sliding_attention"],
+    "sliding_window": WINDOW,
+    **{f"swa_{name}": size for name, size in SLIDING_HEADS.items()},
+}
+FURTHER_BORDERS = [
+    *_alike("axk2", KEYS_48, **INDEXED),
+    *_alike("glm_moe_dsa", KEYS_48, **INDEXED),
+    *_alike("hy_v4", KEYS_48, sdpa=False, **INDEXED, hc_mult=2),
+    Case("dots3_note_text", f"{KEYS_48}, window of 8", DOTS3),
+    _inside(
+        "dots3_note",
+        f"{KEYS_48}, window of 8",
+        DOTS3,
+        vision_config={**TOWER, "mlp_layer_types": ["dense"], "adapter_in_dim": 16, "adapter_out_dim": 32},
+        audio_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "downsample_hidden_size": 8,
+            "feature_size": 16,
+            "adapter_input_size": 16,
+            "adapter_out_dim": 32,
+        },
+    ),
+    _inside(
+        "llama4",
+        "chunks of 8, temperature step at 16",
+        {
+            **MOE,
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": WINDOW,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+            "no_rope_layers": [1, 1, 1, 0],
+        },
+        vision_config={**TOWER, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
+    ),
+]
+FURTHER = [*FULL, *BERTS, *FURTHER_WINDOWS, *FURTHER_BORDERS]
+
+BYTES = {**TOWER, "hidden_size_global": 16}
+FURTHER_REFUSED = [
+    Case(
+        "blt",
+        config={
+            **dict.fromkeys(set(BASE) - set(TOKENS), LEFT_OUT),
+            "encoder_hash_byte_group_vocab": 32,
+            "encoder_hash_byte_group_size": [3],
+            "patcher_config": TOWER,
+            "encoder_config": BYTES,
+            "decoder_config": BYTES,
+            "global_config": TOWER,
+        },
+    ),
+    Case("cpmant", config={"dim_head": 8, "dim_ff": 48}),
+    Case("deepseek_v4", config={**MOE, "index_n_heads": 2, "q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 16}),
+    Case("moshi", "with a window shorter than its context", {"sliding_window": WINDOW, "ffn_dim": 48}),
+    _inside(
+        "moss_transcribe_diarize",
+        text={"model_type": "qwen3"},
+        audio_config={"model_type": "whisper", "d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16},
+    ),
+    Case("openai-gpt"),
+    Case("reformer", config={"is_decoder": True, "axial_pos_embds": False}),
+    Case("roformer", config=BERT),
+    Case("xlm"),
+    Case("xlnet", config={"d_inner": 48, "d_head": 8, "max_position_embeddings": LEFT_OUT}),
+]
+
+UNMEASURED = {
+    "keep a state over the text, and are refused as those above": """bailing_hybrid falcon_mamba granitemoehybrid
+    inkling2_text inkling_text kimi_linear lfm2_moe lfm3 nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text
+    qwen4_exp qwen4_exp_text xlstm zamba zamba2 zaya""",
+    "need the package timm to be built": "gemma3n",
+}
+"""Families of which there is no case, by the reason."""
+NOT_DECODER_ONLY = {
+    "the decoders of encoder-decoders": """bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen
+    musicgen_melody mvp pegasus plbart prophetnet trocr whisper""",
+    "drafters that read the keys of their target": "gemma4_assistant gemma4_unified_assistant",
+}
+"""Families that `AutoModelForCausalLM` knows, and that are no language models of their own, by what they are."""
