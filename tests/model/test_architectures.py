@@ -24,6 +24,7 @@ from support.architectures import (
     named,
 )
 from support.further_architectures import (
+    BLOCKS,
     FURTHER,
     FURTHER_BORDERS,
     FURTHER_REFUSED,
@@ -50,7 +51,7 @@ RUNS = [(case, attention) for case in [*SUPPORTED, *FURTHER] for attention in at
 @pytest.mark.parametrize(("case", "attention"), RUNS, ids=lambda value: str(value).replace(" ", "-"))
 def test_trees_equal_linear_decoding_and_texts_those_of_generate(case: Case, attention: str) -> None:
     result = measured(case, attention)
-    assert result.exact
+    assert result.same_trees
     assert result.identical == result.texts
     assert result.mat > (1 if case in [*BORDERS, *FURTHER_BORDERS] else 2.5)
 
@@ -112,7 +113,7 @@ def test_without_its_windows_a_tree_is_wrong(case: Case) -> None:
     assert largest_difference(target, text, TREES["a random tree"])[0] > 1e-3
 
 
-@pytest.mark.parametrize("case", [*KEY_POSITIONS, *BORDERS[:-1]], ids=str)
+@pytest.mark.parametrize("case", [*KEY_POSITIONS, *BORDERS[:-1], BLOCKS], ids=str)
 def test_without_its_exception_a_tree_is_wrong(case: Case) -> None:
     target = TreeModel(model_of(case))
     if case in KEY_POSITIONS:
@@ -144,6 +145,7 @@ SLIDING = [
     named("gemma3n_text"),
     named("deepseek_v32"),
     named("llama4_text"),
+    BLOCKS,
 ]
 
 
@@ -166,7 +168,7 @@ def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case: Case) -> No
         text = torch.cat([text, tiny.prompt(turn, 1 + turn, VOCABULARY)], dim=1)
 
 
-BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deepseek_v3"), *BORDERS]
+BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deepseek_v3"), *BORDERS, BLOCKS]
 
 
 @pytest.mark.parametrize("case", BATCHES, ids=str)
@@ -181,7 +183,7 @@ def test_a_batch_is_decoded_as_each_text_alone(case: Case) -> None:
     tr.accelerate(model, Oracle(wanted))
     found = model.generate(padded, attention_mask=padded != 0, max_new_tokens=new, do_sample=False)
     if model.acceleration.fallback is not None:
-        assert case in BORDERS or case.family == "mpt"
+        assert case in [*BORDERS, BLOCKS] or case.family == "mpt"
         assert "one text without padding for" in model.acceleration.fallback
         return
     for text, row in zip(wanted, found, strict=True):
@@ -297,6 +299,34 @@ def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_
     assert model.config._attn_implementation == wanted
     tr.decelerate(model)
     assert model.config._attn_implementation == wanted
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+def test_blocks_of_keys_are_chosen_in_masks_alone(attention: str) -> None:
+    model = model_of(BLOCKS)
+    model.config._attn_implementation = attention
+    assert "expected sdpa or eager attention" in str(tr.check(model).reason)
+
+
+def test_without_local_blocks_no_tree_is_drafted() -> None:
+    found = tr.check(model_of(replace(BLOCKS, config={**BLOCKS.config, "index_local_blocks": 0})))
+    assert found.supported
+    assert not any(found.fits(length, 2) for length in range(64))
+
+
+@pytest.mark.parametrize("family", ["bert", "rembert"])
+def test_what_is_built_as_an_encoder_is_refused(family: str) -> None:
+    case = next(case for case in FURTHER if case.family == family)
+    assert tr.check(model_of(case)).supported
+    found = tr.check(model_of(replace(case, config={**case.config, "is_decoder": False})))
+    assert "built as an encoder" in str(found.reason)
+
+
+def test_a_model_is_looked_at_again_where_layers_within_it_differ_in_size() -> None:
+    model = model_of(next(case for case in FURTHER if case.family == "gemma4"))
+    assert tr.check(model) == tr.check(model)
+    model.config.text_config.layer_types = ["full_attention"] * 2
+    assert tr.check(model).how == "one mask"
 
 
 def unknown(model: PreTrainedModel) -> PreTrainedModel:

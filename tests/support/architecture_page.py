@@ -42,8 +42,12 @@ class Result:
     mat: float
 
     @property
-    def exact(self) -> bool:
+    def same_trees(self) -> bool:
         return self.difference < TOLERANCE
+
+    @property
+    def exact(self) -> bool:
+        return self.same_trees and self.identical == self.texts
 
 
 def attentions(case: Case) -> tuple[str, ...]:
@@ -136,13 +140,13 @@ _REFUSED = """
 def page() -> str:
     """docs/architectures.md."""
     results = {str(case): [measured(case, name) for name in attentions(case)] for case in [*SUPPORTED, *FURTHER]}
-    borders = [
-        f"- {case.family}: {note}\n"
-        for case in [*SUPPORTED, *FURTHER]
-        for note in results[str(case)][0].support.notes
-        if "is not among those tested" not in note
-    ]
-    refused = [f"| {case} | {tr.check(model_of(case), self_test=True).reason} |\n" for case in _ALL_REFUSED]
+    borders: dict[str, list[str]] = {}
+    for case in [*SUPPORTED, *FURTHER]:
+        found = results[str(case)][0].support
+        if found.border is not None:
+            borders.setdefault(found.notes[0], []).append(case.family)
+    refusals = [*REFUSED, *FURTHER_REFUSED]
+    refused = [f"| {case} | {tr.check(model_of(case), self_test=True).reason} |\n" for case in refusals]
     refused.append(f"| encoder-decoders | {tr.check(_t5()).reason} |\n")
     exact = {case.family for case in [*SUPPORTED, *FURTHER] if all(result.exact for result in results[str(case)])}
     return "".join(
@@ -154,7 +158,7 @@ def page() -> str:
             _FURTHER,
             _table(FURTHER, results),
             _NOTES,
-            *borders,
+            *(f"- {', '.join(families)}: {note}\n" for note, families in borders.items()),
             _REFUSED,
             *refused,
             "\nWithout a model here:\n\n",
@@ -165,14 +169,11 @@ def page() -> str:
     )
 
 
-_ALL_REFUSED = [*REFUSED, *FURTHER_REFUSED]
-
-
 def _table(cases: list[Case], results: dict[str, list[Result]]) -> str:
     lines = [_TABLE]
     for case in cases:
         found = results[str(case)]
-        exact = "exact" if all(result.exact for result in found) else "DIFFERENT"
+        exact = "exact" if all(result.same_trees for result in found) else "DIFFERENT"
         texts = f"{sum(result.identical for result in found)} of {sum(result.texts for result in found)}"
         names = ", ".join(attentions(case))
         lines.append(f"| {case.family} | {case.tested} | {found[0].support.how} | {names} | {exact} | {texts} |\n")
@@ -186,8 +187,8 @@ def _count(exact: set[str]) -> str:
     version = ".".join(transformers.__version__.split(".")[:2])
     return (
         f"Of the {len(decoders)} decoder-only families that `AutoModelForCausalLM` of transformers {version} knows, "
-        f"**{len(exact & decoders)} are exact** and {len(decoders - exact)} are refused or could not be measured; "
-        f"{len(others)} more families that it knows are not decoder-only.\n"
+        f"**{len(exact & decoders)} are exact**\nand {len(decoders - exact)} are refused or could not be built; "
+        f"{len(others)} more that it knows are not decoder-only.\n"
     )
 
 

@@ -164,6 +164,21 @@ DOTS3 = {
     "sliding_window": WINDOW,
     **{f"swa_{name}": size for name, size in SLIDING_HEADS.items()},
 }
+BLOCKS = Case(
+    "minimax_m3_vl_text",
+    "2 blocks of 16 keys a query",
+    {
+        **MOE,
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "dense_intermediate_size": 48,
+        "shared_intermediate_size": 16,
+        "rotary_dim": 8,
+        "index_head_dim": 8,
+        "index_n_heads": 2,
+        "index_block_size": 16,
+        "index_topk_blocks": 2,
+    },
+)
 FURTHER_BORDERS = [
     *_alike("axk2", KEYS_48, **INDEXED),
     *_alike("glm_moe_dsa", KEYS_48, **INDEXED),
@@ -185,6 +200,7 @@ FURTHER_BORDERS = [
             "adapter_out_dim": 32,
         },
     ),
+    BLOCKS,
     _inside(
         "llama4",
         "chunks of 8, temperature step at 16",

@@ -19,10 +19,10 @@ dots1 dots3_note_text electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe fal
 gemma3_text gemma3n_text gemma4_text gemma4_unified_text git glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2
 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
 granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2
-jetmoe kolibri1 laguna llama llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2 ministral
-ministral3 mistral mixtral modernbert-decoder mpt nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3
-phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe rembert roberta roberta-prelayernorm roc_bert seed_oss smollm3
-solar_open stablelm starcoder2 vaultgemma xglm xlm-roberta xlm-roberta-xl xmod youtu
+jetmoe kolibri1 laguna llama llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2
+minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder mpt nanochat nemotron olmo olmo2 olmo3 olmoe
+opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe rembert roberta roberta-prelayernorm
+roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm xlm-roberta xlm-roberta-xl xmod youtu
 """
 
 TESTED = frozenset(_FAMILIES.split())
@@ -98,6 +98,15 @@ def _llama4_border(config: PretrainedConfig) -> Border | None:
     return Border(config.floor_scale, "layers without rotary positions scale queries by cache slot", repeats=True)
 
 
+def _minimax_m3_border(config: PretrainedConfig) -> Border | None:
+    if "minimax_m3_sparse" not in config.layer_types:
+        return None
+    # The block of a query is chosen whatever is in it, so that a tree within one block disturbs nothing; without local
+    # blocks it is one among others.
+    size = config.index_block_size if config.index_local_blocks else 1
+    return Border(size, "its index chooses blocks of cache slots", repeats=True)
+
+
 def _phi3_border(config: PretrainedConfig) -> Border | None:
     border = rotary_border(config)
     return border and replace(border, reread=hasattr(config, "original_max_position_embeddings"))
@@ -108,6 +117,7 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "mpt": Exceptional(key_bias=lambda config: KeyBias("position_bias", shared=True)),
     "falcon": Exceptional(key_bias=lambda config: KeyBias("alibi", in_mask=True) if config.alibi else None),
     "llama4_text": Exceptional(border=_llama4_border),
+    "minimax_m3_vl_text": Exceptional(border=_minimax_m3_border),
     "phi3": Exceptional(border=_phi3_border),
     "phimoe": Exceptional(border=_phi3_border),
     "gpt_neo": Exceptional(

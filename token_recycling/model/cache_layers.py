@@ -154,5 +154,18 @@ class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
         self.indexer_keys, self.is_indexer_initialized = None, False
 
 
+class BlockTreeLayer(IndexedTreeLayer):
+    """A layer of MiniMax M3, which attends to blocks of keys, and chooses them by one index key (1, size) a slot."""
+
+    def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
+        """Appends index keys (batch, 1, n, size) and returns those of all slots, as in transformers."""
+        return self.update_indexer(idx_k[:, 0])[:, None]
+
+
+def attends_to_blocks(layer: Any) -> bool:
+    """Whether it is MiniMax M3's own layer, whose class is in the module of that model alone."""
+    return type(layer).__name__ == "MiniMaxM3VLSparseCacheLayer"
+
+
 def _rounded(slots: int) -> int:
     return -(-slots // _GRAIN) * _GRAIN

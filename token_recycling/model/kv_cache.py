@@ -21,10 +21,17 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from .cache_layers import IndexedTreeLayer, OffloadedTreeLayer, SlotStore, TreeLayer
+from .cache_layers import (
+    BlockTreeLayer,
+    IndexedTreeLayer,
+    OffloadedTreeLayer,
+    SlotStore,
+    TreeLayer,
+    attends_to_blocks,
+)
 from .remembered import lasting
 
-_TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer)
+_TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer)
 _OTHERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
 
 
@@ -37,12 +44,19 @@ def unsupported_cache(cache: Cache) -> str | None:
 
 def unsupported_layers(cache: Cache) -> str | None:
     """Why accepted slots cannot be kept in the layers of a cache, or None if they can."""
-    others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) not in (*_TAKEN, *_OTHERS)})
+    others = sorted({type(layer).__name__ for layer in cache.layers if not (type(layer) in _TAKEN or _is_free(layer))})
     if others:
         return f"expected a cache of full-attention layers, got {', '.join(others)}"
-    if cache.offloading and any(isinstance(layer, DynamicIndexedLayer) for layer in cache.layers):
+    if cache.offloading and any(
+        isinstance(layer, DynamicIndexedLayer) or attends_to_blocks(layer) for layer in cache.layers
+    ):
         return "expected an offloaded cache of keys and values alone, got one with index keys (sparse attention)"
     return None
+
+
+def _is_free(layer: object) -> bool:
+    """Whether it is a layer of transformers that can be taken over."""
+    return type(layer) in _OTHERS or attends_to_blocks(layer)
 
 
 def unroll(cache: Cache) -> None:
@@ -76,7 +90,7 @@ class TreeCache:
 
     @lasting()
     def _take_over(self) -> None:
-        if any(type(layer) in _OTHERS and layer.keys is not None for layer in self.cache.layers):
+        if any(_is_free(layer) and layer.keys is not None for layer in self.cache.layers):
             _share(self.cache)
         self._layers = [layer for layer in self.cache.layers if type(layer) in _TAKEN]
         self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
@@ -155,10 +169,14 @@ def _share(cache: Cache) -> None:
             found[member] = (store, place)
     for index in holders:
         before = cache.layers[index]
-        indexed = isinstance(before, DynamicIndexedLayer)
-        kind = OffloadedTreeLayer if cache.offloading else IndexedTreeLayer if indexed else TreeLayer
+        indexed, blocks = isinstance(before, DynamicIndexedLayer), attends_to_blocks(before)
+        kind = BlockTreeLayer if blocks else IndexedTreeLayer if indexed else TreeLayer
+        kind = OffloadedTreeLayer if cache.offloading else kind
         layer = kind(found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
-        if indexed:
+        if blocks:
+            layer.lazy_initialization_indexer(before.idx_keys)
+            layer.update_index(before.idx_keys)
+        elif indexed:
             layer.indexer_keys, layer.is_indexer_initialized = before.indexer_keys, before.is_indexer_initialized
             if before.indexer_keys is not None and before.indexer_keys.is_inference():
                 layer.indexer_keys = before.indexer_keys.clone()

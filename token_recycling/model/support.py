@@ -20,6 +20,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
+from .cache_layers import attends_to_blocks
 from .inspection import held_by, parts_of
 from .quantised import quantisation
 
@@ -221,7 +222,9 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
         )
     if not accepts(model, "past_key_values"):
         return f"expected a model that keeps keys and values in a cache, got {name}, which takes none"
-    others = sorted(kind.__name__ for kind in kinds if kind not in _LAYERS)
+    others = sorted(
+        {type(layer).__name__ for layer in kept if not (type(layer) in _LAYERS or attends_to_blocks(layer))}
+    )
     if others:
         return f"expected attention layers that keep one slot a token, got {name} with {', '.join(others)}"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":
@@ -233,7 +236,9 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
         return f"expected rotary or learned positions, got {name} with ALiBi of a kind that is not known"
     if key_bias is None and not accepts(model, "position_ids"):
         return f"expected a model that takes position_ids, got {name}, which derives positions itself"
-    if any(re.search(r"FlashAttention\d", kind.__name__) for kind in {type(module) for module in model.modules()}):
+    # Who chooses among blocks of keys does so in the masks of these alone, and looks for their names itself.
+    by_name = any(attends_to_blocks(layer) for layer in kept) and config._attn_implementation not in MASKED_ATTENTION
+    if by_name or any(re.search(r"FlashAttention\d", kind.__name__) for kind in set(map(type, parts_of(model)))):
         return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
     windows = sorted({layer.sliding_window for layer in kept if type(layer) is DynamicSlidingWindowLayer})
     if len(windows) > 1:
