@@ -44,7 +44,9 @@ def unsupported_cache(cache: Cache) -> str | None:
 
 def unsupported_layers(cache: Cache) -> str | None:
     """Why accepted slots cannot be kept in the layers of a cache, or None if they can."""
-    others = sorted({type(layer).__name__ for layer in cache.layers if not (type(layer) in _TAKEN or _is_free(layer))})
+    others = sorted(
+        {type(layer).__name__ for layer in cache.layers if not (type(layer) in _TAKEN or can_be_taken(layer))}
+    )
     if others:
         return f"expected a cache of full-attention layers, got {', '.join(others)}"
     if cache.offloading and any(
@@ -54,8 +56,8 @@ def unsupported_layers(cache: Cache) -> str | None:
     return None
 
 
-def _is_free(layer: object) -> bool:
-    """Whether it is a layer of transformers that can be taken over."""
+def can_be_taken(layer: object) -> bool:
+    """Whether it is a layer of transformers of which accepted slots can be kept."""
     return type(layer) in _OTHERS or attends_to_blocks(layer)
 
 
@@ -90,7 +92,7 @@ class TreeCache:
 
     @lasting()
     def _take_over(self) -> None:
-        if any(_is_free(layer) and layer.keys is not None for layer in self.cache.layers):
+        if any(can_be_taken(layer) and layer.keys is not None for layer in self.cache.layers):
             _share(self.cache)
         self._layers = [layer for layer in self.cache.layers if type(layer) in _TAKEN]
         self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
@@ -169,14 +171,13 @@ def _share(cache: Cache) -> None:
             found[member] = (store, place)
     for index in holders:
         before = cache.layers[index]
-        indexed, blocks = isinstance(before, DynamicIndexedLayer), attends_to_blocks(before)
-        kind = BlockTreeLayer if blocks else IndexedTreeLayer if indexed else TreeLayer
-        kind = OffloadedTreeLayer if cache.offloading else kind
+        indexed = isinstance(before, DynamicIndexedLayer)
+        kind = OffloadedTreeLayer if cache.offloading else IndexedTreeLayer if indexed else TreeLayer
+        kind = BlockTreeLayer if attends_to_blocks(before) else kind
         layer = kind(found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
-        if blocks:
-            layer.lazy_initialization_indexer(before.idx_keys)
+        if kind is BlockTreeLayer:
             layer.update_index(before.idx_keys)
-        elif indexed:
+        if indexed:
             layer.indexer_keys, layer.is_indexer_initialized = before.indexer_keys, before.is_indexer_initialized
             if before.indexer_keys is not None and before.indexer_keys.is_inference():
                 layer.indexer_keys = before.indexer_keys.clone()

@@ -20,7 +20,7 @@ from ..tree import Tree
 from .kv_cache import TreeCache
 from .prefill import cross_border, prefill
 from .remembered import forget, recalled, remembered, say_once
-from .support import MASKED_ATTENTION, Support, UnsupportedModelError, depends_on_rows, support
+from .support import MASKED_ATTENTION, Support, UnsupportedModelError, accepts, depends_on_rows, support
 from .tree_model import TreeModel
 
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
@@ -146,9 +146,15 @@ def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: 
         if not children:
             path = list(tree.lineages[leaf])
             ids = torch.cat([text[:-1], tokens[path]])[None]
-            logits = target.model(input_ids=ids, use_cache=False, **target.counted(ids)).logits
-            wanted[path] = logits[0, -len(path) :]
+            wanted[path] = target.model(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[0, -len(path) :]
     return float((ours - wanted).abs().max()), float(wanted.float().std())
+
+
+def _counted(target: TreeModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
+    if not accepts(target.model, "position_ids"):
+        return {}
+    return {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None]}
 
 
 @torch.no_grad()

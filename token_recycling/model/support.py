@@ -17,18 +17,16 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicIndexedLayer, DynamicSlidingWindowLayer
 
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
 from .cache_layers import attends_to_blocks
 from .inspection import held_by, parts_of
+from .kv_cache import can_be_taken
 from .quantised import quantisation
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
-
-
-_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
 
 
 class UnsupportedModelError(ValueError):
@@ -222,9 +220,7 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
         )
     if not accepts(model, "past_key_values"):
         return f"expected a model that keeps keys and values in a cache, got {name}, which takes none"
-    others = sorted(
-        {type(layer).__name__ for layer in kept if not (type(layer) in _LAYERS or attends_to_blocks(layer))}
-    )
+    others = sorted({type(layer).__name__ for layer in kept if not can_be_taken(layer)})
     if others:
         return f"expected attention layers that keep one slot a token, got {name} with {', '.join(others)}"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":

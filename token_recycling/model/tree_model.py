@@ -97,20 +97,13 @@ class TreeModel:
         """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; of the
         `last` ones alone as in `forward`.
         """
-        tokens = tokens.to(self.device)
-        more = {**self._only(last), **self.counted(tokens, cache.get_seq_length())}
+        tokens, more = tokens.to(self.device), self._only(last)
+        if self._takes_positions:  # some models, made for pictures too, would count on from an earlier call's
+            positions = torch.arange(tokens.shape[1], device=self.device) + cache.get_seq_length()
+            more["position_ids"] = positions.expand(len(tokens), -1)
         with attending(self.config, self.support.attention):
             output = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **more)
         return output.logits.to(self.device)
-
-    def counted(self, tokens: torch.Tensor, held: int = 0) -> dict[str, torch.Tensor]:
-        """The positions of plain text, tokens (batch, n) behind `held` others, as `generate` counts them from 0, for a
-        model that can be told. Left to itself one may start elsewhere, or go on from an earlier call's.
-        """
-        if not self._takes_positions:
-            return {}
-        positions = torch.arange(tokens.shape[1], device=self.device) + held
-        return {"position_ids": positions.expand(len(tokens), -1)}
 
     def _only(self, last: int) -> dict[str, Any]:
         """What tells the model to leave out the logits of all tokens but the `last` ones; 0 for all."""
