@@ -23,19 +23,10 @@ from support.architectures import (
     model_of,
     named,
 )
-from support.further_architectures import (
-    BLOCKS,
-    FURTHER,
-    FURTHER_BORDERS,
-    FURTHER_REFUSED,
-    FURTHER_WINDOWS,
-    NOT_DECODER_ONLY,
-    UNMEASURED,
-)
+from support.further_architectures import BLOCKS, FURTHER, FURTHER_BORDERS, FURTHER_WINDOWS
 from support.oracle import TREES, Oracle
 from transformers import DynamicCache, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import token_recycling as tr
 from token_recycling.model.architectures import TESTED, Border, Reach
@@ -66,40 +57,10 @@ def test_recurrent_models_are_refused_with_the_cause(case: Case) -> None:
         tr.accelerate(model)
 
 
-REASONS = {
-    "blt": "expected one stack of layers",
-    "cpmant": "derives positions itself",
-    "deepseek_v4": "cannot go back to before a rejected token",
-    "moshi": "does not follow the mask or the positions",
-    "moss_transcribe_diarize": "derives positions itself",
-    "openai-gpt": "expected a model that keeps keys and values in a cache",
-    "reformer": "expected a model that keeps keys and values in a cache",
-    "roformer": "derives positions itself",
-    "xlm": "expected a model that keeps keys and values in a cache",
-    "xlnet": "expected a model that keeps keys and values in a cache",
-}
-
-
-@pytest.mark.parametrize("case", FURTHER_REFUSED, ids=str)
-def test_what_is_refused_is_refused_with_its_reason(case: Case) -> None:
-    model = model_of(case)
-    with pytest.raises(tr.UnsupportedModelError, match=REASONS[case.family]):
-        tr.accelerate(model)
-
-
 def test_the_families_that_count_as_tested_are_those_tested_here() -> None:
     """A text decoder inside another model is tried each time."""
     alone = [case for case in [*SUPPORTED, *FURTHER] if "text_config" not in case.config]
     assert {CONFIG_MAPPING[case.family].model_type for case in alone} == TESTED
-
-
-def test_every_family_that_transformers_knows_is_here_once() -> None:
-    named = [*NOT_DECODER_ONLY.values(), *UNMEASURED.values()]
-    others = [family for families in named for family in families.split()]
-    cases = {case.family for case in [*SUPPORTED, *FURTHER, *REFUSED, *FURTHER_REFUSED]}
-    assert len(others) == len(set(others))
-    assert not cases.intersection(others)
-    assert cases.union(others) == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 # A test of equality is worth something only if what is claimed to matter does.
@@ -299,34 +260,6 @@ def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_
     assert model.config._attn_implementation == wanted
     tr.decelerate(model)
     assert model.config._attn_implementation == wanted
-
-
-@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
-def test_blocks_of_keys_are_chosen_in_masks_alone(attention: str) -> None:
-    model = model_of(BLOCKS)
-    model.config._attn_implementation = attention
-    assert "expected sdpa or eager attention" in str(tr.check(model).reason)
-
-
-def test_without_local_blocks_no_tree_is_drafted() -> None:
-    found = tr.check(model_of(replace(BLOCKS, config={**BLOCKS.config, "index_local_blocks": 0})))
-    assert found.supported
-    assert not any(found.fits(length, 2) for length in range(64))
-
-
-@pytest.mark.parametrize("family", ["bert", "rembert"])
-def test_what_is_built_as_an_encoder_is_refused(family: str) -> None:
-    case = next(case for case in FURTHER if case.family == family)
-    assert tr.check(model_of(case)).supported
-    found = tr.check(model_of(replace(case, config={**case.config, "is_decoder": False})))
-    assert "built as an encoder" in str(found.reason)
-
-
-def test_a_model_is_looked_at_again_where_layers_within_it_differ_in_size() -> None:
-    model = model_of(next(case for case in FURTHER if case.family == "gemma4"))
-    assert tr.check(model) == tr.check(model)
-    model.config.text_config.layer_types = ["full_attention"] * 2
-    assert tr.check(model).how == "one mask"
 
 
 def unknown(model: PreTrainedModel) -> PreTrainedModel:
