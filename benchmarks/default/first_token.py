@@ -5,7 +5,6 @@ The first pass of our loop verifies a draft already, so that two tokens may come
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -13,29 +12,30 @@ import torch
 from token_recycling import Drafter, make_drafter, stream
 from token_recycling.bench.row_format import VERSION
 from token_recycling.bench.run.items import Item
+from token_recycling.bench.run.outcome import Stopwatch
 from token_recycling.bench.run.plan import Entry, Workload
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.text_stream import StepRecorder
 
+from .figures import PROCESSOR, WALL
 from .scenarios import GENERATE
 
 
 class Clock:
     """When the first token came and when the second, from its making on."""
 
-    def __init__(self) -> None:
-        self._began, self._used = time.perf_counter(), time.process_time()
-        self._seconds: list[float] = []
-        self._processor_seconds: list[float] = []
+    def __init__(self, device: torch.device) -> None:
+        self._watch = Stopwatch(device)
+        self._read: list[tuple[float, float]] = []
 
     def __call__(self, tokens: list[int]) -> None:
         """Tokens came."""
-        self._seconds += [time.perf_counter() - self._began] * len(tokens)
-        self._processor_seconds += [time.process_time() - self._used] * len(tokens)
+        self._read += [self._watch.read()] * len(tokens)
 
     def times(self) -> dict[str, list[float]]:
         """Of the first and the second token."""
-        return {"total_seconds": self._seconds[:2], "processor_seconds": self._processor_seconds[:2]}
+        seconds, used = zip(*self._read[:2], strict=True)
+        return {WALL: list(seconds), PROCESSOR: list(used)}
 
 
 class FirstTokens:
@@ -84,7 +84,7 @@ class FirstTokens:
     def _times(self, entry: Entry, item: Item) -> dict[str, list[float]]:
         model, tokens = self.config.model, self.config.max_new_tokens
         ids = self.config.ids(item.questions[0].turns[0])[None, : int(item.category)]
-        clock = Clock()
+        clock = Clock(model.device)
         if entry.method.spec == GENERATE:
             recorder, mask = StepRecorder(clock), torch.ones_like(ids)
             model.generate(ids, attention_mask=mask, streamer=recorder, max_new_tokens=tokens, do_sample=False)

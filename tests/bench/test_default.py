@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import typer
 from support import benching
 from support.measured import row
@@ -24,6 +25,7 @@ from benchmarks.default.first_token import Clock
 from benchmarks.default.scenarios import METHODS, SCENARIOS, Scenario
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+CPU = torch.device("cpu")
 TINY = ("written-float32", "sampled-1.0-float32", "replayed-file-float32", "first-token-float32")
 
 
@@ -128,7 +130,9 @@ def test_without_time_or_data_nothing_is_measured(tiny: SimpleNamespace) -> None
     assert not any(tiny.run(minutes=0.0).values())
     assert (tiny.out / "table.md").read_text().startswith("# The default drafter\n\nNo rows.")
     tiny.data.write_text('{"prompt": "a"}\n')
-    with pytest.raises(typer.BadParameter, match=r"expected a prompt and a reference in line 1 of .*data.jsonl"):
+    with pytest.raises(
+        typer.BadParameter, match=r"expected a known answer to every question of .*data.jsonl, got none to data/1"
+    ):
         tiny.run(only=["replayed-file-float32"])
     assert tiny.run(data=None, only=["replayed-file-float32"])["replayed-file-float32"] == []
 
@@ -152,7 +156,7 @@ def test_time_is_divided_by_shares_and_what_is_left_goes_on(
 
 
 def test_two_tokens_at_once_have_one_time() -> None:
-    together, apart = Clock(), Clock()
+    together, apart = Clock(CPU), Clock(CPU)
     together([1, 2, 3])
     apart([1])
     apart([2])

@@ -36,7 +36,18 @@ class Outcome:
     """Nodes whose parent was accepted, and accepted nodes, by rank path; counted in replay."""
 
 
-def now(device: torch.device) -> float:
-    """Seconds of a clock, read when the device has finished its work."""
-    synchronize(device)
-    return time.perf_counter()
+class Stopwatch:
+    """The time since it was made, by the clock and by what this process ran for, read when the device has finished."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._began = self._now()
+
+    def read(self) -> tuple[float, float]:
+        """Seconds of the clock, and of the processor."""
+        seconds, used = self._now()
+        return seconds - self._began[0], used - self._began[1]
+
+    def _now(self) -> tuple[float, float]:
+        synchronize(self._device)
+        return time.perf_counter(), time.process_time()

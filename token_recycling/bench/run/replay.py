@@ -6,7 +6,6 @@ on the path is the text's own next token. Measured is how well a method predicts
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -20,7 +19,7 @@ from ...model.self_test import ready
 from ...sequence import Sequence, TokenSelector
 from ...stats import Stats
 from ...tree import RankPath, Tree
-from .outcome import Outcome, now
+from .outcome import Outcome, Stopwatch
 
 
 class ReplaySelector(TokenSelector):
@@ -41,7 +40,7 @@ class ReplaySelector(TokenSelector):
 def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, following: torch.Tensor) -> Outcome:
     """Decodes `following` (length,) after `prompt` (length,); raises UnsupportedModelError as `accelerate` does."""
     stats, lengths, walked = Stats(synchronize=True), [], []
-    began, used = now(model.device), time.process_time()
+    watch = Stopwatch(model.device)
     target = ready(model)
     limit = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + len(following))])
     sequence = Sequence(prompt.to(target.device), limit)
@@ -50,7 +49,7 @@ def replay(model: PreTrainedModel, drafter: Drafter, prompt: torch.Tensor, follo
     ):
         lengths.append(len(step.tokens))
         walked.append((step.draft.tree, step.accepted))
-    seconds, used = now(model.device) - began, time.process_time() - used
+    seconds, used = watch.read()
     emitted = sequence.tokens[len(prompt) :].tolist()
     assert emitted == following.tolist()
     return Outcome(

@@ -8,7 +8,6 @@ waits after every part of a step, which costs it a little.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from ...drafter import Drafter
 from ...hf.accelerate import accelerated
 from ...model.support import UnsupportedModelError
 from ...text_stream import StepRecorder
-from .outcome import Outcome, now
+from .outcome import Outcome, Stopwatch
 from .replay import replay
 
 
@@ -83,11 +82,11 @@ class TransformersRunner(Runner):
 
         def passed(*_: Any) -> None:
             hook.remove()
-            prefill.append(now(self.model.device) - began)
+            prefill.append(watch.read()[0])
 
         hook = self.model.register_forward_hook(passed)
         try:
-            began = now(self.model.device)
+            watch = Stopwatch(self.model.device)
             tokens, seconds, used = _generated(self.model, {**arguments, **self.more, "streamer": recorder})
         finally:
             hook.remove()
@@ -107,9 +106,9 @@ class TransformersRunner(Runner):
 
 def _generated(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[list[list[int]], float, float]:
     """The new tokens of every row, up to and with its end of sequence; the call's seconds, and the processor's."""
-    began, used = now(model.device), time.process_time()
+    watch = Stopwatch(model.device)
     sequences = model.generate(**arguments)
-    seconds, used = now(model.device) - began, time.process_time() - used
+    seconds, used = watch.read()
     ends = model.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends])
     rows = []
