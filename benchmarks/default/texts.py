@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -35,13 +34,10 @@ def items(scenario: Scenario, config: BenchmarkConfig, file: Path | None) -> tup
 
 
 def _read(file: Path) -> list[Question]:
-    """Every line by its number: the lines of a file of several models' answers may share the ids of their questions."""
-    questions = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        row = json.loads(line)
-        if not (row.get("prompt") and row.get("reference")):
-            raise ValueError(f"expected a prompt and a reference in line {number} of {file}, got {line[:60]!r}")
-        questions.append(Question(f"{file.stem}/{number}", file.stem, (row["prompt"],), "prompt", (row["reference"],)))
+    questions = load([str(file)])
+    unknown = next((question.name for question in questions if not question.references), None)
+    if unknown is not None:
+        raise ValueError(f"expected a known answer to every question of {file}, got none to {unknown}")
     return questions
 
 

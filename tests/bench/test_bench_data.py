@@ -119,6 +119,19 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str, words: 
     assert all(word in str(error.value) for word in words)
 
 
+def test_answers_of_several_models_to_one_question_are_told_apart(tmp_path: Path) -> None:
+    rows = [
+        {"question_id": number, "prompt": "Why?", "reference": answer}
+        for number, answer in ((7, "a"), (8, "b"), (7, "c"))
+    ]
+    found = load([str(written(tmp_path / "own.jsonl", *rows))])
+    assert [(one.name, one.references) for one in found] == [
+        ("own/7/1", ("a",)),
+        ("own/8", ("b",)),
+        ("own/7/2", ("c",)),
+    ]
+
+
 def test_what_is_wrong_with_a_name_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"spec_bench, mbpp.*no such path"):
         load(["nothing.jsonl"])

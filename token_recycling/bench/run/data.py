@@ -92,6 +92,7 @@ def _read(name: str, path: Path) -> list[Question]:
             for number, line in enumerate(_text(path).split("\n"), start=1)
             if line.strip()
         ]
+        found = _numbered(found)
     else:
         found = [Question(f"{name}/{path.name}", name, (_text(path),), "text")]
     if not found:
@@ -124,6 +125,17 @@ def _question(name: str, number: int, line: str, where: str) -> Question:
     own = next((str(row[field]) for field in _IDS if row.get(field) is not None), str(number))
     category = str(row.get("category") or name)
     return Question(f"{name}/{own}", category, tuple(turns), form, tuple(_known(row, len(turns))))
+
+
+def _numbered(questions: list[Question]) -> list[Question]:
+    """With a number behind names that occur again, as in a file of several models' answers to the same questions."""
+    times, seen = Counter(question.name for question in questions), Counter[str]()
+    numbered = []
+    for question in questions:
+        seen[question.name] += 1
+        one = f"{question.name}/{seen[question.name]}" if times[question.name] > 1 else question.name
+        numbered.append(replace(question, name=one))
+    return numbered
 
 
 def _known(row: dict[str, Any], turns: int) -> list[str]:
