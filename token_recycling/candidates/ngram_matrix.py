@@ -8,120 +8,33 @@ newer n-gram takes the place of an older one. Probabilities have 16 bits, so tha
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..compiled import compiled, compiled_part
 from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
 from .mixture import Sources, matching_cells, mixture_calibration
-from .ngram_rows import FULL, Rows, find_row, key_of, sort_descending
+from .ngram_learning import Observations, foresees, overwrite
+from .ngram_rows import FULL, Rows, find_row
 from .ngrams import ABSENT
 from .occurrences import Occurrences
 
 MAX_ORDER = 4
 
 
-class Observations(NamedTuple):
-    """What the target said after each of n n-grams."""
-
-    ngrams: np.ndarray
-    """(n, orders) int64."""
-    candidates: np.ndarray
-    """(n, k) int32, best first."""
-    probabilities: np.ndarray
-    """(n, k) float32."""
-    chosen: np.ndarray
-    """(n,) int64: the token that followed, -1 where it is not known."""
-
-
-@compiled
-def _learn(rows: Rows, seen: Observations, remembers: float | None, favours: float | None) -> None:
-    vocab_size = len(rows.candidates) - len(rows.keys)
-    ngrams, candidates, probabilities, chosen = seen
-    n, k = candidates.shape
-    ids, shares = np.empty(k, np.int32), np.empty(k, np.float32)
-    merged_ids, merged = np.empty(2 * k, np.int32), np.empty(2 * k, np.float32)
-    for node in range(n):
-        if ngrams[node, 0] >= vocab_size:  # has an embedding, but is never emitted: it has no row
-            continue
-        for place in range(k):
-            ids[place], shares[place] = candidates[node, place], probabilities[node, place]
-        if favours is not None:  # noqa: SIM102 - numba leaves out what hangs on a None alone
-            if chosen[node] >= 0:
-                _favour(ids, shares, chosen[node], favours)
-        for order in range(1, ngrams.shape[1] + 1):
-            if ngrams[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
-                break
-            row = find_row(rows, ngrams[node], order)
-            known = row >= 0
-            if order == 1:
-                row = ngrams[node, 0]
-            elif not known:
-                key = key_of(ngrams[node], order)
-                row = vocab_size + key % len(rows.keys)
-                rows.keys[row - vocab_size] = key
-            wanted_ids, wanted = ids, shares
-            if remembers is not None:  # noqa: SIM102
-                if known:
-                    _merge(rows, row, ids, shares, remembers, merged_ids, merged)
-                    wanted_ids, wanted = merged_ids, merged
-            for place in range(k):
-                rows.candidates[row, place] = wanted_ids[place]
-                rows.shares[row, place] = np.uint16(min(wanted[place], np.float32(1.0)) * FULL + np.float32(0.5))
-            if not rows.shares[row, 0]:
-                rows.shares[row, 0] = 1
-
-
-@compiled_part
-def _favour(ids: np.ndarray, shares: np.ndarray, chosen: int, favours: float) -> None:
-    """Moves a share of `favours` from all candidates to the one that was emitted, which is put in order."""
-    k = len(ids)
-    place = k - 1
-    for rank in range(k):
-        shares[rank] *= 1 - favours
-        if ids[rank] == chosen:
-            place = rank
-    value = favours + (shares[place] if ids[place] == chosen else np.float32(0.0))
-    while place > 0 and shares[place - 1] < value:
-        ids[place], shares[place] = ids[place - 1], shares[place - 1]
-        place -= 1
-    ids[place], shares[place] = chosen, value
-
-
-@compiled_part
-def _merge(
-    rows: Rows, row: int, ids: np.ndarray, shares: np.ndarray, remembers: float, into: np.ndarray, sums: np.ndarray
-) -> None:
-    """The mean of an old row and a new one, the old weighted by `remembers`, the likeliest first."""
-    k = len(ids)
-    for place in range(k):
-        into[place], sums[place] = ids[place], (1 - remembers) * shares[place]
-    count = k
-    for place in range(k):
-        token, share = rows.candidates[row, place], remembers * rows.shares[row, place] / FULL
-        for other in range(k):
-            if into[other] == token:
-                sums[other] += share
-                break
-        else:
-            into[count], sums[count] = token, share
-            count += 1
-    sort_descending(into, sums, count)
-
-
-@compiled
-def _foresees(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    found, ngram = np.zeros(len(ngrams), np.bool_), np.empty(ngrams.shape[1], np.int64)
-    for node in range(len(ngrams)):
-        for place in range(len(ngram)):
-            ngram[place] = ngrams[node, place]
-        row = find_row(rows, ngram, len(ngram)) if chosen[node] >= 0 else np.int64(-1)
-        found[node] = row >= 0 and rows.candidates[row, 0] == chosen[node]
-    return found
+def check_options(k: int, orders: int, memory: float, past: int) -> None:
+    """Raises ValueError unless some matrix can have these sizes; `NgramMatrix` says what they are."""
+    if k < 1:
+        raise ValueError(f"expected k of 1 candidate or more, got {k}")
+    if not 1 <= orders <= MAX_ORDER:
+        raise ValueError(f"expected orders from 1 to {MAX_ORDER}, got {orders}")
+    if not 0 <= memory < math.inf:
+        raise ValueError(f"expected memory of 0 MB or more, got {memory}")
+    if past < 0:
+        raise ValueError(f"expected past of 0 tokens or more, got {past}")
 
 
 class NgramMatrix:
@@ -132,12 +45,7 @@ class NgramMatrix:
         kept, 20 bytes each. Raises ValueError.
         """
         check_sizes(vocab_size, k)
-        if not 1 <= orders <= MAX_ORDER:
-            raise ValueError(f"expected orders from 1 to {MAX_ORDER}, got {orders}")
-        if memory < 0:
-            raise ValueError(f"expected memory of 0 MB or more, got {memory}")
-        if past < 0:
-            raise ValueError(f"expected past of 0 tokens or more, got {past}")
+        check_options(k, orders, memory, past)
         self.vocab_size, self.k, self.orders = vocab_size, k, orders
         hashed = int(memory * 1_000_000) // (8 + 6 * k) if orders > 1 else 0
         self.rows = Rows(
@@ -230,13 +138,13 @@ class NgramMatrix:
             np.ascontiguousarray(probabilities, np.float32),
             np.ascontiguousarray(chosen, np.int64),
         )
-        _learn(self.rows, seen, float(remembers) or None, float(favours) or None)
+        overwrite(self.rows, seen, float(remembers) or None, float(favours) or None)
 
     def foresees(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """(n,) bool: whether the row of each n-gram (n, orders) as a whole has the token `chosen` (n,) first; -1 where
         it is not known.
         """
-        return _foresees(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
+        return foresees(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
 
     def sources(self, text: Occurrences) -> Sources:
         """What candidates come from: what was learned, and the `text` so far."""

@@ -50,16 +50,3 @@ def key_of(ngram: np.ndarray, order: int) -> int:
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(27)
     return np.int64(mixed >> np.uint64(1)) | np.int64(1)
-
-
-@compiled_part
-def sort_descending(ids: np.ndarray, shares: np.ndarray, count: int) -> None:
-    """Sorts the first `count` candidates, the likeliest first; equal ones stay in order. They are few, and most of them
-    in order already.
-    """
-    for place in range(1, count):
-        token, share, at = ids[place], shares[place], place
-        while at > 0 and shares[at - 1] < share:
-            ids[at], shares[at] = ids[at - 1], shares[at - 1]
-            at -= 1
-        ids[at], shares[at] = token, share
