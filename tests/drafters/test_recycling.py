@@ -303,6 +303,11 @@ def test_a_given_number_of_nodes_is_not_measured(model: LlamaForCausalLM, monkey
         ({"remembers": -0.1}, "expected remembers from 0 to less than 1, got -0.1"),
         ({"remembers": math.nan}, "expected remembers from 0 to less than 1, got nan"),
         ({"favours": 1}, "expected favours from 0 to less than 1, got 1"),
+        ({"k": 0}, "expected k of 1 candidate or more, got 0"),
+        ({"orders": 5}, "expected orders from 1 to 4, got 5"),
+        ({"memory": -1.0}, "expected memory of 0 MB or more, got -1"),
+        ({"memory": math.nan}, "expected memory of 0 MB or more, got nan"),
+        ({"past": -1}, "expected past of 0 tokens or more, got -1"),
         ({"update": "first"}, "expected an option of recycling: tree, k, orders, .* got 'update'"),
         ({"matrix": None}, "expected an option of recycling: .* got 'matrix'"),
     ],
@@ -312,27 +317,19 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         tr.make_drafter("recycling", **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": 0}, "k from 1 to its size, got vocabulary 64 and k 0"),
-        ({"k": 65}, "k from 1 to its size, got vocabulary 64 and k 65"),
-        ({"orders": 5}, "orders from 1 to 4, got 5"),
-        ({"memory": -1.0}, "memory of 0 MB or more, got -1"),
-        ({"past": -1}, "past of 0 tokens or more, got -1"),
-    ],
-)
-def test_a_matrix_that_cannot_be_made_is_refused(
-    model: LlamaForCausalLM, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", **options), max_new_tokens=4)
+def test_more_candidates_than_the_vocabulary_has_are_refused(model: LlamaForCausalLM) -> None:
+    with pytest.raises(ValueError, match="k from 1 to its size, got vocabulary 64 and k 65"):
+        tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", k=65), max_new_tokens=4)
 
 
 def test_options_may_be_written() -> None:
     drafter = tr.make_drafter("recycling:tree=12,k=4,orders=2,suffix=false,primed=true,remembers=0.5,memory=1")
     assert (drafter.tree, drafter.k, drafter.orders, drafter.suffix) == (12, 4, 2, False)
-    assert drafter.describe() == "recycling: tree 12 nodes, best first; 4 candidates, contexts of 2, primed"
+    assert (
+        drafter.describe()
+        == "recycling: tree 12 nodes, best first; 4 candidates, contexts of 2, earlier outputs, primed"
+    )
+    assert "earlier" not in tr.make_drafter("recycling:past=0").describe()
     assert tr.make_drafter("recycling").describe().startswith("recycling: tree as large as pays; 8 candidates")
     assert "80 nodes" in tr.make_drafter("recycling:tree=paper").describe()
 

@@ -21,7 +21,7 @@ import torch
 
 from ...candidates.best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
 from ...candidates.matrix import check_vocabulary
-from ...candidates.ngram_matrix import NgramMatrix
+from ...candidates.ngram_matrix import NgramMatrix, check_options
 from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
 from ...candidates.occurrences import LONGEST, Occurrences, Recorder
 from ...candidates.topk import top_candidates
@@ -83,6 +83,7 @@ class Recycling(Drafter):
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
+        check_options(self.k, self.orders, self.memory, self.past)
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
@@ -118,7 +119,8 @@ class Recycling(Drafter):
     def describe(self) -> str:
         grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
         parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
-        parts += [name for name in ("suffix", "primed") if getattr(self, name)]
+        said = {"suffix": self.suffix, "earlier outputs": self.past, "primed": self.primed}
+        parts += [name for name, used in said.items() if used]
         return f"recycling: tree {self.template or grown}; {', '.join(parts)}"
 
 
