@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import rich.progress
 import torch
@@ -16,6 +17,8 @@ from transformers import (
 )
 
 from token_recycling import AdjacencyMatrix, Tree, __version__, fingerprint
+from token_recycling.candidates.ngram_matrix import NgramMatrix
+from token_recycling.candidates.occurrences import BREAK
 from token_recycling.cli.console import working
 from token_recycling.listing import busiest
 
@@ -89,6 +92,18 @@ def test_matrix_as_text_and_particular_rows(loaded, tiny_model_dir, matrix_file)
     ]
     by_text = run_json("matrix", matrix_file, "--model", tiny_model_dir, "--token", "ab")["rows"]
     assert [row["text"] for row in by_text] == ["a", "b"]
+
+
+def test_matrix_says_how_much_it_holds_besides(matrix_file, tmp_path):
+    learned = NgramMatrix(257, 2, orders=2, memory=0.01, past=32)
+    learned.learn(np.array([[5, 4], [6, 5]]), np.array([[7, 8], [8, 9]]), np.full((2, 2), 0.5))
+    learned.past.extend([1, 2, BREAK, 3])
+    learned.save(tmp_path / "learned")
+    found = run_json("matrix", tmp_path / "learned")
+    assert (found["longer_contexts"], found["past_tokens"]) == (2, 3)
+    assert "earlier outputs: 3 tokens" in run("matrix", tmp_path / "learned").stdout
+    alone = run_json("matrix", matrix_file)
+    assert (alone["longer_contexts"], alone["past_tokens"]) == (0, 0)
 
 
 def test_busiest_rows_are_filled_ones():

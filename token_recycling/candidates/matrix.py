@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -131,9 +131,14 @@ def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str
     Of the file of a `NgramMatrix` these are the rows of single tokens.
     """
     tensors, header = read_matrix_file(path)
+    return matrix_in(tensors), header
+
+
+def matrix_in(tensors: Mapping[str, torch.Tensor]) -> AdjacencyMatrix:
+    """The matrix of the tensors of a file, whatever else they hold."""
     matrix = AdjacencyMatrix(*tensors["candidates"].shape)
     matrix.candidates.copy_(tensors["candidates"])
-    return matrix, header
+    return matrix
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -243,7 +243,9 @@ def print_matrix(console: Console, held: dict[str, Any]) -> None:
         f"{held['file']}: adjacency matrix, format version {held['format_version']}\n"
         f"{held['vocab_size']:,} tokens x {held['k']} candidates, {held['bytes']:,} bytes\n"
         f"tokenizer: {held['tokenizer'] or 'not stated'}\n"
-        f"rows filled: {held['rows_filled']:,} ({share})",
+        f"rows filled: {held['rows_filled']:,} ({share})\n"
+        f"contexts of two tokens and more: {held['longer_contexts']:,}\n"
+        f"earlier outputs: {held['past_tokens']:,} tokens",
     )
     if not held["rows"]:
         return

@@ -20,14 +20,16 @@ def matrix(
     rows: Annotated[int, typer.Option(min=0, help="How many of the busiest rows to show.")] = 12,
     as_json: Json = False,
 ) -> None:
-    """Shows what a saved matrix holds: its header, and the rows that drafts pass through most, or those asked for."""
+    """Shows what a saved matrix holds: how much of what, and its busiest rows, or those asked for."""
     if not file.is_file():
         raise ValueError(f"expected a matrix file, got {file}: there is none")
     with console.working(f"reading {file.name}"):
         from ... import listing
-        from ...candidates.matrix import fingerprint, read_matrix
+        from ...candidates.matrix import fingerprint, matrix_in
+        from ...candidates.matrix_file import read_matrix_file
 
-        found, header = read_matrix(file)
+        tensors, header = read_matrix_file(file)
+        found = matrix_in(tensors)
         tokenizer = None if model is None else loading.load_tokenizer(model)
     if tokenizer is not None and header["tokenizer"] not in ("", fingerprint(tokenizer)):
         raise ValueError(
@@ -43,6 +45,8 @@ def matrix(
         "bytes": file.stat().st_size,
         "tokenizer": header["tokenizer"] or None,
         "rows_filled": int(found.filled.sum()),
+        "longer_contexts": int((tensors["context_keys"] > 0).sum()) if "context_keys" in tensors else 0,
+        "past_tokens": int((tensors["past"] >= 0).sum()) if "past" in tensors else 0,
         "rows": listing.matrix_rows(found, shown, tokenizer),
     }
     if as_json:
