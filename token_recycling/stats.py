@@ -177,6 +177,7 @@ class Stats:
             "discard_rate": self.discard_rate,
             "verification_rate": self.verification_rate,
             "prefill_seconds": self.prefill_seconds,
+            "first_tokens": self.first_tokens,
             "compile_seconds": self.compile_seconds,
             "decode_seconds": self.decode_seconds,
             "seconds": dict(self.seconds),

@@ -130,6 +130,7 @@ def test_everything_can_be_written_as_json(counting: LlamaForCausalLM) -> None:
     written = json.loads(json.dumps(run(counting, drafter, 9).as_dict()))
     assert written["mat"] == 3.0
     assert written["drafted_tokens"] == 15
+    assert (written["tokens"], written["first_tokens"]) == (9, 3)
     assert written["discarded_tokens"] == 9
     assert written["steps_by_length"] == {"3": 3}
     assert written["acceptance_by_rank"] == {"0": 1.0, "1": 0.0, "2": 0.0}
