@@ -67,7 +67,7 @@ def test_a_drafted_path_has_its_own_contexts() -> None:
     grower = Grower(matrix_of(rows, orders=3), [4, 5])
     assert grower.paths(grower.grow(1)) == [(10,)]
     close(grower.children(1), {3: 0.4 * 0.9, 1: 0.6 * 0.6 * 0.72, 2: 0.6 * 0.4 * 0.9})
-    assert grower.growing.recent[1, :4].tolist() == [10, 5, 4, -1]
+    assert grower.growing.mixture.recent[:4].tolist() == [10, 5, 4, -1]
 
 
 def test_no_more_candidates_are_looked_at_than_there_is_room_for() -> None:

@@ -64,7 +64,7 @@ class GrowingTree(NamedTuple):
     values: np.ndarray
     """(capacity,) float32: probability that the node is accepted."""
     recent: np.ndarray
-    """(capacity, LONGEST) int64: the last tokens, the newest first."""
+    """(LONGEST,) int64: the last tokens up to the root, the newest first."""
     candidates: np.ndarray
     """(capacity, CHILDREN) int64: what may follow, the likeliest first."""
     chances: np.ndarray
@@ -87,7 +87,7 @@ class GrowingTree(NamedTuple):
         return cls(
             **ints,
             values=np.zeros(nodes, np.float32),
-            recent=np.full((nodes, LONGEST), -1, np.int64),
+            recent=np.full(LONGEST, -1, np.int64),
             candidates=np.zeros((nodes, CHILDREN), np.int64),
             chances=np.zeros((nodes, CHILDREN), np.float32),
             cells=np.zeros((nodes, CHILDREN), np.int64),
@@ -141,7 +141,7 @@ def _plant(growing: GrowingTree, recent: np.ndarray, sources: Sources) -> int:
     growing.tokens[0], growing.parents[0], growing.ranks[0] = recent[0], -1, 0
     growing.depths[0], growing.values[0] = 0, 1
     for place in range(LONGEST):
-        growing.recent[0, place] = recent[place]
+        growing.recent[place] = recent[place]
     _consider(growing, np.int64(0), sources)
     return np.int64(1)
 
@@ -149,13 +149,10 @@ def _plant(growing: GrowingTree, recent: np.ndarray, sources: Sources) -> int:
 @compiled_part
 def _add(growing: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
     """Makes the candidate of that rank a child, the newest node."""
-    token = growing.candidates[parent, rank]
-    growing.tokens[node], growing.parents[node], growing.ranks[node] = token, parent, rank
+    growing.tokens[node], growing.parents[node] = growing.candidates[parent, rank], parent
+    growing.ranks[node] = rank
     growing.depths[node] = growing.depths[parent] + 1
     growing.values[node] = growing.values[parent] * growing.chances[parent, rank]
-    growing.recent[node, 0] = token
-    for place in range(1, LONGEST):
-        growing.recent[node, place] = growing.recent[parent, place - 1]
     growing.drafted[parent] = max(growing.drafted[parent], rank + 1)
     _consider(growing, node, sources)
 
@@ -163,9 +160,12 @@ def _add(growing: GrowingTree, node: int, parent: int, rank: int, sources: Sourc
 @compiled_part
 def _consider(growing: GrowingTree, node: int, sources: Sources) -> None:
     """Finds what may follow a node, the likeliest first."""
-    mixture, known = growing.mixture, np.int64(0)
+    mixture, known, depth, above = growing.mixture, np.int64(0), growing.depths[node], node
     for place in range(LONGEST):
-        mixture.recent[place] = growing.recent[node, place]
+        if place < depth:
+            mixture.recent[place], above = growing.tokens[above], growing.parents[above]
+        else:
+            mixture.recent[place] = growing.recent[place - depth]
     for candidate in range(mix(mixture, sources)):
         likely, place = mixture.chances[candidate], known
         while place > 0 and growing.chances[node, place - 1] < likely:

@@ -37,7 +37,7 @@ def warm_up(device: torch.device, *, fills: bool, remembers: bool, favours: bool
     else:
         nodes = grow(growing, root, sources, Limits(NO_COSTS, 1, 1))
     count_chosen(growing, nodes, tokens, matrix.calibration)
-    ngrams_below(growing.recent[0, :1], np.zeros(1, np.int64), tokens[:1])
+    ngrams_below(growing.recent[:1], np.zeros(1, np.int64), tokens[:1])
 
 
 @cache

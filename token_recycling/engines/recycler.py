@@ -22,7 +22,7 @@ import torch
 
 from ..candidates.best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
 from ..candidates.ngram_matrix import NgramMatrix
-from ..candidates.ngrams import last_ngram, ngrams_of
+from ..candidates.ngrams import last_ngram, ngrams_below
 from ..candidates.occurrences import LONGEST, Occurrences, Recorder
 from ..candidates.topk import top_candidates
 from ..costs.budget import NO_COSTS
@@ -92,6 +92,13 @@ class RequestState:
         """Nodes of the draft, the root included, whether or not the engine verified all of them."""
         self._options, self._matrix, self._last = options, matrix, -1
         self._recorder = Recorder(matrix.past)
+
+    @property
+    def ngrams(self) -> np.ndarray:
+        """(nodes, orders) int64: the n-gram at each node of the draft."""
+        growing = self.growing
+        root = growing.recent[: self._options.orders]
+        return ngrams_below(root, growing.parents[: self.nodes], growing.tokens[: self.nodes])
 
     def read(self, tokens: np.ndarray) -> None:
         """Reads what is new of the text (length,); one that is not a continuation is read anew.
@@ -198,5 +205,4 @@ class Recycler:
             grown(state, tokens, 1)
             tokens = np.append(tokens, np.int32(1))
         Recorder(small.matrix.past).add([0] * LONGEST, ends=True)
-        ngrams = ngrams_of(tokens.astype(np.int64), options.orders)
-        small.learn(ngrams, torch.rand(len(tokens), small.matrix.vocab_size))
+        small.learn(state.ngrams, torch.rand(state.nodes, small.matrix.vocab_size))

@@ -203,7 +203,7 @@ class Trees:
             state = self.recycler.state_of(request)
             made = self.recycler.tree(state, _whole(request, more), _DEEPEST)
             lay_out(state.growing, made, tokens[place], masks[place])
-            ngrams.append(state.growing.recent[:made, : self.recycler.options.orders].copy())
+            ngrams.append(state.ngrams)
             rows.append(place * self.nodes + np.arange(made))
         self._ngrams, self._rows = np.concatenate(ngrams), np.concatenate(rows)
         return tokens.reshape(-1), masks.reshape(-1)

@@ -194,7 +194,7 @@ class RecyclingText(TextDrafter):
         count_chosen(self._growing, nodes, np.array(step.tokens), self.matrix.calibration)
         # Nodes that other drafters proposed are as good to learn from.
         tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
-        ngrams = ngrams_below(self._growing.recent[0, : self.drafter.orders], np.array(tree.parents), tokens)
+        ngrams = ngrams_below(self._growing.recent[: self.drafter.orders], np.array(tree.parents), tokens)
         chosen = np.full(len(tree), ABSENT, np.int64)
         chosen[step.accepted] = step.tokens
         learnable = np.arange(len(tree))[step.learnable]
