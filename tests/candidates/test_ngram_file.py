@@ -194,7 +194,7 @@ def test_a_matrix_of_another_past_takes_the_newest(saved: Path, past: int) -> No
     matrix = taught(past=past)
     matrix.load(saved, "abc")
     assert matrix.past.tokens.tolist() == ([BREAK, *PAST][-past:] if past else [])
-    assert len(matrix.past.arrays.tokens) == past
+    assert matrix.past.capacity == past
 
 
 def test_only_contexts_that_are_known_take_room_in_the_file(tmp_path: Path) -> None:

@@ -233,5 +233,5 @@ def test_values_are_repeated_for_the_tokens_of_their_request() -> None:
 def test_the_documentation_lists_every_option_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     for option in dataclasses.fields(Options):
-        default = {"": "none", "True": "`true`"}.get(str(option.default)) or f"{option.default:g}"
+        default = {"": "none", "True": "`true`"}.get(str(option.default)) or f"{option.default:.7g}"
         assert f"\n| `{option.name}` | {default} |" in page

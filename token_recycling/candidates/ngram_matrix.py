@@ -192,7 +192,7 @@ class NgramMatrix:
             self.rows.keys[places] = keys
             self.rows.candidates[self.vocab_size + places] = read["context_candidates"][known]
             self.rows.shares[self.vocab_size + places] = read["context_shares"][known]
-        self.past = Occurrences(read.get("past", ()), capacity=len(self.past.arrays.tokens))
+        self.past = Occurrences(read.get("past", ()), capacity=self.past.capacity)
 
     def _arrays(self) -> Mapping[str, np.ndarray]:
         """Everything that is learned, by its name in a file."""

@@ -43,8 +43,8 @@ class Options:
     """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
     memory: float = 16.0
     """Megabytes for contexts of two tokens and more."""
-    past: int = 262_144
-    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; 5 MB."""
+    past: int = 1_048_576
+    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; up to 20 MB."""
     suffix: bool = True
     """Draft what followed where the last tokens stood in the request's own text before."""
     token_cost: float = 0.02

@@ -60,8 +60,8 @@ class Recycling(Drafter):
     """Megabytes for contexts of two tokens and more: some 290,000 of them."""
     suffix: bool = True
     """Draft what followed where the last tokens stood in the text before."""
-    past: int = 262_144
-    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; 5 MB."""
+    past: int = 1_048_576
+    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; up to 20 MB."""
     learns_prompt: bool = False
     """Learn from the prompt's own candidates first; they take the output layer on every token of it."""
     primed: bool = False
