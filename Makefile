@@ -101,6 +101,10 @@ test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its ke
 bench-vllm: .venv-vllm/.ready ## MAT in vLLM, next to its own drafter and none
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python benchmarks/in_vllm.py
 
+bench-sglang: .venv-vllm/.ready ## MAT of trees in SGLang with and without earlier outputs, its kernels stood in for
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+	.venv-vllm/bin/python benchmarks/in_sglang.py
+
 .venv-llama-cpp/.ready:
 	$(PYTHON) -m venv .venv-llama-cpp
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF" .venv-llama-cpp/bin/python -m pip install \
@@ -114,4 +118,4 @@ bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its 
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
 .PHONY: help setup demo test test-lowest browser test-browser lint bench bench-default bench-gpu campaign test-vllm test-sglang \
-	bench-vllm test-llama-cpp bench-llama-cpp
+	bench-vllm bench-sglang test-llama-cpp bench-llama-cpp

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from support import tiny
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang has an environment of its own: make test-sglang", allow_module_level=True)
 
-from support.sglang_standins import Scheduler, accept_greedily, reconstruct  # isort: skip (it lets SGLang be imported)
+from support import sglang_standins  # isort: skip (it lets SGLang be imported)
 
 from sglang.srt.speculative import ngram_worker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -32,46 +31,16 @@ NODES = 8
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch):
     """A function that makes the worker, its CUDA operations stood in for."""
-    for name, instead in {
-        "reconstruct_indices_from_tree_mask_func": reconstruct,
-        "eagle_sample": accept_greedily,
-        "assign_extend_cache_locs_func": lambda **_: None,
-        "move_accept_tokens_to_target_kvcache": lambda *_: None,
-        "commit_mamba_states_after_verify": lambda *_: None,
-        "prepare_mamba_track_for_verify": lambda *_: None,
-        "record_stream_for_v2_verify": lambda *_: None,
-        "set_time_batch": lambda *_, **__: None,
-    }.items():
-        assert hasattr(ngram_worker, name), f"SGLang's worker no longer uses {name}"
-        monkeypatch.setattr(ngram_worker, name, instead)
-
-    def make(target: Scheduler, vocab_size: int, requests: int) -> Any:
-        made = object.__new__(adapter.worker_class())
-        vars(made).update(
-            _target_worker=target,
-            model_runner=SimpleNamespace(watermark_state=None),
-            enable_overlap=target.overlap,
-            draft_token_num=NODES,
-            speculative_num_draft_tokens=NODES,
-            max_batch_size=requests,
-            device="cpu",
-            token_to_kv_pool_allocator=None,
-            ngram_corpus=adapter.NoCorpus(),
-            _prev_decode_rids=set(),
-            trees=adapter.Trees(Recycler(vocab_size, NODES - 1, Options()), NODES),
-        )
-        made._init_preallocated_tensors()
-        return made
-
-    return make
+    sglang_standins.stand_in(monkeypatch.setattr)
+    return lambda target, vocab_size: sglang_standins.worker(target, Recycler(vocab_size, NODES - 1, Options()))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_greedy_texts_are_those_of_transformers_in_fewer_steps(worker, overlap: bool) -> None:
     model = tiny.llama(seed=2)
     prompts = [tiny.prompt(seed, 3 + 5 * seed)[0].tolist() for seed in range(3)]
-    scheduler = Scheduler(model, prompts, NODES, overlap)
-    made = worker(scheduler, 64, 3)
+    scheduler = sglang_standins.Scheduler(model, prompts, NODES, overlap)
+    made = worker(scheduler, 64)
     for _ in range(30):
         scheduler.step(made)
     said = [list(request.output_ids) for request in scheduler.requests]
@@ -84,8 +53,8 @@ def test_greedy_texts_are_those_of_transformers_in_fewer_steps(worker, overlap: 
 
 def test_every_node_teaches_what_follows_it(worker) -> None:
     """The counting model says the next number after every node; a row that came to another would show."""
-    scheduler = Scheduler(tiny.counting_llama(16), [[3, 4]], NODES, overlap=False)
-    made = worker(scheduler, 16, 1)
+    scheduler = sglang_standins.Scheduler(tiny.counting_llama(16), [[3, 4]], NODES, overlap=False)
+    made = worker(scheduler, 16)
     for _ in range(24):
         scheduler.step(made)
     matrix = made.trees.recycler.matrix
@@ -93,8 +62,8 @@ def test_every_node_teaches_what_follows_it(worker) -> None:
 
 
 def test_rejected_nodes_teach_too(worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler = Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=False)
-    made, learned = worker(scheduler, 64, 1), []
+    scheduler = sglang_standins.Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=False)
+    made, learned = worker(scheduler, 64), []
     learn = made.trees.recycler.learn
     monkeypatch.setattr(made.trees.recycler, "learn", lambda *given: (learned.extend(given[0].tolist()), learn(*given)))
     for _ in range(20):
@@ -105,8 +74,8 @@ def test_rejected_nodes_teach_too(worker, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_belongs_to_a_request_is_kept_on_it_and_read_on(worker) -> None:
-    scheduler = Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=True)
-    made = worker(scheduler, 64, 1)
+    scheduler = sglang_standins.Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=True)
+    made = worker(scheduler, 64)
     for _ in range(5):
         scheduler.step(made)
     (request,) = scheduler.requests

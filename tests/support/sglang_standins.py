@@ -13,10 +13,14 @@ import importlib.machinery
 import sys
 import types
 from array import array
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+
+from token_recycling.engines import sglang as adapter
+from token_recycling.engines.recycler import Recycler
 
 ABSENT = {"sgl_kernel", "IPython", "torchvision", "gguf", "orjson", "pybase64"}
 """Kernels and libraries that SGLang imports and nothing here calls."""
@@ -85,6 +89,45 @@ def accept_greedily(verify_input: Any, batch: Any, logits_output: Any, *_: Any, 
         accepted[row, : len(path)] = torch.tensor(path) + row * nodes
         lengths.append(len(path))
     return predict, torch.tensor(lengths, dtype=torch.int32), accepted
+
+
+def stand_in(put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Puts the functions above in the place of SGLang's operations; `put` sets a name of its module."""
+    from sglang.srt.speculative import ngram_worker
+
+    for name, instead in {
+        "reconstruct_indices_from_tree_mask_func": reconstruct,
+        "eagle_sample": accept_greedily,
+        "assign_extend_cache_locs_func": lambda **_: None,
+        "move_accept_tokens_to_target_kvcache": lambda *_: None,
+        "commit_mamba_states_after_verify": lambda *_: None,
+        "prepare_mamba_track_for_verify": lambda *_: None,
+        "record_stream_for_v2_verify": lambda *_: None,
+        "set_time_batch": lambda *_, **__: None,
+    }.items():
+        assert hasattr(ngram_worker, name), f"SGLang's worker no longer uses {name}"
+        put(ngram_worker, name, instead)
+
+
+def worker(target: Scheduler, recycler: Recycler) -> Any:
+    """The worker of this package around a scheduler, for the requests that it has."""
+    nodes = recycler.nodes + 1
+    made = object.__new__(adapter.worker_class())
+    vars(made).update(
+        _target_worker=target,
+        model_runner=SimpleNamespace(watermark_state=None),
+        enable_overlap=target.overlap,
+        draft_token_num=nodes,
+        speculative_num_draft_tokens=nodes,
+        max_batch_size=len(target.requests),
+        device="cpu",
+        token_to_kv_pool_allocator=None,
+        ngram_corpus=adapter.NoCorpus(),
+        _prev_decode_rids=set(),
+        trees=adapter.Trees(recycler, nodes),
+    )
+    made._init_preallocated_tensors()
+    return made
 
 
 class Scheduler:
