@@ -6,8 +6,8 @@ finds the longest matches and how often each continuation followed, for any toke
 (2411.04975) draws the same from a suffix tree.
 
 An index grows with its tokens up to a number of them, and keeps the newest: 20 bytes each, up to 80 while it grows.
-Cost: some nanoseconds for a token added; less than a microsecond for a look-up in a text, some four in a million tokens,
-which no cache of a processor holds. In compiled code.
+Cost, in compiled code: some nanoseconds for a token added; less than a microsecond for a look-up in a text, some four
+among a million tokens, which no cache of a processor holds.
 """
 
 from __future__ import annotations
