@@ -24,9 +24,9 @@ from .accept import accept_greedy, accept_walk
 from .draft import Context, Draft, Step
 from .drafter import Drafter, DrafterTraits, TextDrafter
 from .model.inspection import hidden_states
-from .model.kv_cache import TreeCache, unroll
+from .model.kv_cache import TreeCache, slots, unroll
 from .model.pass_costs import PassCosts
-from .model.prefill import cross_border, first_pass, prefill
+from .model.prefill import ObservePrompt, cross_border, first_pass, prefill, read_prompts
 from .model.step_costs import StepCosts
 from .model.tree_model import TreeModel
 from .sequence import Sequence, TokenSelector
@@ -68,22 +68,35 @@ class Run:
     @property
     def reads_along(self) -> bool:
         """Whether the first step may read the prompt too: that of one text, from which nobody learns, where the model
-        computes alike at every length.
+        computes alike at every length; or of any where states over the text must be what `generate` has then.
         """
+        if self.target.support.recurrent:
+            return True
         return len(self.sequences) == 1 and not self.traits.learns_prompt and self.target.support.border is None
 
     @cached_property
-    def waited_for(self) -> bool:
-        """Whether a draft would delay the first token, which is waited for: of a prompt that is longer than drafts are,
-        as far as the cache does not hold it.
+    def prompt_alone(self) -> bool:
+        """Whether the first step reads the prompt and no draft with it: because this would delay the first token, which
+        is waited for, if the prompt is longer than drafts are, as far as the cache does not hold it; or because the
+        model reads drafts in another way than prompts.
         """
         unread = self.sequences[0].length - self.held[0]
-        return self.streamed and self.reads_along and unread > _SHORT_PROMPT
+        waited_for = self.streamed and self.reads_along and unread > _SHORT_PROMPT
+        return waited_for or self.target.support.recurrent
 
     def prefill(self) -> None:
         """Puts all of each text but its last token into the cache, as far as it is not there."""
-        observe = [one.observe_prompt for one in self.drafters] if self.traits.learns_prompt else None
-        prefill(self.target, [sequence.tokens for sequence in self.sequences], self.cache, observe, self.held)
+        prefill(self.target, self.texts, self.cache, self.observers, self.held)
+
+    @property
+    def texts(self) -> list[torch.Tensor]:
+        """(length,) each: the texts so far."""
+        return [sequence.tokens for sequence in self.sequences]
+
+    @property
+    def observers(self) -> list[ObservePrompt] | None:
+        """What is shown each prompt, if anything is."""
+        return [one.observe_prompt for one in self.drafters] if self.traits.learns_prompt else None
 
     def draft(self, row: int) -> Draft:
         """What to verify for a text: the drafter's tree, as deep as it can be of use and is exact."""
@@ -96,13 +109,16 @@ class Run:
                 f"{self.drafters[row].describe()}; give `context.root` as the first of the tokens"
             )
         draft = draft.cut(self.depth_limit(row))
+        if not self.target.support.branches:
+            draft = draft.chain()
         return draft if self.target.support.fits(sequence.length - 1, len(draft.tree)) else draft.cut(0)
 
     def draft_late(self) -> None:
-        """Asks for the draft of the prompt that was not waited for, with room for no node: whatever a step is made of,
-        the drafter is asked for a draft before it is shown the step.
+        """Asks for the drafts behind prompts that were read alone, with room for no node: whatever a step is made of,
+        a drafter is asked for a draft before it is shown the step.
         """
-        self._asked(0, self.prompts[0], 1)
+        for row, prompt in enumerate(self.prompts):
+            self._asked(row, prompt, 1)
 
     def _asked(self, row: int, tokens: torch.Tensor, room: int) -> Draft:
         selector, device = self.selectors[row], "cpu" if self.traits.on_host else self.target.device
@@ -156,13 +172,13 @@ class TreeStepper:
         target, sequences, cache, rows = run.target, run.sequences, run.cache, range(len(run.sequences))
 
         # Draft. Of a text that has ended, its last token is given, which is not looked at.
-        self._prompt_alone = clock.reads_prompt and run.waited_for
+        self._prompt_alone = clock.reads_prompt and run.prompt_alone
         drafting = () if self._prompt_alone else going
         drafts = [run.draft(row) if row in drafting else Draft(root_only(), sequences[row].tokens[-1:]) for row in rows]
         clock.lap("retrieve")
 
         # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
-        cross_border(target, [sequence.tokens for sequence in sequences], cache)
+        cross_border(target, run.texts, cache)
         lengths = [sequence.length - 1 for sequence in sequences]
         with hidden_states(target.model) if run.traits.hidden_states else nullcontext() as hidden:
             logits = self._forward(drafts, [length * (row in going) for row, length in enumerate(lengths)])
@@ -192,6 +208,8 @@ class TreeStepper:
         pass.
         """
         run, cache = self.run, self.run.cache
+        if self._prompt_alone and run.target.support.recurrent:
+            return read_prompts(run.target, run.texts, cache, run.observers)
         if len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
             return first_pass(run.target, run.sequences[0].tokens, drafts[0], cache)
         inputs = run.target.inputs.of(drafts, lengths, cache.get_seq_length())
@@ -242,7 +260,7 @@ def decode(
     and `costs` says what they cost; both are the ordinary ones if not given. `streamed`: the first token is waited for,
     so that the pass over a long prompt verifies no draft, whose rows would delay it; the text takes a step more then.
     """
-    held = held or [cache.get_seq_length()] * len(sequences)
+    held = held or [slots(cache)] * len(sequences)
     for sequence, own in zip(sequences, held, strict=True):
         if own >= sequence.length:
             raise ValueError(
@@ -254,7 +272,7 @@ def decode(
     step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest, sequences[0].on_host)
     prompts = [sequence.tokens for sequence in sequences]
     run = Run(target, sequences, prompts, drafter, step_costs, selectors, cache, held, clock, streamed)
-    stats.drafter = "" if run.waited_for else run.drafters[0].describe()
+    stats.drafter = "" if run.prompt_alone else run.drafters[0].describe()
     steps_of = stepper(run)
     stats.prompt_tokens += sum(sequence.length for sequence in sequences)
     stats.path = steps_of.describe()

@@ -50,6 +50,21 @@ class Draft:
         needed = frozenset(node for node in self.needed if node < len(tree))
         return Draft(tree, self.tokens[: len(tree)], drawn_from, confidence, needed)
 
+    def chain(self) -> Draft:
+        """The draft without nodes beside its first path: of every node the first child alone."""
+        path, tree = [0], self.tree
+        while tree.children[path[-1]]:
+            path.append(tree.children[path[-1]][0])
+        if len(path) == len(tree):
+            return self
+        drawn_from = self.drawn_from and {
+            place: self.drawn_from[node] for place, node in enumerate(path) if node in self.drawn_from
+        }
+        confidence = None if self.confidence is None else self.confidence[path]
+        needed = frozenset(place for place, node in enumerate(path) if node in self.needed)
+        alone = Tree(tuple(range(-1, len(path) - 1)), tuple(tree.ranks[node] for node in path))
+        return Draft(alone, self.tokens[path], drawn_from, confidence, needed)
+
     def carrying(self, tokens: Sequence[int]) -> list[int]:
         """The nodes that carry `tokens` one after another below the root, ascending; several where siblings carry equal
         tokens, and the root where there are no tokens.

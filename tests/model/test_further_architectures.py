@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.architectures import REFUSED, SUPPORTED, Case, model_of
+from support.architecture_page import ALL
+from support.architectures import Case, model_of
 from support.further_architectures import BLOCKS, FURTHER, FURTHER_REFUSED, NOT_DECODER_ONLY, UNMEASURED
+from support.recurrent_architectures import RECURRENT_REFUSED
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import token_recycling as tr
@@ -15,7 +17,7 @@ import token_recycling as tr
 def test_every_family_that_transformers_knows_is_here_once() -> None:
     named = [*NOT_DECODER_ONLY.values(), *UNMEASURED.values()]
     others = [family for families in named for family in families.split()]
-    cases = {case.family for case in [*SUPPORTED, *FURTHER, *REFUSED, *FURTHER_REFUSED]}
+    cases = {case.family for case in [*ALL, *RECURRENT_REFUSED, *FURTHER_REFUSED]}
     assert len(others) == len(set(others))
     assert not cases.intersection(others)
     assert cases.union(others) == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -23,19 +25,22 @@ def test_every_family_that_transformers_knows_is_here_once() -> None:
 
 REASONS = {
     "blt": "expected one stack of layers",
-    "cpmant": "derives positions itself",
-    "deepseek_v4": "cannot go back to before a rejected token",
+    "cpmant": "expected a forward pass over a tree",
+    "deepseek_v4": "expected layers that keep one slot a token or a state, .* with DeepseekV4HCACache",
+    "minimax": "cannot go back to before a rejected token",
     "moshi": "does not follow the mask or the positions",
-    "moss_transcribe_diarize": "derives positions itself",
     "openai-gpt": "expected a model that keeps keys and values in a cache",
+    "qwen4_exp_text": "whose index chooses among them",
+    "recurrent_gemma": "cannot go back to before a rejected token",
     "reformer": "expected a model that keeps keys and values in a cache",
-    "roformer": "derives positions itself",
+    "rwkv": "cannot go back to before a rejected token",
     "xlm": "expected a model that keeps keys and values in a cache",
     "xlnet": "expected a model that keeps keys and values in a cache",
+    "xlstm": "cannot go back to before a rejected token",
 }
 
 
-@pytest.mark.parametrize("case", FURTHER_REFUSED, ids=str)
+@pytest.mark.parametrize("case", [*RECURRENT_REFUSED, *FURTHER_REFUSED], ids=str)
 def test_what_is_refused_is_refused_with_its_reason(case: Case) -> None:
     model = model_of(case)
     with pytest.raises(tr.UnsupportedModelError, match=REASONS[case.family]):

@@ -123,9 +123,8 @@ def bert() -> PreTrainedModel:
     return transformers.BertModel(transformers.BertConfig(**SIZES, intermediate_size=64))
 
 
-def mamba() -> PreTrainedModel:
-    config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
-    return transformers.MambaForCausalLM(config)
+def rwkv() -> PreTrainedModel:
+    return transformers.RwkvForCausalLM(transformers.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
 
 
 def not_causal() -> PreTrainedModel:
@@ -138,7 +137,7 @@ def mistral(window: int | None = 8) -> PreTrainedModel:
 
 
 REFUSED = [
-    (mamba, "MambaForCausalLM: its state over the text"),
+    (rwkv, "RwkvForCausalLM, which keeps it elsewhere"),
     (t5, "decoder-only model, got the encoder-decoder T5ForConditionalGeneration"),
     (bert, "generates text, got BertModel"),
     (not_causal, "causal attention, got LlamaForCausalLM, whose tokens see those after them"),
@@ -169,9 +168,12 @@ def test_caches_that_cannot_forget_are_refused(model: LlamaForCausalLM) -> None:
     static = transformers.StaticCache(config=model.config, max_cache_len=64)
     with pytest.raises(tr.UnsupportedModelError, match="DynamicCache, got StaticCache"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=static)
-    recurrent = DynamicCache(config=mamba().config)
-    with pytest.raises(tr.UnsupportedModelError, match="full-attention layers, got LinearAttentionLayer"):
-        tr.stream(model, tiny.prompt(0, 4), past_key_values=recurrent)
+    recording = DynamicCache(
+        config=transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    )
+    recording.activate_past_recording()
+    with pytest.raises(tr.UnsupportedModelError, match="keeps the newest states, got one that records"):
+        tr.stream(model, tiny.prompt(0, 4), past_key_values=recording)
 
 
 LOOP = """

@@ -10,23 +10,28 @@ from dataclasses import dataclass
 import torch
 import transformers
 from support import tiny
-from support.architectures import REFUSED, SUPPORTED, VOCABULARY, Case, forget, model_of
+from support.architectures import SUPPORTED, VOCABULARY, Case, forget, model_of
 from support.further_architectures import FURTHER, FURTHER_REFUSED, NOT_DECODER_ONLY, UNMEASURED
 from support.oracle import TREES, Oracle
+from support.recurrent_architectures import RECURRENT, RECURRENT_REFUSED
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import token_recycling as tr
 from token_recycling.model.self_test import largest_difference, random_text
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.templates import chain
 
+ALL = [*SUPPORTED, *RECURRENT, *FURTHER]
 LENGTHS = (6, 26)
 """Texts before a tree: within all windows, and beyond them."""
 PROMPTS = (5, 29, 40)
 NEW = 24
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 12}
-TOLERANCE = 5e-5
-"""Between logits of a tree and of linear decoding, in float32; those of these models are of the size of 1."""
+TOLERANCE, WITH_STATES = 5e-5, 3e-4
+"""Between logits of a tree and of linear decoding, in float32; those of these models are of the size of 1. A state adds
+up the rounding of all tokens before: in float64 there is no more than 1e-13.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Result:
 
     @property
     def same_trees(self) -> bool:
-        return self.difference < TOLERANCE
+        return self.difference < (WITH_STATES if self.support.recurrent else TOLERANCE)
 
     @property
     def exact(self) -> bool:
@@ -51,9 +56,9 @@ class Result:
 
 
 def attentions(case: Case) -> tuple[str, ...]:
-    """Those that a case is measured with; a further family only with what transformers would choose."""
+    """Those that a case is measured with; of some only what transformers would choose."""
     found = ("sdpa", "eager")[not case.sdpa :]
-    return found[:1] if case in FURTHER else found
+    return found if case in SUPPORTED else found[:1]
 
 
 def measured(case: Case, attention: str) -> Result:
@@ -61,7 +66,7 @@ def measured(case: Case, attention: str) -> Result:
     if (str(case), attention) not in _MEASURED:
         model = model_of(case, attention)
         # Eager attention differs from sdpa in few lines: where there are both, one length of text is enough for it.
-        brief = case in FURTHER or (case.sdpa and attention == "eager")
+        brief = case not in SUPPORTED or (case.sdpa and attention == "eager")
         matches, stats = generated(model, PROMPTS[1:2] if brief else PROMPTS)
         difference = tree_difference(model, LENGTHS[1:] if brief else LENGTHS)
         _MEASURED[str(case), attention] = Result(tr.check(model), difference, sum(matches), len(matches), stats.mat)
@@ -74,7 +79,8 @@ _MEASURED: dict[tuple[str, str], Result] = {}
 def tree_difference(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> float:
     """The largest difference of logits over several trees and lengths of text, where the library would draft."""
     target, worst = TreeModel(model), 0.0
-    for tree in TREES.values():
+    for shape in TREES.values():
+        tree = shape if target.support.branches else chain(shape.depth)
         for length in lengths:
             if target.support.fits(length, len(tree)):
                 text = random_text(target, length + 1, seed=length)
@@ -113,6 +119,21 @@ _TABLE = """
 | family | configuration | what trees need | attention | trees | texts |
 |---|---|---|---|---|---|
 """
+_RECURRENT = f"""
+### With states over the text
+
+Linear attention, state space models and short convolutions, alone or beside attention. Such a layer reads the nodes of
+a draft one after the other, each from a copy of the state that its parent left; all else is shared by the nodes
+(`token_recycling/model/recurrence.py`). **trees**: `exact` means within {WITH_STATES:.0e} here. The copies take as much
+memory as the states of a text, times the nodes of a draft: `token-recycling check MODEL` says how much. Several texts
+and padding are read as `generate` reads them. What was left as it is: such a model cannot itself draft for another one,
+and its calls with a static, quantised or offloaded cache go to transformers.
+
+Behind a cache of several turns, jamba, zamba, mamba and falcon_mamba read more than one new token wrongly by
+themselves: such calls are left to transformers, or refused where there is nothing to leave them to.
+
+Each model with the attention that transformers chooses, trees after {LENGTHS[1]} tokens and a prompt of {PROMPTS[1]}.
+"""
 _FURTHER = f"""
 ### Further families
 
@@ -126,7 +147,7 @@ has been accelerated works in plain `generate` too, and takes the memory of full
 ## Where no tree is drafted
 
 Near these lengths of text, decoding goes on token by token, with the same result. Batches and padded prompts of these
-models, and of mpt, are left to transformers:
+models, of mpt, and of those of which only paths are drafted, are left to transformers:
 
 """
 _REFUSED = """
@@ -139,22 +160,24 @@ _REFUSED = """
 
 def page() -> str:
     """docs/architectures.md."""
-    results = {str(case): [measured(case, name) for name in attentions(case)] for case in [*SUPPORTED, *FURTHER]}
+    results = {str(case): [measured(case, name) for name in attentions(case)] for case in ALL}
     borders: dict[str, list[str]] = {}
-    for case in [*SUPPORTED, *FURTHER]:
+    for case in ALL:
         found = results[str(case)][0].support
         if found.border is not None:
             borders.setdefault(found.notes[0], []).append(case.family)
-    refusals = [*REFUSED, *FURTHER_REFUSED]
+    refusals = [*RECURRENT_REFUSED, *FURTHER_REFUSED]
     refused = [f"| {case} | {tr.check(model_of(case), self_test=True).reason} |\n" for case in refusals]
     refused.append(f"| encoder-decoders | {tr.check(_t5()).reason} |\n")
-    exact = {case.family for case in [*SUPPORTED, *FURTHER] if all(result.exact for result in results[str(case)])}
+    exact = {case.family for case in ALL if all(result.exact for result in results[str(case)])}
     return "".join(
         [
             _HEAD,
             _count(exact),
             "\n## Supported\n",
             _table(SUPPORTED, results),
+            _RECURRENT,
+            _table(RECURRENT, results),
             _FURTHER,
             _table(FURTHER, results),
             _NOTES,

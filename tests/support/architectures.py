@@ -181,21 +181,6 @@ BORDERS = [
 ]
 SUPPORTED = [*ONE_MASK, *WINDOWS, *KEY_POSITIONS, *BORDERS]
 
-HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
-REFUSED = [
-    Case("mamba", config={"state_size": 4}),
-    Case("mamba2", config={"state_size": 4, "num_heads": 4, "head_dim": 16, "expand": 2, "n_groups": 1}),
-    Case("jamba", config={"attn_layer_offset": 1, "attn_layer_period": 2, **MOE}),
-    Case("qwen3_next", config={**HYBRID, **MOE}),
-    Case("qwen3_5_text", config=HYBRID),
-    Case("falcon_h1"),
-    Case("bamba", config={"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}),
-    Case("rwkv"),
-    Case("lfm2", config={"layer_types": ["conv", "full_attention"]}),
-    Case("recurrent_gemma", config={"num_hidden_layers": 3, "block_types": ["recurrent", "recurrent", "attention"]}),
-    Case("minimax", config={**HYBRID, **MOE}),
-]
-
 
 def named(family: str, tested: str = "") -> Case:
     """The first supported case of a family in whose configuration these words are."""

@@ -46,6 +46,10 @@ def by_configuration(known: Support) -> str | None:
         return known.reason
     if not known.tested:
         return f"expected a family that was tested, got {known.family!r}"
+    if known.recurrent:
+        return f"expected layers that attend, got {known.model}, of which some keep states over the text"
+    if not known.branches:
+        return f"expected positions that the model is given, got slots of the cache in {known.model}"
     if known.key_bias is not None:
         return f"expected positions that the model is given, got ALiBi in {known.model}"
     if known.border is not None:

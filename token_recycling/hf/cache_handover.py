@@ -16,7 +16,7 @@ from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticC
 from transformers.cache_utils import Cache, DummyLayer, StaticIndexedLayer, StaticLayer, StaticSlidingWindowLayer
 
 from ..model.architectures import Border
-from ..model.kv_cache import TreeCache, unroll, unsupported_cache
+from ..model.kv_cache import TreeCache, stop_counting, unroll, unsupported_cache
 from ..model.prefill import extend
 from ..model.tree_model import TreeModel
 from ..sequence import Sequence, TokenSelector
@@ -61,6 +61,8 @@ class CacheHandover:
     def __init__(self, given: Cache, paddings: list[int], config: PretrainedConfig) -> None:
         """`paddings[row]`: how many columns before each text are padding; `config`: that of the text decoder."""
         self.given, self.paddings = given, paddings
+        if type(given) is DynamicCache:
+            unroll(given)
         held = int(given.get_seq_length())
         self.cache = given if type(given) is DynamicCache else _read(given, held, config)
         """Where decoding works: the slots of every text from slot 0 on."""
@@ -78,6 +80,7 @@ class CacheHandover:
             TreeCache(self.cache).shift(self.paddings, columns - 1)
         if self.cache is not self.given:
             _write(self.cache, self.given)
+        stop_counting(self.given)
 
 
 def fill_up(

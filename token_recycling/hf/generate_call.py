@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, StaticCache
 from transformers.generation import logits_process as processors
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
@@ -23,13 +23,22 @@ from transformers.generation.stopping_criteria import (
 from transformers.generation.streamers import BaseStreamer
 
 from ..model.inspection import prepares_inputs_elsewhere
+from ..model.kv_cache import slots
 from ..model.self_test import ready
 from ..model.support import Support, UnsupportedModelError
 from ..model.tree_model import TreeModel
 from ..processors import Scope, scope
 from .cache_handover import unsupported_handover
 
-_KNOWN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "tokenizer"}
+_KNOWN_INPUTS = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "cache_params",
+    "use_cache",
+    "logits_to_keep",
+    "tokenizer",
+}
 _MARKS = {"mm_token_type_ids", "token_type_ids"}
 """What processors of models that also take pictures give with every prompt: 0 for a token of text."""
 _CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
@@ -50,7 +59,7 @@ class GenerateCall:
     @property
     def cache(self) -> Cache:
         """The key/value cache, empty or with a prefix of the text."""
-        return self.model_kwargs["past_key_values"]
+        return self.model_kwargs.get("past_key_values", self.model_kwargs.get("cache_params"))
 
     @cached_property
     def paddings(self) -> list[int]:
@@ -82,7 +91,7 @@ class GenerateCall:
         kwargs, config = self.model_kwargs, self.config
         if self.input_ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
             return "expected a prompt of token ids, got embeddings or nothing"
-        if not kwargs.get("use_cache", True) or kwargs.get("past_key_values") is None:
+        if not kwargs.get("use_cache", True) or self.cache is None:
             return "expected use_cache=True, got a call without a cache"
         if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
             return "expected output_attentions and output_hidden_states to be off"
@@ -96,7 +105,7 @@ class GenerateCall:
                 f"expected {type(model).__name__} to prepare its own inputs, got another object's "
                 "prepare_inputs_for_generation set on it (prompt learning?)"
             )
-        held = int(self.cache.get_seq_length())
+        held = slots(self.cache)
         if held >= self.input_ids.shape[1]:
             return f"expected the whole text, got {self.input_ids.shape[1]} tokens with a cache of {held}"
         if min(self.paddings) < 0:
@@ -111,8 +120,18 @@ class GenerateCall:
         return (
             (None if alone and not any(self.paddings) else known.batch_reason)
             or (None if alone else self._why_no_batch())
+            or (self._why_not_recurrent(known) if known.recurrent else None)
             or unsupported_handover(self.cache, (self.config.max_length or 0) - 1, known.border)
         )
+
+    def _why_not_recurrent(self, known: Support) -> str | None:
+        """What speaks against it with a model that keeps states over the text, or None."""
+        held = slots(self.cache)
+        if type(self.cache) is StaticCache:
+            return f"expected a dynamic cache for {known.model}, which keeps states over the text, got a static one"
+        if held and len(self.input_ids) > 1:
+            return f"expected an empty cache for several texts at once with {known.model}, got one of {held} tokens"
+        return known.cannot_read_on(held, self.input_ids.shape[1])
 
     def _other_inputs(self, model: PreTrainedModel) -> list[str]:
         """Inputs beside the text. A model that takes pictures too is given empty ones with a text alone."""

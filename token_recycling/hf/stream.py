@@ -15,7 +15,7 @@ from ..cuda_graphs import Fast, checked, stepping
 from ..decode import decode
 from ..draft import Step
 from ..drafter import Drafter
-from ..model.kv_cache import unsupported_cache
+from ..model.kv_cache import slots, unsupported_cache
 from ..model.prefill import checked_prompt
 from ..model.self_test import ready
 from ..model.support import UnsupportedModelError
@@ -61,7 +61,7 @@ def stream(
     if eos is not None and eos != []:
         criteria.append(EosTokenCriteria(eos))
     cache = target.new_cache() if past_key_values is None else past_key_values
-    reason = unsupported_cache(cache)
+    reason = unsupported_cache(cache) or target.support.cannot_read_on(slots(cache), len(prompt))
     if reason is not None:
         raise UnsupportedModelError(reason)
     sequences = [Sequence(prompt, criteria)]

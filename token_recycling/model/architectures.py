@@ -22,10 +22,17 @@ granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyp
 jetmoe kolibri1 laguna llama llama4_text longcat_flash megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2
 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder mpt nanochat nemotron olmo olmo2 olmo3 olmoe
 opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe rembert roberta roberta-prelayernorm
-roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm xlm-roberta xlm-roberta-xl xmod youtu
+roc_bert roformer seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm xlm-roberta xlm-roberta-xl xmod youtu
 """
 
-TESTED = frozenset(_FAMILIES.split())
+_WITH_STATES = """
+bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling2_text inkling_text jamba kimi_linear lfm2 lfm2_moe
+lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2 zaya
+"""
+_READ_ANEW = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
+"""Families whose layers, given several tokens at once, begin as if nothing had been read."""
+
+TESTED = frozenset((_FAMILIES + _WITH_STATES).split())
 """Families for which trees were compared with linear decoding: docs/architectures.md."""
 
 
@@ -86,10 +93,16 @@ class KeyBias:
 
 @dataclass(frozen=True)
 class Exceptional:
-    """What a family needs besides masks; both are made from its configuration, None if nothing."""
+    """What a family needs besides masks; biases and borders are made from its configuration, None if nothing."""
 
     key_bias: Callable[[PretrainedConfig], KeyBias | None] = lambda config: None
     border: Callable[[PretrainedConfig], Border | None] = lambda config: None
+    slots: bool = False
+    """Whether positions are slots of the cache in spite of the positions that it is given."""
+    reads_on: bool = False
+    """Of one with recurrent layers: whether these read several tokens from a state on as they read them one by one.
+    Where it is not known they are never made to.
+    """
 
 
 def _llama4_border(config: PretrainedConfig) -> Border | None:
@@ -123,6 +136,8 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "gpt_neo": Exceptional(
         border=lambda config: Border(config.window_size, "local attention counts cache slots, not positions")
     ),
+    **{family: Exceptional(reads_on=True) for family in _WITH_STATES.split() if family not in _READ_ANEW},
+    **dict.fromkeys(("inkling_text", "inkling2_text"), Exceptional(slots=True, reads_on=True)),
 }
 """Families that masks and positions alone do not make exact."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicIndexedLayer, DynamicLayer, LinearAttentionLayer
 
 from .remembered import lasting
 
@@ -165,6 +165,60 @@ class BlockTreeLayer(IndexedTreeLayer):
 def attends_to_blocks(layer: Any) -> bool:
     """Whether it is MiniMax M3's own layer, whose class is in the module of that model alone."""
     return type(layer).__name__ == "MiniMaxM3VLSparseCacheLayer"
+
+
+class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
+    """A layer that attends and keeps a state over the text as well."""
+
+    def __init__(self, *place: Any, states: LinearAttentionLayer) -> None:
+        """`place`: as of a `TreeLayer`; `states`: the layer that held them."""
+        LinearAttentionLayer.__init__(self, states.number_of_states)
+        take_states(self, states)
+        TreeLayer.__init__(self, *place)
+
+    def lazy_initialization(self, *keys: Any, **states: Any) -> None:
+        """Of a state; keys and values have a place from the start."""
+        LinearAttentionLayer.lazy_initialization(self, **states)
+
+    def reset(self) -> None:
+        TreeLayer.reset(self)
+        LinearAttentionLayer.reset(self)
+
+
+def take_states(layer: LinearAttentionLayer, states: LinearAttentionLayer) -> None:
+    """What one layer holds of states is held by another of as many."""
+    for name in vars(LinearAttentionLayer(states.number_of_states)):
+        setattr(layer, name, getattr(states, name))
+
+
+class TokenCount(CacheLayerMixin):
+    """Beside layers that keep nothing but states: how many tokens they have read."""
+
+    parts: tuple[()] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        """Nothing."""
+
+    def update(self, *states: Any, **others: Any) -> Any:
+        """Nothing attends to it."""
+        raise NotImplementedError
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As of a layer that had a slot for every token."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.length = 0
 
 
 def _rounded(slots: int) -> int:

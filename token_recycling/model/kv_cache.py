@@ -1,8 +1,8 @@
 """A key/value cache that can keep chosen slots: the accepted path of a tree stays, the rest is forgotten.
 
 A tree forward appends one slot per node. Of these only the accepted ones may stay, moved together at the end of the
-text. `TreeCache` takes over the layers of a `DynamicCache` in place (`cache_layers`); afterwards that cache works
-wherever it did before, in plain `generate` too.
+text; of states over the text that of the last one (`recurrence`). `TreeCache` takes over the layers of a `DynamicCache`
+in place (`cache_layers`); afterwards that cache works wherever it did before, in plain `generate` too.
 """
 
 from __future__ import annotations
@@ -14,25 +14,33 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import (
     Cache,
+    CacheLayerMixin,
     DummyLayer,
     DynamicCache,
     DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
 )
 
 from .cache_layers import (
     BlockTreeLayer,
     IndexedTreeLayer,
     OffloadedTreeLayer,
+    RecurrentTreeLayer,
     SlotStore,
+    TokenCount,
     TreeLayer,
     attends_to_blocks,
 )
+from .recurrence import keep_states, recurrent_layers, take_over_states
 from .remembered import lasting
 
-_TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer)
-_OTHERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
+_TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
+_SLIDING = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
+_OTHERS = (*_SLIDING, DynamicLayer, DynamicIndexedLayer, DummyLayer, LinearAttentionAndFullAttentionLayer)
 
 
 def unsupported_cache(cache: Cache) -> str | None:
@@ -49,6 +57,16 @@ def unsupported_layers(cache: Cache) -> str | None:
     )
     if others:
         return f"expected a cache of full-attention layers, got {', '.join(others)}"
+    states = recurrent_layers(cache)
+    if states and cache.offloading:
+        return "expected an offloaded cache of keys and values alone, got one with states over the text"
+    if any(layer.record_past for layer in states):
+        return (
+            "expected a cache that keeps the newest states, got one that records those before (activate_past_recording)"
+        )
+    read = any(any(layer.has_previous_state.values()) for layer in states)
+    if read and not _attends(cache):
+        return "expected an empty cache or one that was made here, got states that do not say how many tokens they read"
     if cache.offloading and any(
         isinstance(layer, DynamicIndexedLayer) or attends_to_blocks(layer) for layer in cache.layers
     ):
@@ -57,25 +75,51 @@ def unsupported_layers(cache: Cache) -> str | None:
 
 
 def can_be_taken(layer: object) -> bool:
-    """Whether it is a layer of transformers of which accepted slots can be kept."""
-    return type(layer) in _OTHERS or attends_to_blocks(layer)
+    """Whether it is a layer of transformers of which accepted slots and states can be kept."""
+    return type(layer) in (*_OTHERS, LinearAttentionLayer) or attends_to_blocks(layer)
 
 
 def unroll(cache: Cache) -> None:
     """Lets sliding layers keep everything from now on. What leaves the window is masked, so that the cache works
     wherever it did before; but a tree's slots are not in order of position, and dropping the oldest is not right.
 
-    Where a layer has dropped tokens before, zeros fill their slots: no later token has them in its window.
+    Where a layer has dropped tokens before, zeros fill their slots: no later token has them in its window. States over
+    the text are made ready to be kept by node.
     """
     for place, layer in enumerate(cache.layers):
-        if type(layer) is DynamicSlidingWindowLayer:
-            full = DynamicLayer()
+        if isinstance(layer, _SLIDING):
+            full = DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else _with_states_of(layer)
             if layer.is_initialized:
                 _wait_for_copies(cache)
                 dropped = layer.cumulative_length - layer.keys.shape[-2]
                 full.update(*(pad(states, (0, 0, dropped, 0)) for states in (layer.keys, layer.values)))
                 full.device = layer.device  # the states of an offloaded layer lie elsewhere
             cache.layers[place] = full
+    take_over_states(cache)
+    if not _attends(cache):
+        cache.layers.append(TokenCount())
+
+
+def slots(cache: Cache) -> int:
+    """How many tokens a cache holds; 0 for one of states alone that were not counted."""
+    return int(cache.get_seq_length()) if _attends(cache) else 0
+
+
+def _attends(cache: Cache) -> bool:
+    """Whether it has layers with slots, or a count of what they would be."""
+    return not cache.layers or any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
+
+
+def stop_counting(cache: Cache) -> None:
+    """Before a cache is given back to those who do not count."""
+    if isinstance(cache.layers[-1], TokenCount):
+        cache.layers.pop()
+
+
+def count(cache: Cache, tokens: int) -> None:
+    """Notes that so many were read, where no layer has slots that show it."""
+    if cache.layers and isinstance(cache.layers[-1], TokenCount):
+        cache.layers[-1].length += tokens
 
 
 class TreeCache:
@@ -92,7 +136,7 @@ class TreeCache:
 
     @lasting()
     def _take_over(self) -> None:
-        if any(can_be_taken(layer) and layer.keys is not None for layer in self.cache.layers):
+        if any(can_be_taken(layer) and getattr(layer, "keys", None) is not None for layer in self.cache.layers):
             _share(self.cache)
         self._layers = [layer for layer in self.cache.layers if type(layer) in _TAKEN]
         self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
@@ -102,6 +146,7 @@ class TreeCache:
         """Of the slots from `held` on, one a node, keeps those of the `accepted` nodes (ascending) of each text, moved
         to the end of its `lengths[row]` slots, and forgets the rest.
         """
+        keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
         if not self._stores:
             self._take_over()
         indexed = [layer for layer in self._layers if isinstance(layer, IndexedTreeLayer)]
@@ -157,7 +202,7 @@ def _share(cache: Cache) -> None:
     """
     unroll(cache)
     _wait_for_copies(cache)
-    holders = [index for index, layer in enumerate(cache.layers) if layer.keys is not None]
+    holders = [index for index, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None]
     places: dict[tuple, list[tuple[int, int]]] = defaultdict(list)
     for index in holders:
         for part in (0, 1):
@@ -171,10 +216,12 @@ def _share(cache: Cache) -> None:
             found[member] = (store, place)
     for index in holders:
         before = cache.layers[index]
+        own = (found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
         indexed = isinstance(before, DynamicIndexedLayer)
         kind = OffloadedTreeLayer if cache.offloading else IndexedTreeLayer if indexed else TreeLayer
         kind = BlockTreeLayer if attends_to_blocks(before) else kind
-        layer = kind(found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
+        stateful = isinstance(before, LinearAttentionLayer)
+        layer = RecurrentTreeLayer(*own, states=before) if stateful else kind(*own)
         if kind is BlockTreeLayer:
             layer.update_index(before.idx_keys)
         if indexed:
@@ -182,6 +229,14 @@ def _share(cache: Cache) -> None:
             if before.indexer_keys is not None and before.indexer_keys.is_inference():
                 layer.indexer_keys = before.indexer_keys.clone()
         cache.layers[index] = layer
+
+
+def _with_states_of(layer: LinearAttentionLayer) -> LinearAttentionAndFullAttentionLayer:
+    """A layer that has these states, and attends to everything."""
+    full = LinearAttentionAndFullAttentionLayer(layer.number_of_states)
+    names = vars(LinearAttentionLayer(layer.number_of_states))
+    vars(full).update({name: vars(layer)[name] for name in names})
+    return full
 
 
 def _wait_for_copies(cache: Cache) -> None:

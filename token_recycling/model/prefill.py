@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from ..draft import Draft
@@ -64,6 +65,30 @@ def prefill(
                 own = text[start : start + piece]
                 if len(own):
                     observe[row](own, logits[row, : len(own)])
+
+
+def read_prompts(
+    model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache, observe: Sequence[ObservePrompt] | None = None
+) -> torch.Tensor:
+    """Logits (batch, 1, vocabulary) after the last token of each of `texts` (length,), from the pass that `generate`
+    makes over what the cache does not hold: shorter texts are filled up on the left, and the cache then holds each from
+    slot 0 on. `observe[row]` is shown the logits after every other token that is read.
+    """
+    unroll(cache)
+    held, longest = cache.get_seq_length(), max(map(len, texts))
+    padding = [longest - len(text) for text in texts]
+    tokens = torch.stack([pad(text.to(model.device), (own, 0)) for text, own in zip(texts, padding, strict=True)])
+    at_once = observe is None or any(padding) or not model.support.reads_on
+    for piece in (tokens[:, held:],) if at_once else tokens[:, held:].split(max(1, PIECE // len(texts)), dim=1):
+        start = cache.get_seq_length()
+        logits = model.read(piece, cache, last=1 if observe is None else 0, padding=padding)
+        for row, show in enumerate(observe or ()):
+            first, end = max(start, padding[row]), min(start + piece.shape[1], longest - 1)
+            if first < end:
+                show(tokens[row, first:end], logits[row, first - start : end - start])
+    if any(padding):
+        TreeCache(cache).shift([-own for own in padding], longest)
+    return logits[:, -1:]
 
 
 def first_pass(model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache) -> torch.Tensor:

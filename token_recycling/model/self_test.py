@@ -15,10 +15,11 @@ import torch
 from transformers import PreTrainedModel
 
 from ..draft import Draft
-from ..templates import star
+from ..templates import chain, star
 from ..tree import Tree
-from .kv_cache import TreeCache
+from .kv_cache import unroll
 from .prefill import cross_border, prefill
+from .recurrence import bytes_of_states
 from .remembered import forget, recalled, remembered, say_once
 from .support import MASKED_ATTENTION, Support, UnsupportedModelError, accepts, depends_on_rows, support
 from .tree_model import TreeModel
@@ -100,7 +101,9 @@ def _verdict(model: PreTrainedModel, known: Support) -> _Verdict:
     try:
         target = TreeModel(model)
         text = random_text(target, length)
-        trees, scale = largest_difference(target, text, _SMALL)
+        if known.recurrent:
+            notes = (*notes, f"every node of a draft keeps a copy of the text's states, {_states(target, text):.1f} MB")
+        trees, scale = largest_difference(target, text, _SMALL if known.branches else chain(len(_SMALL)))
         plain, behind = by_rows(target, random_text(target, max(_ROWS))), by_rows(target, text, behind_cache=True)
     except Exception as error:  # a model of an unknown kind can fail in any way
         return _Verdict(f"expected a forward pass over a tree, got {type(error).__name__}: {error}", notes=notes)
@@ -145,9 +148,31 @@ def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: 
     for leaf, children in enumerate(tree.children):
         if not children:
             path = list(tree.lineages[leaf])
-            ids = torch.cat([text[:-1], tokens[path]])[None]
-            wanted[path] = target.model(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[0, -len(path) :]
+            if target.support.recurrent:
+                wanted[path] = _one_by_one(target, text[:-1], tokens[path])
+            else:
+                ids = torch.cat([text[:-1], tokens[path]])[None]
+                wanted[path] = target.model(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[
+                    0, -len(path) :
+                ]
     return float((ours - wanted).abs().max()), float(wanted.float().std())
+
+
+def _states(target: TreeModel, text: torch.Tensor) -> float:
+    """Megabytes of what recurrent layers keep of a text."""
+    cache = target.new_cache()
+    prefill(target, [text], cache)
+    return bytes_of_states(cache) / 1e6
+
+
+def _one_by_one(target: TreeModel, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    """Logits (n, vocabulary) after the tokens `following` (n,) a text, read as `generate` reads them: some recurrent
+    layers read what they are given at once in another way, which is more than rounding apart.
+    """
+    cache = target.new_cache()
+    unroll(cache)
+    target.read(text[None], cache, last=1)
+    return torch.cat([target.read(token[None, None], cache)[0] for token in following])
 
 
 def _counted(target: TreeModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -163,17 +188,16 @@ def by_rows(target: TreeModel, text: torch.Tensor, behind_cache: bool = False) -
     not see: the first of `text` (length,) in ordinary passes over its beginning, or the last behind a cache of the
     others, as the root of trees.
     """
-    cache, length = target.new_cache(), len(text) - 1 if behind_cache else 0
-    if behind_cache:
-        prefill(target, [text], cache)
-    kept, found = TreeCache(cache), []
+    length, found = len(text) - 1 if behind_cache else 0, []
     for rows in (1, *_ROWS):
         if not target.support.fits(length, rows) or length + rows > (target.max_length or math.inf):
             continue
         if behind_cache:
-            tokens = torch.cat([text[-1:], random_text(target, rows - 1)])
-            logits = target.forward(target.inputs.of([Draft(star(rows), tokens)], [length], length), cache)
-            kept.keep(length, [length], [[]])
+            cache = target.new_cache()
+            prefill(target, [text], cache)
+            shape = star(rows) if target.support.branches or rows == 1 else chain(rows - 1)
+            draft = Draft(shape, torch.cat([text[-1:], random_text(target, rows - 1)]))
+            logits = target.forward(target.inputs.of([draft], [length], length), cache)
         else:
             logits = target.model(input_ids=text[None, :rows], use_cache=False).logits
         found.append(logits[0, 0])

@@ -1,8 +1,8 @@
 """Whether and how a model verifies trees, from its class and configuration alone; nothing runs.
 
-A tree is right for a model whose attention follows the mask and the positions it is given. What some families need
-besides is in `architectures`; whatever keeps a recurrent state is refused: a state cannot go back to before a rejected
-token.
+A tree is right for a model whose attention follows the mask and the positions it is given, and whose layers with a
+state over the text, if it has any, keep it in the cache (`recurrence`). What some families need besides is in
+`architectures`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,25 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicIndexedLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicIndexedLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
 from .cache_layers import attends_to_blocks
 from .inspection import held_by, parts_of
 from .kv_cache import can_be_taken
 from .quantised import quantisation
+from .recurrence import mixers_of
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Attention implementations that take a mask of any shape."""
+
+_HYBRID = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+"""Types of layers that attend and keep a state as well, and how they attend."""
 
 
 class UnsupportedModelError(ValueError):
@@ -65,6 +74,12 @@ class Support:
     """Reach by type of layer."""
     border: Border | None = None
     key_bias: KeyBias | None = None
+    branches: bool = True
+    """Whether a tree may branch; if not, its nodes must lie in the cache as a text does."""
+    recurrent: bool = False
+    """Whether some of its layers keep a state over the text."""
+    reads_on: bool = True
+    """Whether it reads several tokens behind a cache as it reads them one by one."""
 
     @property
     def supported(self) -> bool:
@@ -75,9 +90,21 @@ class Support:
         """Why several texts, or a padded one, cannot be decoded at once where one can; None if they can."""
         if self.border is not None:
             return f"expected one text without padding for {self.model}: {self.border.why}"
+        if not self.branches:
+            return f"expected one text without padding for {self.model}, whose positions are slots of its cache"
         if self.key_bias is not None and self.key_bias.shared:
             return f"expected one text without padding for {self.model}, whose ALiBi is one for all texts"
         return None
+
+    def cannot_read_on(self, held: int, length: int) -> str | None:
+        """Why a text of `length` tokens cannot be read on behind the first `held` of them, or None if it can."""
+        if self.reads_on or not held or length - held == 1:
+            return None
+        return (
+            f"expected a cache that lacks the text's last token alone, got one of {held} tokens for {length}: "
+            f"{self.model} reads several tokens behind a cache in another way than one by one; pass the whole text "
+            "without a cache"
+        )
 
     def fits(self, length: int, nodes: int) -> bool:
         """Whether a tree of `nodes` nodes is exact after `length` tokens."""
@@ -164,6 +191,7 @@ def _found(model: PreTrainedModel) -> Support:
     key_bias, border = exceptional.key_bias(config), exceptional.border(config) or rotary_border(config)
     if indexed:
         border = index_border(config)
+    recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in kept)
     reason = _refusal(model, config, kept, key_bias)
     quantised, sharing = quantisation(model)
     if reason is None and sharing is not None:
@@ -177,10 +205,15 @@ def _found(model: PreTrainedModel) -> Support:
         attention = _masked(model)
     if border is not None:
         notes.append(_where(border))
+    attends = any(isinstance(layer, CacheLayerMixin) for layer in kept)
+    how = _how(layers, key_bias) if attends else ""
+    branches = not exceptional.slots and (not attends or key_bias is not None or accepts(model, "position_ids"))
+    if not branches:
+        notes.append("its positions are slots of its cache: of a tree, the first path is drafted")
     return Support(
         name,
         family,
-        how=_how(layers, key_bias),
+        how=", ".join(filter(None, [how, "states by node" * recurrent, "paths alone" * (not branches)])),
         # A text decoder inside another model is called through that model, which is another matter.
         tested=family in TESTED and model.config is config,
         quantised=quantised,
@@ -190,6 +223,9 @@ def _found(model: PreTrainedModel) -> Support:
         layers=layers,
         border=border,
         key_bias=key_bias,
+        branches=branches,
+        recurrent=recurrent,
+        reads_on=not recurrent or exceptional.reads_on,
     )
 
 
@@ -212,17 +248,19 @@ def depends_on_rows(name: str) -> str:
 def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], key_bias: KeyBias | None) -> str | None:
     """`kept`: the layers of the cache that the model would use."""
     name = type(model).__name__
-    kinds = {type(layer) for layer in kept}
-    if getattr(model, "_is_stateful", False) or any("LinearAttention" in kind.__name__ for kind in kinds):
-        return (
-            f"expected a model whose cache can forget tokens, got {name}: its state over the text (recurrent, "
-            "convolutional or compressed) cannot go back to before a rejected token"
-        )
-    if not accepts(model, "past_key_values"):
-        return f"expected a model that keeps keys and values in a cache, got {name}, which takes none"
     others = sorted({type(layer).__name__ for layer in kept if not can_be_taken(layer)})
     if others:
-        return f"expected attention layers that keep one slot a token, got {name} with {', '.join(others)}"
+        return f"expected layers that keep one slot a token or a state, got {name} with {', '.join(others)}"
+    stateful = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in kept)
+    if stateful and any(hasattr(layer, "indexer_keys") for layer in kept):
+        return f"expected attention to all keys beside states over the text, got {name}, whose index chooses among them"
+    if (stateful or getattr(model, "_is_stateful", False)) and not mixers_of(model):
+        return (
+            f"expected a model whose state over the text is in transformers' own cache, got {name}, which keeps it "
+            "elsewhere: it cannot go back to before a rejected token"
+        )
+    if not (accepts(model, "past_key_values") or accepts(model, "cache_params")):
+        return f"expected a model that keeps keys and values in a cache, got {name}, which takes none"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":
         return f"expected causal attention, got {name}, whose tokens see those after them"
     built_as = {getattr(part, "is_decoder", True) for part in parts_of(model)}
@@ -230,13 +268,11 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
         return f"expected causal attention, got {name} built as an encoder; build it with is_decoder=True"
     if getattr(config, "alibi", False) and key_bias is None:
         return f"expected rotary or learned positions, got {name} with ALiBi of a kind that is not known"
-    if key_bias is None and not accepts(model, "position_ids"):
-        return f"expected a model that takes position_ids, got {name}, which derives positions itself"
     # Who chooses among blocks of keys does so in the masks of these alone, and looks for their names itself.
     by_name = any(attends_to_blocks(layer) for layer in kept) and config._attn_implementation not in MASKED_ATTENTION
     if by_name or any(re.search(r"FlashAttention\d", kind.__name__) for kind in set(map(type, parts_of(model)))):
         return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
-    windows = sorted({layer.sliding_window for layer in kept if type(layer) is DynamicSlidingWindowLayer})
+    windows = sorted({layer.sliding_window for layer in kept if isinstance(layer, DynamicSlidingWindowLayer)})
     if len(windows) > 1:
         return f"expected one size of window for all layers, got {name} with {', '.join(map(str, windows))}"
     return None
@@ -244,10 +280,13 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
 
 def _reaches(config: PretrainedConfig) -> dict[str, Reach]:
     """The reach of each type of layer, by the name that the model's forward knows it by."""
-    found = {}
+    found: dict[str, Reach] = {}
     types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
     for kind in dict.fromkeys(types):
-        if kind == "sliding_attention" or (kind is None and getattr(config, "sliding_window", None)):
+        if kind in _HYBRID:  # such a layer's attention goes by either name
+            reach = Reach("sliding", config.sliding_window) if kind == "hybrid_sliding" else Reach()
+            found |= {kind: reach, _HYBRID[kind]: reach, "linear_attention": Reach()}
+        elif kind == "sliding_attention" or (kind is None and getattr(config, "sliding_window", None)):
             found[kind or "sliding_attention"] = Reach("sliding", config.sliding_window)
         elif kind == "chunked_attention" or (kind is None and getattr(config, "attention_chunk_size", None)):
             found[kind or "chunked_attention"] = Reach("chunked", config.attention_chunk_size)

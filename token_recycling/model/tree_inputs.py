@@ -38,11 +38,14 @@ class TreeInputs:
         if len(drafts) > 1:
             return self._of_batch(drafts, lengths, held)
         (draft,) = drafts
-        return {
+        inputs: dict[str, Any] = {
             "input_ids": draft.tokens[None].to(self._device),
             "attention_mask": self._mask(draft.tree, held),
             "position_ids": (draft.tree.on(self._device).depths + held)[None],
         }
+        if self._support.recurrent and len(draft.tree) > 1:
+            inputs["parents"] = [draft.tree.parents]
+        return inputs
 
     def of_text(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
         """Ids, mask and positions of a text's tokens (m,) behind the `held` slots of the cache, and of a draft below
@@ -92,7 +95,10 @@ class TreeInputs:
             visible[row, :own, held : held + own] |= shape.ancestors
         keys = torch.cat([torch.arange(held, device=device).expand(len(drafts), held), positions], dim=1)
         mask = masks(self._support.layers, visible[:, None], positions, keys, self._dtype)
-        return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        if self._support.recurrent:
+            inputs["parents"] = [[*draft.tree.parents, *[0] * (n - len(draft.tree))] for draft in drafts]
+        return inputs
 
     def _mask(self, tree: Tree, length: int) -> Masks | None:
         """(1, 1, n, length + n) each; None for a lone root, which sees everything.

@@ -8,6 +8,7 @@ family needs beyond that is in `architectures`. The target of a run is such a mo
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from transformers.cache_utils import Cache
 
 from .attention import attending, biased_by_position
 from .inspection import hidden_states, input_device
+from .kv_cache import count
+from .recurrence import mixers_of, node_by_node
 from .remembered import turns
 from .support import UnsupportedModelError, accepts, support
 from .tree_inputs import TreeInputs
@@ -41,6 +44,8 @@ class TreeModel:
         self.inputs = TreeInputs(self.support, device, model.dtype)
         """Ids, masks and positions of its passes."""
         self._takes_positions = accepts(model, "position_ids")
+        self._cache = "cache_params" if accepts(model, "cache_params") else "past_key_values"
+        self._mixers = mixers_of(model) if self.support.recurrent else []
         self.leaves_logits_out = accepts(model, "logits_to_keep")
         """Whether it can be told to make no logits but those of the last tokens."""
 
@@ -83,9 +88,11 @@ class TreeModel:
 
         They are on the model's input device, even if its last layer is on another.
         """
-        inputs = {**inputs, **self._only(last)}
-        with self.attending(), self._key_bias(inputs, cache):
-            return self.model(**inputs, past_key_values=cache, use_cache=True).logits.to(self.device)
+        inputs = {**inputs, **self._only(last), self._cache: cache}
+        with self.attending(), self._key_bias(inputs, cache), self._by_node(inputs, cache):
+            logits = self.model(**inputs, use_cache=True).logits
+        count(cache, inputs["input_ids"].shape[1])
+        return logits.to(self.device)
 
     def forward_with_hidden(self, inputs: dict[str, Any], cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, and the last hidden states (batch, n, hidden) that the logits were made of."""
@@ -93,21 +100,37 @@ class TreeModel:
             logits = self.forward(inputs, cache)
         return logits, seen[-1].to(self.device)
 
-    def read(self, tokens: torch.Tensor, cache: Cache, last: int = 0) -> torch.Tensor:
+    def read(
+        self, tokens: torch.Tensor, cache: Cache, last: int = 0, padding: Sequence[int] | None = None
+    ) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after plain text, tokens (batch, n) behind all that the cache holds; of the
-        `last` ones alone as in `forward`.
+        `last` ones alone as in `forward`. The first `padding[row]` tokens of all that was read so are of no text.
         """
         tokens, more = tokens.to(self.device), self._only(last)
+        places = torch.arange(cache.get_seq_length() + tokens.shape[1], device=self.device).expand(len(tokens), -1)
+        if padding is not None and any(padding):
+            before = torch.tensor(padding, device=self.device)[:, None]
+            more["attention_mask"] = (places >= before).long()
+            places = (places - before).clamp(min=0)
         if self._takes_positions:  # some models, made for pictures too, would count on from an earlier call's
-            positions = torch.arange(tokens.shape[1], device=self.device) + cache.get_seq_length()
-            more["position_ids"] = positions.expand(len(tokens), -1)
+            more["position_ids"] = places[:, -tokens.shape[1] :]
         with attending(self.config, self.support.attention):
-            output = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **more)
-        return output.logits.to(self.device)
+            logits = self.model(input_ids=tokens, use_cache=True, **more, **{self._cache: cache}).logits
+        count(cache, tokens.shape[1])
+        return logits.to(self.device)
 
     def _only(self, last: int) -> dict[str, Any]:
         """What tells the model to leave out the logits of all tokens but the `last` ones; 0 for all."""
         return {"logits_to_keep": last} if last and self.leaves_logits_out else {}
+
+    def _by_node(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
+        """For a model with recurrent layers: takes out of `inputs` which node follows which, and lets them read so."""
+        parents = inputs.pop("parents", None)
+        if not self._takes_positions and self._mixers:
+            inputs.pop("position_ids", None)
+        if not accepts(self.model, "attention_mask") and self._mixers:
+            inputs.pop("attention_mask")
+        return contextlib.nullcontext() if parents is None else node_by_node(self._mixers, cache, parents)
 
     def _key_bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
         """For a model with ALiBi: takes what such a model cannot be given as an argument out of `inputs`."""

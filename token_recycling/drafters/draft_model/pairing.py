@@ -64,6 +64,11 @@ def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
         draft = ready(loaded)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"as a draft model: {error}") from None
+    if draft.support.recurrent:
+        raise UnsupportedModelError(
+            f"as a draft model: expected layers that attend, got {type(loaded).__name__}, of which some keep states "
+            "over the text: these cannot go back to before a node that did not become text"
+        )
     border = target.support.border
     if loaded is target.model and border is not None and border.at_once:
         raise UnsupportedModelError(

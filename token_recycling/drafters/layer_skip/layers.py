@@ -47,6 +47,8 @@ def why_not(target: TreeModel) -> str | None:
     model, config, border = target.model, target.config, target.support.border
     if border is not None and border.changes_model:
         return f"expected rotary positions that no other pass over the model changes, got {type(model).__name__}"
+    if target.support.recurrent:
+        return f"expected layers that attend, got {type(model).__name__}, of which some keep states over the text"
     if config.num_hidden_layers < 2:
         return "expected a model of two layers or more, got one of one"
     if getattr(config, "num_kv_shared_layers", 0):

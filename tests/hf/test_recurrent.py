@@ -1,0 +1,180 @@
+"""Calls of models whose layers keep a state over the text: as `generate` answers them, with its cache at the end."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.architectures import model_of
+from support.drafters import Garbage, example
+from support.recurrent_architectures import RECURRENT
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache
+
+import token_recycling as tr
+from token_recycling.drafters.draft_model import DraftModel
+from token_recycling.model.recurrence import recurrent_layers
+from token_recycling.model.support import accepts
+
+FAMILIES = ["qwen3_5_text", "lfm2", "falcon_h1", "nemotron_h", "jamba", "mamba2"]
+DRAFTER = "recycling:tree=8"
+ENDS = [7, 11, 23, 41]
+
+
+def hybrid(family: str = "qwen3_5_text") -> PreTrainedModel:
+    return model_of(next(case for case in RECURRENT if case.family == family))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return hybrid(request.param)
+
+
+def prompts(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random prompts, padded on the left."""
+    ids, mask = torch.zeros(2, len(lengths), max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, -length:], mask[row, -length:] = tiny.prompt(seed + row, length, 96)[0], 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def same(model: PreTrainedModel, drafter: Any = DRAFTER, **arguments: Any) -> tr.Stats:
+    """Asserts that an accelerated call gives what a plain one does, the texts and the cache."""
+    arguments = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, **arguments}
+    wanted, stats = model.generate(**copy.deepcopy(arguments)), tr.Stats()
+    ours = tr.generate(model, drafter=tr.make_drafter(drafter), stats=stats, **copy.deepcopy(arguments))
+    assert stats.steps, "the call was accelerated"
+    assert torch.equal(ours.sequences, wanted.sequences)
+    if "past_key_values" in wanted:  # mamba's output has none
+        padding = (arguments["attention_mask"] == 0).sum(dim=1).tolist()
+        assert_same(ours.past_key_values, wanted.past_key_values, padding)
+    return stats
+
+
+def assert_same(ours: Cache, theirs: Cache, padding: list[int]) -> None:
+    """The same states, and the same keys and values, but for those of padding."""
+    for one, other in zip(recurrent_layers(ours), recurrent_layers(theirs), strict=True):
+        for states in ("conv_states", "recurrent_states"):
+            for state, wanted in zip(getattr(one, states).values(), getattr(other, states).values(), strict=True):
+                torch.testing.assert_close(state, wanted, atol=3e-4, rtol=1e-3)
+    for one, other in zip(ours.layers, theirs.layers, strict=True):
+        for row, own in enumerate(padding if getattr(other, "keys", None) is not None else []):
+            for part in ("keys", "values"):
+                state, wanted = (getattr(layer, part)[row, :, own:] for layer in (one, other))
+                torch.testing.assert_close(state, wanted, atol=3e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("lengths", [[9], [12, 12], [5, 12, 9], [1, 3]], ids=str)
+def test_texts_and_caches_are_those_of_generate(model: PreTrainedModel, lengths: list[int]) -> None:
+    same(model, **prompts(lengths), eos_token_id=ENDS, pad_token_id=0)
+    same(model, Garbage(), **prompts(lengths, seed=5))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2, "min_new_tokens": 8},
+        {"bad_words_ids": [[3], [5, 9]]},
+        {"max_length": 11, "max_new_tokens": None},
+    ],
+    ids=lambda way: next(iter(way)),
+)
+def test_every_way_of_choosing_tokens(way: dict[str, Any]) -> None:
+    same(hybrid(), **prompts([9]), **way)
+    same(hybrid("falcon_h1"), **prompts([4, 9]), **way)
+
+
+def test_a_seed_gives_the_text_of_generate() -> None:
+    model, inputs = hybrid(), prompts([10])
+    sampling = {"do_sample": True, "temperature": 0.7, "top_k": 5, "max_new_tokens": 30}
+    plain, _ = tiny.seeded(model.generate, **inputs, **sampling)
+    ours, _ = tiny.seeded(tr.generate, model, drafter=DRAFTER, **inputs, **sampling)
+    assert torch.equal(ours, plain)
+
+
+def test_several_turns_on_one_cache(model: PreTrainedModel) -> None:
+    """By `generate`, where the model reads on behind a cache; left to transformers where it does not."""
+    if accepts(model, "cache_params"):
+        pytest.skip("generate() of this family takes no cache of several turns")
+    caches = [DynamicCache(config=model.config.get_text_config(decoder=True)) for _ in range(2)]
+    texts = []
+    for cache, call in zip(
+        caches, (model.generate, tr.accelerate(copy.deepcopy(model), DRAFTER).generate), strict=True
+    ):
+        ids = tiny.prompt(1, 9, 96)
+        for turn in range(3):
+            ids = torch.cat([ids, tiny.prompt(turn, 5, 96)], dim=1)
+            mask = torch.ones_like(ids)
+            ids = call(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=12, do_sample=False)
+        texts.append(ids)
+    assert torch.equal(*texts)
+    assert_same(caches[1], caches[0], [0])
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "nemotron_h", "mamba2"])
+def test_a_stream_goes_on_where_another_was_left(family: str) -> None:
+    """Also after one that was closed midway: the cache holds what was emitted but for the last token."""
+    model = hybrid(family)
+    cache, ids = DynamicCache(config=model.config.get_text_config(decoder=True)), tiny.prompt(3, 8, 96)
+    for _ in range(3):
+        steps = tr.stream(model, ids, DRAFTER, max_new_tokens=40, eos_token_id=[], past_key_values=cache)
+        for _, step in zip(range(4), steps, strict=False):
+            ids = torch.cat([ids, torch.tensor([step.tokens])], dim=1)
+        steps.close()
+    whole = model.generate(tiny.prompt(3, 8, 96), max_new_tokens=ids.shape[1] - 8, do_sample=False)
+    assert torch.equal(ids, whole)
+
+
+def test_a_model_that_does_not_read_on_says_so() -> None:
+    model = hybrid("jamba")
+    cache = DynamicCache(config=model.config)
+    list(tr.stream(model, tiny.prompt(0, 6, 96), DRAFTER, max_new_tokens=4, past_key_values=cache))
+    with pytest.raises(tr.UnsupportedModelError, match="lacks the text's last token alone, got one of 9 tokens for 14"):
+        tr.stream(model, tiny.prompt(0, 14, 96), DRAFTER, past_key_values=cache)
+
+
+def test_states_that_were_not_counted_here_are_refused() -> None:
+    model = hybrid("mamba2")
+    cache = model(input_ids=tiny.prompt(0, 6, 96)).cache_params
+    with pytest.raises(tr.UnsupportedModelError, match="do not say how many tokens"):
+        tr.stream(model, tiny.prompt(0, 8, 96), past_key_values=cache)
+
+
+def test_every_drafter_drafts_for_a_hybrid(tmp_path: Path) -> None:
+    model, inputs = hybrid(), prompts([12])
+    for name in tr.drafter_names():
+        if name in ("layer_skip", "draft_model", "draft_graph", "specdec_pp"):
+            continue  # these draft with a model, of which the next test tells
+        folder = tmp_path / name
+        folder.mkdir()
+        same(model, example(name, model, folder), **inputs)
+
+
+def test_a_model_that_only_attends_drafts_for_a_hybrid_and_not_the_other_way_round() -> None:
+    target, drafts = hybrid(), tiny.llama(vocab_size=96)
+    same(target, DraftModel(drafts), **prompts([12]))
+    with pytest.raises(tr.UnsupportedModelError, match="as a draft model: expected layers that attend"):
+        tr.generate(drafts, tiny.prompt(0, 5, 96), drafter=DraftModel(target), max_new_tokens=4)
+    with pytest.raises(tr.UnsupportedModelError, match="layers cannot be skipped: expected layers that attend"):
+        tr.generate(target, tiny.prompt(0, 5, 96), drafter="layer_skip", max_new_tokens=4)
+
+
+def test_threads_share_a_hybrid() -> None:
+    model, found = tr.accelerate(hybrid(), DRAFTER), {}
+    wanted = {seed: hybrid().generate(**prompts([9], seed), max_new_tokens=30, do_sample=False) for seed in range(3)}
+
+    def call(seed: int) -> None:
+        found[seed] = model.generate(**prompts([9], seed), max_new_tokens=30, do_sample=False)
+
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in wanted]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[seed], wanted[seed]) for seed in wanted)

@@ -1,0 +1,204 @@
+"""Recurrent layers over trees: every node as if its path had been read alone, and the state of what is kept."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.architectures import Case, model_of
+from support.recurrent_architectures import RECURRENT
+from support.strategies import trees
+from transformers.cache_utils import Cache, LinearAttentionLayer
+
+from token_recycling.draft import Draft
+from token_recycling.model.cache_layers import TokenCount
+from token_recycling.model.kv_cache import TreeCache, slots, stop_counting, unroll
+from token_recycling.model.prefill import read_prompts
+from token_recycling.model.recurrence import Mixer, keep_states, mixers_of, node_by_node, recurrent_layers
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.templates import chain, root_only
+from token_recycling.tree import Tree
+
+FAMILIES = ["qwen3_5_text", "kimi_linear", "lfm2", "falcon_h1", "nemotron_h", "jamba", "mamba2", "inkling_text"]
+"""One of each kind of state."""
+BRANCHED = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
+TEXT = torch.randint(1, 96, (14,), generator=torch.Generator().manual_seed(1))
+
+
+def case_of(family: str) -> Case:
+    return next(case for case in RECURRENT if case.family == family)
+
+
+def states_of(cache: Cache) -> list[torch.Tensor]:
+    kept = [states for layer in recurrent_layers(cache) for states in (layer.conv_states, layer.recurrent_states)]
+    return [state for states in kept for state in states.values() if state is not None]
+
+
+def after(target: TreeModel, prompt: torch.Tensor, tokens: torch.Tensor) -> tuple[Cache, torch.Tensor]:
+    """What a cache holds after a prompt and tokens read one by one, and the logits (vocabulary,) after the last."""
+    cache = target.new_cache()
+    unroll(cache)
+    logits = target.read(prompt[None], cache)
+    for token in tokens:
+        logits = target.read(token[None, None], cache)
+    return cache, logits[0, -1]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def target(request: pytest.FixtureRequest) -> TreeModel:
+    return TreeModel(model_of(case_of(request.param)))
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> TreeModel:
+    return TreeModel(model_of(case_of("qwen3_5_text")))
+
+
+@torch.no_grad()
+def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_nothing(target: TreeModel) -> None:
+    tree = BRANCHED if target.support.branches else chain(4)
+    tokens = torch.randint(1, 96, (len(tree),), generator=torch.Generator().manual_seed(2))
+    for node in range(len(tree)):
+        cache = target.new_cache()
+        read_prompts(target, [TEXT], cache)
+        logits = target.forward(target.inputs.of([Draft(tree, tokens)], [len(TEXT)], len(TEXT)), cache)
+        path = list(tree.lineages[node])
+        TreeCache(cache).keep(len(TEXT), [len(TEXT)], [path])
+        wanted, last = after(target, TEXT, tokens[path])
+        assert slots(cache) == slots(wanted) == len(TEXT) + len(path)
+        torch.testing.assert_close(logits[0, node], last, atol=1e-4, rtol=1e-4)
+        for ours, theirs in zip(states_of(cache), states_of(wanted), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_rejected_draft_leaves_the_states_as_they_were(target: TreeModel) -> None:
+    cache = target.new_cache()
+    read_prompts(target, [TEXT], cache)
+    before = [state.clone() for state in states_of(cache)]
+    target.forward(target.inputs.of([Draft(chain(3), TEXT[:4])], [len(TEXT)], len(TEXT)), cache)
+    TreeCache(cache).keep(len(TEXT), [len(TEXT)], [[]])
+    assert all(map(torch.equal, states_of(cache), before))
+    assert slots(cache) == len(TEXT)
+
+
+@torch.no_grad()
+def test_texts_of_a_batch_keep_what_each_accepted(hybrid: TreeModel) -> None:
+    prompts, cache = [TEXT, TEXT[5:], TEXT[2:9]], hybrid.new_cache()
+    read_prompts(hybrid, prompts, cache)
+    drafts = [Draft(BRANCHED, TEXT[:7]), Draft(chain(2), TEXT[3:6]), Draft(root_only(), TEXT[:1])]
+    lengths = list(map(len, prompts))
+    hybrid.forward(hybrid.inputs.of(drafts, lengths, slots(cache)), cache)
+    accepted = [[0, 2, 5], [0], []]
+    TreeCache(cache).keep(max(lengths), lengths, accepted)
+    for row, (prompt, draft, nodes) in enumerate(zip(prompts, drafts, accepted, strict=True)):
+        alone, _ = after(hybrid, prompt, draft.tokens[nodes])
+        for ours, theirs in zip(states_of(cache), states_of(alone), strict=True):
+            torch.testing.assert_close(ours[row], theirs[0], atol=1e-4, rtol=1e-4)
+
+
+class Digest(torch.nn.Module):
+    """A layer whose state is a number that every token changes, so that it tells in which order they were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(1, 2, bias=False), torch.nn.Linear(2, 1, bias=False)
+        self.rows: list[int] = []
+        self.first.register_forward_hook(lambda part, given, made: self.rows.append(given[0].shape[1]))
+        self.last.register_forward_hook(lambda part, given, made: self.rows.append(given[0].shape[1]))
+
+    def forward(self, hidden_states: torch.Tensor, cache_params: Cache) -> torch.Tensor:
+        state = cache_params.get_recurrent_state(0)
+        state = torch.zeros(len(hidden_states), 2) if state is None else state
+        for token in self.first(hidden_states).unbind(dim=1):
+            state = (1.7 * state + token).sin()
+        cache_params.update_conv_state(hidden_states.transpose(1, 2), 0, conv_kernel_size=1)  # says that it was read
+        return self.last(cache_params.update_recurrent_state(state, 0).clone()[:, None])
+
+
+def digested(layer: Digest, tokens: torch.Tensor) -> torch.Tensor:
+    """(1,): what a layer says after the last of `tokens` (n, 1), read one by one."""
+    cache = Cache(layers=[LinearAttentionLayer()])
+    return [layer(token[None, None], cache) for token in tokens][-1][0, 0]
+
+
+@given(shapes=st.lists(trees(max_nodes=9), min_size=1, max_size=3), text=st.integers(1, 3), data=st.data())
+@torch.no_grad()
+def test_every_node_of_any_tree_begins_where_its_parent_ended(
+    shapes: list[Tree], text: int, data: st.DataObject
+) -> None:
+    """In batches of unlike trees too; the weights are read once a pass; what is kept goes on."""
+    layer, cache, size = Digest(), Cache(layers=[LinearAttentionLayer()]), max(map(len, shapes))
+    before, nodes = torch.rand(len(shapes), text, 1), torch.rand(len(shapes), size, 1)
+    unroll(cache)
+    for token in before.unbind(dim=1):
+        layer(token[:, None], cache)
+    mixer, parents = Mixer(layer), [[*shape.parents, *[0] * (size - len(shape))] for shape in shapes]
+    for again in range(2):
+        layer.rows.clear()
+        with node_by_node([mixer], cache, parents):
+            made = layer(nodes, cache)
+        if again:  # the first pass shows which of the linear layers comes last
+            assert [rows for rows in layer.rows if rows] == [size, size]
+        for row, shape in enumerate(shapes):
+            for node, path in enumerate(shape.lineages):
+                wanted = digested(layer, torch.cat([before[row], nodes[row, list(path)]]))
+                torch.testing.assert_close(made[row, node], wanted)
+    kept = [data.draw(st.sampled_from(range(len(shape)))) for shape in shapes]
+    keep_states(cache, kept)
+    following = layer(torch.full((len(shapes), 1, 1), 0.5), cache)
+    for row, node in enumerate(kept):
+        path = [*shapes[row].lineages[node]]
+        wanted = digested(layer, torch.cat([before[row], nodes[row, path], torch.tensor([[0.5]])]))
+        torch.testing.assert_close(following[row, 0], wanted)
+
+
+@torch.no_grad()
+def test_another_thread_reads_as_before_meanwhile(hybrid: TreeModel) -> None:
+    cache, others = hybrid.new_cache(), []
+    read_prompts(hybrid, [TEXT], cache)
+    inputs = hybrid.inputs.of([Draft(BRANCHED, TEXT[:7])], [len(TEXT)], len(TEXT))
+    plain = hybrid.model(input_ids=TEXT[None]).logits
+    alone = hybrid.forward(dict(inputs), copy.deepcopy(cache))
+    inputs.pop("parents")
+    with node_by_node(mixers_of(hybrid.model), cache, [BRANCHED.parents]):
+        thread = threading.Thread(target=lambda: others.append(hybrid.model(input_ids=TEXT[None]).logits))
+        thread.start()
+        thread.join()
+        ours = hybrid.forward(inputs, cache)
+    torch.testing.assert_close(others[0], plain)
+    torch.testing.assert_close(ours, alone)
+
+
+@torch.no_grad()
+def test_a_pass_leaves_no_hook_in_the_model(hybrid: TreeModel) -> None:
+    cache = hybrid.new_cache()
+    read_prompts(hybrid, [TEXT], cache)
+    hybrid.forward(hybrid.inputs.of([Draft(chain(3), TEXT[:4])], [len(TEXT)], len(TEXT)), cache)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in hybrid.model.modules())
+
+
+def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid: TreeModel) -> None:
+    cache = hybrid.new_cache()
+    with torch.inference_mode():
+        hybrid.model(input_ids=TEXT[None], past_key_values=cache)
+    wanted, _ = after(hybrid, TEXT, TEXT[:1])
+    unroll(cache)
+    with torch.no_grad():
+        hybrid.read(TEXT[None, :1], cache)
+    for ours, theirs in zip(states_of(cache), states_of(wanted), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back() -> None:
+    target = TreeModel(model_of(case_of("mamba2")))
+    cache = target.new_cache()
+    read_prompts(target, [TEXT], cache)
+    assert slots(cache) == len(TEXT)
+    stop_counting(cache)
+    assert not any(isinstance(layer, TokenCount) for layer in cache.layers)
+    assert slots(cache) == 0

@@ -1,0 +1,132 @@
+"""Tiny random models of the families whose layers keep a state over the text, alone or beside attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.architectures import BASE, GROUP, LEFT_OUT, MLA, MOE, WINDOW, Case
+
+_HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+_DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_CONVOLUTION = {"layer_types": ["conv", "full_attention"]}
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+_ZAMBA = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
+_HYBRIDS = ["hybrid_sliding", "hybrid", "hybrid"]
+_WINDOW = {"sliding_window": WINDOW, "num_hidden_layers": 3}
+_INKLING = {
+    **_WINDOW,
+    "layer_types": _HYBRIDS,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+}
+_EXPERTS = {**MLA, **GROUP, **MOE}
+
+_INSIDE: dict[str, Any] = {
+    **dict.fromkeys(BASE, LEFT_OUT),
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 16,
+        "patch_size": 4,
+    },
+}
+"""Around a text decoder: what reads pictures."""
+
+RECURRENT = [
+    Case("qwen3_next", config={**_HYBRID, **_DELTA, **MOE}),
+    Case("qwen3_5_text", config={**_HYBRID, **_DELTA}),
+    Case("qwen3_5_moe_text", config={**_HYBRID, **_DELTA, **MOE}),
+    Case("qwen3_5", config={**_INSIDE, "text_config": {**BASE, **_HYBRID, **_DELTA}}),
+    Case("qwen3_5_moe", config={**_INSIDE, "text_config": {**BASE, **_HYBRID, **_DELTA, **MOE}}),
+    Case("olmo_hybrid", config={**_HYBRID, **_DELTA}),
+    Case(
+        "kimi_linear",
+        config={**_HYBRID, **_EXPERTS, "q_lora_rank": LEFT_OUT, "linear_num_heads": 4, "linear_head_dim": 8},
+    ),
+    Case("bailing_hybrid", config={**_EXPERTS, "num_hidden_layers": 4, "layer_group_size": 2, "head_dim": 8}),
+    Case("lfm2", config=_CONVOLUTION),
+    Case("lfm2_moe", config={**_CONVOLUTION, **MOE, "num_dense_layers": 1}),
+    Case("lfm3", "window of 8", {"layer_types": ["conv", "sliding_attention", "full_attention"], **_WINDOW}),
+    Case("falcon_h1", config={**_MAMBA2, "mamba_d_ssm": 64}),
+    Case("granitemoehybrid", config={**_MAMBA2, **MOE, "layer_types": ["mamba", "attention"]}),
+    Case("bamba", config={**_MAMBA2, "attn_layer_indices": [1]}),
+    Case(
+        "nemotron_h",
+        config={
+            **MOE,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "attention", "moe", "mlp"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+            "chunk_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+        },
+    ),
+    Case("jamba", config={**MOE, "attn_layer_offset": 1, "attn_layer_period": 2, "mamba_d_state": 4}),
+    Case("zamba", config={**_ZAMBA, "n_mamba_heads": 2, "attention_head_dim": 16}),
+    Case(
+        "zamba2",
+        config={
+            **_ZAMBA,
+            "n_mamba_heads": 4,
+            "mamba_headdim": 16,
+            "mamba_ngroups": 1,
+            "num_mem_blocks": 1,
+            "adapter_rank": 4,
+            "chunk_size": 16,
+            "use_mem_rope": True,
+        },
+    ),
+    Case("zaya", config={**MOE, "router_hidden_size": 8, "num_experts_per_tok": 1}),
+    Case(
+        "zaya",
+        "window of 8",
+        {**MOE, **_WINDOW, "router_hidden_size": 8, "num_experts_per_tok": 1, "layer_types": _HYBRIDS},
+    ),
+    Case("inkling_text", "window of 8", {**MOE, **_INKLING, "swa_head_dim": 8, "d_rel": 4, "rel_extent": 16}),
+    Case("inkling2_text", "window of 8", {**MOE, **_INKLING}, sdpa=False),
+    Case("mamba", config={"state_size": 4}, sdpa=False),
+    Case("falcon_mamba", config={"state_size": 4}, sdpa=False),
+    Case(
+        "mamba2", config={"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 16}, sdpa=False
+    ),
+]
+
+RECURRENT_REFUSED = [
+    Case(
+        "qwen4_exp_text",
+        config={
+            **_HYBRID,
+            **_DELTA,
+            **MOE,
+            "hc_lowrank": 4,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 8,
+            "indexer_budget": 16,
+            "indexer_compress_ratio": 2,
+        },
+    ),
+    Case("minimax", config={**_HYBRID, **MOE}),
+    Case("recurrent_gemma", config={"num_hidden_layers": 3, "block_types": ["recurrent", "recurrent", "attention"]}),
+    Case("rwkv"),
+    Case("xlstm"),
+]

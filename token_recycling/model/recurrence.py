@@ -1,0 +1,268 @@
+"""Recurrent layers that read trees: node after node, each from the state that its parent left.
+
+A layer with a state over the text (linear attention, a state space model, a short convolution) reads in order and
+overwrites its state, so that it can neither skip a sibling nor go back to before a rejected token. Here it reads the
+nodes of a draft one by one, as plain decoding reads tokens, and every node begins with a copy of its parent's state
+(`NodeStates`). So a tree is read exactly, in whichever form a family's pass over one token is; the state of the last
+accepted node becomes the text's, and nothing is read twice. What makes such a pass worth while is shared by all nodes:
+everything outside of these layers, and inside them the linear layers at both ends, which hold their weights.
+
+Cost: what lies between these, a small step for every node and layer, and a copy of the state for every node, in memory
+until the next step. Passes over text (prompts) are the model's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
+
+from .inspection import parts_of
+
+_OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
+"""What a layer calls a cache for that keeps its state."""
+_MASKS = ("attention_mask", "conv_mask")
+"""What tells such a layer of padding, which drafts have none of."""
+
+Parents = Sequence[Sequence[int]]
+"""For every text the parent of each node, -1 for the root."""
+
+
+class Place:
+    """Which node is read now, if any, and from which each begins; one for all states of a cache."""
+
+    def __init__(self) -> None:
+        self.node: int | None = None
+        self.parents: list[list[int]] = []
+        """By node, for each text."""
+
+
+class NodeStates(dict[int, Any]):
+    """States by number, as a layer of a cache holds them, once it has read something; while a node is read, that
+    node's own, each a copy of its parent's from when it is first asked for.
+    """
+
+    def __init__(self, states: dict[int, Any], place: Place) -> None:
+        super().__init__(states)
+        self.place = place
+        self._nodes: list[dict[int, torch.Tensor]] = []
+
+    def begin(self) -> None:
+        """Forgets the nodes of an earlier draft."""
+        self._nodes = [{} for _ in self.place.parents]
+
+    def keep(self, nodes: Sequence[int | None]) -> None:
+        """The state after the last accepted of `nodes` becomes each text's; where none is accepted it stays."""
+        before, self._nodes = self._nodes, []
+        for number in sorted({number for states in before for number in states}):
+            if len(nodes) == 1 and nodes[0] is not None:
+                self[number] = before[nodes[0]][number]
+                continue
+            for row, node in enumerate(nodes):
+                if node is not None:
+                    self[number][row] = before[node][number][row]
+
+    def __getitem__(self, number: int) -> Any:
+        node = self.place.node
+        if node is None:
+            return super().__getitem__(number)
+        own = self._nodes[node]
+        if number not in own:
+            before, parents = dict.__getitem__(self, number), self.place.parents[node]
+            own[number] = _rows([self._nodes[one][number] if one >= 0 else before for one in parents], copied=True)
+        return own[number]
+
+    def __setitem__(self, number: int, state: Any) -> None:
+        node = self.place.node
+        if node is None:
+            super().__setitem__(number, state)
+        else:
+            self._nodes[node][number] = state
+
+
+def _rows(states: Sequence[torch.Tensor], copied: bool = False) -> torch.Tensor:
+    """One state of all texts, of each its row of `states[row]`; no copy where these are one tensor, unless `copied`."""
+    first = states[0]
+    if all(state is first for state in states):
+        return first.clone() if copied else first
+    return torch.stack([state[row] for row, state in enumerate(states)])
+
+
+class Mixer:
+    """A layer of a model that keeps a state, and reads the nodes of a tree one by one."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.linear = [part for part in module.children() if type(part) is torch.nn.Linear]
+        """Those that read every row by itself."""
+        self.last: torch.nn.Linear | None = None
+        """The one among them whose output is the layer's, once that was seen."""
+
+    def hooks(self, place: Place, thread: int) -> Iterator[RemovableHandle]:
+        walk = _Walk(self, place, thread)
+        yield self.module.register_forward_pre_hook(walk.before, with_kwargs=True)
+        yield self.module.register_forward_hook(walk.after)
+        for part in self.linear:
+            yield part.register_forward_pre_hook(walk.before_linear)
+            yield part.register_forward_hook(walk.after_linear)
+
+
+class _Walk:
+    """One pass of a mixer over the nodes of a tree."""
+
+    def __init__(self, mixer: Mixer, place: Place, thread: int) -> None:
+        self._mixer, self._place, self._thread = mixer, place, thread
+        self._on = False
+        self._nodes: torch.Tensor
+        """(batch, n, hidden): what the layer is given, and of the node that is read now (batch, 1, hidden)."""
+        self._node: torch.Tensor
+        self._read: dict[torch.nn.Module, torch.Tensor] = {}
+        """What linear layers at the beginning have made of all nodes."""
+        self._open: list[torch.Tensor] = []
+        """What the one at the end is yet to read, node by node."""
+        self._seen: list[tuple[torch.nn.Linear, torch.Tensor]] = []
+        """What the others have made, where it is not known which is the one at the end."""
+
+    def before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The layer is called for all nodes: lets it read the first."""
+        if threading.get_ident() != self._thread:
+            return None
+        kwargs = {name: None if name in _MASKS else value for name, value in kwargs.items()}
+        self._nodes = args[0] if args else kwargs.pop("hidden_states")
+        self._others, self._on = (args[1:], kwargs), True
+        return self._move_to(0)
+
+    def after(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """It has read the first: the others follow."""
+        if threading.get_ident() != self._thread:
+            return None
+        outputs = [_parts(output)]
+        for node in range(1, self._nodes.shape[1]):
+            own, named = self._move_to(node)
+            outputs.append(_parts(module.forward(*own, **named)))
+        self._on, self._place.node = False, None
+        if self._mixer.last is None:
+            self._mixer.last = next((part for part, made in self._seen if made is outputs[0][0]), None)
+        made = [one[0] if one[0] is None else torch.cat(one, dim=1) for one in zip(*outputs, strict=True)]
+        if self._open and self._mixer.last is not None:
+            made[0] = self._mixer.last(torch.cat(self._open, dim=1))
+        return made[0] if isinstance(output, torch.Tensor) else tuple(made)
+
+    def before_linear(self, part: torch.nn.Linear, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
+        """All nodes are read with the first; what makes the layer's output waits until it can read them all."""
+        if threading.get_ident() != self._thread or not self._on:
+            return None
+        (states,) = args
+        if states is self._node:
+            return (self._nodes if part not in self._read else states[:, :0],)
+        if part is self._mixer.last:
+            self._open.append(states)
+            return (states[:, :0],)
+        return None
+
+    def after_linear(self, part: torch.nn.Linear, args: tuple[torch.Tensor, ...], made: torch.Tensor) -> Any:
+        if threading.get_ident() != self._thread or not self._on:
+            return None
+        node = self._place.node
+        assert node is not None
+        if args[0] is self._nodes:
+            self._read[part] = made
+            return made[:, :1]
+        if not args[0].shape[1]:  # see `before_linear`
+            read = self._read.get(part)
+            return made.new_zeros(len(made), 1, made.shape[2]) if read is None else read[:, node : node + 1]
+        if self._mixer.last is None and node == 0:
+            self._seen.append((part, made))
+        return None
+
+    def _move_to(self, node: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the layer is given for this node."""
+        self._place.node, self._node = node, self._nodes[:, node : node + 1]
+        args, kwargs = self._others
+        named = {name: self._of_node(value, node) for name, value in kwargs.items()}
+        return (self._node, *[self._of_node(value, node) for value in args]), named
+
+    def _of_node(self, value: Any, node: int) -> Any:
+        by_node = isinstance(value, torch.Tensor) and value.shape[:2] == self._nodes.shape[:2]
+        return value[:, node : node + 1] if by_node else value
+
+
+def _parts(output: Any) -> tuple[torch.Tensor | None, ...]:
+    """What a layer made: (batch, n, ...) each, if anything."""
+    return (output,) if isinstance(output, torch.Tensor) else tuple(output)
+
+
+def mixers_of(model: PreTrainedModel) -> list[Mixer]:
+    """The layers of a model that keep a state over the text."""
+    return [Mixer(part) for part in parts_of(model) if _keeps_state(type(part).forward)]
+
+
+@functools.cache
+def _keeps_state(forward: Callable[..., Any]) -> bool:
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return code is not None and not _OF_STATES.isdisjoint(code.co_names)
+
+
+def recurrent_layers(cache: Cache) -> list[LinearAttentionCacheLayerMixin]:
+    """Those of a cache that hold states."""
+    return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+
+
+def bytes_of_states(cache: Cache) -> int:
+    """How much memory the states of a text take."""
+    kept = (states for layer in recurrent_layers(cache) for states in (layer.conv_states, layer.recurrent_states))
+    return sum(state.nbytes for states in kept for state in states.values() if state is not None)
+
+
+@contextmanager
+def node_by_node(mixers: Sequence[Mixer], cache: Cache, parents: Parents) -> Iterator[None]:
+    """For the length of the block, a pass of this thread over the nodes of trees leaves the states of the texts in the
+    cache as they are, and beside them those after every node, of which `keep_states` keeps one.
+    """
+    states = [kept for layer in recurrent_layers(cache) for kept in (layer.conv_states, layer.recurrent_states)]
+    place = states[0].place
+    place.parents = [list(nodes) for nodes in zip(*parents, strict=True)]
+    for one in states:
+        one.begin()
+    thread = threading.get_ident()
+    hooks = [hook for mixer in mixers for hook in mixer.hooks(place, thread)]
+    try:
+        yield
+    finally:
+        place.node = None
+        for hook in hooks:
+            hook.remove()
+
+
+def keep_states(cache: Cache, nodes: Sequence[int | None]) -> None:
+    """After a pass `node_by_node`: what was the state after `nodes[row]` is the state of that text; where it is None,
+    nothing has changed.
+    """
+    for layer in recurrent_layers(cache):
+        layer.conv_states.keep(nodes)
+        layer.recurrent_states.keep(nodes)
+
+
+def take_over_states(cache: Cache) -> None:
+    """Makes a cache ready for `node_by_node`; elsewhere it works as before."""
+    layers = recurrent_layers(cache)
+    place = next((one.conv_states.place for one in layers if isinstance(one.conv_states, NodeStates)), Place())
+    for layer in layers:
+        for name in ("conv_states", "recurrent_states"):
+            states = getattr(layer, name)
+            if not isinstance(states, NodeStates):
+                # A model writes into states in place, and cannot into those of an inference mode that has ended.
+                own = {number: state.clone() if _inferred(state) else state for number, state in states.items()}
+                setattr(layer, name, NodeStates(own, place))
+
+
+def _inferred(state: torch.Tensor | None) -> bool:
+    return state is not None and state.is_inference()
