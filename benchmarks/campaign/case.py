@@ -94,13 +94,18 @@ def draw(seed: int, number: int) -> Case:
     replaceable = family in dim.PLAIN_LINEAR
     weights = random_.choices(list(dim.WEIGHTS), (0.8, 0.07, 0.01, 0.12))[0] if replaceable else "float32"
     surface = random_.choices(list(dim.SURFACES), (0.6, 0.15, 0.1, 0.15))[0]
+    recurrent = family in dim.RECURRENT
     drafter = _drafter(random_)
+    while recurrent and {drafter.name, *(part.name for part in drafter.parts)} & dim.WITH_MODELS:
+        drafter = _drafter(random_)
     inline = weights == "adapter" or weights == "int8 weights" or "Garbage" in drafter.code
     copies = [copy for copy in dim.COPIES if not (copy == "pickled" and inline)]
     cache = random_.choices(list(dim.CACHES), (0.66, 0.12, 0.04, 0.06, 0.08, 0.04))[0]
     named = dim.CACHES[cache].startswith("cache_implementation")
     dropped = ("passed in" in cache or cache == "offloaded") and dim.DROPS_CACHE in family
     if dropped or (named and surface == "stream") or ("static" in cache and family in dim.NOT_STATIC):
+        cache = ""
+    if recurrent and (cache != "passed in" or family in dim.NOT_SHARED):
         cache = ""
     base = Case(
         (),
@@ -112,7 +117,7 @@ def draw(seed: int, number: int) -> Case:
         weights=weights,
         drafter=drafter,
         surface=surface,
-        fast=random_.choices(["auto", True, False], (0.3, 0.25, 0.45))[0],
+        fast=random_.choices(["auto", not recurrent, False], (0.3, 0.25, 0.45))[0],
         copied=random_.choice(copies) if surface == "accelerate" and random_.random() < 0.2 else "",
         cache=cache,
         costs=random_.choice(dim.COSTS),
@@ -231,6 +236,7 @@ def words(case: Case) -> dict[str, list[str]]:
     ways = [f"{call.choice}, {'several' if call.together else 'one'}" for call in calls]
     return {
         "family": [case.family],
+        "layers": ["with states" if case.family in dim.RECURRENT else "that attend"],
         "drafter": [case.drafter.name, *(f"fused {part.name}" for part in case.drafter.parts)],
         "surface": [case.surface],
         "fast": [str(case.fast)],

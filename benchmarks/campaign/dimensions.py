@@ -11,6 +11,7 @@ if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 
 from support.architectures import BASE, LEFT_OUT, SUPPORTED  # noqa: E402
+from support.recurrent_architectures import RECURRENT as _RECURRENT  # noqa: E402
 
 VOCABULARY = int(BASE["vocab_size"])
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -18,8 +19,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": case.family,
         **{name: value for name, value in {**BASE, **case.config}.items() if value is not LEFT_OUT},
     }
-    for case in SUPPORTED
+    for case in [*SUPPORTED, *_RECURRENT]
 }
+RECURRENT = [str(case) for case in _RECURRENT]
+"""Families whose layers keep a state over the text."""
 COMMON = ["llama", "qwen2 window of 8", "qwen3", "mistral window of 8", "gemma2 window of 8", "gpt2", "mixtral"]
 """Drawn more often."""
 PLAIN_LINEAR = [*COMMON, "gemma3_text window of 8", "phi3", "olmo2", "falcon", "bloom", "stablelm", "opt", "gpt_neox"]
@@ -84,6 +87,8 @@ CACHES = {
 }
 """An argument of every call, or the cache that all calls share."""
 
+NOT_SHARED = {"mamba", "falcon_mamba", "mamba2"}
+"""Families whose `generate` takes no cache of several turns."""
 NOT_STATIC = {"gpt_neo local window of 32"}
 """Families that transformers decodes otherwise in a static cache longer than their window."""
 DROPS_CACHE = "longrope"
@@ -256,5 +261,7 @@ REQUIRED: dict[str, list[dict[str, str]]] = {
     "medusa": [{"heads": "medusa_heads(model)"}],
 }
 """One of these is given always."""
+WITH_MODELS = {"draft_model", "layer_skip", "specdec_pp"}
+"""Drafters that draft with a model like the target, which may keep no states."""
 COSTS = [0.005, 0.05, 0.3]
 """What a node more costs, in passes over one token: made up, so that trees do not depend on the machine."""
