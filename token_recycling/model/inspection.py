@@ -79,7 +79,7 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
     Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it: a graph that was
     made without the hook would be used again.
     """
-    if getattr(model, "_compiled_call_impl", None) or hasattr(model.forward, "_torchdynamo_orig_callable"):
+    if is_compiled(model):
         raise NoHiddenStatesError(
             f"expected a model whose hidden states can be seen, got {type(model).__name__} compiled as a whole; "
             "compile what is before its output layer (`model.model = torch.compile(model.model)`), or choose a drafter "
@@ -97,6 +97,11 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
         yield seen
     finally:
         hook.remove()
+
+
+def is_compiled(part: torch.nn.Module) -> bool:
+    """Whether calls of a module go to a graph that torch.compile made."""
+    return bool(part._compiled_call_impl) or hasattr(part.forward, "_torchdynamo_orig_callable")
 
 
 def output_layer(model: PreTrainedModel) -> torch.nn.Module:
