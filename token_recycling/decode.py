@@ -12,7 +12,7 @@ Steps may also be made in another way, such as replayed on a device: whoever cal
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 from .accept import accept_greedy, accept_walk
 from .draft import Context, Draft, Step
 from .drafter import Drafter, DrafterTraits, TextDrafter
-from .model.inspection import hidden_states
+from .model.inspection import hidden_states, layer_states
 from .model.kv_cache import TreeCache, unroll
 from .model.pass_costs import PassCosts
 from .model.prefill import cross_border, first_pass, prefill
@@ -83,7 +83,17 @@ class Run:
     def prefill(self) -> None:
         """Puts all of each text but its last token into the cache, as far as it is not there."""
         observe = [one.observe_prompt for one in self.drafters] if self.traits.learns_prompt else None
-        prefill(self.target, [sequence.tokens for sequence in self.sequences], self.cache, observe, self.held)
+        with self.states() as passes:
+            prefill(self.target, [sequence.tokens for sequence in self.sequences], self.cache, observe, self.held)
+        if passes and self.target.support.border is None:
+            states = torch.cat(passes, dim=1).to(self.target.device)
+            for row, (sequence, held) in enumerate(zip(self.sequences, self.held, strict=True)):
+                self.drafters[row].read_prompt(states[row, : sequence.length - 1 - held])
+
+    def states(self) -> AbstractContextManager[list[torch.Tensor] | None]:
+        """Within it passes add the hidden states that the drafter needs to the list; None if it needs none."""
+        wanted = self.traits.states
+        return nullcontext() if wanted is None else layer_states(self.target.model, wanted)
 
     def draft(self, row: int) -> Draft:
         """What to verify for a text: the drafter's tree, as deep as it can be of use and is exact."""
@@ -150,6 +160,8 @@ class TreeStepper:
         """The last ones, not yet learned from."""
         self._prompt_alone = False
         """Whether the last one was made before the drafter was asked."""
+        self._prompt_states: torch.Tensor | None = None
+        """Those of a prompt that was read with the last one, where the drafter needs them."""
 
     def step(self, going: list[int]) -> list[Step]:
         run, clock = self.run, self.run.clock
@@ -164,7 +176,7 @@ class TreeStepper:
         # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
         cross_border(target, [sequence.tokens for sequence in sequences], cache)
         lengths = [sequence.length - 1 for sequence in sequences]
-        with hidden_states(target.model) if run.traits.hidden_states else nullcontext() as hidden:
+        with hidden_states(target.model) if run.traits.hidden_states else nullcontext() as hidden, run.states() as seen:
             logits = self._forward(drafts, [length * (row in going) for row, length in enumerate(lengths)])
         if not self._at_once:
             logits = logits.float()  # for all who read rows of them: one by one takes longer in 16 bits
@@ -175,6 +187,11 @@ class TreeStepper:
         if hidden is not None:
             states = hidden[-1].to(target.device)[:, -logits.shape[1] :]
             steps = [replace(step, hidden=states[step.row, : len(step.draft.tree)]) for step in steps]
+        if seen is not None:
+            states = torch.cat(seen, dim=1).to(target.device)
+            before, states = states[:, : -logits.shape[1]], states[:, -logits.shape[1] :]
+            self._prompt_states = before[0] if before.shape[1] else None
+            steps = [replace(step, states=states[step.row, : len(step.draft.tree)]) for step in steps]
         clock.lap("verify")
 
         # Keep. A prompt that was read alone is kept as it is: the first token waits for no copies.
@@ -199,6 +216,9 @@ class TreeStepper:
         return run.target.forward(inputs, cache)
 
     def learn(self) -> None:
+        if self._prompt_states is not None:
+            self.run.drafters[0].read_prompt(self._prompt_states)
+            self._prompt_states = None
         if self._prompt_alone:
             self.run.draft_late()
         for step in self._steps:

@@ -68,6 +68,8 @@ class Fuse(Drafter):
             )
         if len({id(drafter) for drafter in self.drafters}) < len(self.drafters):
             raise ValueError("expected every part to be a drafter of its own, got one twice; make it twice")
+        if sum(drafter.traits.states is not None for drafter in self.drafters) > 1:
+            raise ValueError(f"expected one part at most that reads states of the target's layers, got {self.parts!r}")
         self.labels = _labels(self.drafters)
         """A name for each part."""
         self.calibration = FuseCalibration.empty(len(self.drafters))
@@ -81,6 +83,7 @@ class Fuse(Drafter):
         return DrafterTraits(
             learns_prompt=any(part.learns_prompt for part in parts),
             hidden_states=any(part.hidden_states for part in parts),
+            states=next((part.states for part in parts if part.states), None),
             on_host=all(part.on_host for part in parts),
             top_k=max(part.top_k for part in parts),
             draws=any(part.draws for part in parts),
@@ -124,6 +127,11 @@ class FuseText(TextDrafter):
         for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):
             if drafter.traits.learns_prompt:
                 part.observe_prompt(tokens, logits)
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):
+            if drafter.traits.states:
+                part.read_prompt(states)
 
     def draft(self, context: Context) -> Draft:
         nothing = Draft(root_only(), context.root)
