@@ -85,10 +85,12 @@ class Run:
         observe = [one.observe_prompt for one in self.drafters] if self.traits.learns_prompt else None
         with self.states() as passes:
             prefill(self.target, [sequence.tokens for sequence in self.sequences], self.cache, observe, self.held)
-        if passes and self.target.support.border is None:
+        unread = [sequence.length - 1 - held for sequence, held in zip(self.sequences, self.held, strict=True)]
+        # Of all that was read, and no more: a family may leave states out, or read a long prompt anew.
+        if passes and sum(one.shape[1] for one in passes) == max(unread):
             states = torch.cat(passes, dim=1).to(self.target.device)
-            for row, (sequence, held) in enumerate(zip(self.sequences, self.held, strict=True)):
-                self.drafters[row].read_prompt(states[row, : sequence.length - 1 - held])
+            for row, own in enumerate(unread):
+                self.drafters[row].read_prompt(states[row, :own])
 
     def states(self) -> AbstractContextManager[list[torch.Tensor] | None]:
         """Within it passes add the hidden states that the drafter needs to the list; None if it needs none."""

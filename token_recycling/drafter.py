@@ -74,7 +74,7 @@ class TextDrafter:
         tokens before the prompt's last one: all of them, as far as a cache did not hold them.
 
         Called at most once, before the first `observe`, and only where `traits.states` is given. Not called where a
-        family reads a long prompt in a way of its own (`model.support.Border`).
+        family leaves some of them out, or reads a long prompt in a way of its own.
         """
 
     def draft(self, context: Context) -> Draft:

@@ -101,21 +101,23 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 
 @contextlib.contextmanager
 def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]) -> Iterator[list[torch.Tensor]]:
-    """Within it every forward pass of this thread adds the hidden states of all its positions to the list: of the
-    numbers that `numbers` gives for so many layers, side by side, (batch, n, states * hidden). They are numbered as
+    """Within it every forward pass of this thread adds the hidden states of its positions to the list: of the numbers
+    that `numbers` gives for so many layers, side by side, (batch, n, states * hidden). They are numbered as
     `output_hidden_states` does: i is what enters layer i, and the number of layers is what leaves the decoder, after
-    its last norm.
+    its last norm. n are all positions, but where a family leaves some out whose logits are not wanted: then the last
+    ones.
 
     Raises NoHiddenStatesError where a model has no such layers, or they are compiled.
     """
-    decoder, layers = model.get_decoder(), decoder_layers(model)[1]
-    wanted = numbers(len(layers))
+    path, layers = decoder_layers(model)
+    *above, _ = path.split(".")
+    decoder, wanted = model.get_submodule(".".join(above)), numbers(len(layers))
     if any(not 0 <= number <= len(layers) for number in wanted):
         raise NoHiddenStatesError(
             f"expected hidden states from 0 to {len(layers)} of {type(model).__name__}, got {list(wanted)}; choose a "
             "drafter that was made for this model"
         )
-    if _is_compiled(model) or _is_compiled(decoder):
+    if _is_compiled(model) or _is_compiled(decoder) or "_orig_mod" in above:
         raise NoHiddenStatesError(
             f"expected a model whose layers can be seen, got {type(model).__name__} compiled; load it without "
             "torch.compile, or choose a drafter that needs no hidden states"
@@ -131,8 +133,15 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
     def leave(output: Any) -> None:
         if threading.get_ident() == thread:
             entered[len(layers)] = output[0]
-            seen.append(torch.cat([entered[number].to(output[0].device) for number in wanted], dim=-1))
+            states = [entered[number].to(output[0].device) for number in wanted]
             entered.clear()
+            if any(one.ndim != 3 for one in states):
+                raise NoHiddenStatesError(
+                    f"expected hidden states (batch, n, hidden) between the layers of {type(model).__name__}, got "
+                    "others; choose a drafter that needs none"
+                )
+            known = min(one.shape[1] for one in states)
+            seen.append(torch.cat([one[:, -known:] for one in states], dim=-1))
 
     hooks = [
         layers[number].register_forward_pre_hook(
@@ -150,11 +159,7 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
-    return bool(
-        getattr(module, "_compiled_call_impl", None)
-        or hasattr(module, "_orig_mod")
-        or hasattr(module.forward, "_torchdynamo_orig_callable")
-    )
+    return bool(getattr(module, "_compiled_call_impl", None) or hasattr(module.forward, "_torchdynamo_orig_callable"))
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:

@@ -117,9 +117,13 @@ class EagleHead(nn.Module):
 
     def for_drafting(self, device: torch.device, dtype: torch.dtype) -> EagleHead:
         """A copy on a device and with parameters of a type, without gradients."""
-        made = copy.deepcopy(self).to(device).eval().requires_grad_(False)
-        for parameter in made.parameters():  # the frequencies of the positions stay as they are
-            parameter.data = parameter.data.to(dtype)
+        made = copy.deepcopy(self).eval()
+        for module in made.modules():
+            for name, weight in module._parameters.items():
+                if weight is not None:
+                    module._parameters[name] = nn.Parameter(weight.detach().to(device, dtype), requires_grad=False)
+            for name, buffer in module._buffers.items():  # such as frequencies of positions, which need all their bits
+                module._buffers[name] = None if buffer is None else buffer.to(device)
         return made
 
 
