@@ -335,12 +335,16 @@ def test_it_says_what_it_drafts_with(tmp_path: Path) -> None:
     assert "4 8 8 3 2" in Eagle(three, tree="static").describe()
 
 
-def test_a_fusion_has_one_part_that_reads_layers(tmp_path: Path) -> None:
-    folder, _ = head_in(tmp_path, EAGLE_1)
-    fused = tr.make_drafter("fuse", parts=[Eagle(folder), "suffix"])
-    assert fused.traits.states is not None
-    with pytest.raises(ValueError, match="one part at most that reads states"):
-        tr.make_drafter("fuse", parts=[Eagle(folder), Eagle(folder)])
+def test_parts_of_a_fusion_have_the_states_of_their_own(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Heads of both kinds and one that reads none: each drafts what it drafts alone."""
+    one, of_one = head_in(tmp_path / "1", EAGLE_1)
+    three, of_three = head_in(tmp_path / "3", EAGLE_3)
+    parts = [Eagle(three, tree="0 1"), "suffix", Eagle(one, tree="0 1")]
+    steps = drafted_steps(deep, tr.make_drafter("fuse", parts=parts, nodes=30), tiny.prompt(2, 9), max_new_tokens=9)
+    for text, step in steps[1:-1]:
+        drafted = {int(step.draft.tokens[node]) for node in step.draft.tree.children[0]}
+        for config, tensors in ((EAGLE_1, of_one), (EAGLE_3, of_three)):
+            assert drafted > set(wanted_logits(deep, config, tensors, text, []).topk(2).indices.tolist())
 
 
 @pytest.mark.parametrize("asks", ["all", "paying"])
