@@ -28,7 +28,7 @@ from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 KIND = "eagle"
 _CONFIG, _WEIGHTS, _PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 _EMBEDDING = "embed_tokens.weight"
-_THETA = 10000.0
+THETA = 10000.0
 """Base of the rotary positions where a configuration has none, as in the authors' code: never the target's."""
 
 _IDLE = (
@@ -175,7 +175,7 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
             others = {config.get(name, values[0])} - set(values)
         if others:
             raise ValueError(f"expected layers of full attention, got {name}={config[name]}")
-    rope = {"rope_type": "default", "rope_theta": config.get("rope_theta") or _THETA}
+    rope = {"rope_type": "default", "rope_theta": config.get("rope_theta") or THETA}
     rope |= config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope["rope_type"] = rope.pop("type", rope["rope_type"])
     needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")

@@ -17,6 +17,7 @@ losses in float32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -24,14 +25,14 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad, smooth_l1_loss
-from transformers import DynamicCache, LlamaConfig, PreTrainedModel
+from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from ...model.inspection import layer_states, output_layer, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
 from ...training.continuations import Continuations
 from ...training.declaration import Schedule, Trained, TrainingRun
 from ...training.loop import Shuffled, fit, frozen
-from .formats import save_head
+from .formats import THETA, save_head
 from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 from .train_options import EagleTraining
 
@@ -60,18 +61,18 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
     """A head for `model` that has learned nothing: of the shape of the target's layers. That of version 3 may say the
     tokens that are most frequent in `texts`, and its output layer begins as the target's.
     """
-    config = model.config.get_text_config(decoder=True)
-    output, vocabulary = output_layer(model), TreeModel(model).vocab_size
+    output, target = output_layer(model), TreeModel(model)
+    vocabulary, width = target.vocab_size, output_width(model)
+    heads = math.gcd(width, _size(target.config, "num_attention_heads", 1))
     layer = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=output_width(model),
-        intermediate_size=training.intermediate or getattr(config, "intermediate_size", 4 * config.hidden_size),
+        hidden_size=width,
+        intermediate_size=training.intermediate or _size(target.config, "intermediate_size", 4 * width),
         num_hidden_layers=1,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None),
-        max_position_embeddings=TreeModel(model).max_length or 2048,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        num_attention_heads=heads,
+        num_key_value_heads=math.gcd(heads, _size(target.config, "num_key_value_heads", heads)),
+        max_position_embeddings=target.max_length or 2048,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
         attn_implementation="sdpa",
     )
     torch.manual_seed(training.seed)
@@ -84,6 +85,15 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
     with torch.no_grad():
         head.lm_head.weight.copy_(output.weight if ids is None else output.weight[ids.to(output.weight.device)])  # type: ignore[index, arg-type]
     return head.to(model.device)
+
+
+def _size(config: PreTrainedConfig, name: str, otherwise: int) -> int:
+    """What a configuration says of all layers, if it does."""
+    try:
+        said = getattr(config, name)
+    except AttributeError:
+        return otherwise
+    return said if isinstance(said, int) else otherwise
 
 
 def train_eagle(

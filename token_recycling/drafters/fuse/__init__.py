@@ -209,7 +209,8 @@ class FuseText(TextDrafter):
             with self.drafter.learning:
                 self.drafter.calibration.learn(chosen.merged, chosen.valued, step.tokens)
         for number, part in enumerate(self._parts):
-            part.observe(replace(step, states=self._states_for(number, step.states)))
+            shown = step if step.states is None else replace(step, states=self._states_for(number, step.states))
+            part.observe(shown)
 
     def _count(self, chosen: _Selection, step: Step) -> None:
         merged = chosen.merged
