@@ -98,8 +98,15 @@ class EagleHead(nn.Module):
         cache: Cache,
     ) -> torch.Tensor:
         """Outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n), whose
-        keys and values are appended to the cache; `mask` (batch or 1, 1, n, keys) is added to the scores of attention.
+        keys and values are appended to the cache; a row sees the keys that `mask` (batch or 1, 1, n, keys) bool says,
+        all if it is None.
         """
+        rotated = self.rotary(embedded, positions)
+        seen = {"position_embeddings": rotated, "attention_mask": mask, "past_key_values": cache}
+        return self.through(embedded, states, seen)
+
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        """The same, with what the layers' attention is told."""
         raise NotImplementedError
 
     def fed(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -138,16 +145,9 @@ class Eagle1Head(EagleHead):
     def fused(self, states: torch.Tensor) -> torch.Tensor:
         return states
 
-    def forward(
-        self,
-        embedded: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: Cache,
-    ) -> torch.Tensor:
-        x = self.fc(torch.cat([embedded, states.to(embedded.dtype)], dim=-1))
-        return self.layers[0](x, x, self.rotary(x, positions), mask, cache)
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        inputs = self.fc(torch.cat([embedded, states.to(embedded.dtype)], dim=-1))
+        return self.layers[0](inputs, inputs, seen)
 
     def logits(self, outputs: torch.Tensor, output_layer: nn.Module) -> torch.Tensor:
         return output_layer(outputs)
@@ -187,18 +187,10 @@ class Eagle3Head(EagleHead):
             states = torch.cat([norm(one) for norm, one in zip(self.fc_norm, each, strict=True)], dim=-1)
         return self.fc(self.input_norm(states) if self.shape.norm_before_fc else states)
 
-    def forward(
-        self,
-        embedded: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: Cache,
-    ) -> torch.Tensor:
-        rotated = self.rotary(embedded, positions)
-        outputs = self.midlayer(embedded, states, rotated, mask, cache)
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        outputs = self.midlayer(embedded, states, seen)
         for layer in self.layers.values():
-            outputs = layer(outputs, attention_mask=mask, past_key_values=cache, position_embeddings=rotated)
+            outputs = layer(outputs, **seen)
         return outputs
 
     def fed(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -230,17 +222,8 @@ class _FirstLayer(nn.Module):
         self.post_attention_layernorm = LlamaRMSNorm(layer.hidden_size, layer.rms_norm_eps)
         self.mlp = mlp(layer)
 
-    def forward(
-        self,
-        inputs: torch.Tensor,
-        residual: torch.Tensor,
-        rotated: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor | None,
-        cache: Cache,
-    ) -> torch.Tensor:
-        attended, _ = self.self_attn(
-            hidden_states=inputs, position_embeddings=rotated, attention_mask=mask, past_key_values=cache
-        )
+    def forward(self, inputs: torch.Tensor, residual: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        attended, _ = self.self_attn(hidden_states=inputs, **seen)
         states = residual + attended
         return states + self.mlp(self.post_attention_layernorm(states))
 
@@ -254,14 +237,7 @@ class _FusedLayer(_FirstLayer):
         self.input_layernorm = LlamaRMSNorm(shape.width, shape.layer.rms_norm_eps)
         self.hidden_norm = LlamaRMSNorm(shape.width, shape.layer.rms_norm_eps)
 
-    def forward(
-        self,
-        inputs: torch.Tensor,
-        residual: torch.Tensor,
-        rotated: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor | None,
-        cache: Cache,
-    ) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, residual: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
         normed = self.hidden_norm(residual)
         both = torch.cat([self.input_layernorm(inputs), normed.to(inputs.dtype)], dim=-1)
-        return super().forward(both, normed if self.norms_residual else residual, rotated, mask, cache)
+        return super().forward(both, normed if self.norms_residual else residual, seen)
