@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers.activations import ACT2FN
 
 from ...files import replacing
 from ...training.saved import TrainedPartError, describe_part, described_part
@@ -148,6 +150,8 @@ def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor])
     _known(config, own | told | idle | {"eagle_aux_hidden_state_layer_ids"})
     inner = _wanted(config, "transformer_layer_config")
     _known(inner, _LAYER | {"architectures", *_ONLY})
+    if config.get("norm_before_fc") and config.get("fc_norm"):
+        raise ValueError("expected norm_before_fc or fc_norm, got both, whose order is not known")
     layer, states = _layer(inner), config.get("eagle_aux_hidden_state_layer_ids")
     for name in [name for name in tensors if name.startswith("layers.0.")]:
         tensors[name.replace("layers.0.", "midlayer.", 1)] = tensors.pop(name)
@@ -183,10 +187,17 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
     absent = {name: config[name] for name in _LAYER - set(sizes) if config.get(name) is not None}
     for name in ("model_type", "rope_theta", "rope_scaling", "rope_parameters"):
         absent.pop(name, None)
-    head_dim = absent.pop("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-    heads = absent.pop("num_key_value_heads", sizes["num_attention_heads"])
-    layers = {"num_hidden_layers": 1, "num_key_value_heads": heads, "head_dim": head_dim, "rope_parameters": rope}
-    return families[family](**{**sizes, **layers, **absent}, attn_implementation="sdpa")
+    layers = {"num_hidden_layers": 1, "num_key_value_heads": sizes["num_attention_heads"], "rope_parameters": rope}
+    if "head_dim" not in absent and family == "qwen3":  # whose own default is 128, whatever the sizes are
+        raise ValueError("expected head_dim in the configuration of qwen3 layers, got none")
+    if absent.get("hidden_act", "silu") not in ACT2FN:
+        raise ValueError(f"expected a hidden_act that transformers has, got {absent['hidden_act']!r}")
+    try:
+        return families[family](**{**sizes, **layers, **absent}, attn_implementation="sdpa")
+    except (StrictDataclassError, TypeError) as error:
+        raise ValueError(
+            f"expected the configuration of a {family} layer, got: {' '.join(str(error).split())}"
+        ) from None
 
 
 def _known(config: Mapping[str, Any], known: Collection[str]) -> None:
