@@ -254,8 +254,11 @@ def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrained
     """
     where, shape, tensors = Path(folder), head.shape, dict(head.state_dict())
     layer = shape.layer
-    config: dict[str, Any] = {name: getattr(layer, name) for name in sorted(_LAYER) if hasattr(layer, name)}
-    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    made_here = {"draft_vocabulary": shape.draft_vocabulary, "fc_bias": shape.fc_bias}
+    assert shape == HeadShape(shape.version, layer, layer.hidden_size, **made_here), "the format says no more of a head"
+    rope = ("rope_parameters", "rope_scaling", "rope_theta")
+    config: dict[str, Any] = {name: getattr(layer, name) for name in sorted(_LAYER.difference(rope))}
+    config["rope_theta"] = layer.rope_parameters["rope_theta"]
     if shape.version == 1:
         config |= {"architectures": ["LlamaForCausalLMEagle"], "bias": shape.fc_bias}
     else:
