@@ -177,7 +177,7 @@ class TreeStepper:
 
         # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
         cross_border(target, [sequence.tokens for sequence in sequences], cache)
-        lengths = [sequence.length - 1 for sequence in sequences]
+        lengths, held = [sequence.length - 1 for sequence in sequences], cache.get_seq_length()
         with hidden_states(target.model) if run.traits.hidden_states else nullcontext() as hidden, run.states() as seen:
             logits = self._forward(drafts, [length * (row in going) for row, length in enumerate(lengths)])
         if not self._at_once:
@@ -192,7 +192,7 @@ class TreeStepper:
         if seen is not None:
             states = torch.cat(seen, dim=1).to(target.device)
             before, states = states[:, : -logits.shape[1]], states[:, -logits.shape[1] :]
-            self._prompt_states = before[0] if before.shape[1] else None
+            self._prompt_states = before[0] if 0 < before.shape[1] == lengths[0] - held else None
             steps = [replace(step, states=states[step.row, : len(step.draft.tree)]) for step in steps]
         clock.lap("verify")
 

@@ -254,8 +254,9 @@ def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrained
     """
     where, shape, tensors = Path(folder), head.shape, dict(head.state_dict())
     layer = shape.layer
-    made_here = {"draft_vocabulary": shape.draft_vocabulary, "fc_bias": shape.fc_bias}
-    assert shape == HeadShape(shape.version, layer, layer.hidden_size, **made_here), "the format says no more of a head"
+    size, bias = shape.draft_vocabulary, shape.fc_bias
+    told = HeadShape(shape.version, layer, layer.hidden_size, draft_vocabulary=size, fc_bias=bias)
+    assert shape == told, "a head of another shape than those that are made here"
     rope = ("rope_parameters", "rope_scaling", "rope_theta")
     config: dict[str, Any] = {name: getattr(layer, name) for name in sorted(_LAYER.difference(rope))}
     config["rope_theta"] = layer.rope_parameters["rope_theta"]
