@@ -372,13 +372,16 @@ def test_a_head_of_16_bits_keeps_its_positions(tmp_path: Path) -> None:
     assert head.fc.weight.dtype == torch.float32
 
 
-def test_the_shipped_head_saves_steps(shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
+@pytest.mark.parametrize(("name", "least"), [("eagle", 3), ("eagle3", 2)])
+def test_the_shipped_heads_save_steps(
+    name: str, least: float, shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
+) -> None:
     model, tokenizer = shipped
     models, stats = Path(__file__).parents[2] / "models", tr.Stats()
     text = (models / "prompts" / "05_graph_shortest_path.py").read_text(encoding="utf-8")
     ids = tokenizer(text, return_tensors="pt").input_ids[:, :64]
     wanted = model.generate(ids, max_new_tokens=48, do_sample=False)
-    drafter = Eagle(models / "eagle", tree=16)
+    drafter = Eagle(models / name, tree=16)
     ours = tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=48, do_sample=False)
     assert torch.equal(ours, wanted)
-    assert stats.mat > 2
+    assert stats.mat > least
