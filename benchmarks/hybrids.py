@@ -10,7 +10,7 @@ first, which warms up.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,10 +123,14 @@ def calls(model: PreTrainedModel, prompts: int, how: dict[str, Any]) -> dict[str
     return {way: (spent["generate"] / spent[way], stats[way].mat) for way in WAYS}
 
 
+def _head(what: str, columns: Sequence[str]) -> str:
+    return f"| model | type | {what} | {' | '.join(columns)} |\n|{'---|' * (3 + len(columns))}\n"
+
+
 def lines(prompts: int) -> Iterator[str]:
     """Those of both tables."""
-    yield f"| model | type | parameters | {' | '.join(f'n = {size}' for size in SIZES)} |\n|{'---|' * (3 + len(SIZES))}\n"
-    table = [f"\n| model | type | text | {' | '.join(WAYS)} |\n|{'---|' * (3 + len(WAYS))}\n"]
+    yield _head("parameters", [f"n = {size}" for size in SIZES])
+    table = ["\n" + _head("text", WAYS)]
     for family in FAMILIES:
         for dtype in (torch.float32, torch.bfloat16):
             kind = str(dtype).removeprefix("torch.")
