@@ -177,7 +177,9 @@ def test_the_command_says_what_is_offered(model, tmp_path, monkeypatch, name):
     model.save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
     served = []
-    monkeypatch.setattr("token_recycling.cli.commands.serve._run", lambda app, service, *rest: served.append(service))
+    monkeypatch.setattr(
+        "token_recycling.cli.commands.serve._run", lambda server, service, *rest: served.append(service)
+    )
     options = [option.replace("MODEL", str(tmp_path)) for option in options]
     result = run("serve", tmp_path, "--port", 0, "--max-prompt-tokens", 8, *options)
     assert result.exit_code == 0, result.stderr

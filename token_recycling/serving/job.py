@@ -70,6 +70,7 @@ class Job:
         self.id = f"{self.prefix}{uuid.uuid4().hex}"
         self._since = time.monotonic()
         self._ended, self._failed, self._ending = False, False, threading.Lock()
+        self._interrupted: ApiError | None = None
 
     def cancel(self) -> None:
         """The client has disconnected: a running generation ends with its step, a waiting one never begins."""
@@ -77,6 +78,10 @@ class Job:
             self.cancelled = True
         if not self.started:
             self.end()
+
+    def interrupt(self, error: ApiError) -> None:
+        """The server ends the text, of which the client is told with that error."""
+        self._interrupted = error
 
     def end(self) -> None:
         """Nothing more will be generated: calls `on_end`, the first time only."""
@@ -95,9 +100,11 @@ class Job:
         return "failed" if self._failed else "complete"
 
     def check(self) -> None:
-        """Raises CancelledError, or ApiError where the time is over."""
+        """Raises CancelledError, or ApiError where the time is over or the server ends."""
         if self.cancelled:
             raise CancelledError
+        if self._interrupted is not None:
+            raise self._interrupted
         if self.timeout is None or time.monotonic() - self._since < self.timeout:
             return
         if not self.started:

@@ -214,6 +214,11 @@ class Service:
             await asyncio.sleep(self.settings.save_every)
             await self.worker.async_submit(self.pool.save)
 
+    def end_all(self) -> None:
+        """Ends all requests with an error, at the end of the grace period."""
+        for job in list(self._jobs.values()):
+            job.interrupt(ApiError(503, "the server is shutting down", "shutting_down", headers={"Retry-After": "1"}))
+
     def close(self) -> None:
         """Ends all requests and saves; may be called again."""
         self.closing = True

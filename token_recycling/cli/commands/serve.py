@@ -18,6 +18,7 @@ from .. import console
 from ..options import Device, Drafting, DType, Model, Threads
 
 if TYPE_CHECKING:
+    from ...serving.http_server import HttpServer
     from ...serving.service import Service
 
 _KEYS = "TOKEN_RECYCLING_API_KEYS"
@@ -75,6 +76,12 @@ def serve(
     max_requests_per_key: Annotated[int | None, _limit(min=1, help="The same of one key.")] = None,
     max_body: Annotated[float, _limit(min=0.001, help="Megabytes of a request.")] = 2,
     timeout: Annotated[float | None, _limit(min=0.001, help="Seconds for a request, waiting included.")] = None,
+    max_connections: Annotated[
+        int | None, _limit(min=1, help="Connections in all; default 512, or fewer where fewer files may be open.")
+    ] = None,
+    max_connections_per_address: Annotated[int, _limit(min=1, help="The same of one address.")] = 128,
+    header_timeout: Annotated[float, _limit(min=0.001, help="Seconds for the headers of a request.")] = 10,
+    body_timeout: Annotated[float, _limit(min=0.001, help="Seconds for its body, and to take what is sent.")] = 30,
     grace: Annotated[int, _limit(min=0, help="Seconds that running requests have at shutdown.")] = 10,
     dtype: DType = None,
     device: Device = None,
@@ -90,8 +97,11 @@ def serve(
 
         check_installed()
         from ...serving.app import app_of
+        from ...serving.connections import ConnectionLimits
+        from ...serving.http_server import HttpServer
         from ...serving.service import Service, Settings
 
+        limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
         settings = Settings(
             name=name or model,
             drafter=drafter,
@@ -118,7 +128,8 @@ def serve(
         console.note(f"isolation {chosen.value}, {why}")
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
-        _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1; playground at {address}")
+        serving = f"serving {settings.name} at {address}/v1; playground at {address}; Ctrl-C ends"
+        _run(HttpServer(app_of(service), limits, grace, partial(console.note, serving)), service, listener)
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
@@ -141,22 +152,8 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ValueError(f"expected a free address, got {host} port {port}: {error.strerror or error}") from None
 
 
-def _run(app: object, service: Service, listener: socket.socket, grace: int, what: str) -> None:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                console.note(f"serving {what}; Ctrl-C ends")
-
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace)  # type: ignore[arg-type]
-    server = Server(config)
-    try:
+def _run(server: HttpServer, service: Service, listener: socket.socket) -> None:
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(service):
         server.run(sockets=[listener])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        service.close()
     if not server.started:
         raise typer.Exit(1)
