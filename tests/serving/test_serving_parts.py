@@ -1,7 +1,5 @@
 """The parts of the server that need none: keys, stop strings, and whether transformers is the one that is known."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,23 +112,3 @@ def test_a_watched_drafter_hands_everything_on():
     text = reporter.start(None, None, None)
     assert methods <= vars(type(text)).keys()
     assert text.retrieval is None
-
-
-def test_names_of_openai_fields_that_are_ignored_are_known():
-    """A field that transformers' handlers would ignore is either refused here, or cannot change the text."""
-    from transformers.cli.serving.chat_completion import UNUSED_CHAT_COMPLETION_FIELDS
-    from transformers.cli.serving.completion import UNUSED_LEGACY_COMPLETION_FIELDS
-    from transformers.cli.serving.response import UNUSED_RESPONSE_FIELDS
-
-    from token_recycling.serving.requests import ChatBody, ResponsesBody, TextBody
-
-    harmless = {
-        "user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls", "reasoning_effort",
-    }  # fmt: skip
-    for fields, body in (
-        (UNUSED_CHAT_COMPLETION_FIELDS, ChatBody),
-        (UNUSED_LEGACY_COMPLETION_FIELDS, TextBody),
-        (UNUSED_RESPONSE_FIELDS, ResponsesBody),
-    ):
-        assert fields - harmless <= body.ignored.keys()
-    assert len(list(itertools.chain(UNUSED_CHAT_COMPLETION_FIELDS))) > 10
