@@ -85,12 +85,17 @@ def wait_for(condition: Any, seconds: float = 5.0) -> None:
 
 @contextlib.contextmanager
 def serving(
-    model: Any, tokenizer: Any, limits: ConnectionLimits | None = None, grace: float = 5, **settings: Any
+    model: Any,
+    tokenizer: Any,
+    limits: ConnectionLimits | None = None,
+    grace: float = 5,
+    tls: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> Iterator[Serving]:
     settings = {"name": "tiny", "drafter": "recycling:tree=8", **settings}
     app = create_app(model, tokenizer, **settings)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(app, limits, grace, log_level="error")
+    server = HttpServer(app, limits, grace, log_level="error", **(tls or {}))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

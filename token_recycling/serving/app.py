@@ -22,6 +22,7 @@ from . import chat, completions, playground
 from .access import MetricsUser, User
 from .answers import streamed_answer, whole_answer
 from .errors import ApiError, CancelledError, add_error_handlers, client_error
+from .hosts import LocalNamesMiddleware
 from .job import Job
 from .keys import Key
 from .middleware import LimitMiddleware
@@ -59,6 +60,8 @@ def app_of(service: Service) -> FastAPI:
     app = FastAPI(title="token-recycling", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
     add_error_handlers(app)
+    if not service.settings.keys:
+        app.add_middleware(LocalNamesMiddleware, allowed=service.settings.allow_hosts)
     app.add_middleware(LimitMiddleware, max_bytes=int(service.settings.max_body * 1_000_000), metrics=service.metrics)
     for router in (_openai_routes(service), _own_routes(service), playground.router(service)):
         app.include_router(router)

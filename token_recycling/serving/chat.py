@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import torch
-from transformers.cli.serving.utils import BaseHandler, Modality, build_response_parser, get_response_template
+from transformers.cli.serving.utils import build_response_parser, get_response_template
 
 from .answers import Asked, ChatForm
 from .choices import Choice
 from .errors import ApiError
 from .job import Job
-from .requests import ChatBody, Message
+from .requests import ChatBody
 from .service import Service
+from .templates import rendered
 
 
 async def asked(service: Service, body: ChatBody, job: Job) -> Asked:
@@ -22,21 +21,12 @@ async def asked(service: Service, body: ChatBody, job: Job) -> Asked:
     tools = None if body.tool_choice == "none" else body.tools or None
     if tools:
         _check_tools(service)
-    ids = rendered(service, body.messages, tools=tools, **(body.chat_template_kwargs or {}))
+    ids = rendered(tokenizer, body.messages, tools=tools, **(body.chat_template_kwargs or {}))
     top = (body.top_logprobs or 0) if body.logprobs else None
     texts, config, eos = await service.texts(job, ids, body, None, top)
     choices = [Choice(tokenizer, config, eos, build_response_parser(tokenizer, model, ids, tools)) for _ in texts]
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return Asked(job, texts, choices, ChatForm(tokenizer, top), (), usage)
-
-
-def rendered(service: Service, messages: list[Message], **variables: Any) -> torch.Tensor:
-    """The prompt (1, length) of a conversation."""
-    written = [message.model_dump(exclude_none=True) for message in messages]
-    inputs = BaseHandler.get_processor_inputs_from_messages(written, Modality.LLM)
-    return service.loaded.tokenizer.apply_chat_template(
-        inputs, add_generation_prompt=True, return_tensors="pt", return_dict=True, **variables
-    )["input_ids"]
 
 
 def _check_tools(service: Service) -> None:

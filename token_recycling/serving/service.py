@@ -33,6 +33,7 @@ from .metrics import Metrics
 from .offered_drafters import DEFAULT_OFFERS, OfferedDrafters
 from .requests import ChatBody, Sampling, TextBody
 from .sampling import config_of, processors_of
+from .templates import check_template
 from .texts import Text
 
 _FIRST_TEXT = "The first of the"
@@ -58,6 +59,8 @@ class Settings:
     isolation: Isolation = Isolation.shared
     """May be given as its value, such as "per-key"."""
     keys: tuple[Key, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
+    """Names beside those of this machine to which a loopback address answers where no keys are configured."""
     max_keys: int = 64
     """Matrices of keys in memory at most; the least recently used makes room."""
     max_prompt_tokens: int | None = None
@@ -89,6 +92,7 @@ class Service:
     """Serves one model. Made before the event loop runs; raises ValueError where the settings do not fit."""
 
     def __init__(self, loaded: Loaded, settings: Settings) -> None:
+        check_template(loaded.tokenizer)
         self.loaded, self.settings, self.metrics = loaded, settings, Metrics()
         self.target = TreeModel(loaded.model)
         self.pool = DrafterPool(

@@ -35,20 +35,20 @@ from typing import Any
 
 from ..draft import Step
 from ..text_stream import IncrementalText
-from .chat import rendered
 from .errors import CancelledError, failure
 from .job import Job
 from .postprocess import speculation
 from .requests import StepsBody
 from .sampling import config_of
 from .service import Service
+from .templates import rendered
 
 
 def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
     """The arguments of `generate` for a request; raises ApiError."""
     if body.messages is not None:
         service.check_chat()
-        ids = rendered(service, body.messages)
+        ids = rendered(service.loaded.tokenizer, body.messages)
     else:
         ids = service.loaded.tokenizer(body.prompt, return_tensors="pt")["input_ids"]
     config = config_of(body, service.loaded.model)

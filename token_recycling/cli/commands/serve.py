@@ -70,6 +70,15 @@ def serve(
         ),
     ] = None,
     api_key_file: Annotated[Path | None, _access(help="File of keys, one NAME:KEY to a line.")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        _access(
+            metavar="NAME",
+            help="A name beside those of this machine to answer to, where no keys are configured; may be repeated.",
+        ),
+    ] = None,
+    tls_certificate: Annotated[Path | None, _access(help="File of the certificate and its chain, PEM: HTTPS.")] = None,
+    tls_key: Annotated[Path | None, _access(help="File of its private key, PEM.")] = None,
     max_prompt_tokens: Annotated[int | None, _limit(min=1, help="Longest prompt; default the context.")] = None,
     max_new_tokens: Annotated[int | None, _limit(min=1, help="Most tokens of an answer; default the context.")] = None,
     max_requests: Annotated[int, _limit(min=1, help="Requests that run or wait; more are refused.")] = 32,
@@ -98,9 +107,10 @@ def serve(
         check_installed()
         from ...serving.app import app_of
         from ...serving.connections import ConnectionLimits
-        from ...serving.http_server import HttpServer
+        from ...serving.http_server import HttpServer, check_tls
         from ...serving.service import Service, Settings
 
+        tls = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
         settings = Settings(
             name=name or model,
@@ -111,6 +121,7 @@ def serve(
             save_every=save_every,
             isolation=chosen,
             keys=keys,
+            allow_hosts=tuple(allow_host or ()),
             max_keys=max_keys,
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,
@@ -124,12 +135,12 @@ def serve(
         if template is not None:
             loaded.tokenizer.chat_template = template
         service = Service(loaded, settings)
-        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        address = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         console.note(f"isolation {chosen.value}, {why}")
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
         serving = f"serving {settings.name} at {address}/v1; playground at {address}; Ctrl-C ends"
-        _run(HttpServer(app_of(service), limits, grace, partial(console.note, serving)), service, listener)
+        _run(HttpServer(app_of(service), limits, grace, partial(console.note, serving), **tls), service, listener)
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
