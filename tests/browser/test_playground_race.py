@@ -35,13 +35,21 @@ def test_who_is_measured_first_alternates_and_is_said(page):
     assert orders == ["plain", "recycling:tree=8"]
 
 
-def test_what_the_drafter_knew_before_is_said(page):
+def test_a_race_begins_with_nothing_learned_and_memory_is_a_figure_of_its_own(page):
     race(page)
     assert "began with nothing learned" in page.text_content("#fairness")
-    race(page, drafter="accelerated")
-    assert "brings what this server has learned so far" in page.text_content("#fairness")
-    race(page, drafter="accelerated")
-    assert "has drafted for this very prompt before" in page.text_content("#fairness")
+    assert not page.is_visible("#warmed")
+    steps = []
+    for said in ("brings what this server has learned so far", "has drafted for this very prompt before"):
+        race(page, drafter="accelerated")
+        assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling (anew)"]
+        assert "began with nothing learned" in page.text_content("#fairness")
+        warmed = page.text_content("#warmed")
+        assert said in warmed
+        found = re.match(r"With memory [\d.]+., (\d+) steps", warmed)
+        steps.append((int(figures(page, 1)["steps"]), int(found[1])))
+    assert steps[0][0] == steps[1][0]
+    assert steps[1][1] < steps[1][0]
 
 
 def measured(page, plain, drafted):

@@ -138,12 +138,14 @@ class Service:
         seed: int | None = None,
     ) -> Job:
         """A job for a request with that key, whose id begins with `prefix`. Its drafter is the server's own
-        ("accelerated"), none ("plain") or an offered one, made for this job. It must be ended or cancelled. Raises
-        ApiError for another drafter, too many jobs, or a server that is shutting down.
+        ("accelerated"), the same with nothing learned ("anew"), none ("plain") or an offered one. It must be ended or
+        cancelled. Raises ApiError for another drafter, too many jobs, or a server that is shutting down.
         """
         settings, name, retry = self.settings, key.name if key else "", {"Retry-After": "1"}
         if drafter == "accelerated":
             acquired: contextlib.AbstractContextManager[Drafter] = self.pool.acquire(name)
+        elif drafter == "anew":
+            acquired = contextlib.nullcontext(self.pool.anew())
         else:
             acquired = contextlib.nullcontext(
                 make_drafter("plain") if drafter == "plain" else self.offered.make(drafter)

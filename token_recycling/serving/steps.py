@@ -5,7 +5,7 @@ The same API key, limits, isolation and cancellation as every other request. The
 | field | meaning |
 |---|---|
 | `prompt` or `messages` | a text to continue, or a chat, for which the chat template is used |
-| `drafter` | `accelerated` (default): the server's; `plain`: the same loop without drafts; or one of `--offer` |
+| `drafter` | `accelerated` (default): the server's; `anew`: it with nothing learned; `plain`: none; one of `--offer` |
 | `max_tokens`, `seed`, `stop`, and all that says how tokens are chosen | as in /v1/completions |
 
 The answer is a stream of server-sent events, each with a name and JSON:
