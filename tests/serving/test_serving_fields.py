@@ -7,12 +7,15 @@ import pytest
 import torch
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as TextParams
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 from support import tiny
 from support.openai_answers import chat, completion, streamed_chat, streamed_completion
 from support.serving import chatty, serving, speaking_llama
+from transformers.cli.serving.response import UNUSED_RESPONSE_FIELDS
 
 from token_recycling.serving.penalties import AdditivePenalties
-from token_recycling.serving.requests import ChatBody, TextBody
+from token_recycling.serving.requests import ChatBody, ResponsesBody, TextBody
 
 PROMPT = "for index in"
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -69,6 +72,21 @@ def test_the_table_is_that_of_the_code():
 @pytest.mark.parametrize(("params", "body"), [(TextParams, TextBody), (ChatParams, ChatBody)])
 def test_every_field_of_the_official_client_is_known(params, body):
     assert [name for name in typing.get_type_hints(params) if state(body, name)[0] == "none"] == []
+
+
+def test_what_transformers_handler_of_responses_ignores_is_refused():
+    harmless = {"metadata", "store", "service_tier", "user", "stream_options", "parallel_tool_calls"}
+    assert UNUSED_RESPONSE_FIELDS - harmless <= ResponsesBody.refused.keys()
+
+
+def test_responses_have_the_types_of_the_official_client(server):
+    asked = {"input": "import os", "max_output_tokens": 9, "temperature": 0}
+    answer = Response.model_validate(server.post("/v1/responses", asked).json())
+    assert answer.output_text == chat(server, temperature=0, max_tokens=9).choices[0].message.content
+    events = server.post("/v1/responses", {**asked, "stream": True}).text.split("\n\n")
+    kind = TypeAdapter(ResponseStreamEvent)
+    read = [kind.validate_json(event.removeprefix("data: ")) for event in events if event]
+    assert "".join(event.delta for event in read if event.type == "response.output_text.delta") == answer.output_text
 
 
 @pytest.mark.parametrize("name", [*TextBody.refused, *(name for name in ChatBody.refused)])

@@ -233,8 +233,9 @@ def test_other_bad_requests(client, server):
         client.responses.create(
             model="tiny", input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
         )
-    with pytest.raises(openai.BadRequestError, match="stream_options"):
+    with pytest.raises(openai.BadRequestError, match="stream_options") as caught:
         complete(client, stream_options={"include_usage": True})
+    assert caught.value.param == "stream_options"
     with pytest.raises(openai.BadRequestError, match="top_logprobs"):
         chat(client, top_logprobs=2)
     with pytest.raises(openai.BadRequestError, match="no embeddings"):

@@ -118,6 +118,8 @@ def test_tools_are_refused_where_they_would_be_lost(model):
         error = server.post("/v1/chat/completions", body).json()["error"]
         assert error["param"] == "tools"
         assert "never shows them" in error["message"]
+        asked = {"input": "a", "tools": [{"type": "function", "name": "look", "parameters": {}}]}
+        assert server.post("/v1/responses", asked).json()["error"]["param"] == "tools"
     unread = tiny.tokenizer()
     unread.chat_template = WITH_TOOLS
     with serving(model, unread) as server:

@@ -98,6 +98,8 @@ def _openai_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses")
     async def responses(request: Request, body: ResponsesBody, key: User) -> Response:
         service.check_chat()
+        if body.tools:
+            chat.check_tools(service)
         return await _response(service, request, body, key)
 
     return router

@@ -20,7 +20,7 @@ async def asked(service: Service, body: ChatBody, job: Job) -> Asked:
     model, tokenizer = service.loaded.model, service.loaded.tokenizer
     tools = None if body.tool_choice == "none" else body.tools or None
     if tools:
-        _check_tools(service)
+        check_tools(service)
     ids = rendered(tokenizer, body.messages, tools=tools, **(body.chat_template_kwargs or {}))
     top = (body.top_logprobs or 0) if body.logprobs else None
     texts, config, eos = await service.texts(job, ids, body, None, top)
@@ -29,7 +29,7 @@ async def asked(service: Service, body: ChatBody, job: Job) -> Asked:
     return Asked(job, texts, choices, ChatForm(tokenizer, top), (), usage)
 
 
-def _check_tools(service: Service) -> None:
+def check_tools(service: Service) -> None:
     """Raises ApiError where tools would be lost, or calls of them could not be told from text."""
     template = service.loaded.tokenizer.get_chat_template(tools=[])
     missing = None

@@ -24,6 +24,10 @@ _Refused = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
 
 
+def _invalid(name: str, message: str) -> ApiError:
+    return ApiError(400, f"{name}: {message}", "invalid_value", name)
+
+
 class Body(BaseModel, extra="forbid", strict=True):
     """What all requests have in common."""
 
@@ -125,7 +129,7 @@ class _Completing(Sampling):
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> _Completing:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: expected them with stream=true, got them without; leave them out")
+            raise _invalid("stream_options", "expected them with stream=true, got them without; leave them out")
         return self
 
     @field_validator("response_format")
@@ -167,7 +171,8 @@ class TextBody(_Completing):
     @model_validator(mode="after")
     def _not_too_many(self) -> TextBody:
         if len(self.prompts) * (self.n or 1) > MOST_TEXTS:
-            raise ValueError(f"n: expected at most {MOST_TEXTS} texts, got {len(self.prompts)} prompts with n={self.n}")
+            given = f"{len(self.prompts)} prompts with n={self.n}"
+            raise _invalid("n", f"expected at most {MOST_TEXTS} texts, got {given}")
         return self
 
     @property
@@ -202,7 +207,7 @@ class _Templated(Body):
         arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
         taken = sorted(arguments & (self.chat_template_kwargs or {}).keys())
         if taken:
-            raise ValueError(f"chat_template_kwargs: expected variables of the template, got {', '.join(taken)}")
+            raise _invalid("chat_template_kwargs", f"expected variables of the template, got {', '.join(taken)}")
         return self
 
 
@@ -243,7 +248,7 @@ class ChatBody(_Completing, _Templated):
     @model_validator(mode="after")
     def _top_of_what(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs: expected them with logprobs=true, got them without")
+            raise _invalid("top_logprobs", "expected them with logprobs=true, got them without")
         return self
 
 
@@ -251,6 +256,7 @@ class ResponsesBody(_Templated, extra="allow"):
     """Of /v1/responses; other fields are left to transformers' handler."""
 
     input: str | list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
     stream: bool | None = False
     """False by default, as in OpenAI's API; transformers' server streams unless told otherwise."""
