@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from support.pages import events, figures, one_step, race, shown
+from support.pages import answered, events, figures, generate, one_step, race, shown
 from support.serving import wait_for
 
 NUMBERS = range(1, 5)
@@ -72,6 +72,22 @@ def test_a_race_that_is_lost_is_said(page):
     race(page)
     assert page.text_content("#ratio").startswith("0.50")
     assert "drafting cost more than it saved" in page.text_content("#same")
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"), [([1, 2, 3] * 10, "From token 1 on it repeats the same 3 tokens"), (range(30), None)]
+)
+def test_a_text_that_loops_says_so(page, ids, said):
+    steps = [
+        ("step", one_step("a") | {"tokens": [token], "texts": ["a"], "accepted": 0, "seconds": 0.1 * at})
+        for at, token in enumerate([70, 71, *ids] if said is None else ids, start=1)
+    ]
+    answered(page, *steps, ("end", {"text": "", "finish_reason": "stop", "usage": {}}))
+    race(page)
+    assert ("repeats" in page.text_content("#same")) == (said is not None)
+    assert (said or "") in page.text_content("#same")
+    generate(page)
+    assert (said or "") in page.text_content("#status")
 
 
 def test_the_replay_follows_the_clock(page):

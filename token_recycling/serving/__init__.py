@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: transformers' own, with an accelerated model. The extra `serving` has what it needs."""
+"""An OpenAI-compatible server with an accelerated model. The extra `serving` has what it needs."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ function inFrames(lane) {
 function summary(run) {
   const { tokens, steps: taken, mat, rate } = run.figures();
   const size = `${plural(tokens, "token")} in ${plural(taken, "step")}`;
-  return `${size}: ${mat.toFixed(2)} a step, ${rate.toFixed(0)} a second.`;
+  return `${size}: ${mat.toFixed(2)} a step, ${rate.toFixed(0)} a second. ${run.loops}`.trim();
 }
 
 /**
@@ -206,5 +206,5 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) startGenerating();
 });
 
-form.suggestPrompt();
+form.bringPrompt();
 connect().catch(failed);

@@ -11,7 +11,7 @@ import { firstDifference } from "./run.js";
 export function showVerdict({ plain, drafted, warmed, known, first, sampled, served }) {
   const ratio = drafted.tokensPerSecond / plain.tokensPerSecond;
   byId("ratio").textContent = `${ratio.toFixed(2)}×`;
-  byId("same").textContent = `${pace(ratio, drafted, plain)} ${sameness(plain, drafted, sampled, served)}`;
+  byId("same").textContent = `${pace(ratio, drafted, plain)} ${sameness(plain, drafted, sampled, served)} ${drafted.loops}`;
   byId("warmed").textContent = warmed ? memory(warmed, plain, known) : "";
   byId("warmed").hidden = !warmed;
   byId("fairness").textContent =
