@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from support.pages import events, figures, one_step, race, shown
+from support.pages import answered, events, figures, generate, one_step, race, shown
 from support.serving import wait_for
 
 NUMBERS = range(1, 5)
@@ -35,13 +35,21 @@ def test_who_is_measured_first_alternates_and_is_said(page):
     assert orders == ["plain", "recycling:tree=8"]
 
 
-def test_what_the_drafter_knew_before_is_said(page):
+def test_a_race_begins_with_nothing_learned_and_memory_is_a_figure_of_its_own(page):
     race(page)
     assert "began with nothing learned" in page.text_content("#fairness")
-    race(page, drafter="accelerated")
-    assert "brings what this server has learned so far" in page.text_content("#fairness")
-    race(page, drafter="accelerated")
-    assert "has drafted for this very prompt before" in page.text_content("#fairness")
+    assert not page.is_visible("#warmed")
+    steps = []
+    for said in ("brings what this server has learned so far", "has drafted for this very prompt before"):
+        race(page, drafter="accelerated")
+        assert page.locator(".lane h2").all_text_contents() == ["plain decoding", "recycling (anew)"]
+        assert "began with nothing learned" in page.text_content("#fairness")
+        warmed = page.text_content("#warmed")
+        assert said in warmed
+        found = re.match(r"With memory [\d.]+., (\d+) steps", warmed)
+        steps.append((int(figures(page, 1)["steps"]), int(found[1])))
+    assert steps[0][0] == steps[1][0]
+    assert steps[1][1] < steps[1][0]
 
 
 def measured(page, plain, drafted):
@@ -64,6 +72,22 @@ def test_a_race_that_is_lost_is_said(page):
     race(page)
     assert page.text_content("#ratio").startswith("0.50")
     assert "drafting cost more than it saved" in page.text_content("#same")
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"), [([1, 2, 3] * 10, "From token 1 on it repeats the same 3 tokens"), (range(30), None)]
+)
+def test_a_text_that_loops_says_so(page, ids, said):
+    steps = [
+        ("step", one_step("a") | {"tokens": [token], "texts": ["a"], "accepted": 0, "seconds": 0.1 * at})
+        for at, token in enumerate([70, 71, *ids] if said is None else ids, start=1)
+    ]
+    answered(page, *steps, ("end", {"text": "", "finish_reason": "stop", "usage": {}}))
+    race(page)
+    assert ("repeats" in page.text_content("#same")) == (said is not None)
+    assert (said or "") in page.text_content("#same")
+    generate(page)
+    assert (said or "") in page.text_content("#status")
 
 
 def test_the_replay_follows_the_clock(page):

@@ -2,7 +2,7 @@
 
 import unicodedata
 
-from support.pages import events, generate, race
+from support.pages import answered, events, generate, one_step, race
 
 
 def tree(page):
@@ -69,3 +69,12 @@ def test_a_step_of_the_plain_text_has_no_draft(page):
     root, accepted, own, rejected = tree(page)
     assert (len(root), accepted, len(own), rejected) == (1, [], 1, [])
     assert "nothing drafted" in page.text_content("#described")
+
+
+def test_a_wide_tree_says_that_it_scrolls(page):
+    for nodes, wide in ((2, False), (12, True)):
+        draft = {"parents": [-1, *range(nodes - 1)], "tokens": list(range(nodes)), "texts": ["token"] * nodes}
+        step = one_step("token") | {"tokens": [1], "texts": ["token"], "accepted": 0, "path": [0], "draft": draft}
+        answered(page, ("step", step), ("end", {"text": "", "finish_reason": "stop", "usage": {}}))
+        generate(page)
+        assert page.is_visible("#wide") == wide

@@ -207,3 +207,11 @@ def test_a_race_that_is_stopped_shows_nothing(page, server):
     assert "nothing to compare" in page.text_content("#status")
     assert page.locator(".lane").count() == 0
     server.wait_until_idle()
+
+
+def test_a_page_that_is_loaded_again_keeps_the_prompt(page):
+    assert "class Matrix" in page.input_value("#prompt")
+    page.fill("#prompt", "kept")
+    page.reload()
+    page.wait_for_selector("#drafter option", state="attached")
+    assert page.input_value("#prompt") == "kept"

@@ -73,11 +73,16 @@ def test_usage_tells_what_drafting_was_worth(client):
 
 def test_a_stream_is_the_same_text_in_pieces_with_usage_at_its_end(client):
     whole = complete(client, temperature=0).choices[0].text
-    text, chunks = streamed(complete(client, temperature=0, stream=True))
+    text, chunks = streamed(complete(client, temperature=0, stream=True, stream_options={"include_usage": True}))
     assert text == whole
-    assert len(chunks) > 10
-    assert chunks[-1].choices[0].finish_reason == "length"
+    assert len(chunks) > 3
+    assert chunks[-2].choices[0].finish_reason == "length"
     assert chunks[-1].usage.model_extra["speculation"]["steps"] > 0
+    assert not any(chunk.usage for chunk in chunks[:-1])
+
+
+def test_without_being_asked_a_stream_tells_no_usage(client):
+    assert not any("usage" in chunk.model_fields_set for chunk in complete(client, stream=True))
 
 
 def test_a_raw_stream_ends_as_openais(server):
@@ -89,14 +94,16 @@ def test_a_raw_stream_ends_as_openais(server):
 def test_temperature_draws_and_equal_seeds_give_equal_texts(client, reference):
     drawn = [complete(client, temperature=1.5, seed=seed).choices[0].text for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[0] == reference(PROMPT, seed=1, max_new_tokens=24, do_sample=True, temperature=1.5)
+    assert drawn[0] == reference(PROMPT, seed=1, max_new_tokens=24, do_sample=True, temperature=1.5, top_k=0)
     assert len({complete(client, temperature=1.5).choices[0].text for _ in range(4)}) > 1
 
 
 def test_seeds_hold_among_concurrent_requests(client, reference):
     with ThreadPoolExecutor(6) as pool:
         drawn = list(pool.map(lambda seed: complete(client, temperature=1.5, seed=seed).choices[0].text, range(6)))
-    wanted = [reference(PROMPT, seed=seed, max_new_tokens=24, do_sample=True, temperature=1.5) for seed in range(6)]
+    wanted = [
+        reference(PROMPT, seed=seed, max_new_tokens=24, do_sample=True, temperature=1.5, top_k=0) for seed in range(6)
+    ]
     assert drawn == wanted
 
 
@@ -147,8 +154,8 @@ def test_chat_goes_through_the_template(client, reference):
 
 
 def test_chat_streams(client):
-    chunks = list(chat(client, temperature=0, stream=True))
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    chunks = list(chat(client, temperature=0, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
     assert text == chat(client, temperature=0).choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].usage.model_extra["speculation"]["mat"] > 0
@@ -182,20 +189,23 @@ def test_generation_config_of_transformers_own_clients(client, reference):
 BAD = {
     "no prompt": ({"prompt": None}, "prompt"),
     "an empty prompt": ({"prompt": ""}, "one token"),
-    "several prompts": ({"prompt": ["a", "b"]}, "prompt"),
     "a negative temperature": ({"temperature": -1}, "temperature"),
     "a temperature in words": ({"temperature": "hot"}, "temperature"),
     "top_p of 0": ({"top_p": 0}, "top_p"),
     "no tokens": ({"max_tokens": 0}, "max_tokens"),
     "an empty stop string": ({"stop": ""}, "stop"),
     "a seed in words": ({"seed": "x"}, "seed"),
-    "two answers": ({"n": 2}, "n: "),
-    "the prompt again": ({"echo": True}, "echo"),
-    "log probabilities": ({"logprobs": 3}, "logprobs"),
+    "no prompts": ({"prompt": []}, "prompt"),
+    "an empty one among others": ({"prompt": ["a", ""]}, "one token"),
+    "a token that is none": ({"prompt": [5, 300]}, "below 300"),
+    "too many texts": ({"prompt": ["a", "b"], "n": 65}, "at most 128 texts"),
+    "too many log probabilities": ({"logprobs": 6}, "logprobs"),
+    "a penalty beyond OpenAI's": ({"presence_penalty": 2.5}, "presence_penalty"),
+    "a bias beyond OpenAI's": ({"logit_bias": {"5": 101}}, "logit_bias"),
+    "a bias of a token that is none": ({"logit_bias": {"300": 1}}, "below 300"),
     "a field that is none": ({"extra_body": {"swing": 1}}, "swing"),
     "beams": ({"extra_body": {"generation_config": '{"num_beams": 4}'}}, "num_beams"),
     "no JSON": ({"extra_body": {"generation_config": "num_beams"}}, "JSON"),
-    "a penalty that divides by 0": ({"frequency_penalty": -1.0}, "frequency_penalty"),
     "a prompt beyond the context": ({"prompt": "import " * 5000}, str(CONTEXT)),
 }
 
@@ -223,6 +233,13 @@ def test_other_bad_requests(client, server):
         client.responses.create(
             model="tiny", input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
         )
+    with pytest.raises(openai.BadRequestError, match="stream_options") as caught:
+        complete(client, stream_options={"include_usage": True})
+    assert caught.value.param == "stream_options"
+    with pytest.raises(openai.BadRequestError, match="top_logprobs"):
+        chat(client, top_logprobs=2)
+    with pytest.raises(openai.BadRequestError, match="no embeddings"):
+        client.embeddings.create(model="tiny", input="a")
     answer = server.post("/v1/completions", None)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
     assert server.post("/v1/nothing", {}).json()["error"]["type"] == "not_found_error"

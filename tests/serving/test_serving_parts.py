@@ -1,19 +1,22 @@
 """The parts of the server that need none: keys, stop strings, and whether transformers is the one that is known."""
 
-import itertools
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import tiny
 from transformers.cli.serving.utils import GenerateManager
 
 from token_recycling.draft import Retrieval
 from token_recycling.drafter import Drafter, DrafterTraits, TextDrafter
+from token_recycling.model.loading import Loaded
 from token_recycling.serving.internals import check_installed
 from token_recycling.serving.job import StepReporter
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.postprocess import StopTrimmer
-from token_recycling.serving.service import Settings
+from token_recycling.serving.service import Service, Settings
+from token_recycling.serving.templates import check_template
 from token_recycling.templates import root_only
 
 TEXTS = st.text("ab\n", max_size=30)
@@ -22,6 +25,7 @@ TEXTS = st.text("ab\n", max_size=30)
 def test_keys_are_read_from_options_and_a_file(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# users\n\nann:one:with:colons\n  bob:two  \n")
+    file.chmod(0o600)
     found = parse_keys(["zoe:three=="], file)
     assert [key.name for key in found] == ["zoe", "ann", "bob"]
     assert find_key(found, "Bearer one:with:colons").name == "ann"
@@ -44,8 +48,20 @@ def test_keys_must_differ(tmp_path):
     with pytest.raises(ValueError, match="different keys"):
         parse_keys(["ann:one", "bob:one"])
     (tmp_path / "keys").write_text("# none\n")
+    (tmp_path / "keys").chmod(0o600)
     with pytest.raises(ValueError, match="got none"):
         parse_keys([], tmp_path / "keys")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+def test_a_file_of_keys_is_for_its_owner_alone(tmp_path, mode):
+    file = tmp_path / "keys"
+    file.write_text("ann:one\n")
+    file.chmod(mode)
+    with pytest.raises(ValueError, match="chmod 600") as caught:
+        parse_keys([], file)
+    assert "one\n" not in str(caught.value)
 
 
 def test_keys_are_not_kept():
@@ -116,21 +132,22 @@ def test_a_watched_drafter_hands_everything_on():
     assert text.retrieval is None
 
 
-def test_names_of_openai_fields_that_are_ignored_are_known():
-    """A field that transformers' handlers would ignore is either refused here, or cannot change the text."""
-    from transformers.cli.serving.chat_completion import UNUSED_CHAT_COMPLETION_FIELDS
-    from transformers.cli.serving.completion import UNUSED_LEGACY_COMPLETION_FIELDS
-    from transformers.cli.serving.response import UNUSED_RESPONSE_FIELDS
-
-    from token_recycling.serving.requests import ChatBody, ResponsesBody, TextBody
-
-    harmless = {
-        "user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls", "reasoning_effort",
-    }  # fmt: skip
-    for fields, body in (
-        (UNUSED_CHAT_COMPLETION_FIELDS, ChatBody),
-        (UNUSED_LEGACY_COMPLETION_FIELDS, TextBody),
-        (UNUSED_RESPONSE_FIELDS, ResponsesBody),
-    ):
-        assert fields - harmless <= body.ignored.keys()
-    assert len(list(itertools.chain(UNUSED_CHAT_COMPLETION_FIELDS))) > 10
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ messages[0].content", "TemplateSyntaxError"),
+        ("{{ raise_exception('no users here') }}", "no users here"),
+        ("{{ messages[7].content.strip() }}", "UndefinedError"),
+        ("", None),
+        ("{% if false %}a{% endif %}", "no token"),
+    ],
+)
+def test_a_broken_template_is_found_at_start(template, said):
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = template
+    if said is None:
+        check_template(tokenizer)
+        return
+    with pytest.raises(ValueError, match=said) as caught:
+        Service(Loaded(tiny.llama(vocab_size=300), tokenizer), Settings())
+    assert "--chat-template" in str(caught.value)

@@ -112,6 +112,13 @@ def test_a_drafter_that_is_offered_drafts_anew_each_time(server):
     assert 0 < max(first) <= 4
 
 
+def test_the_servers_own_can_be_had_with_nothing_learned(server):
+    first = drafted(server, drafter="anew")
+    drafted(server)
+    assert drafted(server, drafter="anew") == first
+    assert len(drafted(server)) < len(first)
+
+
 @pytest.mark.parametrize("drafter", ["recycling:tree=4", "published"])
 def test_the_step_after_a_long_prompt_is_told_too(server, drafter):
     """It brings the first token without a draft, before anything was started for the text."""
@@ -129,7 +136,7 @@ def test_options_change_what_is_drafted(server):
 @pytest.mark.parametrize(
     ("drafter", "said"),
     [
-        ("suffix", "expected a drafter of accelerated, plain, recycling:tree=4, published, got 'suffix'"),
+        ("suffix", "expected a drafter of accelerated, anew, plain, recycling:tree=4, published, got 'suffix'"),
         ("recycling", "expected a drafter of"),
         ("published:tree=/etc/passwd", "expected an option of k, update, learns_prompt, got 'tree'"),
         ("recycling:tree=4,tree=/etc/passwd", "expected a whole number for tree, got '/etc/passwd'"),
@@ -177,7 +184,9 @@ def test_the_command_says_what_is_offered(model, tmp_path, monkeypatch, name):
     model.save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
     served = []
-    monkeypatch.setattr("token_recycling.cli.commands.serve._run", lambda app, service, *rest: served.append(service))
+    monkeypatch.setattr(
+        "token_recycling.cli.commands.serve._run", lambda server, service, *rest: served.append(service)
+    )
     options = [option.replace("MODEL", str(tmp_path)) for option in options]
     result = run("serve", tmp_path, "--port", 0, "--max-prompt-tokens", 8, *options)
     assert result.exit_code == 0, result.stderr

@@ -100,6 +100,7 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
     options = ["--port", "0", "--matrix", matrix_path(tmp_path), "--name", "small", "--drafter", "recycling:tree=4"]
     options += ["--chat-template", folder / "template.jinja", "--api-key-file", tmp_path / "keys"]
     (tmp_path / "keys").write_text("# who may\nann:one\n\n")
+    (tmp_path / "keys").chmod(0o600)
     environment = {**ENVIRONMENT, "TOKEN_RECYCLING_API_KEYS": "bob:two"}
     command = [sys.executable, "-c", code, "serve", folder, *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:

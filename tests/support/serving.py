@@ -13,12 +13,13 @@ from typing import Any
 
 import httpx2
 import torch
-import uvicorn
 from openai import OpenAI
 from support import tiny
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from token_recycling.serving import create_app, parse_keys
+from token_recycling.serving.connections import ConnectionLimits
+from token_recycling.serving.http_server import HttpServer
 
 CONTEXT = 4096
 TEMPLATE = (
@@ -45,8 +46,9 @@ def chatty(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 class Serving:
     """A running server: its address, its service and clients of it."""
 
-    def __init__(self, service: Any, port: int) -> None:
-        self.service, self.url = service, f"http://127.0.0.1:{port}"
+    def __init__(self, service: Any, port: int, server: HttpServer) -> None:
+        self.service, self.port, self.url, self.server = service, port, f"http://127.0.0.1:{port}", server
+        self.app = server.config.app
 
     def client(self, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
@@ -82,17 +84,24 @@ def wait_for(condition: Any, seconds: float = 5.0) -> None:
 
 
 @contextlib.contextmanager
-def serving(model: Any, tokenizer: Any, **settings: Any) -> Iterator[Serving]:
+def serving(
+    model: Any,
+    tokenizer: Any,
+    limits: ConnectionLimits | None = None,
+    grace: float = 5,
+    tls: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[Serving]:
     settings = {"name": "tiny", "drafter": "recycling:tree=8", **settings}
     app = create_app(model, tokenizer, **settings)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+    server = HttpServer(app, limits, grace, log_level="error", **(tls or {}))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         wait_for(lambda: server.started or not thread.is_alive(), 60)
         assert server.started
-        yield Serving(app.state.service, listener.getsockname()[1])
+        yield Serving(app.state.service, listener.getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join()

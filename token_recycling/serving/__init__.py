@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: transformers' own, with an accelerated model. The extra `serving` has what it needs."""
+"""An OpenAI-compatible server with an accelerated model. The extra `serving` has what it needs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .app import create_app
+    from .connections import ConnectionLimits
+    from .http_server import HttpServer
     from .isolation import Isolation
     from .keys import parse_keys
 
-__all__ = ["Isolation", "create_app", "parse_keys"]
+__all__ = ["ConnectionLimits", "HttpServer", "Isolation", "create_app", "parse_keys"]
 
-_HOMES = {"create_app": "app", "Isolation": "isolation", "parse_keys": "keys"}
+_HOMES = {
+    "create_app": "app",
+    "ConnectionLimits": "connections",
+    "HttpServer": "http_server",
+    "Isolation": "isolation",
+    "parse_keys": "keys",
+}
 
 
 def __getattr__(name: str) -> Any:

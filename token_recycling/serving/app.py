@@ -18,14 +18,16 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ..model.loading import Loaded
-from . import playground
+from . import chat, completions, playground
 from .access import MetricsUser, User
-from .errors import CancelledError, add_error_handlers, client_error
+from .answers import streamed_answer, whole_answer
+from .errors import ApiError, CancelledError, add_error_handlers, client_error
+from .hosts import LocalNamesMiddleware
 from .job import Job
 from .keys import Key
 from .middleware import LimitMiddleware
 from .postprocess import complete_answer, stream_events
-from .requests import Body, ChatBody, ResponsesBody, StepsBody, TextBody
+from .requests import ChatBody, ResponsesBody, StepsBody, TextBody
 from .service import Service, Settings
 from .steps import prepare, server_sent, step_events
 
@@ -58,6 +60,8 @@ def app_of(service: Service) -> FastAPI:
     app = FastAPI(title="token-recycling", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
     add_error_handlers(app)
+    if not service.settings.keys:
+        app.add_middleware(LocalNamesMiddleware, allowed=service.settings.allow_hosts)
     app.add_middleware(LimitMiddleware, max_bytes=int(service.settings.max_body * 1_000_000), metrics=service.metrics)
     for router in (_openai_routes(service), _own_routes(service), playground.router(service)):
         app.include_router(router)
@@ -79,18 +83,24 @@ def _openai_routes(service: Service) -> APIRouter:
         return described
 
     @router.post("/v1/completions")
-    async def completions(request: Request, body: TextBody, key: User) -> Response:
-        return await _answer(service, service.text, "cmpl-", request, body, key)
+    async def text(request: Request, body: TextBody, key: User) -> Response:
+        return await _completion(service, completions.asked, "cmpl-", request, body, key)
 
     @router.post("/v1/chat/completions")
-    async def chat_completions(request: Request, body: ChatBody, key: User) -> Response:
+    async def chats(request: Request, body: ChatBody, key: User) -> Response:
         service.check_chat()
-        return await _answer(service, service.chat, "chatcmpl-", request, body, key)
+        return await _completion(service, chat.asked, "chatcmpl-", request, body, key)
+
+    @router.post("/v1/embeddings")
+    async def embeddings(key: User) -> Response:
+        raise ApiError(400, "this server makes no embeddings; it serves a model that continues texts", "unsupported")
 
     @router.post("/v1/responses")
     async def responses(request: Request, body: ResponsesBody, key: User) -> Response:
         service.check_chat()
-        return await _answer(service, service.responses, "", request, body, key)
+        if body.tools:
+            chat.check_tools(service)
+        return await _response(service, request, body, key)
 
     return router
 
@@ -102,7 +112,7 @@ def _own_routes(service: Service) -> APIRouter:
     @router.post("/v1/token_recycling/steps")
     async def steps(request: Request, body: StepsBody, key: User) -> Response:
         service.check_model(body.model)
-        job = service.create_job(key, "steps-", body.drafter, seed=body.seed, stop=body.stops)
+        job = service.create_job(key, "steps-", body.drafter, seed=body.seed)
         with _cancelled_on_disconnect(request, job) as watch:
             arguments = prepare(service, body, job)
         return _streaming(server_sent(step_events(service, job, arguments)), job, watch)
@@ -125,21 +135,36 @@ def _own_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _answer(
-    service: Service, handler: Any, prefix: str, request: Request, body: Body, key: Key | None
+async def _completion(
+    service: Service, asked: Any, prefix: str, request: Request, body: TextBody | ChatBody, key: Key | None
 ) -> Response:
-    """The answer of one of transformers' handlers, postprocessed."""
-    job = service.create_job(key, prefix, seed=body.seed, stop=body.stops)
+    """The answer to a request that `asked` prepares."""
+    service.check_model(body.model)
+    job = service.create_job(key, prefix)
+    with _cancelled_on_disconnect(request, job) as watch:
+        ready = await asked(service, body, job)
+        if body.stream:
+            return _streaming(streamed_answer(service, ready), job, watch)
+        try:
+            answer = await whole_answer(service, ready)
+        except CancelledError:
+            return Response(status_code=499)
+    watch.cancel()
+    return JSONResponse(answer, headers={"x-request-id": job.id})
+
+
+async def _response(service: Service, request: Request, body: ResponsesBody, key: Key | None) -> Response:
+    """The answer of transformers' handler of responses, postprocessed."""
+    job = service.create_job(key, "", seed=body.seed)
     with _cancelled_on_disconnect(request, job) as watch:
         service.check_model(body.model)
         given = {**body.model_dump(exclude_unset=True), "stream": bool(body.stream)}
         try:
-            response = await handler.handle_request(given, job.id)
+            response = await service.responses.handle_request(given, job.id)
         except CancelledError:
             return Response(status_code=499)
     if isinstance(response, StreamingResponse):
-        source = stream_events(response.body_iterator, job, done=handler is not service.responses)  # type: ignore[arg-type]
-        return _streaming(source, job, watch)
+        return _streaming(stream_events(response.body_iterator, job), job, watch)  # type: ignore[arg-type]
     watch.cancel()
     return JSONResponse(complete_answer(json.loads(response.body), job), headers={"x-request-id": job.id})
 

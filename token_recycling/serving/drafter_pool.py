@@ -44,6 +44,7 @@ class DrafterPool:
         self.isolation, self._loaded, self._matrix = isolation, loaded, matrix
         self._max_keys, self._on_save = max_keys, on_save
         self.base = make_drafter(spec)
+        self._unlearned = self.base.fork()
         self._kept: OrderedDict[str, Drafter] = OrderedDict()
         self._changed: set[str] = set()
         self._tokenizer = fingerprint(loaded.tokenizer)
@@ -75,6 +76,10 @@ class DrafterPool:
         self._changed.add(name)
         yield self._kept[name]
         self._evict()
+
+    def anew(self) -> Drafter:
+        """The same drafter with nothing learned, not even what the base has."""
+        return self._unlearned.fork()
 
     def save(self) -> None:
         """Saves every matrix that changed since it was last saved. A failure is logged, and tried again next time."""

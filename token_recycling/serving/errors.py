@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from ..text_stream import one_line
 
+logger = logging.getLogger("token_recycling.serving")
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -49,6 +51,15 @@ def client_error(error: Exception) -> Exception:
     if isinstance(error, (ValueError, TypeError, KeyError, TemplateError)):
         return ApiError(400, one_line(error) or type(error).__name__, "invalid_request")
     return error
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """The body for a text that ends with an exception; one that no request caused is logged."""
+    answered = client_error(error)
+    if not isinstance(answered, ApiError):
+        logger.error("a generation failed", exc_info=error)
+        answered = ApiError(500, "the server failed; its log says how", "internal_error")
+    return error_body(answered.status_code, answered.detail, answered.code)
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -1,8 +1,9 @@
 """Which parts of transformers' own server are used, and the check that this version of transformers has them.
 
-The handlers of transformers check a request, make the prompt, call `generate` in a thread of its own and write the
-answer. They are given a `ModelManager` that knows one model, and a `GenerateManager` that puts a `Job` where they
-expect the model. Nothing else of that server is used, and nothing of it is changed.
+The handler of responses checks a request, makes the prompt, calls `generate` in a thread of its own and writes the
+answer. It is given a `ModelManager` that knows one model, and a `GenerateManager` that puts a `Job` where it expects
+the model. For chats, what transformers knows of how models write reasoning and tool calls is used. Nothing else of that
+server is used, and nothing of it is changed.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ import importlib
 import importlib.util
 import inspect
 
-_HANDLER = {
-    "__init__": ("self", "model_manager", "generation_state", "chat_template_kwargs"),
-    "handle_request": ("self", "body", "request_id"),
-    "_build_generation_config": ("self", "body", "model_generation_config", "use_cb"),
-}
 _EXPECTED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
-    ("chat_completion", "ChatCompletionHandler"): _HANDLER,
-    ("completion", "CompletionHandler"): _HANDLER,
-    ("response", "ResponseHandler"): _HANDLER,
+    ("response", "ResponseHandler"): {
+        "__init__": ("self", "model_manager", "generation_state", "chat_template_kwargs"),
+        "handle_request": ("self", "body", "request_id"),
+        "_build_generation_config": ("self", "body", "model_generation_config", "use_cb"),
+        "get_processor_inputs_from_messages": ("messages", "modality"),
+    },
     ("model_manager", "ModelManager"): {
         "process_model_name": ("model_id",),
         "load_model_and_processor": ("self", "model_id_and_revision", "progress_callback", "tqdm_class", "gguf_file"),
@@ -35,6 +34,12 @@ _EXPECTED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("utils", "GenerationState"): {"get_manager": ("self", "model_id", "use_cb")},
 }  # fmt: skip
 """The parameters of every method that is called or replaced."""
+_FUNCTIONS = {
+    "build_response_parser": ("processor", "model", "input_ids", "tools"),
+    "get_response_template": ("processor", "model"),
+    "response_events_to_chunks": ("events",),
+}
+"""The parameters of every function of its module `utils` that is called."""
 _PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client", "jinja2")
 
 
@@ -74,4 +79,9 @@ def _difference() -> str | None:
             found = tuple(inspect.signature(getattr(kind, method, lambda: None)).parameters)
             if found != expected:
                 return f"{kind.__name__}.{method}({', '.join(found)}) instead of ({', '.join(expected)})"
+    utils = importlib.import_module("transformers.cli.serving.utils")
+    for name, expected in _FUNCTIONS.items():
+        found = tuple(inspect.signature(getattr(utils, name, lambda: None)).parameters)
+        if found != expected:
+            return f"{name}({', '.join(found)}) instead of ({', '.join(expected)})"
     return None

@@ -1,8 +1,9 @@
 """One request, from its arrival to its last token.
 
-transformers' handlers call `generate` on what they take for the model; what they are given is a `Job`. It runs in the
-one thread that generates: it seeds torch, acquires the drafter that the isolation allows, calls the model's own
-`generate`, accelerated, and ends as soon as its client disconnects or its time is over.
+It runs in the one thread that generates, with one text or several (`generate_all`); transformers' handler of responses
+calls `generate` on what it takes for the model, and is given a `Job`. For each text it seeds torch and calls the own
+`generate` of the model, accelerated by the drafter that the isolation allows. It ends as soon as its client disconnects
+or its time is over.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +29,8 @@ from ..model.tree_model import TreeModel
 from ..stats import Stats
 from ..text_stream import one_line
 from .errors import ApiError, CancelledError
+from .logprobs import Scored
+from .texts import Text, TokenStreamer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +51,6 @@ class Job:
     prefix: str = ""
     """What its id begins with."""
     seed: int | None = None
-    stop: Sequence[str] = ()
     timeout: float | None = None
     """Seconds from arrival to the last token at most."""
     on_step: Callable[[Step, float], None] | None = None
@@ -70,6 +73,7 @@ class Job:
         self.id = f"{self.prefix}{uuid.uuid4().hex}"
         self._since = time.monotonic()
         self._ended, self._failed, self._ending = False, False, threading.Lock()
+        self._interrupted: ApiError | None = None
 
     def cancel(self) -> None:
         """The client has disconnected: a running generation ends with its step, a waiting one never begins."""
@@ -77,6 +81,10 @@ class Job:
             self.cancelled = True
         if not self.started:
             self.end()
+
+    def interrupt(self, error: ApiError) -> None:
+        """The server ends the text, of which the client is told with that error."""
+        self._interrupted = error
 
     def end(self) -> None:
         """Nothing more will be generated: calls `on_end`, the first time only."""
@@ -95,9 +103,11 @@ class Job:
         return "failed" if self._failed else "complete"
 
     def check(self) -> None:
-        """Raises CancelledError, or ApiError where the time is over."""
+        """Raises CancelledError, or ApiError where the time is over or the server ends."""
         if self.cancelled:
             raise CancelledError
+        if self._interrupted is not None:
+            raise self._interrupted
         if self.timeout is None or time.monotonic() - self._since < self.timeout:
             return
         if not self.started:
@@ -109,37 +119,60 @@ class Job:
     def generate(self, streamer: BaseStreamer | None = None, **arguments: Any) -> Any:
         """The model's own `generate`, in the thread of all generation."""
         try:
-            result = self._generated(streamer, arguments)
+            with self._turn() as drafter:
+                result = self._generated(drafter, self.seed, streamer, arguments)
         except (ApiError, CancelledError):
-            self._failed = True
             raise
         except Exception as error:
-            self._failed = True
             if streamer is None:
                 raise
             # Once a stream has begun, transformers sends the error's text between quotation marks, without escapes.
             logger.exception("the generation %s failed", self.id)
             raise RuntimeError(one_line(error).replace("\\", "/").replace('"', "'")) from error
-        finally:
-            self.end()
         # Only now, so that the statistics are there when the stream ends.
         if streamer is not None:
             streamer.end()
         return result
 
-    def _generated(self, streamer: BaseStreamer | None, arguments: dict[str, Any]) -> Any:
-        self.check()
-        self.started, self.waited = True, time.monotonic() - self._since
+    def generate_all(self, texts: Sequence[Text], tell: Callable[[int, list[Scored]], None]) -> None:
+        """Generates texts one after another, in the same thread; tells their tokens as they come, with the index of
+        their text, and none at its end.
+        """
+        with self._turn() as drafter:
+            for index, text in enumerate(texts):
+                self.check()
+                scores = text.prompt_scores(self.model)
+                if scores:
+                    tell(index, scores)
+                streamer: Any = TokenStreamer(text, partial(tell, index))
+                self._generated(drafter, text.seed, streamer, text.arguments)
+                tell(index, [])
+
+    @contextmanager
+    def _turn(self) -> Iterator[Drafter]:
+        """The time in which it generates, with its drafter; at its end the job has ended."""
+        try:
+            self.check()
+            self.started, self.waited = True, time.monotonic() - self._since
+            with self.drafter as drafter:
+                yield drafter if self.on_step is None else StepReporter(drafter, self.on_step)
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            self.end()
+
+    def _generated(
+        self, drafter: Drafter, seed: int | None, streamer: BaseStreamer | None, arguments: dict[str, Any]
+    ) -> Any:
         # All requests share one random generator: none may predict another's draws.
-        torch.manual_seed(secrets.randbits(63) if self.seed is None else self.seed)
-        with self.drafter as drafter:
-            if self.on_step is not None:
-                drafter = StepReporter(drafter, self.on_step)
-            with accelerated(self.model, drafter) as acceleration:
-                try:
-                    return self.model.generate(**arguments, streamer=_CancellingStreamer(self, streamer))
-                finally:
-                    self.stats, self.fallback = acceleration.stats, acceleration.fallback
+        torch.manual_seed(secrets.randbits(63) if seed is None else seed)
+        with accelerated(self.model, drafter) as acceleration:
+            try:
+                return self.model.generate(**arguments, streamer=_CancellingStreamer(self, streamer))
+            finally:
+                self.stats += acceleration.stats
+                self.fallback = acceleration.fallback
 
 
 class _CancellingStreamer:

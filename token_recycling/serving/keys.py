@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +39,10 @@ def parse_key(text: str) -> Key:
 
 
 def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...]:
-    """Keys from texts and a file, whose empty lines and those that begin with # are left out; raises ValueError."""
-    lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
+    """Keys from texts and a file, which only its owner may read; there empty lines and those that begin with # are left
+    out. Raises ValueError.
+    """
+    lines = [] if file is None else _private_text(file).splitlines()
     written = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
     if file is not None and not written:
         raise ValueError(f"expected API keys in {file}, one NAME:KEY to a line, got none")
@@ -47,6 +51,18 @@ def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...
         if len(set(values)) < len(values):
             raise ValueError(f"expected different {what} of API keys, got one twice")
     return keys
+
+
+def _private_text(file: Path) -> str:
+    """The text of a file that others cannot read; on Windows of any."""
+    with file.open(encoding="utf-8") as opened:
+        mode = os.fstat(opened.fileno()).st_mode
+        if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ValueError(
+                f"expected API keys in a file for its owner alone, got {file} with the permissions "
+                f"{stat.filemode(mode)}; chmod 600 {file}"
+            )
+        return opened.read()
 
 
 def find_key(keys: Iterable[Key], authorization: str | None) -> Key | None:

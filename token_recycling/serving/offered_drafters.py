@@ -37,7 +37,7 @@ class OfferedDrafters:
             return self._drafters[chosen].fork()
         spec = max((spec for spec in self._drafters if chosen.startswith(_prefix(spec))), key=len, default=None)
         if spec is None:
-            names = ", ".join(("accelerated", "plain", *self._drafters))
+            names = ", ".join(("accelerated", "anew", "plain", *self._drafters))
             raise _refused(f"expected a drafter of {names}, got {chosen!r}")
         if not self._free_options:
             raise _refused(f"expected {spec!r} as it is, got {chosen!r}: this server leaves no options to requests")

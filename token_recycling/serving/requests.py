@@ -1,7 +1,7 @@
-"""The bodies of requests, checked before anything is done: for fields of the wrong kind, and fields without effect.
+"""The bodies of requests, and what becomes of each field: honoured as OpenAI defines it, without effect, or refused.
 
-The fields themselves are OpenAI's; transformers' handlers read them. A field that they ignore is refused, unless its
-value asks for what happens anyway.
+Every field of OpenAI's API is here; docs/serving.md has them as a table, which a test compares with this file. What is
+not known is refused, so that no client is surprised by what was silently left out.
 """
 
 from __future__ import annotations
@@ -13,30 +13,61 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 from transformers import PreTrainedTokenizerBase
 
+from .errors import ApiError
+
+MOST_TEXTS = 128
+"""Texts of one request, as in OpenAI's API."""
 _Text = Annotated[str, StringConstraints(min_length=1)]
+_Id = Annotated[int, Field(ge=0)]
 _LISTED = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+_Refused = dict[str, tuple[str, tuple[Any, ...]]]
+"""Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
 
 
-class Body(BaseModel, extra="allow", strict=True):
-    """What all requests have in common. Other fields are left to transformers' handlers."""
+def _invalid(name: str, message: str) -> ApiError:
+    return ApiError(400, f"{name}: {message}", "invalid_value", name)
 
-    model: str | None = None
-    temperature: Annotated[float | None, Field(ge=0, le=100)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-    stream: bool | None = None
-    generation_config: str | None = None
 
-    ignored: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Fields without effect, with the values that are harmless."""
+class Body(BaseModel, extra="forbid", strict=True):
+    """What all requests have in common."""
 
-    @model_validator(mode="after")
-    def _nothing_ignored(self) -> Body:
-        for name, harmless in self.ignored.items():
-            value = (self.model_extra or {}).get(name)
-            if value is not None and value not in harmless:
-                raise ValueError(f"{name}: this server does not support it; leave it out")
-        return self
+    model: Annotated[str | None, Field(description="the name of the model; another is not found (404)")] = None
+    temperature: Annotated[
+        float | None,
+        Field(ge=0, le=100, description="0 is greedy, above it draws; left out, as the model's own configuration says"),
+    ] = None
+    top_p: Annotated[float | None, Field(gt=0, le=1, description="as OpenAI's; without a temperature it draws too")] = (
+        None
+    )
+    seed: Annotated[
+        int | None,
+        Field(ge=-(2**63), lt=2**63, description="equal seeds, equal texts; choice `i` has the seed plus `i`"),
+    ] = None
+    stream: Annotated[bool | None, Field(description="server-sent events, at the end `[DONE]`")] = None
+    generation_config: Annotated[
+        str | None, Field(description="of transformers' clients, JSON: as far as it says how tokens are chosen")
+    ] = None
+
+    harmless: ClassVar[tuple[str, ...]] = ()
+    """Fields that are taken and change nothing: they are about accounts and caches of OpenAI's."""
+    refused: ClassVar[_Refused] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_honoured(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, (instead, same) in cls.refused.items():
+            if data.get(name) is not None and data[name] not in same:
+                raise ApiError(400, f"{name}: this server does not support it; {instead}", "unsupported", name)
+        # A field that is null is one that is left out.
+        taken = {name: value for name, value in data.items() if value is not None}
+        known = {name: value for name, value in taken.items() if name not in cls.refused and name not in cls.harmless}
+        unknown = sorted(known.keys() - cls.model_fields.keys())
+        if unknown and cls.model_config.get("extra") == "forbid":
+            message = f"{unknown[0]}: expected a field of this API, got one that it does not have; leave it out"
+            raise ApiError(400, message, "unknown_parameter", unknown[0])
+        return known
 
     @property
     def stops(self) -> Sequence[str]:
@@ -44,23 +75,111 @@ class Body(BaseModel, extra="allow", strict=True):
         return getattr(self, "stop", None) or ()
 
 
-class _Completing(Body):
-    stop: Annotated[list[_Text] | None, _LISTED, Field(max_length=16)] = None
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
-    frequency_penalty: Annotated[float | None, Field(gt=-1, le=2)] = None
+class StreamOptions(BaseModel, extra="forbid", strict=True):
+    """What a stream has beside its text."""
 
-    ignored = {
-        "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,),
-        "presence_penalty": (0, 0.0), "response_format": ({"type": "text"},), "modalities": (["text"],),
-        "tool_choice": ("auto",), "audio": (), "prediction": (), "functions": (), "function_call": (),
-        "web_search_options": (),
-    }  # fmt: skip
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Sampling(Body):
+    """How tokens are chosen, and when a text ends."""
+
+    stop: Annotated[
+        list[_Text] | None, _LISTED, Field(max_length=16, description="up to 16; the text ends before the first")
+    ] = None
+    max_tokens: Annotated[int | None, Field(ge=1, description="tokens of an answer at most")] = None
+    frequency_penalty: Annotated[
+        float | None, Field(ge=-2, le=2, description="taken off a token's logit for each time that the answer has it")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, Field(ge=-2, le=2, description="taken off once, if the answer has the token")
+    ] = None
+    logit_bias: Annotated[
+        dict[Annotated[str, StringConstraints(pattern=r"^\d+$")], Annotated[float, Field(ge=-100, le=100)]] | None,
+        Field(description="added to the logits of token ids"),
+    ] = None
+    top_k: Annotated[int | None, Field(ge=-1, description="draws from the `k` likeliest; 0 and -1: from all")] = None
+    min_p: Annotated[
+        float | None, Field(ge=0, le=1, description="leaves out what is less likely than this share of the likeliest")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, Field(gt=0, description="divides logits of tokens that stand in the prompt or the answer (CTRL)")
+    ] = None
+
+
+class _Completing(Sampling):
+    n: Annotated[int | None, Field(ge=1, le=MOST_TEXTS, description="choices, one after another")] = None
+    stream_options: Annotated[
+        StreamOptions | None,
+        Field(description="`include_usage`: usage in a last event; `include_obfuscation`: false alone"),
+    ] = None
+    response_format: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="`text`; with the extra `grammar` also `json_object`, `json_schema`, and "
+            '`{"type": "regex", "value": ...}`'
+        ),
+    ] = None
+
+    harmless = (
+        "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> _Completing:
+        if self.stream_options is not None and not self.stream:
+            raise _invalid("stream_options", "expected them with stream=true, got them without; leave them out")
+        return self
+
+    @field_validator("response_format")
+    @classmethod
+    def _known_format(cls, form: dict[str, Any] | None) -> dict[str, Any] | None:
+        kind = None if form is None else form.get("type")
+        if form is None or kind == "text":
+            return None
+        if kind == "json_schema" and not isinstance((form.get("json_schema") or {}).get("schema"), dict):
+            raise ValueError("expected a schema in json_schema.schema, got none")
+        if kind == "regex" and not isinstance(form.get("value"), str):
+            raise ValueError("expected a regular expression in value, got none")
+        if kind not in ("json_object", "json_schema", "regex"):
+            raise ValueError(f"expected the type text, json_object, json_schema or regex, got {kind!r}")
+        return form
 
 
 class TextBody(_Completing):
     """Of /v1/completions."""
 
-    prompt: str
+    prompt: Annotated[
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+        | Annotated[list[_Id], Field(min_length=1)]
+        | Annotated[list[Annotated[list[_Id], Field(min_length=1)]], Field(min_length=1, max_length=MOST_TEXTS)],
+        Field(description="a text, a list of them, token ids, or a list of such lists"),
+    ]
+    echo: Annotated[bool | None, Field(description="the answer begins with the prompt")] = None
+    logprobs: Annotated[
+        int | None, Field(ge=0, le=5, description="of the model itself, before penalties, temperature and cuts")
+    ] = None
+
+    refused = {
+        "best_of": ("ask for n choices and choose", (1,)),
+        "suffix": ("write what is to be filled in as the model's own prompt for it", ()),
+        "prompt_embeds": ("give a text or token ids", ()),
+    }
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> TextBody:
+        if len(self.prompts) * (self.n or 1) > MOST_TEXTS:
+            given = f"{len(self.prompts)} prompts with n={self.n}"
+            raise _invalid("n", f"expected at most {MOST_TEXTS} texts, got {given}")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each a text or token ids."""
+        prompt: Any = self.prompt
+        return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
 
 
 class Part(BaseModel, extra="allow"):
@@ -78,7 +197,9 @@ class Message(BaseModel, extra="allow"):
 
 
 class _Templated(Body):
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="of transformers' clients: variables of the template")
+    ] = None
 
     @model_validator(mode="after")
     def _variables_only(self) -> _Templated:
@@ -86,30 +207,67 @@ class _Templated(Body):
         arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
         taken = sorted(arguments & (self.chat_template_kwargs or {}).keys())
         if taken:
-            raise ValueError(f"chat_template_kwargs: expected variables of the template, got {', '.join(taken)}")
+            raise _invalid("chat_template_kwargs", f"expected variables of the template, got {', '.join(taken)}")
         return self
 
 
 class ChatBody(_Completing, _Templated):
     """Of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
-    logit_bias: dict[Annotated[str, StringConstraints(pattern=r"^\d+$")], float] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, description="text parts alone")]
+    max_completion_tokens: Annotated[
+        int | None, Field(ge=1, description="tokens of an answer at most, before `max_tokens`")
+    ] = None
+    logprobs: Annotated[
+        bool | None, Field(description="of the model itself, before penalties, temperature and cuts")
+    ] = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20, description="with `logprobs`")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        Field(description="where the template shows them and transformers can read the model's calls"),
+    ] = None
+    tool_choice: Annotated[
+        Literal["auto", "none"] | None, Field(description="`auto`, or `none`, which shows no tools")
+    ] = None
+
+    refused = {
+        "functions": ("use tools", ()),
+        "function_call": ("use tool_choice", ()),
+        "parallel_tool_calls": ("the model may make several calls", (True,)),
+        "reasoning_effort": ("give it in chat_template_kwargs, if the template has it", ()),
+        "verbosity": ("say it in a message", ("medium",)),
+        "modalities": ("answers are text", (["text"],)),
+        "audio": ("answers are text", ()),
+        "prediction": ("drafts need none", ()),
+        "web_search_options": ("leave it out", ()),
+        "moderation": ("leave it out", ()),
+        "service_tier": ("leave it out", ("auto", "default")),
+        "store": ("nothing is stored", (False,)),
+    }
+
+    @model_validator(mode="after")
+    def _top_of_what(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise _invalid("top_logprobs", "expected them with logprobs=true, got them without")
+        return self
 
 
-class ResponsesBody(_Templated):
-    """Of /v1/responses."""
+class ResponsesBody(_Templated, extra="allow"):
+    """Of /v1/responses; other fields are left to transformers' handler."""
 
     input: str | list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
     stream: bool | None = False
     """False by default, as in OpenAI's API; transformers' server streams unless told otherwise."""
 
-    ignored = {
-        "previous_response_id": (), "background": (False,), "top_logprobs": (0,), "truncation": ("disabled",),
-        "tool_choice": ("auto",), "text": ({"format": {"type": "text"}},), "max_tool_calls": (), "prompt": (),
-        "include": ([],),
+    refused = {
+        name: ("leave it out", same)
+        for name, same in {
+            "previous_response_id": (), "background": (False,), "top_logprobs": (0,), "truncation": ("disabled",),
+            "tool_choice": ("auto",), "text": ({"format": {"type": "text"}},), "max_tool_calls": (), "prompt": (),
+            "include": ([],),
+        }.items()
     }  # fmt: skip
 
     @field_validator("input")
@@ -124,7 +282,7 @@ class ResponsesBody(_Templated):
         return value
 
 
-class StepsBody(_Completing):
+class StepsBody(Sampling):
     """Of /v1/token_recycling/steps: the prompt as a text, or as messages of a chat."""
 
     prompt: str | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,20 @@ from ..model.tree_model import TreeModel
 from ..registry import make_drafter
 from .drafter_pool import DrafterPool
 from .errors import ApiError
-from .handlers import ChatHandler, OneModel, ResponsesHandler, State, TextHandler, Worker
+from .grammars import Grammars
+from .handlers import OneModel, ResponsesHandler, State, Worker
 from .isolation import Isolation
 from .job import Job
 from .keys import METRICS, Key
+from .logprobs import LogprobRecorder
 from .metrics import Metrics
 from .offered_drafters import DEFAULT_OFFERS, OfferedDrafters
+from .requests import ChatBody, Sampling, TextBody
+from .sampling import config_of, processors_of
+from .templates import check_template
+from .texts import Text
 
+_FIRST_TEXT = "The first of the"
 _LONGEST_MEASURED = 16_384
 """Tokens of a prompt up to which the cost of trees is measured at start: beyond, the cache may need much memory."""
 
@@ -52,6 +59,8 @@ class Settings:
     isolation: Isolation = Isolation.shared
     """May be given as its value, such as "per-key"."""
     keys: tuple[Key, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
+    """Names beside those of this machine to which a loopback address answers where no keys are configured."""
     max_keys: int = 64
     """Matrices of keys in memory at most; the least recently used makes room."""
     max_prompt_tokens: int | None = None
@@ -83,6 +92,7 @@ class Service:
     """Serves one model. Made before the event loop runs; raises ValueError where the settings do not fit."""
 
     def __init__(self, loaded: Loaded, settings: Settings) -> None:
+        check_template(loaded.tokenizer)
         self.loaded, self.settings, self.metrics = loaded, settings, Metrics()
         self.target = TreeModel(loaded.model)
         self.pool = DrafterPool(
@@ -91,8 +101,8 @@ class Service:
         self.offered = OfferedDrafters(settings.offers, settings.free_options)
         self.metrics.drafters.set_function(lambda: len(self.pool))
         self.worker = Worker(self.checked_job)
-        parts = (OneModel(loaded, settings.name), State(self.worker))
-        self.chat, self.text, self.responses = ChatHandler(*parts), TextHandler(*parts), ResponsesHandler(*parts)
+        self.responses = ResponsesHandler(OneModel(loaded, settings.name), State(self.worker))
+        self.grammars = Grammars(loaded)
         self._jobs: dict[str, Job] = {}
         self._by_key: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -126,15 +136,16 @@ class Service:
         drafter: str = "accelerated",
         *,
         seed: int | None = None,
-        stop: Sequence[str] = (),
     ) -> Job:
         """A job for a request with that key, whose id begins with `prefix`. Its drafter is the server's own
-        ("accelerated"), none ("plain") or an offered one, made for this job. It must be ended or cancelled. Raises
-        ApiError for another drafter, too many jobs, or a server that is shutting down.
+        ("accelerated"), the same with nothing learned ("anew"), none ("plain") or an offered one. It must be ended or
+        cancelled. Raises ApiError for another drafter, too many jobs, or a server that is shutting down.
         """
         settings, name, retry = self.settings, key.name if key else "", {"Retry-After": "1"}
         if drafter == "accelerated":
             acquired: contextlib.AbstractContextManager[Drafter] = self.pool.acquire(name)
+        elif drafter == "anew":
+            acquired = contextlib.nullcontext(self.pool.anew())
         else:
             acquired = contextlib.nullcontext(
                 make_drafter("plain") if drafter == "plain" else self.offered.make(drafter)
@@ -148,18 +159,21 @@ class Service:
             if len(self._jobs) >= settings.max_requests:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=retry)
-            job = Job(self.loaded.model, acquired, name, prefix, seed, stop, settings.timeout, on_end=self._on_end)
+            job = Job(self.loaded.model, acquired, name, prefix, seed, settings.timeout, on_end=self._on_end)
             self._jobs[job.id] = job
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
         return job
 
     def checked_job(self, job_id: str, inputs: Any, config: GenerationConfig) -> Job:
-        """The job of that id, with the length of its prompt checked and `config.max_new_tokens` limited; raises
-        ApiError.
-        """
+        """The job of that id, within its limits; raises ApiError."""
         job = self._jobs[job_id]
-        job.prompt_tokens = length = inputs["input_ids"].shape[-1]
+        self.limit(job, inputs["input_ids"].shape[-1], config)
+        return job
+
+    def limit(self, job: Job, length: int, config: GenerationConfig) -> None:
+        """Adds a prompt of that length to a job and limits `config.max_new_tokens`; raises ApiError for a long one."""
+        job.prompt_tokens += length
         limit, context = self.settings.max_prompt_tokens, self.loaded.context
         if not length:
             raise ApiError(400, "expected a prompt of one token or more, got none", "empty_prompt")
@@ -169,7 +183,37 @@ class Service:
             raise _too_long(f"a prompt of fewer tokens than the model's context of {context}", length)
         limits = [config.max_new_tokens, self.settings.max_new_tokens, None if context is None else context - length]
         config.max_new_tokens = min(limit for limit in limits if limit is not None)
-        return job
+
+    async def texts(
+        self, job: Job, ids: torch.Tensor, body: TextBody | ChatBody, default_tokens: int | None, top: int | None
+    ) -> tuple[list[Text], GenerationConfig, set[int]]:
+        """The texts that continue a prompt (1, length), their configuration and the tokens that end them; raises
+        ApiError. `default_tokens`: the length where the body says none; `top`: the likeliest tokens that are wanted.
+        """
+        model = self.loaded.model
+        config = config_of(body, model, default_tokens)
+        self.limit(job, ids.shape[-1], config)
+        grammar = None if body.response_format is None else await self.grammars.processor(body.response_format)
+        texts = []
+        for choice in range(body.n or 1):
+            recorder = None if top is None else LogprobRecorder(top)
+            seed = None if body.seed is None else body.seed + choice
+            texts.append(Text(self.arguments(body, ids, config, recorder, grammar), seed, recorder))
+        eos = config.eos_token_id if config.eos_token_id is not None else model.generation_config.eos_token_id
+        return texts, config, {eos} if isinstance(eos, int) else set(eos or ())
+
+    def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
+        """The arguments of `generate` for a prompt (1, length); raises ApiError. `more` goes to `processors_of`."""
+        config, words = copy.deepcopy(config), self.loaded.model.get_output_embeddings().weight.shape[0]
+        processors = processors_of(body, config, ids.shape[-1], words, *more)
+        ids = ids.to(self.target.device)
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "generation_config": config,
+            "logits_processor": processors,
+            "tokenizer": self.loaded.tokenizer,
+        }
 
     def _on_end(self, job: Job) -> None:
         with self._lock:
@@ -186,16 +230,12 @@ class Service:
             return
         await self.worker.async_submit(self._measure)
         job = Job(self.loaded.model, contextlib.nullcontext(self.pool.base.fork()), warm_up=True)
-        self._jobs[job.id] = job
+        ids = self.loaded.tokenizer(_FIRST_TEXT, return_tensors="pt")["input_ids"]
+        texts, *_ = await self.texts(job, ids, TextBody(prompt=_FIRST_TEXT), 8, None)
         try:
-            body = {"prompt": "The first of the", "model": self.settings.name, "max_tokens": 8}
-            await self.text.handle_request(body, job.id)
+            await self.worker.async_submit(job.generate_all, texts, lambda index, tokens: None)
         except Exception as error:
-            raise RuntimeError(
-                f"expected transformers' own server to complete a first text, got {type(error).__name__}: {error}"
-            ) from error
-        finally:
-            del self._jobs[job.id]
+            raise RuntimeError(f"expected to complete a first text, got {type(error).__name__}: {error}") from error
         self._opened = True
 
     @torch.no_grad()
@@ -213,6 +253,11 @@ class Service:
         while True:
             await asyncio.sleep(self.settings.save_every)
             await self.worker.async_submit(self.pool.save)
+
+    def end_all(self) -> None:
+        """Ends all requests with an error, at the end of the grace period."""
+        for job in list(self._jobs.values()):
+            job.interrupt(ApiError(503, "the server is shutting down", "shutting_down", headers={"Retry-After": "1"}))
 
     def close(self) -> None:
         """Ends all requests and saves; may be called again."""

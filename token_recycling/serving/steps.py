@@ -5,8 +5,8 @@ The same API key, limits, isolation and cancellation as every other request. The
 | field | meaning |
 |---|---|
 | `prompt` or `messages` | a text to continue, or a chat, for which the chat template is used |
-| `drafter` | `accelerated` (default): the server's; `plain`: the same loop without drafts; or one of `--offer` |
-| `max_tokens`, `temperature`, `top_p`, `seed`, `stop` | as in /v1/completions |
+| `drafter` | `accelerated` (default): the server's; `anew`: it with nothing learned; `plain`: none; one of `--offer` |
+| `max_tokens`, `seed`, `stop`, and all that says how tokens are chosen | as in /v1/completions |
 
 The answer is a stream of server-sent events, each with a name and JSON:
 
@@ -30,36 +30,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from ..draft import Step
 from ..text_stream import IncrementalText
-from .errors import ApiError, CancelledError, client_error, error_body
+from .errors import CancelledError, failure
 from .job import Job
 from .postprocess import speculation
 from .requests import StepsBody
+from .sampling import config_of
 from .service import Service
-
-logger = logging.getLogger("token_recycling.serving")
+from .templates import rendered
 
 
 def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
     """The arguments of `generate` for a request; raises ApiError."""
-    tokenizer = service.loaded.tokenizer
     if body.messages is not None:
         service.check_chat()
-        messages = [message.model_dump() for message in body.messages]
-        inputs = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        ids = rendered(service.loaded.tokenizer, body.messages)
     else:
-        inputs = tokenizer(body.prompt, return_tensors="pt")
-    given = body.model_dump(exclude_unset=True)
-    config = service.text._build_generation_config(given, service.loaded.model.generation_config)
-    service.checked_job(job.id, inputs, config)
-    return {**inputs.to(service.target.device), "generation_config": config, "tokenizer": tokenizer}
+        ids = service.loaded.tokenizer(body.prompt, return_tensors="pt")["input_ids"]
+    config = config_of(body, service.loaded.model)
+    service.limit(job, ids.shape[-1], config)
+    return service.arguments(body, ids, config)
 
 
 async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> AsyncGenerator[tuple[str, Any]]:
@@ -92,7 +86,7 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
         except CancelledError:
             return
         except Exception as error:
-            yield "error", _error(error)
+            yield "error", failure(error)
             return
         full = tokens >= arguments["generation_config"].max_new_tokens
         usage = {
@@ -104,15 +98,6 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
         yield "end", {"text": text.flush(), "finish_reason": "length" if full else "stop", "usage": usage}
     finally:
         job.cancel()
-
-
-def _error(error: Exception) -> dict[str, Any]:
-    """The body for a text that ends with an exception."""
-    answered = client_error(error)
-    if not isinstance(answered, ApiError):
-        logger.error("a generation failed", exc_info=error)
-        answered = ApiError(500, "the server failed; its log says how", "internal_error")
-    return error_body(answered.status_code, answered.detail, answered.code)
 
 
 async def server_sent(events: AsyncGenerator[tuple[str, Any]]) -> AsyncGenerator[str]:

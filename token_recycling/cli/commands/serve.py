@@ -18,6 +18,7 @@ from .. import console
 from ..options import Device, Drafting, DType, Model, Threads
 
 if TYPE_CHECKING:
+    from ...serving.http_server import HttpServer
     from ...serving.service import Service
 
 _KEYS = "TOKEN_RECYCLING_API_KEYS"
@@ -69,12 +70,27 @@ def serve(
         ),
     ] = None,
     api_key_file: Annotated[Path | None, _access(help="File of keys, one NAME:KEY to a line.")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        _access(
+            metavar="NAME",
+            help="A name beside those of this machine to answer to, where no keys are configured; may be repeated.",
+        ),
+    ] = None,
+    tls_certificate: Annotated[Path | None, _access(help="File of the certificate and its chain, PEM: HTTPS.")] = None,
+    tls_key: Annotated[Path | None, _access(help="File of its private key, PEM.")] = None,
     max_prompt_tokens: Annotated[int | None, _limit(min=1, help="Longest prompt; default the context.")] = None,
     max_new_tokens: Annotated[int | None, _limit(min=1, help="Most tokens of an answer; default the context.")] = None,
     max_requests: Annotated[int, _limit(min=1, help="Requests that run or wait; more are refused.")] = 32,
     max_requests_per_key: Annotated[int | None, _limit(min=1, help="The same of one key.")] = None,
     max_body: Annotated[float, _limit(min=0.001, help="Megabytes of a request.")] = 2,
     timeout: Annotated[float | None, _limit(min=0.001, help="Seconds for a request, waiting included.")] = None,
+    max_connections: Annotated[
+        int | None, _limit(min=1, help="Connections in all; default 512, or fewer where fewer files may be open.")
+    ] = None,
+    max_connections_per_address: Annotated[int, _limit(min=1, help="The same of one address.")] = 128,
+    header_timeout: Annotated[float, _limit(min=0.001, help="Seconds for the headers of a request.")] = 10,
+    body_timeout: Annotated[float, _limit(min=0.001, help="Seconds for its body, and to take what is sent.")] = 30,
     grace: Annotated[int, _limit(min=0, help="Seconds that running requests have at shutdown.")] = 10,
     dtype: DType = None,
     device: Device = None,
@@ -90,8 +106,12 @@ def serve(
 
         check_installed()
         from ...serving.app import app_of
+        from ...serving.connections import ConnectionLimits
+        from ...serving.http_server import HttpServer, check_tls
         from ...serving.service import Service, Settings
 
+        tls = check_tls(tls_certificate, tls_key)
+        limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
         settings = Settings(
             name=name or model,
             drafter=drafter,
@@ -101,6 +121,7 @@ def serve(
             save_every=save_every,
             isolation=chosen,
             keys=keys,
+            allow_hosts=tuple(allow_host or ()),
             max_keys=max_keys,
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,
@@ -114,11 +135,12 @@ def serve(
         if template is not None:
             loaded.tokenizer.chat_template = template
         service = Service(loaded, settings)
-        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        address = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         console.note(f"isolation {chosen.value}, {why}")
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
-        _run(app_of(service), service, listener, grace, f"{settings.name} at {address}/v1; playground at {address}")
+        serving = f"serving {settings.name} at {address}/v1; playground at {address}; Ctrl-C ends"
+        _run(HttpServer(app_of(service), limits, grace, partial(console.note, serving), **tls), service, listener)
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
@@ -141,22 +163,8 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ValueError(f"expected a free address, got {host} port {port}: {error.strerror or error}") from None
 
 
-def _run(app: object, service: Service, listener: socket.socket, grace: int, what: str) -> None:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                console.note(f"serving {what}; Ctrl-C ends")
-
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace)  # type: ignore[arg-type]
-    server = Server(config)
-    try:
+def _run(server: HttpServer, service: Service, listener: socket.socket) -> None:
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(service):
         server.run(sockets=[listener])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        service.close()
     if not server.started:
         raise typer.Exit(1)

@@ -40,7 +40,9 @@ export class Explorer {
     this.strip.setAttribute("aria-valuetext", described);
     byId("previous").ariaDisabled = String(index === 0);
     byId("next").ariaDisabled = String(index === run.steps.length - 1);
-    byId("tree").replaceChildren(treeOf(run, index, described));
+    const tree = byId("tree");
+    tree.replaceChildren(treeOf(run, index, described));
+    byId("wide").hidden = tree.scrollWidth <= tree.clientWidth;
   }
 
   #drawStrip(run) {

@@ -3,6 +3,7 @@
 import { byId, element } from "./dom.js";
 import { key } from "./api.js";
 
+const PROMPT = "token-recycling.prompt";
 const EXAMPLE = `class Matrix:
     """Numbers in rows of equal length."""
 
@@ -38,9 +39,11 @@ function limitTokens(most) {
   if (Number(field.value) > most) field.value = most;
 }
 
-/** Puts an example into an empty prompt. */
-export function suggestPrompt() {
-  byId("prompt").value ||= EXAMPLE;
+/** Puts the prompt that this tab had before it was loaded again, or an example, into the form. */
+export function bringPrompt() {
+  const field = byId("prompt");
+  field.value ||= sessionStorage.getItem(PROMPT) ?? EXAMPLE;
+  field.addEventListener("input", () => sessionStorage.setItem(PROMPT, field.value));
 }
 
 /** Shows or hides the field for the API key. */

@@ -147,24 +147,29 @@ function inFrames(lane) {
 function summary(run) {
   const { tokens, steps: taken, mat, rate } = run.figures();
   const size = `${plural(tokens, "token")} in ${plural(taken, "step")}`;
-  return `${size}: ${mat.toFixed(2)} a step, ${rate.toFixed(0)} a second.`;
+  return `${size}: ${mat.toFixed(2)} a step, ${rate.toFixed(0)} a second. ${run.loops}`.trim();
 }
 
-/** Measures both runs one after the other, in alternating order, then shows them together. */
+/**
+ * Measures both runs one after the other, in alternating order, then shows them together. Drafting begins with nothing
+ * learned; what the server's own drafter has learned is measured after them, as a figure of its own.
+ */
 async function race(body, signal) {
-  const drafted = new Run(titleOf(body), false);
+  const own = body.drafter === "accelerated";
+  const drafted = new Run(own ? `${served.drafter_name} (anew)` : titleOf(body), false);
   const plain = new Run("plain decoding", true);
-  const keeps = body.drafter === "accelerated" && served.isolation !== "per-request";
-  const learned = { keeps, prompt: seen.has(promptOf(body)) };
+  const warmed = own && served.isolation !== "per-request" ? new Run(titleOf(body), false) : null;
+  const known = seen.has(promptOf(body));
+  const sent = new Map([[plain, "plain"], [drafted, own ? "anew" : body.drafter], [warmed, body.drafter]]);
   const order = races++ % 2 ? [drafted, plain] : [plain, drafted];
-  for (const [at, run] of order.entries()) {
-    setStatus(`${at + 1} of 2: measuring ${run.title}. Nothing is drawn meanwhile.`);
-    const sent = run.plain ? { ...body, drafter: "plain" } : body;
-    await fillRun(run, sent, signal, progressOf(body.max_tokens));
+  const measured = warmed ? [...order, warmed] : order;
+  for (const [at, run] of measured.entries()) {
+    setStatus(`${at + 1} of ${measured.length}: measuring ${run.title}. Nothing is drawn meanwhile.`);
+    await fillRun(run, { ...body, drafter: sent.get(run) }, signal, progressOf(body.max_tokens));
   }
   show([plain, drafted].map((run) => new Lane(run, choose)));
   for (const lane of lanes) lane.complete();
-  showVerdict({ plain, drafted, first: order[0].title, learned, sampled: body.temperature > 0, served });
+  showVerdict({ plain, drafted, warmed, known, first: order[0].title, sampled: body.temperature > 0, served });
   setStatus("Race complete.");
   choose(drafted, drafted.example);
   replay.begin(lanes);
@@ -201,5 +206,5 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) startGenerating();
 });
 
-form.suggestPrompt();
+form.bringPrompt();
 connect().catch(failed);

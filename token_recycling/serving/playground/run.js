@@ -1,5 +1,10 @@
 // One generated text: its steps, and the figures counted from them.
 
+import { plural } from "./dom.js";
+
+const LONGEST_LOOP = 64; // tokens
+const LEAST_REPEATED = 24;
+
 export class Run {
   /** `title` names it for the user; `plain` is true for one without drafts. */
   constructor(title, plain) {
@@ -55,6 +60,19 @@ export class Run {
       else high = middle;
     }
     return low;
+  }
+
+  /** A sentence if the text ends by repeating itself, three times or more; else nothing. */
+  get loops() {
+    const { ids } = this;
+    for (let period = 1; period <= LONGEST_LOOP; period++) {
+      let same = 0;
+      while (same < ids.length - period && ids.at(-1 - same) === ids.at(-1 - same - period)) same++;
+      if (same < 2 * period || same + period < LEAST_REPEATED) continue;
+      const from = ids.length - same - period + 1;
+      return `From token ${from} on it repeats the same ${plural(period, "token")}, which are drafted with ease.`;
+    }
+    return "";
   }
 
   /** Index of the step to show first: the one that emitted most, preferably of those with rejected branches. */

@@ -4,24 +4,28 @@ import { byId } from "./dom.js";
 import { firstDifference } from "./run.js";
 
 /**
- * Compares two runs; `first` is the title of the one that was measured first. `learned` says whether the drafter
- * `keeps` what it learns, and whether it has seen the `prompt` from this page. `served` is what `about` returned.
+ * Compares two runs; `first` is the title of the one that was measured first. `warmed`, if there is one, began with
+ * what the server has learned; `known` says whether this page gave it the prompt before. `served` is what `about`
+ * returned.
  */
-export function showVerdict({ plain, drafted, first, learned, sampled, served }) {
+export function showVerdict({ plain, drafted, warmed, known, first, sampled, served }) {
   const ratio = drafted.tokensPerSecond / plain.tokensPerSecond;
   byId("ratio").textContent = `${ratio.toFixed(2)}×`;
-  byId("same").textContent = `${pace(ratio, drafted, plain)} ${sameness(plain, drafted, sampled, served)}`;
+  byId("same").textContent = `${pace(ratio, drafted, plain)} ${sameness(plain, drafted, sampled, served)} ${drafted.loops}`;
+  byId("warmed").textContent = warmed ? memory(warmed, plain, known) : "";
+  byId("warmed").hidden = !warmed;
   byId("fairness").textContent =
     `Measured one after the other, ${first} first, with nothing drawn meanwhile; shown on the measured clock. ` +
-    `Plain is the same loop without drafts; reading the prompt is not counted. ${learning(learned)}`;
+    "Plain is the same loop without drafts; reading the prompt is not counted. " +
+    "The drafter began with nothing learned.";
   byId("verdict").hidden = false;
 }
 
-/** A drafter that has seen a text before drafts nearly all of it, which the user must know. */
-function learning({ keeps, prompt }) {
-  if (!keeps) return "The drafter began with nothing learned.";
-  const often = prompt ? "has drafted for this very prompt before" : "brings what this server has learned so far";
-  return `The drafter ${often}, and is faster on texts that it knows; one made anew shows the difference.`;
+/** A drafter that has seen a text before drafts nearly all of it, which is no property of the method. */
+function memory(warmed, plain, known) {
+  const ratio = warmed.tokensPerSecond / plain.tokensPerSecond;
+  const brought = known ? "has drafted for this very prompt before" : "brings what this server has learned so far";
+  return `With memory ${ratio.toFixed(2)}×, ${warmed.steps.length} steps: the server’s own drafter ${brought}.`;
 }
 
 function pace(ratio, drafted, plain) {

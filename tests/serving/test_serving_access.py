@@ -1,0 +1,120 @@
+"""To which names a server answers, and TLS."""
+
+import shutil
+import ssl
+import subprocess
+
+import httpx2
+import pytest
+from support import tiny
+from support.commandline import run
+from support.serving import keys, serving, speaking_llama
+
+from token_recycling.serving.connections import ConnectionLimits
+from token_recycling.serving.hosts import LocalNamesMiddleware
+from token_recycling.serving.http_server import check_tls
+
+
+@pytest.fixture(scope="module")
+def model():
+    return speaking_llama()
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with serving(model, tiny.tokenizer(), allow_hosts=("Proxy.example",)) as running:
+        yield running
+
+
+def status(server, path="/health", **headers):
+    return httpx2.get(f"{server.url}{path}", headers=headers).status_code
+
+
+LOCAL = ["localhost", "localhost:8000", "127.0.0.1", "127.0.0.1:1", "[::1]:8000", "LOCALHOST", "proxy.example:80"]
+FOREIGN = [
+    "evil.example",
+    "evil.example:8000",
+    "localhost.evil.example",
+    "10.0.0.1",
+    "127.0.0.1.evil.example",
+    "",
+    "[::",
+]
+
+
+def test_names_of_this_machine_are_answered(server):
+    for name in LOCAL:
+        assert status(server, host=name) == 200
+        assert status(server, host="localhost", origin=f"http://{name}") == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/", "/metrics", "/v1/models"])
+def test_no_other_name_is_answered(server, path):
+    for name in FOREIGN:
+        assert status(server, path, host=name) == 403
+        assert status(server, path, origin=f"https://{name}") == 403
+    assert status(server, path, origin="null") == 403
+
+
+def test_nothing_is_generated_for_a_foreign_page(server):
+    body = {"prompt": "a", "max_tokens": 1}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body, headers={"origin": "https://evil.example"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_host")
+    assert server.metrics().get('token_recycling_generations_total{outcome="complete"}') is None
+
+
+def test_with_keys_any_name_will_do(model):
+    with serving(model, tiny.tokenizer(), keys=keys("a")) as running:
+        assert status(running, host="evil.example") == 200
+
+
+def test_an_address_that_others_reach_has_names_of_its_own():
+    middleware = LocalNamesMiddleware(None)
+    scope = {"type": "http", "headers": [(b"host", b"anything.example")]}
+    assert middleware._foreign({**scope, "server": ("192.168.0.7", 8000)}) is None
+    assert middleware._foreign({**scope, "server": ("::1", 8000)}) == "Host"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    command += " -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout key.pem -out certificate.pem"
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder / "certificate.pem", folder / "key.pem"
+
+
+def test_tls(model, certificate):
+    with serving(model, tiny.tokenizer(), tls=check_tls(*certificate)) as running:
+        context = ssl.create_default_context(cafile=certificate[0])
+        url = f"https://127.0.0.1:{running.port}"
+        assert httpx2.get(f"{url}/health", verify=context).json() == {"status": "ok"}
+        with pytest.raises(httpx2.HTTPError):
+            httpx2.get(f"http://127.0.0.1:{running.port}/health", timeout=5)
+
+
+def test_the_command_has_options_for_it(model, certificate, tmp_path, monkeypatch):
+    model.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    served = []
+    monkeypatch.setattr("token_recycling.cli.commands.serve._run", lambda *arguments: served.append(arguments))
+    options = ["--allow-host", "one.example", "--allow-host", "two.example", "--max-prompt-tokens", 8]
+    options += ["--tls-certificate", certificate[0], "--tls-key", certificate[1], "--grace", 3]
+    options += ["--max-connections", 9, "--max-connections-per-address", 4, "--header-timeout", 2, "--body-timeout", 7]
+    result = run("serve", tmp_path, "--port", 0, *options)
+    assert result.exit_code == 0, result.stderr
+    server, service, _ = served[0]
+    assert service.settings.allow_hosts == ("one.example", "two.example")
+    assert server._limits == ConnectionLimits(9, 4, 2, 7)
+    assert (server._grace, server.config.is_ssl) == (3, True)
+
+
+def test_files_that_are_no_certificate(certificate, tmp_path):
+    assert check_tls(None, None) == {}
+    with pytest.raises(ValueError, match="got one of them"):
+        check_tls(certificate[0], None)
+    for wrong in ((certificate[1], certificate[0]), (certificate[0], tmp_path / "none"), (certificate[0],) * 2):
+        with pytest.raises(ValueError, match="expected a certificate and its key"):
+            check_tls(*wrong)

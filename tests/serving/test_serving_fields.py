@@ -1,0 +1,310 @@
+"""Every field of OpenAI's requests: honoured as it is defined there, or refused by name."""
+
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsStreaming as TextParams
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from support import tiny
+from support.openai_answers import chat, completion, streamed_chat, streamed_completion
+from support.serving import chatty, serving, speaking_llama
+from transformers.cli.serving.response import UNUSED_RESPONSE_FIELDS
+
+from token_recycling.serving.penalties import AdditivePenalties
+from token_recycling.serving.requests import ChatBody, ResponsesBody, TextBody
+
+PROMPT = "for index in"
+DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return chatty(tiny.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def model():
+    return speaking_llama()
+
+
+@pytest.fixture(scope="module")
+def server(model, tokenizer):
+    with serving(model, tokenizer) as running:
+        yield running
+
+
+# The table
+
+
+def state(body, name):
+    if name in body.model_fields:
+        return "yes", body.model_fields[name].description
+    if name in body.harmless:
+        return "no effect", "about an account or a cache of OpenAI's"
+    if name in body.refused:
+        instead, same = body.refused[name]
+        return "refused", instead + "".join(f"; {value!r} is taken" for value in same)
+    return "none", None
+
+
+def table():
+    """The rows that docs/serving.md must have."""
+    names = {name for body in (TextBody, ChatBody) for name in (*body.model_fields, *body.harmless, *body.refused)}
+    for name in sorted(names):
+        (text, about_text), (chats, about_chat) = state(TextBody, name), state(ChatBody, name)
+        meaning = "; ".join(dict.fromkeys(about for about in (about_text, about_chat) if about))
+        yield f"| `{name}` | {text} | {chats} | {meaning} |"
+
+
+def test_the_table_is_that_of_the_code():
+    written = DOCS.read_text(encoding="utf-8").splitlines()
+    rows = list(table())
+    assert [row for row in rows if row not in written] == []
+    start = written.index(rows[0])
+    assert written[start : start + len(rows)] == rows
+    assert not written[start + len(rows)]
+
+
+@pytest.mark.parametrize(("params", "body"), [(TextParams, TextBody), (ChatParams, ChatBody)])
+def test_every_field_of_the_official_client_is_known(params, body):
+    assert [name for name in typing.get_type_hints(params) if state(body, name)[0] == "none"] == []
+
+
+def test_what_transformers_handler_of_responses_ignores_is_refused():
+    harmless = {"metadata", "store", "service_tier", "user", "stream_options", "parallel_tool_calls"}
+    assert UNUSED_RESPONSE_FIELDS - harmless <= ResponsesBody.refused.keys()
+
+
+def test_responses_have_the_types_of_the_official_client(server):
+    asked = {"input": "import os", "max_output_tokens": 9, "temperature": 0}
+    answer = Response.model_validate(server.post("/v1/responses", asked).json())
+    assert answer.output_text == chat(server, temperature=0, max_tokens=9).choices[0].message.content
+    events = server.post("/v1/responses", {**asked, "stream": True}).text.split("\n\n")
+    kind = TypeAdapter(ResponseStreamEvent)
+    read = [kind.validate_json(event.removeprefix("data: ")) for event in events if event]
+    assert "".join(event.delta for event in read if event.type == "response.output_text.delta") == answer.output_text
+
+
+@pytest.mark.parametrize("name", [*TextBody.refused, *(name for name in ChatBody.refused)])
+def test_what_is_refused_is_named(server, name):
+    path = "/v1/completions" if name in TextBody.refused else "/v1/chat/completions"
+    body = {"prompt": PROMPT, "messages": [{"role": "user", "content": "a"}]}
+    body.pop("messages" if name in TextBody.refused else "prompt")
+    answer = server.post(path, {**body, name: "anything"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", name)
+    assert error["message"].startswith(f"{name}: ")
+    refused = {**TextBody.refused, **ChatBody.refused}[name]
+    for value in (None, *refused[1]):
+        assert server.post(path, {**body, name: value, "max_tokens": 1}).status_code == 200
+
+
+def test_what_has_no_effect_is_taken(server):
+    given = dict.fromkeys(TextBody.harmless, "anything")
+    assert completion(server, temperature=0, **given).choices == completion(server, temperature=0).choices
+
+
+# Choosing tokens, against a loop of one's own
+
+
+def continued(model, tokenizer, change, prompt=PROMPT, tokens=32):
+    """Greedy tokens where `change(logits, answer, prompt)` changes the logits."""
+    asked = tokenizer(prompt)["input_ids"]
+    answer = []
+    for _ in range(tokens):
+        with torch.no_grad():
+            logits = model(torch.tensor([asked + answer])).logits[0, -1]
+        answer.append(int(change(logits.clone(), answer, asked).argmax()))
+    return tokenizer.decode(answer)
+
+
+@pytest.mark.parametrize(("frequency", "presence"), [(1.5, 0), (0, 2), (0.3, -0.7), (-0.5, 0)])
+def test_penalties_are_added_for_what_the_answer_has(server, model, tokenizer, frequency, presence):
+    def penalised(logits, answer, asked):
+        for token in set(answer):
+            logits[token] -= answer.count(token) * frequency + presence
+        return logits
+
+    wanted = continued(model, tokenizer, penalised)
+    assert wanted != continued(model, tokenizer, lambda logits, *_: logits)
+    said = completion(server, temperature=0, max_tokens=32, frequency_penalty=frequency, presence_penalty=presence)
+    assert said.choices[0].text == wanted
+    assert said.usage.model_extra["speculation"]["accelerated"]
+
+
+def test_a_bias_is_added_to_logits(server, model, tokenizer):
+    plain = completion(server, temperature=0, max_tokens=32).choices[0].text
+    bias = dict.fromkeys(range(0, 100, 3), 3.0) | {tokenizer(plain[0])["input_ids"][0]: -100.0}
+
+    def biased(logits, *_):
+        for token, value in bias.items():
+            logits[token] += value
+        return logits
+
+    wanted = continued(model, tokenizer, biased)
+    given = {str(token): value for token, value in bias.items()}
+    assert wanted != plain
+    assert completion(server, temperature=0, max_tokens=32, logit_bias=given).choices[0].text == wanted
+    text = continued(model, tokenizer, biased, "user: import os\nassistant: ")
+    assert chat(server, temperature=0, max_tokens=32, logit_bias=given).choices[0].message.content == text
+
+
+def test_repetition_penalty_is_that_of_transformers(server, model, tokenizer):
+    ids = tokenizer(PROMPT, return_tensors="pt")
+    wanted = model.generate(**ids, max_new_tokens=32, do_sample=False, repetition_penalty=1.3, pad_token_id=0)
+    said = completion(server, temperature=0, max_tokens=32, repetition_penalty=1.3)
+    assert said.choices[0].text == tokenizer.decode(wanted[0, ids["input_ids"].shape[1] :])
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"min_p": 1.0}])
+def test_cuts_leave_the_likeliest(server, cut):
+    greedy = completion(server, temperature=0).choices[0].text
+    assert completion(server, temperature=5, **cut).choices[0].text == greedy
+    assert completion(server, temperature=5, seed=1).choices[0].text != greedy
+
+
+def test_nothing_is_cut_unless_asked(server, model, tokenizer):
+    """transformers' own default draws from the 50 likeliest."""
+    seen = {
+        token
+        for seed in range(4)
+        for token in tokenizer(completion(server, temperature=100, seed=seed, max_tokens=200).choices[0].text).input_ids
+    }
+    assert len(seen) > 100
+    given = completion(server, temperature=100, seed=0, max_tokens=200, top_k=50).choices[0].text
+    assert given != completion(server, temperature=100, seed=0, max_tokens=200, top_k=-1).choices[0].text
+
+
+# Several texts
+
+
+def test_choices_have_seeds_of_their_own(server):
+    several = completion(server, n=3, temperature=1.5, seed=5)
+    alone = [completion(server, temperature=1.5, seed=seed).choices[0].text for seed in (5, 6, 7)]
+    assert [choice.text for choice in several.choices] == alone
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert len(set(alone)) > 1
+    assert several.usage.completion_tokens == 48
+    assert several.usage.prompt_tokens == completion(server).usage.prompt_tokens
+    chats = chat(server, n=2, temperature=1.5, seed=5, max_tokens=9)
+    assert [choice.message.content for choice in chats.choices] == [
+        chat(server, temperature=1.5, seed=seed, max_tokens=9).choices[0].message.content for seed in (5, 6)
+    ]
+
+
+def test_prompts_may_be_several_and_token_ids(server, tokenizer):
+    prompts = [PROMPT, "import os"]
+    wanted = [completion(server, prompt=prompt, temperature=0).choices[0].text for prompt in prompts]
+    ids = tokenizer(prompts)["input_ids"]
+    for given in (prompts, ids):
+        assert [choice.text for choice in completion(server, prompt=given, temperature=0).choices] == wanted
+    assert completion(server, prompt=ids[1], temperature=0).choices[0].text == wanted[1]
+    both = completion(server, prompt=prompts, n=2, temperature=0)
+    assert [choice.text for choice in both.choices] == [wanted[0]] * 2 + [wanted[1]] * 2
+    assert both.usage.prompt_tokens == sum(map(len, ids))
+
+
+def test_a_stream_has_all_choices(server):
+    whole = completion(server, prompt=["a", "b"], n=2, temperature=1.5, seed=1)
+    parts = dict.fromkeys(range(4), "")
+    ends = {}
+    for event in streamed_completion(server, prompt=["a", "b"], n=2, temperature=1.5, seed=1):
+        for choice in event.choices:
+            parts[choice.index] += choice.text
+            ends[choice.index] = choice.finish_reason
+    assert list(parts.values()) == [choice.text for choice in whole.choices]
+    assert set(ends.values()) == {"length"}
+
+
+def test_an_answer_is_as_long_as_openais_by_default(server):
+    assert completion(server).usage.completion_tokens == 16
+
+
+# Log-probabilities
+
+
+def reference(model, ids):
+    """(length - 1, vocabulary): of each token after the first."""
+    with torch.no_grad():
+        return torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1].float(), dim=-1)
+
+
+HARDER = {"temperature": 1.2, "top_p": 0.9, "repetition_penalty": 1.2}
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0}, HARDER])
+def test_log_probabilities_are_the_models_own(server, model, tokenizer, how):
+    said = completion(server, max_tokens=24, logprobs=3, presence_penalty=0.5, seed=3, **how).choices[0]
+    ids = tokenizer(PROMPT, return_tensors="pt")
+    asked = ids["input_ids"].shape[1]
+    drawing = {"do_sample": True, "top_k": 0, **how} if how["temperature"] else {"do_sample": False}
+    torch.manual_seed(3)
+    penalty = [AdditivePenalties(0, 0.5, asked)]
+    text = model.generate(**ids, max_new_tokens=24, pad_token_id=0, logits_processor=penalty, **drawing)[0].tolist()
+    assert said.text == tokenizer.decode(text[asked:])
+    found, rows = said.logprobs, reference(model, text)[asked - 1 :]
+    assert found.tokens == [tokenizer.decode([token]) for token in text[asked:]]
+    wanted = [float(row[token]) for row, token in zip(rows, text[asked:], strict=True)]
+    assert found.token_logprobs == pytest.approx(wanted, abs=1e-4)
+    for row, top, token in zip(rows, found.top_logprobs, found.tokens, strict=True):
+        best = {tokenizer.decode([one]) for one in row.topk(3).indices.tolist()}
+        assert set(top) == best | {token}
+        assert max(top.values()) == pytest.approx(float(row.max()), abs=1e-4)
+
+
+def test_log_probabilities_of_a_chat(server, model, tokenizer):
+    said = chat(server, max_tokens=12, temperature=0, logprobs=True, top_logprobs=2).choices[0]
+    asked = tokenizer("user: import os\nassistant: ")["input_ids"]
+    found = said.logprobs.content
+    assert "".join(one.token for one in found) == said.message.content
+    assert b"".join(bytes(one.bytes) for one in found).decode() == said.message.content
+    tokens = [next(one for one in range(300) if tokenizer.decode([one]) == entry.token) for entry in found]
+    rows = reference(model, asked + tokens)[len(asked) - 1 :]
+    for row, entry in zip(rows, found, strict=True):
+        assert [one.logprob for one in entry.top_logprobs] == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
+        assert entry.logprob == entry.top_logprobs[0].logprob
+    parts = [event.choices[0] for event in streamed_chat(server, max_tokens=12, temperature=0, logprobs=True)]
+    assert [one.token for part in parts if part.logprobs for one in part.logprobs.content] == [
+        one.token for one in found
+    ]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_streamed_log_probabilities_are_those_of_the_whole(server, stopped):
+    asked = {"temperature": 1.0, "seed": 4, "max_tokens": 40, "logprobs": 1, "echo": True}
+    if stopped:
+        asked["stop"] = completion(server, **asked).choices[0].text[len(PROMPT) + 9 :][:2]
+    whole = completion(server, **asked).choices[0]
+    assert (whole.finish_reason == "stop") == stopped
+    parts = [event.choices[0] for event in streamed_completion(server, **asked)]
+    assert "".join(part.text for part in parts) == whole.text
+    assert [token for part in parts for token in part.logprobs.tokens] == whole.logprobs.tokens
+    assert [one for part in parts for one in part.logprobs.text_offset] == whole.logprobs.text_offset
+    assert max(whole.logprobs.text_offset) < len(whole.text)
+    assert whole.logprobs.text_offset == sorted(whole.logprobs.text_offset)
+
+
+def test_an_echo_is_the_prompt_with_its_log_probabilities(server, model, tokenizer):
+    prompt = "import os\n" * 60
+    said = completion(server, prompt=prompt, max_tokens=4, temperature=0, echo=True, logprobs=0).choices[0]
+    after = completion(server, prompt=prompt, max_tokens=4, temperature=0).choices[0].text
+    assert said.text == prompt + after
+    ids = tokenizer(prompt)["input_ids"]
+    assert said.logprobs.token_logprobs[0] is None
+    rows = reference(model, ids)
+    wanted = [float(row[token]) for row, token in zip(rows, ids[1:], strict=True)]
+    assert len(ids) > 128
+    assert said.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(wanted, abs=1e-4)
+    assert "".join(said.logprobs.tokens) == said.text
+    assert said.logprobs.top_logprobs is None
+    assert completion(server, prompt=tokenizer(PROMPT)["input_ids"], echo=True).choices[0].text.startswith(PROMPT)
+
+
+def test_a_token_within_a_character_has_no_bytes_and_is_not_lost(server):
+    said = chat(server, max_tokens=60, temperature=100, seed=2, logprobs=True).choices[0]
+    assert len(said.logprobs.content) == 60
+    assert any(one.bytes is None for one in said.logprobs.content)

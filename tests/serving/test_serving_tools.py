@@ -1,0 +1,192 @@
+"""Tool calls, reasoning and answers of a given form."""
+
+import importlib.util
+import json
+
+import pytest
+from support import tiny
+from support.openai_answers import chat, completion, streamed_chat
+from support.serving import TEMPLATE, chatty, serving, speaking_llama
+from transformers import LogitsProcessor
+
+from token_recycling.serving import service as services
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE
+RESPONSES = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "assistant: ",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": "<end>", "content": "text"},
+    },
+}
+SAID = 'Let me see.<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+
+
+class Scripted(LogitsProcessor):
+    """Lets a model say what a test wants."""
+
+    def __init__(self, tokens, prompt_tokens):
+        self.tokens, self.prompt_tokens = tokens, prompt_tokens
+
+    def __call__(self, input_ids, scores):
+        forced = scores.new_full(scores.shape, float("-inf"))
+        forced[0, self.tokens[input_ids.shape[1] - self.prompt_tokens]] = 0
+        return forced
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = speaking_llama()
+    made.generation_config.eos_token_id = 0
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    made = tiny.tokenizer()
+    made.chat_template, made.response_template = WITH_TOOLS, RESPONSES
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(model, tokenizer):
+    with serving(model, tokenizer) as running:
+        yield running
+
+
+@pytest.fixture
+def says(monkeypatch, tokenizer):
+    """Makes the model say a text."""
+    usual = services.processors_of
+
+    def script(text):
+        tokens = [*tokenizer(text)["input_ids"], 0]
+
+        def scripted(body, config, prompt_tokens, *more):
+            found = usual(body, config, prompt_tokens, *more)
+            return type(found)([*found, Scripted(tokens, prompt_tokens)])
+
+        monkeypatch.setattr(services, "processors_of", scripted)
+
+    return script
+
+
+def test_a_call_is_told_as_such(server, says):
+    says(SAID)
+    choice = chat(server, tools=TOOLS, max_tokens=200).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": 1})
+    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+
+
+def test_a_call_is_streamed(server, says):
+    says(SAID * 2)
+    events = streamed_chat(server, tools=TOOLS, max_tokens=200)
+    calls = [call for event in events for call in event.choices[0].delta.tool_calls or []]
+    assert [(call.index, call.function.name) for call in calls] == [(0, "look"), (1, "look")]
+    assert len({call.id for call in calls}) == 2
+    assert events[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_reasoning_is_no_part_of_the_text(server, says):
+    says("<think>well</think>done")
+    message = chat(server, max_tokens=99).choices[0].message
+    assert (message.content, message.model_extra["reasoning_content"]) == ("done", "well")
+    deltas = [event.choices[0].delta for event in streamed_chat(server, max_tokens=99)]
+    assert "".join(delta.content or "" for delta in deltas) == "done"
+    assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == "well"
+
+
+def test_no_tools_are_shown_where_none_may_be_used(server):
+    shown = chat(server, tools=TOOLS, max_tokens=1).usage.prompt_tokens
+    hidden = chat(server, tools=TOOLS, tool_choice="none", max_tokens=1).usage.prompt_tokens
+    assert shown > hidden == chat(server, max_tokens=1).usage.prompt_tokens
+
+
+def test_tools_are_refused_where_they_would_be_lost(model):
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS}
+    with serving(model, chatty(tiny.tokenizer())) as server:
+        error = server.post("/v1/chat/completions", body).json()["error"]
+        assert error["param"] == "tools"
+        assert "never shows them" in error["message"]
+        asked = {"input": "a", "tools": [{"type": "function", "name": "look", "parameters": {}}]}
+        assert server.post("/v1/responses", asked).json()["error"]["param"] == "tools"
+    unread = tiny.tokenizer()
+    unread.chat_template = WITH_TOOLS
+    with serving(model, unread) as server:
+        answer = server.post("/v1/chat/completions", body)
+        assert answer.status_code == 400
+        assert "response template" in answer.json()["error"]["message"]
+    with serving(model, unread) as server:
+        error = server.post("/v1/chat/completions", {**body, "tool_choice": "required"}).json()["error"]
+        assert error["param"] == "tool_choice"
+
+
+# Answers of a given form
+
+SCHEMA = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
+FORMS = [
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": SCHEMA}},
+    {"type": "regex", "value": "[a-c]{7}x"},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form["type"])
+def test_without_the_extra_a_form_is_refused(server, monkeypatch, form):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    answer = server.post("/v1/completions", {"prompt": "a", "response_format": form})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert "token-recycling[grammar]" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"type": "xml"}, {}, {"type": "json_schema"}, {"type": "regex"}, {"type": "json_schema", "json_schema": {}}],
+)
+def test_a_form_that_is_none(server, form):
+    answer = server.post("/v1/completions", {"prompt": "a", "response_format": form})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+def test_text_needs_nothing(server):
+    assert completion(server, response_format={"type": "text"}, max_tokens=3).usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_answers_have_the_form(server, temperature):
+    pytest.importorskip("xgrammar")
+    for seed in range(3):
+        how = {"temperature": temperature, "seed": seed, "max_tokens": 60}
+        said = completion(server, response_format=FORMS[2], **how).choices[0]
+        assert len(said.text) == 8
+        assert (set(said.text[:7]) <= set("abc"), said.text[7], said.finish_reason) == (True, "x", "stop")
+        placed = chat(server, response_format=FORMS[1], **how).choices[0].message
+        assert json.loads(placed.content)["at"] in ("here", "there")
+    begun = completion(server, response_format=FORMS[0], **how).choices[0].text
+    assert begun.lstrip()[0] == "{"
+
+
+def test_a_form_with_drafts_is_that_without(server, model, tokenizer):
+    pytest.importorskip("xgrammar")
+    form = {"type": "regex", "value": "(ab|cd|ef){6,20}"}
+    body = {"prompt": "for index in", "response_format": form, "temperature": 0, "max_tokens": 60}
+    drafted = completion(server, **body)
+    assert drafted.usage.model_extra["speculation"]["accepted_tokens"] > 0
+    with serving(model, tokenizer, drafter="plain") as plain:
+        assert completion(plain, **body).choices[0].text == drafted.choices[0].text
+
+
+def test_a_form_that_cannot_be_compiled(server):
+    pytest.importorskip("xgrammar")
+    answer = server.post("/v1/completions", {"prompt": "a", "response_format": {"type": "regex", "value": "(["}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")

@@ -1,0 +1,45 @@
+"""`POST /v1/chat/completions`: from messages, through the template, to the texts that are generated."""
+
+from __future__ import annotations
+
+import re
+
+from transformers.cli.serving.utils import build_response_parser, get_response_template
+
+from .answers import Asked, ChatForm
+from .choices import Choice
+from .errors import ApiError
+from .job import Job
+from .requests import ChatBody
+from .service import Service
+from .templates import rendered
+
+
+async def asked(service: Service, body: ChatBody, job: Job) -> Asked:
+    """The texts of a request; raises ApiError, and what the template raises."""
+    model, tokenizer = service.loaded.model, service.loaded.tokenizer
+    tools = None if body.tool_choice == "none" else body.tools or None
+    if tools:
+        check_tools(service)
+    ids = rendered(tokenizer, body.messages, tools=tools, **(body.chat_template_kwargs or {}))
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    texts, config, eos = await service.texts(job, ids, body, None, top)
+    choices = [Choice(tokenizer, config, eos, build_response_parser(tokenizer, model, ids, tools)) for _ in texts]
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    return Asked(job, texts, choices, ChatForm(tokenizer, top), (), usage)
+
+
+def check_tools(service: Service) -> None:
+    """Raises ApiError where tools would be lost, or calls of them could not be told from text."""
+    template = service.loaded.tokenizer.get_chat_template(tools=[])
+    missing = None
+    if not re.search(r"\btools\b", template):
+        missing = "the chat template of this model never shows them"
+    elif "tool_calls" not in (get_response_template(service.loaded.tokenizer, service.loaded.model) or {}).get(
+        "fields", {}
+    ):
+        missing = "how this model writes its calls is not known (the tokenizer has no response template)"
+    if missing is not None:
+        raise ApiError(
+            400, f"tools: expected a model that takes them, got one without: {missing}", "unsupported", "tools"
+        )

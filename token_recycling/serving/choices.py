@@ -1,0 +1,132 @@
+"""From the tokens of one text to what its client is shown: text up to a stop string, reasoning, tool calls, tokens.
+
+Where transformers knows how the model marks its reasoning and its calls (a response template), its parser reads them.
+Otherwise tokens are held back with the text that they are a part of, so that log-probabilities and text fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.cli.serving.utils import ReasoningText, ToolCall, response_events_to_chunks
+
+from ..text_stream import IncrementalText
+from .logprobs import Scored
+from .postprocess import StopTrimmer
+
+
+@dataclass
+class Delta:
+    """What came since the last one; the deltas of a text put together are the whole answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    tokens: list[Scored] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    """Where the tokens begin in the text."""
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.reasoning or self.calls or self.tokens)
+
+    def __add__(self, other: Delta) -> Delta:
+        return Delta(
+            self.text + other.text,
+            self.reasoning + other.reasoning,
+            self.calls + other.calls,
+            self.tokens + other.tokens,
+            self.offsets + other.offsets,
+        )
+
+
+class Choice:
+    """One text as it grows."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, config: GenerationConfig, eos: set[int], parser: Any = None
+    ) -> None:
+        self._tokenizer, self._limit, self._eos, self._parser = tokenizer, config.max_new_tokens, eos, parser
+        self._text, self._raw = IncrementalText(tokenizer), DecodeStream([], skip_special_tokens=False)
+        self._trimmer = StopTrimmer(config.stop_strings or ())
+        self._held: list[tuple[int, Scored]] = []
+        self._read = self._shown = self._calls = 0
+        self._last: int | None = None
+        self.tokens = 0
+        """How many were generated."""
+        self._waiting = Delta()
+        if parser is not None:
+            self._waiting += self._parsed(parser.initial_events)
+
+    def echo(self, prompt: str, tokens: list[Scored]) -> Delta:
+        """The prompt, as the beginning of the text."""
+        delta, text = Delta(prompt), IncrementalText(self._tokenizer)
+        for token in tokens:
+            delta.tokens.append(token)
+            delta.offsets.append(self._read)
+            self._read += len(text.push([token.token]))
+        self._read = self._shown = len(prompt)
+        return delta
+
+    def push(self, tokens: list[Scored]) -> Delta:
+        """What these tokens add."""
+        delta, self._waiting = self._waiting, Delta()
+        for token in tokens:
+            self.tokens, self._last = self.tokens + 1, token.token
+            if self._parser is not None:
+                piece = self._raw.step(self._tokenizer._tokenizer, token.token)
+                delta += self._parsed(self._parser.feed(piece or ""))
+                delta += Delta(tokens=[token], offsets=[0])
+            else:
+                self._held.append((self._read, token))
+                delta += self._plain(self._text.push([token.token]))
+        return delta
+
+    def end(self) -> Delta:
+        """What was held back, at the end of the text."""
+        if self._parser is not None:
+            try:
+                events = self._parser.finalize()[1]
+            except (ValueError, RuntimeError):  # the text ended within a call or a thought
+                events = []
+            delta = self._waiting + self._parsed(events)
+            return delta + Delta(self._trimmer.flush())
+        delta = self._plain(self._text.flush())
+        rest = self._trimmer.flush()
+        self._shown += len(rest)
+        last = self._released(self._trimmer.stopped or self._last in self._eos)
+        return delta + Delta(rest) + last
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the text ended: a tool call, its end or a stop string, or its length."""
+        if self._calls:
+            return "tool_calls"
+        full = self.tokens >= (self._limit or 0)
+        return "length" if full and not self._trimmer.stopped and self._last not in self._eos else "stop"
+
+    def _plain(self, piece: str) -> Delta:
+        self._read += len(piece)
+        shown = self._trimmer.push(piece)
+        self._shown += len(shown)
+        return Delta(shown) + self._released(True) if shown else Delta()
+
+    def _released(self, shown_alone: bool) -> Delta:
+        """The tokens held back: those that begin within the text shown, or all."""
+        going = [(offset, token) for offset, token in self._held if offset < self._shown or not shown_alone]
+        self._held = self._held[len(going) :]
+        return Delta(tokens=[token for _, token in going], offsets=[offset for offset, _ in going])
+
+    def _parsed(self, events: list[dict[str, Any]]) -> Delta:
+        delta = Delta()
+        for item in response_events_to_chunks(events):
+            if isinstance(item, ToolCall):
+                self._calls += 1
+                delta += Delta(calls=[item])
+            elif isinstance(item, ReasoningText):
+                delta += Delta(reasoning=str(item))
+            else:
+                delta += Delta(self._trimmer.push(item))
+        return delta

@@ -1,0 +1,105 @@
+"""Log-probabilities of tokens: those of the model itself, before penalties, biases, temperature and cuts.
+
+They are read from the logits that chose the tokens, so that they cost a softmax for each token; those of a prompt take
+one more pass over it. Draft trees change nothing: the logits are those of the path that was accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
+
+_CHUNK = 128
+"""Tokens of a prompt in one pass: the logits of all of them may need more memory than the model."""
+_LEAST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A token with its log-probability and the most likely ones in its place."""
+
+    token: int
+    logprob: float | None = None
+    """None for the first token of a prompt, and where none was asked for."""
+    top: list[tuple[int, float]] = field(default_factory=list)
+    """Best first."""
+
+
+class LogprobRecorder(LogitsProcessor):
+    """The first processor of a text: changes nothing, and keeps the distributions until their tokens are known."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._rows: dict[int, torch.Tensor] = {}
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._rows[input_ids.shape[1]] = torch.log_softmax(scores[0].float(), dim=-1)
+        return scores
+
+    def scored(self, position: int, token: int) -> Scored:
+        """The token that was chosen at that position of the text, the prompt included."""
+        return _scored(self._rows.pop(position), token, self._top)
+
+
+@torch.no_grad()
+def scored_prompt(model: PreTrainedModel, ids: torch.Tensor, top: int) -> list[Scored]:
+    """The tokens of a prompt (1, length), each after those before it."""
+    found, cache = [Scored(int(ids[0, 0]))], None
+    for start in range(0, ids.shape[1] - 1, _CHUNK):
+        # The last token is read by the generation: nothing follows it here.
+        chunk = ids[:, start : min(start + _CHUNK, ids.shape[1] - 1)]
+        output = model(input_ids=chunk, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        following = ids[0, start + 1 : start + 1 + chunk.shape[1]].tolist()
+        rows = torch.log_softmax(output.logits[0].float(), dim=-1)
+        found += [_scored(row, token, top) for row, token in zip(rows, following, strict=True)]
+    return found
+
+
+def _scored(row: torch.Tensor, token: int, top: int) -> Scored:
+    values, tokens = row.topk(min(top, len(row)))
+    best = [(one, max(value, _LEAST)) for one, value in zip(tokens.tolist(), values.tolist(), strict=True)]
+    return Scored(token, max(float(row[token]), _LEAST), best)
+
+
+def of_completion(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[Scored], offsets: list[int], top: int
+) -> dict[str, Any]:
+    """The field `logprobs` of a choice of /v1/completions; `offsets` are the tokens' places in the text."""
+    return {
+        "tokens": [tokenizer.decode([one.token]) for one in tokens],
+        "token_logprobs": [one.logprob for one in tokens],
+        "top_logprobs": [_by_text(tokenizer, one) for one in tokens] if top else None,
+        "text_offset": offsets,
+    }
+
+
+def _by_text(tokenizer: PreTrainedTokenizerBase, one: Scored) -> dict[str, float] | None:
+    """The likeliest tokens and the chosen one; of several with the same text the likeliest counts."""
+    if one.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for token, logprob in [*one.top, (one.token, one.logprob)]:
+        found.setdefault(tokenizer.decode([token]), logprob)
+    return found
+
+
+def of_chat(tokenizer: PreTrainedTokenizerBase, tokens: list[Scored]) -> dict[str, Any]:
+    """The field `logprobs` of a choice of /v1/chat/completions."""
+
+    def about(token: int, logprob: float | None) -> dict[str, Any]:
+        text = tokenizer.decode([token])
+        # A token that is a part of a character has no text of its own.
+        bytes_ = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": bytes_}
+
+    return {
+        "content": [
+            {**about(one.token, one.logprob), "top_logprobs": [about(*other) for other in one.top]} for one in tokens
+        ],
+        "refusal": None,
+    }

@@ -1,0 +1,114 @@
+"""What a request says of how tokens are chosen, as transformers takes it: a configuration and logits processors."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+
+from .errors import ApiError
+from .logprobs import LogprobRecorder
+from .penalties import AdditivePenalties
+from .requests import Sampling
+
+_SAMPLING = {
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "repetition_penalty", "no_repeat_ngram_size", "max_new_tokens", "min_new_tokens", "bad_words_ids",
+    "sequence_bias", "suppress_tokens", "begin_suppress_tokens", "exponential_decay_length_penalty",
+    "eos_token_id", "pad_token_id", "bos_token_id", "stop_strings", "renormalize_logits", "remove_invalid_values",
+}  # fmt: skip
+"""What the extra field `generation_config` may set: how tokens are chosen, not what is computed or kept."""
+_LONGEST = 1024
+"""Tokens of an answer where neither the request nor the context of the model sets a limit."""
+
+
+def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None = None) -> GenerationConfig:
+    """The configuration that a request asks for; raises ApiError. `default_tokens`: the length of an answer where the
+    request says none, None for the context of the model.
+    """
+    config, given = copy.deepcopy(model.generation_config), given_config(body.generation_config)
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    asked = getattr(body, "max_completion_tokens", None) or body.max_tokens
+    # What the request leaves open is as the model's own configuration says, but for transformers' default of 50.
+    set_by = {"top_k": config.top_k or 0, "max_new_tokens": default_tokens or context or _LONGEST, **given}
+    set_by |= {
+        name: value
+        for name, value in {
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": None if body.top_k is None else max(0, body.top_k),
+            "min_p": body.min_p,
+            "repetition_penalty": body.repetition_penalty,
+            "stop_strings": list(body.stops) or None,
+            "max_new_tokens": asked,
+        }.items()
+        if value is not None
+    }
+    for name, value in set_by.items():
+        setattr(config, name, value)
+    return settled(config, body.temperature, body.top_p)
+
+
+def settled(config: GenerationConfig, temperature: float | None, top_p: float | None) -> GenerationConfig:
+    """The configuration, drawing or greedy as the request's temperature and top_p say."""
+    if temperature == 0:
+        config.do_sample = False
+    elif temperature or top_p is not None:
+        config.do_sample = True
+    if not config.do_sample:
+        config.temperature = config.top_p = config.top_k = None
+    return config
+
+
+def processors_of(
+    body: Sampling,
+    config: GenerationConfig,
+    prompt_tokens: int,
+    vocabulary: int,
+    recorder: LogprobRecorder | None = None,
+    grammar: Callable[[], LogitsProcessor] | None = None,
+) -> LogitsProcessorList:
+    """The processors of one text, in the order in which they are called; raises ApiError. The repetition penalty moves
+    here from the configuration, since the recorder of log-probabilities comes before all penalties.
+    """
+    found: list[LogitsProcessor] = [] if recorder is None else [recorder]
+    if config.repetition_penalty not in (None, 1.0):
+        found.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
+        config.repetition_penalty = 1.0
+    if body.frequency_penalty or body.presence_penalty:
+        found.append(AdditivePenalties(body.frequency_penalty or 0, body.presence_penalty or 0, prompt_tokens))
+    if body.logit_bias:
+        bias = {int(token): value for token, value in body.logit_bias.items()}
+        if max(bias) >= vocabulary:
+            message = f"logit_bias: expected token ids below {vocabulary}, got {max(bias)}"
+            raise ApiError(400, message, "invalid_value", "logit_bias")
+        found.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]))
+    if grammar is not None:
+        found.append(grammar())
+    return LogitsProcessorList(found)
+
+
+def given_config(text: str | None) -> dict[str, Any]:
+    """What the extra field `generation_config`, JSON of a GenerationConfig, sets; raises ApiError."""
+    if text is None:
+        return {}
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise ApiError(400, "generation_config: expected a JSON object in a string", "invalid_value")
+    usual = GenerationConfig().to_dict()
+    given = {name: value for name, value in given.items() if value is not None}
+    others = sorted(
+        name
+        for name, value in given.items()
+        if name not in _SAMPLING and not name.startswith(("_", "transformers_version")) and value != usual.get(name)
+    )
+    if others:
+        raise ApiError(400, f"generation_config: expected {', '.join(sorted(_SAMPLING))}, got {', '.join(others)}")
+    return {name: value for name, value in given.items() if name in _SAMPLING}
