@@ -47,7 +47,9 @@ METHODS := generate prompt_lookup_hf:n=10 assisted:model=models/draft plain publ
 	recycling:tree=16 recycling:tree=80 suffix prompt_lookup lookahead rest:datastore=build/library.datastore,nodes=8 \
 	draft_model:model=models/draft,mode=sequence,depth=4 draft_model:model=models/draft,mode=tree \
 	draft_model:model=models/draft layer_skip specdec_pp:model=models/draft oracle:model=models/draft \
-	medusa:heads=models/medusa fuse:recycling+draft_model(model=models/draft) fuse:recycling+medusa(heads=models/medusa)
+	medusa:heads=models/medusa eagle:head=models/eagle eagle:head=models/eagle3 \
+	fuse:recycling+draft_model(model=models/draft) fuse:recycling+medusa(heads=models/medusa) \
+	fuse:recycling+eagle(head=models/eagle)
 
 # Past text for the drafter rest: modules of Python's own library.
 LIBRARY := . asyncio collections concurrent email http importlib json logging multiprocessing unittest urllib xml

@@ -12,7 +12,7 @@ Steps may also be made in another way, such as replayed on a device: whoever cal
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 from .accept import accept_greedy, accept_walk
 from .draft import Context, Draft, Step
 from .drafter import Drafter, DrafterTraits, TextDrafter
-from .model.inspection import hidden_states
+from .model.inspection import hidden_states, layer_states
 from .model.kv_cache import TreeCache, slots, unroll
 from .model.pass_costs import PassCosts
 from .model.prefill import ObservePrompt, cross_border, first_pass, prefill, read_prompts
@@ -86,7 +86,14 @@ class Run:
 
     def prefill(self) -> None:
         """Puts all of each text but its last token into the cache, as far as it is not there."""
-        prefill(self.target, self.texts, self.cache, self.observers, self.held)
+        with self.states() as passes:
+            prefill(self.target, self.texts, self.cache, self.observers, self.held)
+        unread = [sequence.length - 1 - held for sequence, held in zip(self.sequences, self.held, strict=True)]
+        # Of all that was read, and no more: a family may leave states out, or read a long prompt anew.
+        if passes and sum(one.shape[1] for one in passes) == max(unread):
+            states = torch.cat(passes, dim=1).to(self.target.device)
+            for row, own in enumerate(unread):
+                self.drafters[row].read_prompt(states[row, :own])
 
     @property
     def texts(self) -> list[torch.Tensor]:
@@ -97,6 +104,11 @@ class Run:
     def observers(self) -> list[ObservePrompt] | None:
         """What is shown each prompt, if anything is."""
         return [one.observe_prompt for one in self.drafters] if self.traits.learns_prompt else None
+
+    def states(self) -> AbstractContextManager[list[torch.Tensor] | None]:
+        """Within it passes add the hidden states that the drafter needs to the list; None if it needs none."""
+        wanted = self.traits.states
+        return nullcontext() if wanted is None else layer_states(self.target.model, wanted)
 
     def draft(self, row: int) -> Draft:
         """What to verify for a text: the drafter's tree, as deep as it can be of use and is exact."""
@@ -166,6 +178,8 @@ class TreeStepper:
         """The last ones, not yet learned from."""
         self._prompt_alone = False
         """Whether the last one was made before the drafter was asked."""
+        self._prompt_states: list[torch.Tensor] = []
+        """Those of the prompts that were read with the last one, where the drafter needs them."""
 
     def step(self, going: list[int]) -> list[Step]:
         run, clock = self.run, self.run.clock
@@ -179,8 +193,8 @@ class TreeStepper:
 
         # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
         cross_border(target, run.texts, cache)
-        lengths = [sequence.length - 1 for sequence in sequences]
-        with hidden_states(target.model) if run.traits.hidden_states else nullcontext() as hidden:
+        lengths, held = [sequence.length - 1 for sequence in sequences], slots(cache)
+        with hidden_states(target.model) if run.traits.hidden_states else nullcontext() as hidden, run.states() as seen:
             logits = self._forward(drafts, [length * (row in going) for row, length in enumerate(lengths)])
         if not self._at_once:
             logits = logits.float()  # for all who read rows of them: one by one takes longer in 16 bits
@@ -191,13 +205,19 @@ class TreeStepper:
         if hidden is not None:
             states = hidden[-1].to(target.device)[:, -logits.shape[1] :]
             steps = [replace(step, hidden=states[step.row, : len(step.draft.tree)]) for step in steps]
+        if seen is not None:
+            states = torch.cat(seen, dim=1).to(target.device)
+            before, states = states[:, : -logits.shape[1]], states[:, -logits.shape[1] :]
+            if 0 < before.shape[1] == max(lengths) - held:  # shorter texts are filled up on the left
+                self._prompt_states = [own[max(lengths) - length :] for own, length in zip(before, lengths, strict=True)]
+            steps = [replace(step, states=states[step.row, : len(step.draft.tree)]) for step in steps]
         clock.lap("verify")
 
         # Keep. A prompt that was read alone is kept as it is: the first token waits for no copies.
         if not self._prompt_alone:
             accepted = {step.row: step.accepted for step in steps}
-            slots = cache.get_seq_length() - logits.shape[1]
-            self._kept.keep(slots, lengths, [accepted.get(row, []) for row in rows])
+            begin = cache.get_seq_length() - logits.shape[1]
+            self._kept.keep(begin, lengths, [accepted.get(row, []) for row in rows])
         clock.lap("update cache")
 
         self._steps = steps
@@ -217,6 +237,9 @@ class TreeStepper:
         return run.target.forward(inputs, cache)
 
     def learn(self) -> None:
+        for drafter, states in zip(self.run.drafters, self._prompt_states, strict=False):
+            drafter.read_prompt(states)
+        self._prompt_states = []
         if self._prompt_alone:
             self.run.draft_late()
         for step in self._steps:

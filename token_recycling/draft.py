@@ -141,6 +141,8 @@ class Step:
     """
     candidates: tuple[np.ndarray, np.ndarray] | None = None
     """What `top` gives, where the device has found it already."""
+    states: torch.Tensor | None = None
+    """(n, states * hidden): the hidden states that the drafter's traits ask for by number (`states`), side by side."""
 
     def top(self, k: int, nodes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The k likeliest tokens after every node, or after `nodes` (n,) int64 alone, best first, and their

@@ -9,7 +9,7 @@ is declared in one value, its `DrafterTraits`, so that the loop never asks for n
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,6 +32,11 @@ class DrafterTraits:
     """
     hidden_states: bool = False
     """Needs the target's last hidden states of each step (`Step.hidden`)."""
+    states: Callable[[int], Sequence[int]] | None = None
+    """Which hidden states it needs of every token, the prompt's (`TextDrafter.read_prompt`) and each step's
+    (`Step.states`), of a target of so many layers. They are numbered as transformers' `output_hidden_states` does: i is
+    what enters layer i, and the number of layers what leaves the last norm.
+    """
     on_host: bool = False
     """Drafts from the text in the memory of the host: on an accelerator `Context.tokens` is not copied there."""
     top_k: int = 0
@@ -62,6 +67,14 @@ class TextDrafter:
 
         Called only where `traits.learns_prompt` is true. The prompt's last token is not among them: it is the first
         root.
+        """
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        """Take the target's hidden states (n, states * hidden), those that the traits name side by side, at the n
+        tokens before the prompt's last one: all of them, as far as a cache did not hold them.
+
+        Called at most once, before the first `observe`, and only where `traits.states` is given. Not called where a
+        family leaves some of them out, or reads a long prompt in a way of its own.
         """
 
     def draft(self, context: Context) -> Draft:

@@ -247,6 +247,7 @@ DRAFTERS: dict[str, dict[str, list[Any]]] = {
     "layer_skip": {"mode": ["sequence", "tree", "graph"], "depth": [2, 6], "k": [1, 3], "nodes": ["auto", 8]},
     "specdec_pp": {"threshold": [0.3, 0.9], "min_length": [1, 2], "max_length": [4, 20], "sampled": [True]},
     "medusa": {"tree": ["auto", 6], "k": [4, 10]},
+    "eagle": {"tree": ["auto", 6, "static"], "k": [4, 10], "depth": [2, 8]},
     "plain": {},
     "garbage": {},
 }
@@ -259,6 +260,7 @@ REQUIRED: dict[str, list[dict[str, str]]] = {
         {"model": model, "head": "acceptance_head(model)"} for model in ("new_model()", "related(new_model())")
     ],
     "medusa": [{"heads": "medusa_heads(model)"}],
+    "eagle": [{"head": "eagle_head(model)"}],
 }
 """One of these is given always."""
 WITH_MODELS = {"draft_model", "layer_skip", "specdec_pp"}

@@ -101,6 +101,18 @@ def medusa_heads(model):
     return folder
 
 
+def eagle_head(model):
+    """A folder with a head of version 1 that has learned nothing."""
+    from token_recycling.drafters.eagle.formats import save_head
+    from token_recycling.drafters.eagle.train import new_head
+    from token_recycling.drafters.eagle.train_options import EagleTraining
+    from token_recycling.training.continuations import Continuations
+
+    folder = tempfile.mkdtemp()
+    save_head(folder, new_head(model, Continuations([], []), EagleTraining(version=1)), model)
+    return folder
+
+
 def acceptance_head(model):
     """A head that believes in two tokens of three."""
     from token_recycling.drafters.specdec_pp.head import AcceptanceHead

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,10 @@ import token_recycling as tr
 from token_recycling import decode as loop
 from token_recycling.accept import accept_walk
 from token_recycling.draft import Draft, Step
+from token_recycling.drafters.eagle.formats import save_head
+from token_recycling.drafters.eagle.train import new_head
+from token_recycling.drafters.eagle.train_options import EagleTraining
+from token_recycling.training.continuations import Continuations
 
 VOCABULARY = 6
 DRAFTERS = {"tree": "published:learns_prompt=true,k=4,tree=0 1 2 00 01 10 000", "chain": "recycling:k=4,tree=chain:3"}
@@ -71,11 +76,11 @@ def odds(texts: Sequence[Sequence[int]], sampling: dict[str, Any]) -> torch.Tens
 
 
 class Sampler:
-    """Accelerated sampling with a drafter that learns from call to call."""
+    """Accelerated sampling with a drafter that learns from call to call, one of `DRAFTERS` or any."""
 
     def __init__(self, shape: str, rows: int, sampling: dict[str, Any], seed: int = 0) -> None:
         self.prompts, self.sampling, self.stats = PROMPTS[:rows], sampling, tr.Stats()
-        self.drafter = tr.make_drafter(DRAFTERS[shape])
+        self.drafter = tr.make_drafter(DRAFTERS.get(shape, shape))
         torch.manual_seed(seed)
 
     def __call__(self, new: int) -> list[list[int]]:
@@ -177,6 +182,24 @@ def test_texts_of_three_tokens_follow_the_distribution(shape: str, rows: int, sa
     sampler = Sampler(shape, rows, sampling)
     assert of_three_tokens(sampler, CALLS_THREE[rows]) > PLAUSIBLE
     assert sampler.stats.mat > 1.3
+
+
+@pytest.mark.parametrize(
+    ("rows", "sampling", "tree"),
+    [(1, {"top_k": 4, "temperature": 1.5}, 12), (4, {}, "0 1 2 00 01 10 000"), (1, {"repetition_penalty": 1.3}, 12)],
+    ids=named,
+)
+def test_texts_drafted_by_a_head_follow_the_distribution(
+    rows: int, sampling: dict[str, Any], tree: str | int, tmp_path: Path
+) -> None:
+    """An EAGLE head: its trees are chosen, not drawn."""
+    head = new_head(model(), Continuations([], []), EagleTraining(version=1))
+    save_head(tmp_path, head, model())
+    drafter = f"eagle:head={tmp_path},tree={tree},k=4"
+    sampler = Sampler(drafter, rows, sampling)
+    assert of_long_texts(sampler, CALLS_LONG[rows]) > PLAUSIBLE
+    assert sampler.stats.mat > 1.3
+    assert of_three_tokens(Sampler(drafter, rows, sampling), CALLS_THREE[rows] // 2) > PLAUSIBLE
 
 
 # What follows samples wrongly.

@@ -9,12 +9,19 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.architectures import SUPPORTED, Case
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.draft import Context, Draft, Step
 from token_recycling.drafter import Drafter, DrafterTraits
-from token_recycling.model.inspection import NoHiddenStatesError, hidden_states, output_layer
+from token_recycling.model.inspection import (
+    NoHiddenStatesError,
+    decoder_layers,
+    hidden_states,
+    layer_states,
+    output_layer,
+)
+from token_recycling.model.support import accepts
 from token_recycling.tree import Tree
 
 TREE = Tree.from_paths([(0,), (1,), (0, 0)])
@@ -115,3 +122,107 @@ def test_a_model_without_an_output_layer_of_its_own_is_refused(model: LlamaForCa
     model.get_output_embeddings = lambda: None  # type: ignore[method-assign]
     with pytest.raises(NoHiddenStatesError, match="output layer is known"):
         output_layer(model)
+
+
+# states of layers
+
+
+@dataclass
+class Reading(Watching):
+    """Reads states of layers, of the prompt and of each step."""
+
+    numbers: tuple[int, ...] = (0, 1, 2)
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(states=lambda layers: self.numbers)
+
+    def start(self, prompt: torch.Tensor, target: object, costs: object) -> Drafter:
+        begun = Reading(numbers=self.numbers)
+        self.begun = [*getattr(self, "begun", []), begun]
+        return begun
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        self.of_prompt = states
+
+
+def states_of(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
+    """(length, states * hidden): all of them, as transformers gives them."""
+    with torch.no_grad():
+        return torch.cat(model(input_ids=text[None], output_hidden_states=True).hidden_states, dim=-1)[0]
+
+
+@pytest.mark.parametrize("case", SUPPORTED, ids=str)
+def test_states_are_those_that_transformers_numbers(case: Case) -> None:
+    """Between the layers; and what the output layer makes the choices of, of all positions where nobody says less."""
+    model, ids = architectures.model_of(case), torch.arange(14).view(2, 7)
+    with torch.no_grad():
+        output = model(input_ids=ids, output_hidden_states=True)
+        with layer_states(model, lambda layers: (layers,)) as seen:
+            model(input_ids=ids)
+        assert torch.equal(output_layer(model)(seen[0]).argmax(-1), output.logits.argmax(-1))
+        between = range(len(decoder_layers(model)[1]))
+        if output.hidden_states[0].ndim > 3:
+            with pytest.raises(NoHiddenStatesError, match="between the layers"), layer_states(model, lambda _: (1,)):
+                model(input_ids=ids)
+            return
+        with layer_states(model, lambda layers: between) as seen:
+            model(input_ids=ids)
+        assert torch.equal(seen[0], torch.cat(output.hidden_states[:-1], dim=-1))
+        with layer_states(model, lambda layers: (1, layers)) as fewer:
+            model(input_ids=ids, **({"logits_to_keep": 1} if accepts(model, "logits_to_keep") else {}))
+        known = fewer[0].shape[1]
+        assert known == (1 if "shared keys" in str(case) else 7)
+        assert torch.equal(fewer[0][..., : fewer[0].shape[-1] // 2], output.hidden_states[1][:, -known:])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_drafter_has_the_states_of_prompt_and_nodes(model: LlamaForCausalLM, streamed: bool) -> None:
+    """Also where the prompt is read with the first step, and where its pass waits for no draft."""
+    drafter, prompt = Reading(), tiny.prompt(0, 40)
+    if streamed:
+        list(tr.stream(model, prompt, drafter, max_new_tokens=6))
+    else:
+        tr.generate(model, prompt, drafter=drafter, max_new_tokens=6)
+    (begun,) = drafter.begun
+    assert torch.allclose(begun.of_prompt, states_of(model, prompt[0])[:-1], atol=1e-4)
+    text = prompt[0].tolist()
+    for step in begun.steps:
+        assert step.states is not None
+        for node, above in enumerate(step.draft.tree.lineages):
+            path = torch.tensor([*text[:-1], *step.draft.tokens[list(above)].tolist()])
+            assert torch.allclose(step.states[node], states_of(model, path)[-1], atol=1e-4)
+        text += step.tokens
+
+
+def test_texts_of_a_batch_have_their_own_states(model: LlamaForCausalLM) -> None:
+    drafter, texts = Reading(), [tiny.prompt(0, 9), tiny.prompt(1, 5)]
+    ids = torch.cat([texts[0], torch.nn.functional.pad(texts[1], (4, 0))])
+    mask = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
+    tr.generate(model, ids, drafter=drafter, attention_mask=mask, max_new_tokens=4, pad_token_id=0)
+    for begun, text in zip(drafter.begun, texts, strict=True):
+        assert torch.allclose(begun.of_prompt, states_of(model, text[0])[:-1], atol=1e-4)
+        step = begun.steps[0]
+        assert torch.allclose(step.states[0], states_of(model, text[0])[-1], atol=1e-4)
+
+
+def test_nothing_is_seen_where_nobody_asks(model: LlamaForCausalLM) -> None:
+    drafter = Watching(wants=False)
+    tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
+    assert all(step.states is None for step in drafter.steps)
+    assert not model.model._forward_hooks
+    assert not any(layer._forward_pre_hooks for layer in model.model.layers)
+
+
+def test_states_that_cannot_be_seen_are_refused(model: LlamaForCausalLM) -> None:
+    with (
+        pytest.raises(NoHiddenStatesError, match=r"from 0 to 2 of LlamaForCausalLM, got \[3\]"),
+        layer_states(model, lambda layers: (3,)),
+    ):
+        pass
+    model.model = torch.compile(model.model)
+    with (
+        pytest.raises(NoHiddenStatesError, match="compiled; load it without"),
+        layer_states(model, lambda layers: (1,)),
+    ):
+        pass

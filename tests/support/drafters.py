@@ -14,25 +14,35 @@ from transformers import PreTrainedModel
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Tree
 from token_recycling.drafters.draft_model import DraftModel
+from token_recycling.drafters.eagle import Eagle
+from token_recycling.drafters.eagle.formats import save_head
+from token_recycling.drafters.eagle.train import new_head
+from token_recycling.drafters.eagle.train_options import EagleTraining
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.layer_skip import LayerSkip
-from token_recycling.drafters.layer_skip.layers import decoder_layers
 from token_recycling.drafters.medusa import Medusa
 from token_recycling.drafters.medusa.heads import MedusaHeads, save_heads
 from token_recycling.drafters.rest import Rest
 from token_recycling.drafters.rest.datastore import build
 from token_recycling.drafters.specdec_pp import SpecDecPP
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead
-from token_recycling.model.inspection import output_width
+from token_recycling.model.inspection import decoder_layers, output_width
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.registry import drafter_class
 from token_recycling.templates import chain
+from token_recycling.training.continuations import Continuations
 
 
 def example(name: str, model: PreTrainedModel, folder: Path) -> Drafter:
     """A drafter of that name that drafts for `model`; its files are in the empty `folder`."""
     made = drafter_class(name)
     return EXAMPLES[name](model, folder) if name in EXAMPLES else made()
+
+
+def _eagle(model: PreTrainedModel, folder: Path) -> Drafter:
+    """With a head of version 1 that has learned nothing."""
+    save_head(folder, new_head(model, Continuations([], []), EagleTraining(version=1)), model)
+    return Eagle(folder, tree=6, k=4)
 
 
 def _layer_skip(model: PreTrainedModel, folder: Path) -> Drafter:
@@ -67,6 +77,7 @@ def _specdec_pp(model: PreTrainedModel, folder: Path) -> Drafter:
 
 EXAMPLES: dict[str, Callable[[PreTrainedModel, Path], Drafter]] = {
     "draft_model": lambda model, folder: DraftModel(model),  # a model drafts for itself
+    "eagle": _eagle,
     "fuse": lambda model, folder: Fuse("recycling(tree=16)+suffix", nodes=16),
     "layer_skip": _layer_skip,
     "medusa": _medusa,

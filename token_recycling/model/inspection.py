@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
     Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it: a graph that was
     made without the hook would be used again.
     """
-    if getattr(model, "_compiled_call_impl", None) or hasattr(model.forward, "_torchdynamo_orig_callable"):
+    if _is_compiled(model):
         raise NoHiddenStatesError(
             f"expected a model whose hidden states can be seen, got {type(model).__name__} compiled as a whole; "
             "compile what is before its output layer (`model.model = torch.compile(model.model)`), or choose a drafter "
@@ -97,6 +97,80 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
         yield seen
     finally:
         hook.remove()
+
+
+@contextlib.contextmanager
+def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]) -> Iterator[list[torch.Tensor]]:
+    """Within it every forward pass of this thread adds the hidden states of its positions to the list: of the numbers
+    that `numbers` gives for so many layers, side by side, (batch, n, states * hidden). They are numbered as
+    `output_hidden_states` does: i is what enters layer i, and the number of layers is what leaves the decoder, after
+    its last norm. n are all positions, but where a family leaves some out whose logits are not wanted: then the last
+    ones.
+
+    Raises NoHiddenStatesError where a model has no such layers, or they are compiled.
+    """
+    path, layers = decoder_layers(model)
+    *above, _ = path.split(".")
+    decoder, wanted = model.get_submodule(".".join(above)), numbers(len(layers))
+    if any(not 0 <= number <= len(layers) for number in wanted):
+        raise NoHiddenStatesError(
+            f"expected hidden states from 0 to {len(layers)} of {type(model).__name__}, got {list(wanted)}; choose a "
+            "drafter that was made for this model"
+        )
+    if _is_compiled(model) or _is_compiled(decoder) or "_orig_mod" in above:
+        raise NoHiddenStatesError(
+            f"expected a model whose layers can be seen, got {type(model).__name__} compiled; load it without "
+            "torch.compile, or choose a drafter that needs no hidden states"
+        )
+    seen: list[torch.Tensor] = []
+    entered: dict[int, torch.Tensor] = {}
+    thread = threading.get_ident()
+
+    def enter(number: int, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
+        if threading.get_ident() == thread:
+            entered[number] = args[0] if args else kwargs["hidden_states"]
+
+    def leave(output: Any) -> None:
+        if threading.get_ident() == thread:
+            entered[len(layers)] = output[0]
+            states = [entered[number].to(output[0].device) for number in wanted]
+            entered.clear()
+            if any(one.ndim != 3 for one in states):
+                raise NoHiddenStatesError(
+                    f"expected hidden states (batch, n, hidden) between the layers of {type(model).__name__}, got "
+                    "others; choose a drafter that needs none"
+                )
+            known = min(one.shape[1] for one in states)
+            seen.append(torch.cat([one[:, -known:] for one in states], dim=-1))
+
+    hooks = [
+        layers[number].register_forward_pre_hook(
+            lambda layer, args, kwargs, number=number: enter(number, args, kwargs), with_kwargs=True
+        )
+        for number in set(wanted)
+        if number < len(layers)
+    ]
+    hooks.append(decoder.register_forward_hook(lambda decoder, args, output: leave(output)))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return bool(getattr(module, "_compiled_call_impl", None) or hasattr(module.forward, "_torchdynamo_orig_callable"))
+
+
+def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
+    """The path of a model's list of layers, and that list; raises ValueError where none can be found."""
+    config = model.config.get_text_config(decoder=True)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == config.num_hidden_layers:
+            return name, module
+    raise NoHiddenStatesError(
+        f"expected a model with a list of {config.num_hidden_layers} layers, got {type(model).__name__}"
+    )
 
 
 def output_layer(model: PreTrainedModel) -> torch.nn.Module:

@@ -187,6 +187,9 @@ class _ReportedText(TextDrafter):
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         self._inner.observe_prompt(tokens, logits)
 
+    def read_prompt(self, states: torch.Tensor) -> None:
+        self._inner.read_prompt(states)
+
     def draft(self, context: Context) -> Draft:
         if self._since is None:
             self._since = time.perf_counter()

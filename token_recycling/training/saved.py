@@ -39,35 +39,48 @@ def save_part(
     facts: Mapping[str, Any],
 ) -> None:
     """Writes a part that was trained for `model`; `facts`, as JSON holds them, are what `load_part` gives back."""
-    where = Path(folder)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(where / f"{kind}.safetensors") as temporary:
+    with replacing(Path(folder) / f"{kind}.safetensors") as temporary:
         save_file(held, temporary, metadata={"format": f"token_recycling.{kind}"})
+    describe_part(folder, kind, model, facts)
+
+
+def describe_part(folder: str | os.PathLike[str], kind: str, model: PreTrainedModel, facts: Mapping[str, Any]) -> None:
+    """Writes the JSON of a part alone, where its weights are kept in another format."""
     described = {"kind": kind, "version": VERSION, "model": identity(model), **facts}
-    with replacing(where / f"{kind}.json") as temporary:
+    with replacing(Path(folder) / f"{kind}.json") as temporary:
         Path(temporary).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
 def load_part(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors and the facts of a part; raises TrainedPartError, or FileNotFoundError where there is none."""
-    where, command = Path(folder).expanduser(), f"`token-recycling train {kind.replace('_', '-')}`"
+    where = Path(folder).expanduser()
     described, weights = where / f"{kind}.json", where / f"{kind}.safetensors"
     if not described.is_file() or not weights.is_file():
         raise FileNotFoundError(
-            f"expected {described.name} and {weights.name} in {where}, got no such files; {command} makes them"
+            f"expected {described.name} and {weights.name} in {where}, got no such files; {_command(kind)} makes them"
         )
-    try:
-        facts = json.loads(described.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TrainedPartError(f"{described}: expected JSON, got {error}; train anew with {command}") from None
-    if not isinstance(facts, dict) or (facts.get("kind"), facts.get("version")) != (kind, VERSION):
-        raise TrainedPartError(
-            f"{described}: expected a {kind} of version {VERSION}, got another file; train anew with {command}"
-        )
+    facts = described_part(where, kind)
     try:
         return load_file(weights), facts
     except (SafetensorError, OSError) as error:
         raise TrainedPartError(f"{weights}: expected a safetensors file, got {error}; train anew") from None
+
+
+def described_part(folder: Path, kind: str) -> dict[str, Any]:
+    """The facts of a part; raises TrainedPartError."""
+    described, remedy = folder / f"{kind}.json", f"train anew with {_command(kind)}"
+    try:
+        facts = json.loads(described.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TrainedPartError(f"{described}: expected JSON, got {error}; {remedy}") from None
+    if not isinstance(facts, dict) or (facts.get("kind"), facts.get("version")) != (kind, VERSION):
+        raise TrainedPartError(f"{described}: expected a {kind} of version {VERSION}, got another file; {remedy}")
+    return facts
+
+
+def _command(kind: str) -> str:
+    return f"`token-recycling train {kind.replace('_', '-')}`"
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:

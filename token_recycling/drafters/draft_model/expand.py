@@ -16,12 +16,12 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
 import torch
 
 from ...costs.budget import Budget
 from .graph import Graph, UnrolledNode
-from .reader import Reader
 
 Warp = Callable[[torch.Tensor], torch.Tensor]
 Stop = Callable[[Graph], bool]
@@ -42,12 +42,26 @@ class Rules:
     theta_sib: float = 0.0
     tau: int = 0
     """Tokens that must recur for a merge; 0 for a tree."""
+    frontier: int | None = None
+    """Nodes that are followed in one step at most, the most probable ones; None: all that are worth it."""
     budget: Budget | None = None
     """Where given, drafting ends where one more step does not pay, and only as many nodes are verified as do."""
 
 
+class LayerReader(Protocol):
+    """What reads a text and, ahead of it, a tree layer by layer: a whole model or a head."""
+
+    def read(self, text: torch.Tensor) -> torch.Tensor:
+        """Logits (1, vocabulary) after `text` (length,)."""
+
+    def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """Logits (n, vocabulary) after n nodes, each below the node that was read as number `parents[i]`; the text's
+        last token is number 0.
+        """
+
+
 def grow(
-    reader: Reader,
+    reader: LayerReader,
     text: torch.Tensor,
     rules: Rules,
     vocabulary: int,
@@ -133,7 +147,7 @@ def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules,
         # A child is less probable than its parent: it is verified only if the parent is not the last that is.
         most = heapq.nlargest(rules.nodes - 1, graph.probabilities[1:])
         kept = [node for node in kept if most and graph.probabilities[node] >= most[-1]]
-        room = len(kept)
+        room = len(kept) if rules.frontier is None else rules.frontier
     followed: list[int] = []
     for node in kept:
         if len(followed) >= room:

@@ -81,10 +81,15 @@ class Fuse(Drafter):
         return DrafterTraits(
             learns_prompt=any(part.learns_prompt for part in parts),
             hidden_states=any(part.hidden_states for part in parts),
+            states=self.states_of if any(part.states for part in parts) else None,
             on_host=all(part.on_host for part in parts),
             top_k=max(part.top_k for part in parts),
             draws=any(part.draws for part in parts),
         )
+
+    def states_of(self, layers: int) -> list[int]:
+        """The hidden states that the parts need of a target of so many layers, those of one part after another."""
+        return [number for part in self.drafters if part.traits.states for number in part.traits.states(layers)]
 
     def fork(self) -> Fuse:
         """Forks every part: what they share with their own forks stays shared."""
@@ -116,6 +121,10 @@ class FuseText(TextDrafter):
         self._costs = costs if drafter.nodes == "auto" else None
         """What passes cost, where nodes are to pay."""
         self._most = len(costs.by_nodes) - 1 if drafter.nodes == "auto" else drafter.nodes
+        layers = target.config.num_hidden_layers
+        needs = [len(part.traits.states(layers)) if part.traits.states else 0 for part in drafter.drafters]
+        self._states = np.cumsum([0, *needs]).tolist()
+        """Where each part's hidden states begin among those that are shown, and the number of all."""
         self._chosen: _Selection | None = None
         """Of this step."""
         self._counts: Counter[str] = Counter()
@@ -124,6 +133,20 @@ class FuseText(TextDrafter):
         for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):
             if drafter.traits.learns_prompt:
                 part.observe_prompt(tokens, logits)
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        for number, part in enumerate(self._parts):
+            own = self._states_for(number, states)
+            if own is not None:
+                part.read_prompt(own)
+
+    def _states_for(self, number: int, states: torch.Tensor | None) -> torch.Tensor | None:
+        """Of hidden states (n, all of them side by side) those that a part asked for; None if there are none."""
+        begin, end = self._states[number : number + 2]
+        if states is None or begin == end:
+            return None
+        width = states.shape[1] // self._states[-1]
+        return states[:, begin * width : end * width]
 
     def draft(self, context: Context) -> Draft:
         nothing = Draft(root_only(), context.root)
@@ -185,8 +208,9 @@ class FuseText(TextDrafter):
             self._count(chosen, step)
             with self.drafter.learning:
                 self.drafter.calibration.learn(chosen.merged, chosen.valued, step.tokens)
-        for part in self._parts:
-            part.observe(step)
+        for number, part in enumerate(self._parts):
+            shown = step if step.states is None else replace(step, states=self._states_for(number, step.states))
+            part.observe(shown)
 
     def _count(self, chosen: _Selection, step: Step) -> None:
         merged = chosen.merged

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...model.inspection import input_device
+from ...model.inspection import decoder_layers, input_device
 from ...model.tree_model import TreeModel
 
 
@@ -31,15 +31,6 @@ class _Skipped(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         states = args[0] if args else kwargs["hidden_states"]
         return (states, None) if self.as_tuple else states
-
-
-def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
-    """The path of a model's list of layers, and that list; raises ValueError where none can be found."""
-    config = model.config.get_text_config(decoder=True)
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == config.num_hidden_layers:
-            return name, module
-    raise ValueError(f"expected a model with a list of {config.num_hidden_layers} layers, got {type(model).__name__}")
 
 
 def why_not(target: TreeModel) -> str | None:

@@ -1,0 +1,387 @@
+"""EAGLE: what a head drafts at every step is what it would draft if it read the text anew; trees and budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.eagle_heads import (
+    EAGLE_1,
+    EAGLE_3,
+    IDS,
+    SPECULATORS,
+    Tensors,
+    normed,
+    outputs_of,
+    own_states,
+    tensors_of,
+    written,
+)
+from support.runs import fix_costs
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import token_recycling as tr
+from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.drafting import OwnWork, Work
+from token_recycling.draft import Step
+from token_recycling.drafters.eagle import Eagle
+from token_recycling.drafters.eagle.formats import load_head
+from token_recycling.model.inspection import NoHiddenStatesError
+from token_recycling.model.tree_model import TreeModel
+
+EAGLE_31 = {**SPECULATORS, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 4]}
+CONFIGS = {"EAGLE-1": EAGLE_1, "EAGLE-3": EAGLE_3, "EAGLE-3.1": EAGLE_31}
+
+
+@pytest.fixture
+def deep() -> LlamaForCausalLM:
+    return tiny.llama(3, num_hidden_layers=6)
+
+
+def head_in(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Tensors]:
+    tensors = tensors_of(config, seed=1)
+    return written(folder, config, dict(tensors)), tensors
+
+
+@torch.no_grad()
+def wanted_logits(
+    model: LlamaForCausalLM,
+    config: Mapping[str, Any],
+    tensors: Tensors,
+    text: list[int],
+    path: list[int],
+    begin: int = 0,
+) -> torch.Tensor:
+    """(vocabulary,): after drafted tokens below a text, all of it read anew from place `begin` on."""
+    states = model.model(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
+    numbers = config.get("eagle_aux_hidden_state_layer_ids") or (2, 3, 3)
+    read = states[-1] if config is EAGLE_1 else torch.cat([states[number] for number in numbers], dim=-1)
+    own = own_states(config, tensors, read[0, begin : len(text) - 1])
+    tokens = text[begin + 1 :]
+    for token in [*path, None]:
+        embedded = model.get_input_embeddings()(torch.tensor(tokens))
+        places = torch.arange(begin, begin + len(tokens))
+        newest = outputs_of(config, tensors, embedded, own, places)[-1:]
+        normal = normed(newest, tensors["norm.weight"]) if config is not EAGLE_1 else newest
+        if token is not None:
+            own = torch.cat([own, normal if config is EAGLE_31 else newest])
+            tokens = [*tokens, token]
+    if config is EAGLE_1:
+        return model.lm_head(newest)[0]
+    said = (normal @ tensors["lm_head.weight"].T)[0]
+    return torch.full((64,), float("-inf")).index_copy(0, IDS, said)
+
+
+def drafted_steps(
+    model: LlamaForCausalLM, drafter: tr.Drafter, prompt: torch.Tensor, **arguments: Any
+) -> list[tuple[list[int], Step]]:
+    """Each step with the text that was there when it was drafted."""
+    text, found = prompt.flatten().tolist(), []
+    for step in tr.stream(model, prompt, drafter, **arguments):
+        found.append((list(text), step))
+        text += step.tokens
+    return found
+
+
+def path_to(step: Step, node: int) -> list[int]:
+    return [int(step.draft.tokens[above]) for above in step.draft.tree.lineages[node][1:]]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_every_node_is_what_a_head_says_that_reads_everything_anew(
+    config: dict[str, Any], deep: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    """Pairs of token and state, positions, siblings that do not see each other, a cache without what was drafted."""
+    folder, tensors = head_in(tmp_path, config)
+    drafter = Eagle(folder, tree="0 1 2 3 4 5 6 7 00 01 10 11 000 100")
+    steps = drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=24)
+    assert len(steps[0][1].draft.tree) == 1, "no state is known before the first pass"
+    assert any(len(step.accepted) > 1 for _, step in steps), "something is accepted"
+    for text, step in steps[1:]:
+        tree = step.draft.tree
+        for node in range(len(tree)):
+            if tree.children[node]:
+                logits = wanted_logits(deep, config, tensors, text, path_to(step, node))
+                best = logits.topk(8).indices.tolist()
+                for child in tree.children[node]:
+                    assert int(step.draft.tokens[child]) == best[tree.ranks[child]]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_grown_tree_is_that_of_eagle_2(config: dict[str, Any], deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    """The frontier, the pool and the best of it as its program finds them, with everything read anew."""
+    folder, tensors = head_in(tmp_path, config)
+    k, layers, nodes = 3, 3, 8
+    drafter = Eagle(folder, tree=nodes, k=k, depth=layers)
+    steps = drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=12)
+    for text, step in steps[1:]:
+        pool: dict[tuple[int, ...], float] = {}
+        frontier: dict[tuple[int, ...], float] = {(): 0.0}
+        for _ in range(min(layers, 12 - (len(text) - 9) - 1)):
+            found = {}
+            for path, score in frontier.items():
+                logs = wanted_logits(deep, config, tensors, text, list(path)).log_softmax(-1).topk(k)
+                children = zip(logs.indices.tolist(), logs.values.tolist(), strict=True)
+                found |= {(*path, token): score + log for token, log in children}
+            pool |= found
+            frontier = dict(sorted(found.items(), key=lambda one: -one[1])[:k])
+        best = sorted(pool, key=lambda path: -pool[path])[:nodes]
+        drafted = {tuple(path_to(step, node)) for node in range(1, len(step.draft.tree))}
+        assert drafted == set(best)
+
+
+def test_ancestors_come_along_where_scores_are_equal(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    """A head that gives every token the same probability: its pool is all ties below each node."""
+    tensors = tensors_of(EAGLE_3)
+    tensors["lm_head.weight"] = torch.zeros_like(tensors["lm_head.weight"])
+    drafter = Eagle(written(tmp_path, EAGLE_3, tensors), tree=5, k=2)
+    for _, step in drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=8):
+        assert all(0 <= parent < node for node, parent in enumerate(step.draft.tree.parents) if node)
+
+
+def counting_head(folder: Path, model: LlamaForCausalLM) -> Path:
+    """An EAGLE-1 head for the counting llama: the state before a token's successor names the token itself."""
+    width = model.config.hidden_size
+    sizes = {"hidden_size": width, "vocab_size": width, "num_attention_heads": 4, "head_dim": 8}
+    config = {**EAGLE_1, **sizes, "bias": False}
+    head = tensors_of(config)
+    made = {}
+    for name, weight in head.items():
+        shape = [width if size == EAGLE_1["hidden_size"] and name != "fc.weight" else size for size in weight.shape]
+        if name.endswith(("q_proj.weight", "o_proj.weight")):
+            shape = [32, width] if "q_proj" in name else [width, 32]
+        made[name] = torch.zeros(shape)
+    made["fc.weight"] = torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1)
+    return written(folder, config, made)
+
+
+def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    stats = tr.Stats()
+    drafter = Eagle(counting_head(tmp_path, counting), tree="chain:3")
+    wanted = counting.generate(torch.tensor([[1, 2]]), max_new_tokens=21)
+    ours = tr.generate(counting, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=21, stats=stats)
+    assert torch.equal(ours, wanted)
+    assert stats.steps == 1 + 20 // 4
+    assert stats.drafter_statistics["draft_forwards"] == 5 * 3
+
+
+def test_nothing_is_read_below_the_last_layer(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Neither of a given tree nor of one that grows, and nothing where no token may follow."""
+    folder = counting_head(tmp_path, counting)
+    for options, passes in (({"tree": "0 1 2"}, 1), ({"tree": 3, "depth": 2}, 2), ({"tree": "0 1 00 10"}, 2)):
+        stats = tr.Stats()
+        tr.generate(counting, torch.tensor([[1, 2]]), drafter=Eagle(folder, **options), max_new_tokens=9, stats=stats)
+        assert stats.drafter_statistics["draft_forwards"] <= passes * (stats.steps - 1)
+
+
+# budgets
+
+
+def pass_costs(monkeypatch: pytest.MonkeyPatch, price: float, *seconds: float) -> None:
+    """What passes of the target cost, and one of the head, in passes of the target over a lone root."""
+    curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
+    fix_costs(monkeypatch, lambda costs: curve)
+    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    monkeypatch.setattr("token_recycling.costs.drafting._WORK", price)
+
+
+@pytest.mark.parametrize(
+    ("price", "seconds", "layers"),
+    [
+        (0.01, (1.0, 1.01, 1.02, 1.03), {3}),
+        (0.01, (1.0, 90.0), {0}),
+        (3.0, (1.0, 1.01, 1.02, 1.03), {1}),
+    ],
+)
+def test_drafting_and_verification_end_where_they_do_not_pay(
+    price: float,
+    seconds: tuple[float, ...],
+    layers: set[int],
+    counting: LlamaForCausalLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The counting llama is sure enough of its first candidate; a dear head is asked once, since it must be."""
+    counting.lm_head.weight.data *= 5
+    pass_costs(monkeypatch, price, *seconds)
+    drafter = Eagle(counting_head(tmp_path, counting))
+    drafter.work.known = Work(price, 0.0)
+    steps = drafted_steps(counting, drafter, torch.tensor([1, 2]), max_new_tokens=17)
+    assert {step.draft.tree.depth if len(step.draft.tree) > 1 else 0 for _, step in steps[1:-1]} == layers
+
+
+def test_what_a_pass_of_the_head_takes_is_learned(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    folder, _ = head_in(tmp_path, EAGLE_3)
+    drafter = Eagle(folder)
+    before = drafter.work.known
+    tr.generate(deep, tiny.prompt(2, 9), drafter=drafter, max_new_tokens=16)
+    assert drafter.work.known != before
+    fixed = Eagle(folder, tree=4)
+    tr.generate(deep, tiny.prompt(2, 9), drafter=fixed, max_new_tokens=16)
+    assert fixed.work.known == before
+
+
+# what is known of a prompt
+
+
+class Watched(Eagle):
+    """Keeps what is drafted for each text, with the text."""
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Any) -> Any:
+        text, made = super().start(prompt, target, costs), []
+        self.drafts = [*getattr(self, "drafts", []), made]
+        draft = text.draft
+
+        def kept(context: tr.Context) -> tr.Draft:
+            made.append((context.tokens.tolist(), draft(context)))
+            return made[-1][1]
+
+        text.draft = kept
+        return text
+
+
+def assert_read_from(
+    begin: int, drafts: list[tuple[list[int], tr.Draft]], model: LlamaForCausalLM, tensors: Tensors
+) -> None:
+    """All drafts of one token are those of a head that reads each text from a place on."""
+    assert sum(len(draft.tree) > 1 for _, draft in drafts) > 2
+    for text, draft in drafts:
+        if len(draft.tree) > 1:
+            logits = wanted_logits(model, EAGLE_3, tensors, text, [], begin)
+            assert int(draft.tokens[1]) == int(logits.argmax())
+
+
+@pytest.mark.parametrize("held", [3, 8])
+def test_what_a_cache_held_before_is_not_seen(held: int, deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Nobody knows its states: the head reads from there on, at the positions that the tokens have."""
+    folder, tensors = head_in(tmp_path, EAGLE_3)
+    prompt, cache, drafter = tiny.prompt(2, 9), TreeModel(deep).new_cache(), Watched(folder, tree="0")
+    with torch.no_grad():
+        deep(input_ids=prompt[:, :held], past_key_values=cache, use_cache=True)
+    ours = tr.generate(deep, prompt, drafter=drafter, past_key_values=cache, max_new_tokens=6)
+    assert torch.equal(ours, deep.generate(prompt, max_new_tokens=6))
+    assert_read_from(held, drafter.drafts[0], deep, tensors)
+
+
+@pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3], ids=["EAGLE-1", "EAGLE-3"])
+def test_a_long_prompt_is_read_in_pieces(
+    config: dict[str, Any], deep: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = head_in(tmp_path, config)
+
+    def drafts() -> list[list[int]]:
+        steps = drafted_steps(deep, Eagle(folder, tree=6, k=3), tiny.prompt(2, 40), max_new_tokens=8)
+        return [step.draft.tokens.tolist() for _, step in steps]
+
+    whole = drafts()
+    monkeypatch.setattr("token_recycling.drafters.eagle.reader._PIECE", 7)
+    assert drafts() == whole
+
+
+@pytest.mark.parametrize("held", [0, 4])
+def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held: int, deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    """But that they are read before their first step, which is drafted for; also behind a cache with padding."""
+    folder, tensors = head_in(tmp_path, EAGLE_3)
+    texts, drafter = [tiny.prompt(2, 9), tiny.prompt(3, 7)], Watched(folder, tree="0")
+    ids = torch.cat([texts[0], torch.nn.functional.pad(texts[1], (2, 0))])
+    mask = torch.tensor([[1] * 9, [0] * 2 + [1] * 7])
+    how = {"attention_mask": mask, "max_new_tokens": 8, "pad_token_id": 0}
+    wanted = deep.generate(ids, **how)
+    if held:
+        cache = TreeModel(deep).new_cache()
+        with torch.no_grad():
+            positions = (mask[:, :held].cumsum(1) - 1).clamp(min=0)
+            read = {"input_ids": ids[:, :held], "attention_mask": mask[:, :held], "position_ids": positions}
+            deep(**read, past_key_values=cache, use_cache=True)
+        how["past_key_values"] = cache
+    assert torch.equal(tr.generate(deep, ids, drafter=drafter, **how), wanted)
+    for row, padding in enumerate((0, 2)):
+        drafts = drafter.drafts[row]
+        assert drafts[0][0] == texts[row][0].tolist()
+        assert len(drafts[0][1].tree) == 2
+        assert_read_from(max(0, held - padding), drafts, deep, tensors)
+
+
+# the drafter
+
+
+def test_a_model_whose_layers_cannot_be_seen_is_refused(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    folder, _ = head_in(tmp_path, EAGLE_3)
+    shallow = tiny.llama(num_hidden_layers=2)
+    with pytest.raises(NoHiddenStatesError, match=r"hidden states from 0 to 2 of LlamaForCausalLM, got \[2, 1, -1\]"):
+        tr.generate(shallow, tiny.prompt(0, 4), drafter=Eagle(folder), max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"k": 0}, "k of 1 or more"), ({"depth": 0}, "depth of 1 or more"), ({"tree": "wide"}, "expected a tree")],
+)
+def test_options_are_checked(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder, _ = head_in(tmp_path, EAGLE_1)
+    with pytest.raises(ValueError, match=words):
+        Eagle(folder, **options)
+
+
+def test_it_says_what_it_drafts_with(tmp_path: Path) -> None:
+    one, three = head_in(tmp_path / "1", EAGLE_1)[0], head_in(tmp_path / "3", EAGLE_3)[0]
+    assert "EAGLE-1" in Eagle(one).describe()
+    assert "as large as pays" in Eagle(one).describe()
+    assert "EAGLE-3" in Eagle(three, tree=59).describe()
+    assert "59 nodes" in Eagle(three, tree=59).describe()
+    assert "4 8 8 3 2" in Eagle(three, tree="static").describe()
+
+
+def test_parts_of_a_fusion_have_the_states_of_their_own(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Heads of both kinds and one that reads none: each drafts what it drafts alone."""
+    one, of_one = head_in(tmp_path / "1", EAGLE_1)
+    three, of_three = head_in(tmp_path / "3", EAGLE_3)
+    parts = [Eagle(three, tree="0 1"), "suffix", Eagle(one, tree="0 1")]
+    steps = drafted_steps(deep, tr.make_drafter("fuse", parts=parts, nodes=30), tiny.prompt(2, 9), max_new_tokens=9)
+    for text, step in steps[1:-1]:
+        drafted = {int(step.draft.tokens[node]) for node in step.draft.tree.children[0]}
+        for config, tensors in ((EAGLE_1, of_one), (EAGLE_3, of_three)):
+            assert drafted > set(wanted_logits(deep, config, tensors, text, []).topk(2).indices.tolist())
+
+
+@pytest.mark.parametrize("asks", ["all", "paying"])
+def test_a_fused_head_drafts_what_it_drafts_alone(asks: str, deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    """It learns from steps for which it was not asked, too: its candidates are among those of each step."""
+    folder, tensors = head_in(tmp_path, EAGLE_3)
+    parts = [tr.make_drafter("suffix"), Eagle(folder, tree="0 1 2")]
+    drafter = tr.make_drafter("fuse", parts=parts, nodes=16 if asks == "all" else "auto", asks=asks)
+    prompt = tiny.prompt(2, 6).repeat(1, 3)
+    steps = drafted_steps(deep, drafter, prompt, max_new_tokens=20)
+    assert [token for _, step in steps for token in step.tokens] == deep.generate(prompt, max_new_tokens=20)[
+        0, 18:
+    ].tolist()
+    if asks == "all":
+        for text, step in steps[1:-1]:
+            best = wanted_logits(deep, EAGLE_3, tensors, text, []).topk(3).indices.tolist()
+            assert set(best) <= {int(step.draft.tokens[node]) for node in step.draft.tree.children[0]}
+
+
+def test_a_head_of_16_bits_keeps_its_positions(tmp_path: Path) -> None:
+    head = load_head(head_in(tmp_path, EAGLE_3)[0]).head
+    placed = head.for_drafting(torch.device("cpu"), torch.bfloat16)
+    assert placed.fc.weight.dtype == torch.bfloat16
+    assert torch.equal(placed.rotary.inv_freq, head.rotary.inv_freq)
+    assert head.fc.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("name", "least"), [("eagle", 3), ("eagle3", 2)])
+def test_the_shipped_heads_save_steps(
+    name: str, least: float, shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
+) -> None:
+    model, tokenizer = shipped
+    models, stats = Path(__file__).parents[2] / "models", tr.Stats()
+    text = (models / "prompts" / "05_graph_shortest_path.py").read_text(encoding="utf-8")
+    ids = tokenizer(text, return_tensors="pt").input_ids[:, :64]
+    wanted = model.generate(ids, max_new_tokens=48, do_sample=False)
+    drafter = Eagle(models / name, tree=16)
+    ours = tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=48, do_sample=False)
+    assert torch.equal(ours, wanted)
+    assert stats.mat > least

@@ -1,0 +1,290 @@
+"""Files of EAGLE heads: every format is read, and computes what its program computes; what is not known is refused.
+
+What a head computes is written out a second time in `support.eagle_heads`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.eagle_heads import (
+    DRAFT,
+    EAGLE_1,
+    EAGLE_3,
+    IDS,
+    LAYER,
+    SPECULATORS,
+    VOCABULARY,
+    WIDTH,
+    normed,
+    outputs_of,
+    own_states,
+    tensors_of,
+    without,
+    written,
+)
+from transformers import DynamicCache
+
+from token_recycling.drafters.eagle import Eagle, check_head
+from token_recycling.drafters.eagle.formats import SavedHead, load_head, save_head
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.training.saved import TrainedPartError
+
+QWEN_3 = {**LAYER, "model_type": "qwen3", "head_dim": 8, "layer_types": ["full_attention"], "use_sliding_window": False}
+KNOWN: dict[str, dict[str, Any]] = {
+    "EAGLE-1": EAGLE_1,
+    "EAGLE-1 without a bias": {**EAGLE_1, "bias": False},
+    "EAGLE-1 with biases in the attention": {**EAGLE_1, "qkv_bias": True},
+    "EAGLE-3": {**EAGLE_3, "architectures": ["LlamaForCausalLM"]},
+    "EAGLE-3 that says all tokens": {**EAGLE_3, "draft_vocab_size": VOCABULARY},
+    "EAGLE-3 that says nothing of a draft vocabulary": without(EAGLE_3, "draft_vocab_size"),
+    "SpecForge": {**EAGLE_3, "target_hidden_size": 16, "head_dim": 8, "norm_output": True},
+    "SpecForge with normed states": {**EAGLE_3, "fc_norm": True},
+    "speculators": SPECULATORS,
+    "speculators, target of another width": {**SPECULATORS, "target_hidden_size": 16},
+    "speculators, norm_before_residual": {**SPECULATORS, "norm_before_residual": True},
+    "speculators, norm_before_fc": {**SPECULATORS, "norm_before_fc": True},
+    "speculators, fc_norm": {**SPECULATORS, "fc_norm": True},
+    "speculators, qwen3": {**SPECULATORS, "transformer_layer_config": QWEN_3},
+    "speculators, two layers": {**SPECULATORS, "transformer_layer_config": {**LAYER, "num_hidden_layers": 2}},
+    "speculators, four states": {**SPECULATORS, "eagle_aux_hidden_state_layer_ids": [1, 2, 3, 5]},
+}
+
+
+def made(folder: Path, config: dict[str, Any], pickled: bool = False) -> tuple[SavedHead, dict[str, torch.Tensor]]:
+    """A head read from files of that format, and its tensors."""
+    tensors = tensors_of({**config, "draft_vocab_size": VOCABULARY} if config is KNOWN[_SILENT] else config)
+    return load_head(written(folder, config, dict(tensors), pickled)), tensors
+
+
+_SILENT = "EAGLE-3 that says nothing of a draft vocabulary"
+
+
+def computed(saved: SavedHead, embedded: torch.Tensor, states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Outputs (n, WIDTH) of rows that see those before them."""
+    visible = torch.ones(len(places), len(places), dtype=torch.bool).tril()[None, None]
+    with torch.no_grad():
+        return saved.head(embedded[None], states[None], places[None], visible, DynamicCache())[0]
+
+
+@pytest.mark.parametrize("config", KNOWN.values(), ids=KNOWN.keys())
+def test_a_head_computes_what_its_program_computes(config: dict[str, Any], tmp_path: Path) -> None:
+    saved, tensors = made(tmp_path, config)
+    shape = saved.head.shape
+    embedded, read, places = torch.randn(7, WIDTH), torch.randn(7, shape.read_width), torch.arange(3, 10)
+    states = saved.head.fused(read)
+    assert torch.allclose(states, own_states(config, tensors, read), atol=1e-5)
+    ours = computed(saved, embedded, states, places)
+    wanted = outputs_of(config, tensors, embedded, states, places)
+    assert torch.allclose(ours, wanted, atol=1e-4)
+    assert torch.equal(saved.head.fed(ours), ours), "it goes on from its outputs as they are"
+    if shape.version == 3:
+        logits = normed(wanted, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
+        assert torch.allclose(saved.head.logits(ours, torch.nn.Identity()), logits, atol=1e-4)
+    else:
+        assert torch.equal(saved.head.logits(ours, torch.nn.Identity()), ours), "the target's output layer reads them"
+
+
+def test_which_states_a_head_reads(tmp_path: Path) -> None:
+    """Those that enter layers 2, n / 2 and n - 3 unless the file says others; EAGLE-1 what leaves the last norm."""
+    assert made(tmp_path / "1", EAGLE_1)[0].head.shape.states_of(32) == (32,)
+    assert made(tmp_path / "3", EAGLE_3)[0].head.shape.states_of(32) == (2, 16, 29)
+    none = {**SPECULATORS, "eagle_aux_hidden_state_layer_ids": None}
+    assert made(tmp_path / "s", none)[0].head.shape.states_of(28) == (2, 14, 25)
+    four = KNOWN["speculators, four states"]
+    assert made(tmp_path / "four", four)[0].head.shape.states_of(32) == (1, 2, 3, 5)
+
+
+def test_norm_output_means_one_thing_in_speculators_and_another_in_specforge(tmp_path: Path) -> None:
+    """There the normed state is fed back (EAGLE-3.1); here it is whether the output layer reads the normed state."""
+    outputs = torch.randn(3, WIDTH)
+    saved, tensors = made(tmp_path / "speculators", {**SPECULATORS, "norm_output": True})
+    normal = normed(outputs, tensors["norm.weight"])
+    assert torch.allclose(saved.head.fed(outputs), normal, atol=1e-5)
+    assert torch.allclose(
+        saved.head.logits(outputs, torch.nn.Identity()), normal @ tensors["lm_head.weight"].T, atol=1e-4
+    )
+    saved, tensors = made(tmp_path / "specforge", {**EAGLE_3, "norm_output": False})
+    assert torch.equal(saved.head.fed(outputs), outputs)
+    assert torch.allclose(
+        saved.head.logits(outputs, torch.nn.Identity()), outputs @ tensors["lm_head.weight"].T, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "theta"),
+    [
+        ({}, 10000.0),
+        ({"rope_theta": 500000}, 500000.0),
+        ({"rope_theta": None, "rope_scaling": None}, 10000.0),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}, 1000.0),
+    ],
+)
+def test_positions_turn_as_the_file_says(change: dict[str, Any], theta: float, tmp_path: Path) -> None:
+    """Base 10,000 where it says nothing, whatever the target has."""
+    config = {**EAGLE_3, **change}
+    saved, tensors = made(tmp_path, config)
+    embedded, states, places = torch.randn(5, WIDTH), torch.randn(5, WIDTH), torch.arange(50, 55)
+    wanted = outputs_of(config, tensors, embedded, states, places, theta=theta)
+    assert torch.allclose(computed(saved, embedded, states, places), wanted, atol=1e-4)
+
+
+def test_scaled_positions_are_those_of_transformers(tmp_path: Path) -> None:
+    scaled = {**EAGLE_3, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    saved, tensors = made(tmp_path, scaled)
+    embedded, states = torch.randn(5, WIDTH), torch.randn(5, WIDTH)
+    wanted = outputs_of(scaled, tensors, embedded, states, torch.arange(5) / 4)
+    assert torch.allclose(computed(saved, embedded, states, torch.arange(5)), wanted, atol=1e-4)
+
+
+def test_offsets_give_the_ids_of_the_target(tmp_path: Path) -> None:
+    saved, _ = made(tmp_path / "3", EAGLE_3)
+    assert saved.head.ids is not None
+    assert saved.head.ids.tolist() == IDS.tolist()
+    assert made(tmp_path / "all", KNOWN["EAGLE-3 that says all tokens"])[0].head.ids is None
+
+
+def test_pickled_weights_are_read_as_tensors_alone(tmp_path: Path) -> None:
+    saved, tensors = made(tmp_path / "fine", EAGLE_1, pickled=True)
+    assert torch.equal(saved.head.state_dict()["fc.weight"], tensors["fc.weight"])
+    torch.save({"fc.weight": print}, written(tmp_path / "bad", EAGLE_1, {}, pickled=True) / "pytorch_model.bin")
+    with pytest.raises(TrainedPartError, match="expected weights"):
+        load_head(tmp_path / "bad")
+
+
+def test_the_embedding_in_the_file_is_taken_where_it_is_another(tmp_path: Path) -> None:
+    """EAGLE-1's is a copy of the target's; that of EAGLE-3 may have been trained, or be of the head's own width."""
+    model = tiny.llama(num_hidden_layers=6)
+    theirs = model.get_input_embeddings().weight.detach()
+    for config, held, own in (
+        (EAGLE_1, theirs + 1, False),
+        (EAGLE_3, None, False),
+        (EAGLE_3, theirs.clone(), False),
+        (EAGLE_3, theirs + 1, True),
+    ):
+        tensors = tensors_of(config)
+        folder = written(
+            tmp_path / "head", config, tensors if held is None else {**tensors, "embed_tokens.weight": held}
+        )
+        placed = Eagle(folder)._head_for(TreeModel(model))
+        assert (placed.embedding is not model.get_input_embeddings()) is own
+        assert torch.equal(placed.embed(torch.tensor([5]))[0, 0], theirs[5] + own)
+
+
+# refused
+
+
+UNKNOWN_KEYS = [
+    (EAGLE_1, {"new_thing": 1}, "new_thing=1"),
+    (EAGLE_1, {"sliding_window": 128}, "sliding_window=128"),
+    (EAGLE_1, {"num_hidden_layers": 2}, "num_hidden_layers=2"),
+    (EAGLE_1, {"num_attention_heads": 5}, "not a multiple of the number of attention heads"),
+    (EAGLE_1, {"hidden_size": "wide"}, "expected the configuration of a llama layer"),
+    (EAGLE_1, {"hidden_act": "bent"}, "got 'bent'"),
+    (EAGLE_1, {"model_type": "mistral"}, "'mistral'"),
+    (EAGLE_1, {"architectures": ["MedusaForCausalLM"]}, "MedusaForCausalLM"),
+    (without(EAGLE_1, "intermediate_size"), {}, "expected intermediate_size"),
+    (EAGLE_3, {"norm_before_residual": True}, "norm_before_residual=True"),
+    (EAGLE_3, {"eagle_config": {}}, "eagle_config"),
+    (SPECULATORS, {"speculators_model_type": "eagle"}, "'eagle'; EAGLE-1 heads are read in the authors' format"),
+    (SPECULATORS, {"hidden_act": "silu"}, "hidden_act='silu'"),
+    (SPECULATORS, {"norm_before_fc": True, "fc_norm": True}, "got both"),
+    (SPECULATORS, {"transformer_layer_config": {**LAYER, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+    (SPECULATORS, {"transformer_layer_config": {**QWEN_3, "use_sliding_window": True}}, "use_sliding_window=True"),
+    (SPECULATORS, {"transformer_layer_config": without(QWEN_3, "head_dim")}, "expected head_dim"),
+    (SPECULATORS, {"transformer_layer_config": {**QWEN_3, "layer_types": ["sliding_attention"]}}, "layer_types="),
+    (without(SPECULATORS, "transformer_layer_config"), {}, "expected transformer_layer_config"),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"), UNKNOWN_KEYS, ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_a_key_that_is_not_known_is_named(
+    config: dict[str, Any], change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    is_first = "speculators_model_type" not in config and "draft_vocab_size" not in config
+    written(tmp_path, {**config, **change}, tensors_of(EAGLE_1 if is_first else EAGLE_3))
+    with pytest.raises(TrainedPartError) as error:
+        load_head(tmp_path)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "value", "words"),
+    [
+        (EAGLE_1, "layers.0.input_layernorm.weight", torch.ones(WIDTH), "got layers.0.input_layernorm.weight"),
+        (EAGLE_1, "fc.bias", None, "expected a tensor fc.bias of shape"),
+        (EAGLE_1, "lm_head.weight", torch.ones(VOCABULARY, WIDTH), "got lm_head.weight"),
+        (EAGLE_1, "d2t", torch.zeros(DRAFT, dtype=torch.long), "no d2t in an EAGLE-1 head"),
+        (EAGLE_3, "fc.weight", torch.ones(WIDTH, 2 * WIDTH), r"fc.weight of shape \(32, 96\), got \(32, 64\)"),
+        (EAGLE_3, "fc.bias", torch.ones(WIDTH), "got fc.bias"),
+        (EAGLE_3, "input_norm.weight", torch.ones(3 * WIDTH), "got input_norm.weight"),
+        (EAGLE_3, "d2t", None, r"expected d2t of shape \(24,\)"),
+        (EAGLE_3, "d2t", torch.full((DRAFT,), 60), "24 different ids below 64"),
+        (EAGLE_3, "t2d", torch.ones(VOCABULARY, dtype=torch.bool), "expected t2d to mark the 24 ids"),
+        (SPECULATORS, "verifier_lm_head.weight", torch.ones(2, 2), "got verifier_lm_head.weight"),
+        (SPECULATORS, "layers.1.mlp.gate_proj.weight", torch.ones(2, 2), "got layers.1.mlp.gate_proj.weight"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(
+    config: dict[str, Any], name: str, value: torch.Tensor | None, words: str, tmp_path: Path
+) -> None:
+    tensors = tensors_of(config)
+    tensors.pop(name, None)
+    written(tmp_path, config, tensors if value is None else {**tensors, name: value})
+    with pytest.raises(TrainedPartError, match=words):
+        load_head(tmp_path)
+
+
+def test_folders_without_a_head_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"config.json and model.safetensors or pytorch_model.bin"):
+        load_head(tmp_path)
+    folder = written(tmp_path / "head", EAGLE_1, tensors_of(EAGLE_1))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(TrainedPartError, match="expected JSON"):
+        load_head(folder)
+    written(folder, EAGLE_1, {})
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(TrainedPartError, match="expected weights"):
+        load_head(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save([1], folder / "pytorch_model.bin")
+    with pytest.raises(TrainedPartError, match="expected tensors by name, got list"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "words"),
+    [
+        (EAGLE_1, {"hidden_size": 64}, "hidden size 64, got one for 32"),
+        (EAGLE_3, {"vocab_size": 80}, "vocabulary 80, got one for 64"),
+        (KNOWN["speculators, target of another width"], {"hidden_size": 16}, "expected a head with embed_tokens"),
+    ],
+)
+def test_a_head_for_another_model_is_refused(
+    config: dict[str, Any], sizes: dict[str, int], words: str, tmp_path: Path
+) -> None:
+    saved, _ = made(tmp_path, config)
+    with pytest.raises(TrainedPartError, match=words):
+        check_head(tmp_path, saved, TreeModel(tiny.llama(**sizes)))
+
+
+def test_a_head_trained_here_knows_its_model(tmp_path: Path) -> None:
+    model = tiny.llama(num_hidden_layers=6)
+    for config in (EAGLE_1, EAGLE_3):
+        saved, _ = made(tmp_path / "from", config)
+        save_head(tmp_path / "to", saved.head, model, acceptance=[[0.5]])
+        read = load_head(tmp_path / "to")
+        assert read.facts["acceptance"] == [[0.5]]
+        assert read.head.shape.states_of(6) == saved.head.shape.states_of(6)
+        assert (read.head.ids is None) is (saved.head.ids is None)
+        for name, weight in saved.head.state_dict().items():
+            assert torch.equal(read.head.state_dict()[name], weight), name
+        check_head(tmp_path, read, TreeModel(model))
+        with pytest.raises(TrainedPartError, match="expected a part for this model"):
+            check_head(tmp_path, read, TreeModel(tiny.llama(seed=1, num_hidden_layers=6)))

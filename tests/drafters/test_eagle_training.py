@@ -1,0 +1,213 @@
+"""Training of EAGLE heads: what each pass reads and learns, that it helps, that it resumes; the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.commandline import assert_refused, run, run_json
+from support.eagle_heads import EAGLE_1, EAGLE_3, IDS, outputs_of, own_states, tensors_of, written
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.drafters.eagle import Eagle
+from token_recycling.drafters.eagle.formats import load_head, save_head
+from token_recycling.drafters.eagle.train import (
+    Examples,
+    acceptance,
+    examples,
+    new_head,
+    train_eagle,
+    training_loss,
+    unrolled,
+)
+from token_recycling.drafters.eagle.train_options import EagleTraining
+from token_recycling.training.continuations import Continuations, continuations
+from token_recycling.training.declaration import Schedule
+
+
+@pytest.fixture
+def deep() -> LlamaForCausalLM:
+    return tiny.llama(3, num_hidden_layers=6)
+
+
+def counted(model: LlamaForCausalLM, folder: Path) -> Continuations:
+    prompts = [torch.tensor([seed % 16, (seed + 1) % 16]) for seed in range(24)]
+    return continuations(tr.generate, model, prompts, folder / "texts", max_new_tokens=12)
+
+
+@pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3], ids=["EAGLE-1", "EAGLE-3"])
+def test_passes_are_those_of_a_draft(config: dict[str, Any], deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    """In pass j a place sees the target's states of the text up to itself, and what it made of itself in between: as a
+    chain of drafted tokens below that text does, one after another.
+    """
+    tensors, text = tensors_of(config, seed=1), tiny.prompt(2, 9)[0]
+    head = load_head(written(tmp_path, config, dict(tensors))).head
+    with torch.no_grad():
+        states = deep.model(input_ids=text[None], output_hidden_states=True).hidden_states
+        read = states[-1] if config is EAGLE_1 else torch.cat([states[number] for number in (2, 3, 3)], dim=-1)
+        batch = Examples(text[None], torch.tensor([9]), read, deep(input_ids=text[None]).logits)
+        passes = [outputs[0] for outputs in unrolled(deep, head, batch, 3)]
+        embedded = deep.get_input_embeddings()(text)
+        for place in range(6):
+            own = own_states(config, tensors, read[0, : place + 1])
+            for number in range(3):
+                rows = embedded[1 : place + 2 + number]
+                found = outputs_of(config, tensors, rows, own, torch.arange(len(rows)))[-1:]
+                assert torch.allclose(passes[number][place], found[0], atol=1e-4)
+                own = torch.cat([own, found])
+
+
+def test_the_loss_of_version_3_is_over_its_own_tokens(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    """At places where the target's choice is one of them, each pass one place later, 0.8 times the one before."""
+    head = load_head(written(tmp_path, EAGLE_3, tensors_of(EAGLE_3))).head
+    texts = Continuations([tiny.prompt(2, 9)[0], tiny.prompt(3, 6)[0]], [3, 2])
+    batch = examples(deep, head, texts)
+    batch = batch._replace(states=batch.states.float(), logits=batch.logits.float())
+    said, wanted = torch.isin(batch.logits.argmax(-1), IDS), 0.0
+    assert 0 < said.float().mean() < 1
+    with torch.no_grad():
+        for number, outputs in enumerate(unrolled(deep, head, batch, 2)):
+            losses = []
+            for row, length in enumerate((9, 6)):
+                for place in range(length - 1 - number):
+                    at = place + 1 + number
+                    if said[row, at]:
+                        shares = batch.logits[row, at, IDS].softmax(-1)
+                        logs = head.logits(outputs[row, place], deep.lm_head).log_softmax(-1)
+                        losses.append(-(shares * logs).sum())
+            wanted += 0.8**number * torch.stack(losses).mean()
+        loss = training_loss(deep, head, batch, EagleTraining(version=3, unrolled=2))
+    assert loss.item() == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_the_loss_of_version_1_is_of_states_and_tokens(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    head = load_head(written(tmp_path, EAGLE_1, tensors_of(EAGLE_1))).head
+    batch = examples(deep, head, Continuations([tiny.prompt(2, 9)[0]], [3]))
+    batch = batch._replace(states=batch.states.float(), logits=batch.logits.float())
+    with torch.no_grad():
+        (outputs,) = unrolled(deep, head, batch, 1)
+        of_states = torch.nn.functional.smooth_l1_loss(outputs[0], batch.states[0, 1:])
+        logs = deep.lm_head(outputs[0]).log_softmax(-1)
+        of_tokens = -(batch.logits[0, 1:].softmax(-1) * logs).sum(-1).mean()
+        loss = training_loss(deep, head, batch, EagleTraining(version=1))
+    assert loss.item() == pytest.approx(float(of_states + 0.1 * of_tokens), rel=1e-4)
+
+
+def test_a_head_may_say_the_most_frequent_tokens(deep: LlamaForCausalLM) -> None:
+    texts = Continuations([torch.tensor([9, 9, 9, 4, 4, 7]), torch.tensor([7, 4, 9, 50])], [1, 1])
+    head = new_head(deep, texts, EagleTraining(version=3, vocabulary=3, intermediate=20))
+    assert head.ids is not None
+    assert head.ids.tolist() == [4, 7, 9]
+    assert head.state_dict()["midlayer.mlp.up_proj.weight"].shape == (20, 32)
+    assert torch.equal(head.state_dict()["lm_head.weight"], deep.lm_head.weight[[4, 7, 9]])
+    assert new_head(deep, texts, EagleTraining(version=3)).ids is None, "all of a vocabulary that is no larger"
+
+
+def test_passes_are_as_published_if_nothing_is_said() -> None:
+    assert [EagleTraining(version=version).passes for version in (1, 3)] == [1, 7]
+    assert EagleTraining(version=1, unrolled=4).passes == 4
+    with pytest.raises(ValueError, match="expected version 1 or 3, got 2"):
+        EagleTraining(version=2)
+
+
+@pytest.fixture
+def deep_counting(counting: LlamaForCausalLM) -> LlamaForCausalLM:
+    """It counts with four layers, so that there are states between them."""
+    made = tiny.counting_llama()
+    config = {**counting.config.to_dict(), "num_hidden_layers": 4}
+    deep = tiny.llama(0, 0, **{name: config[name] for name in _SIZES}, num_hidden_layers=4)
+    deep.model.embed_tokens.load_state_dict(made.model.embed_tokens.state_dict())
+    deep.lm_head.load_state_dict(made.lm_head.state_dict())
+    return deep
+
+
+_SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads")
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_head_trained_on_a_model_that_counts_foresees_it(
+    version: int, deep_counting: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    losses: list[float] = []
+    model = deep_counting
+    texts, held_out = counted(model, tmp_path).split(0.25)
+    before = [weight.clone() for weight in model.parameters()]
+    how = EagleTraining(version=version, unrolled=2, batch=4, vocabulary=12)
+    progress = lambda step, steps, loss: losses.append(loss)  # noqa: E731
+    head = train_eagle(model, texts, how, Schedule(120, rate=0.01), progress=progress)
+    assert losses[-1] < 0.8 * losses[0]
+    measured = acceptance(model, head, held_out, depths=3, ranks=4)
+    assert len(measured) == 3
+    assert measured[0][0] > (0.9 if version == 1 else 0.6), "version 3 may say 12 of 16 tokens"
+    assert all(sum(ranks) <= 1 + 1e-6 for ranks in measured)
+    assert all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
+    save_head(tmp_path / "head", head, model, acceptance=measured)
+    stats = tr.Stats()
+    drafter = Eagle(tmp_path / "head", tree="chain:2")
+    tr.generate(model, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=30, stats=stats)
+    assert stats.mat > 1.5
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_an_interrupted_training_ends_with_the_same_head(
+    version: int, deep: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
+    texts = Continuations([tiny.prompt(seed, 12)[0] for seed in range(6)], [3] * 6)
+    how, schedule = EagleTraining(version=version, unrolled=2, batch=2), Schedule(6, rate=0.01)
+    wanted = train_eagle(deep, texts, how, schedule)
+
+    def stop(step: int, steps: int, loss: float) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle(deep, texts, how, schedule, tmp_path / "checkpoint", stop)
+    steps: list[int] = []
+    made = train_eagle(deep, texts, how, schedule, tmp_path / "checkpoint", lambda step, *_: steps.append(step))
+    assert steps == [4, 5, 6]
+    for name, weight in wanted.state_dict().items():
+        assert torch.equal(made.state_dict()[name], weight)
+
+
+def test_acceptance_counts_what_the_target_said(counting: LlamaForCausalLM) -> None:
+    """By depth and rank, after the right tokens: a head that has learned nothing, against its own passes."""
+    text = torch.tensor([1, 2, 3, 4, 5, 6])
+    head = new_head(counting, Continuations([], []), EagleTraining(version=1))
+    texts = Continuations([text], [3])
+    measured = acceptance(counting, head, texts, depths=4, ranks=16)
+    assert [sum(ranks) for ranks in measured] == pytest.approx([1, 1, 1, 1]), "some rank is right"
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        first = next(unrolled(counting, head, examples(counting, head, texts), 1))
+        order = head.logits(first, counting.lm_head)[0].argsort(descending=True)
+    ranks = [order[place].tolist().index(int(text[place + 2])) for place in (1, 2, 3)]
+    assert measured[0] == pytest.approx([ranks.count(rank) / 3 for rank in range(16)])
+
+
+# the command
+
+
+def test_the_command_trains_a_head_for_the_drafter(tiny_model_dir: str, tmp_path: Path) -> None:
+    text, head = tmp_path / "text.py", tmp_path / "head"
+    text.write_text("".join(f"def number_{number}():\n    return {number}\n" for number in range(40)))
+    how = ["--texts", 12, "--prompt-tokens", 16, "--text-tokens", 8, "--steps", 4, "--held-out", 0.25]
+    command = ["train", "eagle", tiny_model_dir, text, "--output", head, *how]
+    made = run_json(*command, "--version", 1)
+    assert [len(ranks) for ranks in made["acceptance"]] == [10] * 5
+    assert (made["training"]["trained_texts"], made["training"]["version"]) == (9, 1)
+    saved = load_head(head)
+    assert saved.facts["acceptance"] == made["acceptance"]
+    assert saved.head.state_dict()["fc.weight"].dtype == torch.float32
+    shown = run(*command, "--version", 1)
+    assert shown.exit_code == 0
+    assert "depth" in shown.stdout
+    spec = f"eagle:head={head},tree=6"
+    assert run("generate", tiny_model_dir, "def f", "--drafter", spec, "--max-new-tokens", 8).exit_code == 0
+    assert_refused(run(*command, "--version", 2), "expected version 1 or 3")
+    (head / "training" / "checkpoint.pt").unlink()
+    assert_refused(run(*command, "--version", 3), "expected hidden states from 0 to 2")

@@ -1,0 +1,197 @@
+"""EAGLE: a small head goes on where the target's hidden states end (Li et al., 2401.15077, 2406.16858 and 2503.01840).
+
+The head reads every token together with the target's hidden state before it, and drafts by reading its own tokens and
+states. Heads of EAGLE-1, of EAGLE-2, which has the same, and of EAGLE-3 are read in the formats of their authors, of
+SpecForge and of speculators (`formats`), or trained by `token-recycling train eagle`. The tree is EAGLE-1's, always the
+same one; or EAGLE-2's, which grows: the most probable nodes of a layer are followed, and of all that were found the
+most probable ones are verified, a node never without those above it. Where it has no given size, drafting and
+verification end where they do not pay on this machine, the passes of the head counted.
+
+What is drafted is not drawn but chosen, so that sampled texts are exact without a rule of their own. Cost per step: a
+pass of the head over the tokens accepted last, and one over each layer of the tree that is followed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ...costs.budget import Budget
+from ...costs.drafting import OwnWork
+from ...draft import Context, Draft, Step
+from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ...locks import Lock
+from ...model.inspection import output_layer, output_width
+from ...model.step_costs import StepCosts
+from ...model.tree_model import TreeModel
+from ...templates import parse_paths, root_only, template_from
+from ...training.saved import TrainedPartError, check_model
+from ...tree import Tree
+from ..draft_model.expand import Rules, grow, verified
+from .formats import SavedHead, load_head
+from .reader import HeadReader, PlacedHead
+
+_STATIC = "static"
+_EAGLE_1 = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+"""The tree of EAGLE-1: 25 nodes in 5 layers (mc_sim_7b_63 of its program)."""
+
+
+@dataclass
+class Eagle(Drafter):
+    """Drafts with an EAGLE head: a tree that grows by the head's probabilities, or a given one."""
+
+    head: str | Path
+    """Folder of a head for this target: from `token-recycling train eagle`, or one of EAGLE-1, -2 or -3."""
+    tree: str | int = "auto"
+    """auto: as many nodes as pay at each step, the head's passes counted; a number of them, 59 in EAGLE-2's program;
+    static: EAGLE-1's 25 nodes; or rank paths, chain:N, or a file of paths.
+    """
+    k: int = 10
+    """Candidates after a node, and nodes that are followed in a layer, at most."""
+    depth: int = 8
+    """Layers at most."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, self, "k", "depth")
+        self.template = parse_paths(_EAGLE_1) if self.tree == _STATIC else template_from(self.tree)
+        """The tree that the option gives; None where it grows."""
+        self._saved = load_head(self.head)
+        self.work = OwnWork()
+        """What a pass of the head takes."""
+        self._placed: tuple[PreTrainedModel, PlacedHead] | None = None
+        """The head where a target is, and that target."""
+        self._placing = Lock()
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(states=self._saved.head.shape.states_of)
+
+    def fork(self) -> Eagle:
+        """The same: nothing is learned from texts."""
+        return self
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> EagleText:
+        return EagleText(self, HeadReader(self._head_for(target), len(prompt)), target, costs)
+
+    def _head_for(self, target: TreeModel) -> PlacedHead:
+        """The head where the target is, and of its type; checked once."""
+        with self._placing:
+            if self._placed is None or self._placed[0] is not target.model:
+                check_head(self.head, self._saved, target)
+            elif (self._placed[1].device, self._placed[1].dtype) == (target.device, target.dtype):
+                return self._placed[1]
+            head = self._saved.head.for_drafting(target.device, target.dtype)
+            embedding = _embedding(self._saved, target)
+            output = output_layer(target.model)
+            placed = PlacedHead(head, embedding, output, target.vocab_size, target.device, target.dtype)
+            self._placed = target.model, placed
+            return placed
+
+    def describe(self) -> str:
+        grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
+        return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {self.template or grown}"
+
+
+def check_head(folder: str | Path, saved: SavedHead, target: TreeModel) -> None:
+    """Raises TrainedPartError unless the head fits the target."""
+    shape, model = saved.head.shape, target.model
+    if saved.facts:
+        check_model(folder, saved.facts, model)
+    found = {"hidden size": shape.target_hidden, "vocabulary": shape.layer.vocab_size}
+    wanted = {"hidden size": output_width(model), "vocabulary": target.vocab_size}
+    for name, ours in wanted.items():
+        if found[name] != ours:
+            raise TrainedPartError(
+                f"{folder}: expected a head for a model of {name} {ours}, got one for {found[name]}; "
+                "give the head that was trained for this model, or train one"
+            )
+    ours = model.get_input_embeddings().weight.shape[1]
+    if saved.embedding is None and ours != shape.width:
+        raise TrainedPartError(
+            f"{folder}: expected a head with embed_tokens, since its states of {shape.width} are not as wide as the "
+            f"model's embeddings of {ours}, got none"
+        )
+
+
+def _embedding(saved: SavedHead, target: TreeModel) -> torch.nn.Module:
+    """What embeds tokens for the head: the target's embedding, unless the file has another one."""
+    theirs = target.model.get_input_embeddings()
+    if saved.embedding is None or (
+        saved.embedding.shape == theirs.weight.shape
+        and torch.equal(saved.embedding.to(target.dtype), theirs.weight.to(saved.embedding.device))
+    ):
+        return theirs
+    return torch.nn.Embedding.from_pretrained(saved.embedding.to(target.device, target.dtype))
+
+
+class EagleText(TextDrafter):
+    """What the head foresees for one text."""
+
+    drafter: Eagle
+
+    def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: StepCosts) -> None:
+        super().__init__(drafter)
+        self._reader, self._target, self._costs = reader, target, costs
+        self._counts: Counter[str] = Counter()
+        """What `statistics` gives next."""
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        self._reader.read_prompt(states)
+
+    def draft(self, context: Context) -> Draft:
+        depth = min(self.drafter.depth, context.room - 1)
+        if depth < 1 or not self._reader.knows:
+            return Draft(root_only(), context.root)
+        if self.drafter.template is not None:
+            return self._filled(context.tokens, self.drafter.template.cut(context.room - 1))
+        return self._grown(context.tokens, depth)
+
+    def _grown(self, text: torch.Tensor, depth: int) -> Draft:
+        drafter, costs = self.drafter, self._costs
+        began = time.perf_counter()
+        k, price = min(drafter.k, self._target.vocab_size), drafter.work.known.step
+        budget = Budget(costs.by_nodes, price) if drafter.tree == "auto" else None
+        nodes = int(drafter.tree) if budget is None else len(budget.verification) - 1
+        if nodes < 1:
+            return Draft(root_only(), text[-1:])
+        rules = Rules(depth, k, nodes, frontier=k, budget=budget)
+        graph = grow(self._reader, text, rules, self._target.vocab_size)
+        draft = graph.draft(verified(graph, rules), self._target.device)
+        self._counts["draft_forwards"] += graph.steps
+        if budget is not None:
+            drafter.work.count(1, costs.in_passes((time.perf_counter() - began) / graph.steps))
+        return draft
+
+    def _filled(self, text: torch.Tensor, tree: Tree) -> Draft:
+        """The template, its nodes filled with the candidates of their ranks."""
+        logits = self._reader.read(text)
+        tokens, shares = [int(text[-1])] * len(tree), np.ones(len(tree), np.float32)
+        number = {0: 0}
+        followed = [0]
+        while followed:
+            chances, ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(tree.breadth)
+            for node, likely, found in zip(followed, chances.tolist(), ids.tolist(), strict=True):
+                for child in tree.children[node]:
+                    tokens[child], shares[child] = found[tree.ranks[child]], likely[tree.ranks[child]]
+            self._counts["draft_forwards"] += 1
+            followed = [child for node in followed for child in tree.children[node] if tree.children[child]]
+            if followed:
+                parents = [number[tree.parents[node]] for node in followed]
+                number |= {node: len(number) + place for place, node in enumerate(followed)}
+                logits = self._reader.read_layer(parents, [tokens[node] for node in followed])
+        return Draft(tree, torch.tensor(tokens, device=self._target.device), confidence=shares)
+
+    def observe(self, step: Step) -> None:
+        assert step.states is not None
+        self._reader.learn(step.states[step.accepted])
+
+    def statistics(self) -> Mapping[str, float]:
+        counts, self._counts = self._counts, Counter()
+        return counts

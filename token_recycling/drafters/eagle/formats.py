@@ -1,0 +1,276 @@
+"""Heads of EAGLE on disk: configurations read, tensors checked by name and shape.
+
+Three formats are known: that of the authors, for EAGLE-1 and -2 and for EAGLE-3; SpecForge's, which is the latter with
+a few keys more; and that of speculators, which vLLM reads. A folder holds `config.json` and the weights, in
+`model.safetensors` or `pytorch_model.bin`. What is trained here is written in the authors' formats, with `eagle.json`
+beside, which says for which model. A key or a tensor that is not known is an error: it may change what a head computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers.activations import ACT2FN
+
+from ...files import replacing
+from ...training.saved import TrainedPartError, describe_part, described_part
+from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
+
+KIND = "eagle"
+_CONFIG, _WEIGHTS, _PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+_EMBEDDING = "embed_tokens.weight"
+THETA = 10000.0
+"""Base of the rotary positions where a configuration has none, as in the authors' code: never the target's."""
+
+_IDLE = (
+    *("_name_or_path", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range"),
+    *("max_window_layers", "pad_token_id", "pretraining_tp", "tie_word_embeddings", "torch_dtype"),
+    *("transformers_version", "use_cache"),
+)
+"""Keys that say nothing of what a head computes."""
+_LAYER = frozenset(
+    (
+        *("attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings"),
+        *("mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps"),
+        *("rope_parameters", "rope_scaling", "rope_theta", "vocab_size"),
+    )
+)
+"""Keys of decoder layers."""
+_ONLY: dict[str, tuple[Any, ...]] = {"sliding_window": (None,), "use_sliding_window": (False,), "layer_types": ()}
+"""Keys that are known with these values alone; layers are to be of full attention."""
+_ARCHITECTURES = ("LlamaForCausalLM", "LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3Speculator")
+
+
+@dataclass
+class SavedHead:
+    """A head as it was read."""
+
+    head: EagleHead
+    embedding: torch.Tensor | None
+    """(vocabulary, width): the embedding in the file; None where the target's is to be taken."""
+    facts: dict[str, Any]
+    """What the training that made it says; empty for a head from elsewhere."""
+
+
+def load_head(folder: str | os.PathLike[str]) -> SavedHead:
+    """The head in a folder; raises TrainedPartError with what is wrong, FileNotFoundError where there is none."""
+    where = Path(folder).expanduser()
+    if not (where / _CONFIG).is_file() or not any((where / name).is_file() for name in (_WEIGHTS, _PICKLED)):
+        raise FileNotFoundError(
+            f"expected {_CONFIG} and {_WEIGHTS} or {_PICKLED} in {where}, got no such files; give the folder of an "
+            "EAGLE head, or make one with `token-recycling train eagle`"
+        )
+    try:
+        config = json.loads((where / _CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TrainedPartError(f"{where / _CONFIG}: expected JSON, got {error}") from None
+    tensors = _tensors(where)
+    try:
+        shape = shape_of(config, tensors)
+        embedding, ids = tensors.pop(_EMBEDDING, None), _ids(tensors, shape)
+        head = Eagle1Head(shape) if shape.version == 1 else Eagle3Head(shape, ids)
+        _check(tensors, {name: tuple(one.shape) for name, one in head.state_dict().items()})
+    except ValueError as error:
+        raise TrainedPartError(f"{where}: {error}") from None
+    head.load_state_dict(tensors)
+    facts = described_part(where, KIND) if (where / f"{KIND}.json").is_file() else {}
+    return SavedHead(head.requires_grad_(False), None if shape.version == 1 else embedding, facts)
+
+
+def _tensors(where: Path) -> dict[str, torch.Tensor]:
+    """By the names of the authors."""
+    path = where / (_WEIGHTS if (where / _WEIGHTS).is_file() else _PICKLED)
+    try:
+        found = load_file(path) if path.name == _WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        raise TrainedPartError(f"{path}: expected weights, got a file that holds none ({error})") from None
+    if not isinstance(found, dict) or not all(isinstance(one, torch.Tensor) for one in found.values()):
+        raise TrainedPartError(f"{path}: expected tensors by name, got {type(found).__name__}")
+    return found
+
+
+def shape_of(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
+    """What a configuration of any of the formats says; renames tensors of speculators to the authors' names. Raises
+    ValueError for what is not known.
+    """
+    for name in config.get("architectures") or ():
+        if name not in _ARCHITECTURES:
+            raise ValueError(f"expected architectures of {', '.join(_ARCHITECTURES)}, got {name}")
+    if "speculators_model_type" in config:
+        return _of_speculators(config, tensors)
+    if "draft_vocab_size" in config or any(name.startswith("midlayer.") for name in tensors):
+        return _of_eagle3(config)
+    return _of_eagle1(config)
+
+
+def _of_eagle1(config: Mapping[str, Any]) -> HeadShape:
+    _known(config, _LAYER | {"architectures", "bias", "qkv_bias"})
+    layer = _layer(config)
+    if layer.num_hidden_layers != 1:
+        raise ValueError(f"expected an EAGLE-1 head of one layer, got num_hidden_layers={layer.num_hidden_layers}")
+    biases = {"fc_bias": config.get("bias", True), "qkv_bias": config.get("qkv_bias", False)}
+    return HeadShape(1, layer, layer.hidden_size, **biases)
+
+
+def _of_eagle3(config: Mapping[str, Any]) -> HeadShape:
+    own = {"architectures", "draft_vocab_size", "target_hidden_size", "qkv_bias", "fc_norm", "norm_output"}
+    _known(config, _LAYER | own)
+    layer = _layer(config)
+    return HeadShape(
+        3,
+        layer,
+        config.get("target_hidden_size") or layer.hidden_size,
+        draft_vocabulary=config.get("draft_vocab_size") or layer.vocab_size,
+        qkv_bias=config.get("qkv_bias", False),
+        fc_norm=config.get("fc_norm", False),
+        norm_logits=config.get("norm_output", True),  # not what speculators call so
+    )
+
+
+def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
+    if config["speculators_model_type"] != "eagle3":
+        raise ValueError(
+            f"expected a speculators_model_type of eagle3, got {config['speculators_model_type']!r}; "
+            "EAGLE-1 heads are read in the authors' format"
+        )
+    own = {"norm_before_residual", "norm_before_fc", "fc_norm"}
+    told = {"architectures", "draft_vocab_size", "norm_output", "target_hidden_size", "transformer_layer_config"}
+    idle = {"speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad"}
+    _known(config, own | told | idle | {"eagle_aux_hidden_state_layer_ids"})
+    inner = _wanted(config, "transformer_layer_config")
+    _known(inner, _LAYER | {"architectures", *_ONLY})
+    if config.get("norm_before_fc") and config.get("fc_norm"):
+        raise ValueError("expected norm_before_fc or fc_norm, got both, whose order is not known")
+    layer, states = _layer(inner), config.get("eagle_aux_hidden_state_layer_ids")
+    for name in [name for name in tensors if name.startswith("layers.0.")]:
+        tensors[name.replace("layers.0.", "midlayer.", 1)] = tensors.pop(name)
+    return HeadShape(
+        3,
+        layer,
+        config.get("target_hidden_size") or layer.hidden_size,
+        states=tuple(states) if states else None,
+        draft_vocabulary=config.get("draft_vocab_size") or layer.vocab_size,
+        feeds_normed=config.get("norm_output", False),
+        **{name: config.get(name, False) for name in own},
+    )
+
+
+def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
+    """The configuration of decoder layers."""
+    families: dict[str, type[LlamaConfig | Qwen3Config]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+    family = config.get("model_type", "llama")
+    if family not in families:
+        raise ValueError(f"expected a head of model_type {' or '.join(families)}, got {family!r}")
+    for name, values in _ONLY.items():
+        if name == "layer_types":
+            others = set(config.get(name) or ()) - {"full_attention"}
+        else:
+            others = {config.get(name, values[0])} - set(values)
+        if others:
+            raise ValueError(f"expected layers of full attention, got {name}={config[name]}")
+    rope = {"rope_type": "default", "rope_theta": config.get("rope_theta") or THETA}
+    rope |= config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope["rope_type"] = rope.pop("type", rope["rope_type"])
+    needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    sizes = {name: _wanted(config, name) for name in needed}
+    absent = {name: config[name] for name in _LAYER - set(sizes) if config.get(name) is not None}
+    for name in ("model_type", "rope_theta", "rope_scaling", "rope_parameters"):
+        absent.pop(name, None)
+    layers = {"num_hidden_layers": 1, "num_key_value_heads": sizes["num_attention_heads"], "rope_parameters": rope}
+    if "head_dim" not in absent and family == "qwen3":  # whose own default is 128, whatever the sizes are
+        raise ValueError("expected head_dim in the configuration of qwen3 layers, got none")
+    if absent.get("hidden_act", "silu") not in ACT2FN:
+        raise ValueError(f"expected a hidden_act that transformers has, got {absent['hidden_act']!r}")
+    try:
+        return families[family](**{**sizes, **layers, **absent}, attn_implementation="sdpa")
+    except (StrictDataclassError, TypeError) as error:
+        raise ValueError(
+            f"expected the configuration of a {family} layer, got: {' '.join(str(error).split())}"
+        ) from None
+
+
+def _known(config: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises ValueError for a key that may mean anything."""
+    for name in config:
+        if name not in known and name not in _IDLE:
+            raise ValueError(f"expected a configuration of known keys, got {name}={config[name]!r}, which is not known")
+
+
+def _wanted(config: Mapping[str, Any], name: str) -> Any:
+    if config.get(name) is None:
+        raise ValueError(f"expected {name} in the configuration, got none")
+    return config[name]
+
+
+def _ids(tensors: dict[str, torch.Tensor], shape: HeadShape) -> torch.Tensor | None:
+    """The target's id of each of the head's tokens; takes what says so out of `tensors`."""
+    offsets, marks = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    vocabulary, draft = shape.layer.vocab_size, shape.draft_vocabulary
+    if shape.version == 1 or (offsets is None and draft == vocabulary):
+        if offsets is not None:
+            raise ValueError("expected no d2t in an EAGLE-1 head, got one")
+        return None
+    if offsets is None or tuple(offsets.shape) != (draft,):
+        got = None if offsets is None else tuple(offsets.shape)
+        raise ValueError(f"expected d2t of shape ({draft},), an offset for each token of the head, got {got}")
+    ids = torch.arange(draft) + offsets.long()
+    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or len(ids.unique()) < draft:
+        raise ValueError(
+            f"expected d2t to give {draft} different ids below {vocabulary} when added to 0, 1, 2, ..., got others"
+        )
+    if marks is not None and (
+        tuple(marks.shape) != (vocabulary,) or marks.sum() != draft or not marks.bool()[ids].all()
+    ):
+        raise ValueError(f"expected t2d to mark the {draft} ids of d2t among {vocabulary}, got others")
+    return ids
+
+
+def _check(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError for the first tensor that is missing, of another shape, or unknown."""
+    for name, size in wanted.items():
+        if name not in tensors:
+            raise ValueError(f"expected a tensor {name} of shape {size}, got none")
+        if tuple(tensors[name].shape) != size:
+            raise ValueError(f"expected {name} of shape {size}, got {tuple(tensors[name].shape)}")
+    for name in tensors:
+        if name not in wanted:
+            raise ValueError(f"expected tensors of known names, got {name}, which this head does not have")
+
+
+def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrainedModel, **facts: Any) -> None:
+    """Writes a head that was trained for `model` in the authors' format, in the type of its parameters; `facts`, as
+    JSON holds them, are what `load_head` gives back.
+    """
+    where, shape, tensors = Path(folder), head.shape, dict(head.state_dict())
+    layer = shape.layer
+    size, bias = shape.draft_vocabulary, shape.fc_bias
+    told = HeadShape(shape.version, layer, layer.hidden_size, draft_vocabulary=size, fc_bias=bias)
+    assert shape == told, "a head of another shape than those that are made here"
+    rope = ("rope_parameters", "rope_scaling", "rope_theta")
+    config: dict[str, Any] = {name: getattr(layer, name) for name in sorted(_LAYER.difference(rope))}
+    config["rope_theta"] = layer.rope_parameters["rope_theta"]
+    if shape.version == 1:
+        config |= {"architectures": ["LlamaForCausalLMEagle"], "bias": shape.fc_bias}
+    else:
+        config |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": shape.draft_vocabulary}
+    if head.ids is not None:
+        marks = torch.zeros(layer.vocab_size, dtype=torch.bool)
+        marks[head.ids.cpu()] = True
+        tensors |= {"d2t": head.ids.cpu() - torch.arange(len(head.ids)), "t2d": marks}
+    with replacing(where / _WEIGHTS) as temporary:
+        held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(held, temporary, metadata={"format": "pt"})
+    with replacing(where / _CONFIG) as temporary:
+        Path(temporary).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    describe_part(where, KIND, model, facts)

@@ -1,0 +1,243 @@
+"""The heads of EAGLE: small networks that go on where the target's hidden states end.
+
+EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) have one head. From the embedding of a token and the target's
+last hidden state before it, a linear layer and one decoder layer foresee the next hidden state; the target's output
+layer reads a token from it. EAGLE-3 (2503.01840) takes states from three depths of the target, foresees no state but a
+token, by an output layer of its own over the most frequent tokens, and learns on what it said itself. Either goes on
+from its own state where the target's is not known yet.
+
+The layers are those of transformers, and a head's parameters have the names of its authors' files. Cost of a pass: one
+layer over its rows, and an output layer.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, Qwen3Config
+from transformers.cache_utils import Cache
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
+
+_PAPERS = (lambda layers: 2, lambda layers: layers // 2, lambda layers: layers - 3)
+"""The states that EAGLE-3 reads of a target of so many layers: those that enter these."""
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """What a head is made of."""
+
+    version: int
+    """1 for EAGLE-1 and EAGLE-2, or 3."""
+    layer: LlamaConfig | Qwen3Config
+    """Of its decoder layers, as many as it says; its `vocab_size` is the target's."""
+    target_hidden: int
+    """The size of the target's hidden states."""
+    states: tuple[int, ...] | None = None
+    """Which of the target's hidden states it reads; None for those of the paper."""
+    draft_vocabulary: int = 0
+    """Tokens that an EAGLE-3 head may say."""
+    fc_bias: bool = False
+    qkv_bias: bool = False
+    norm_before_fc: bool = False
+    """The concatenated states are normed."""
+    fc_norm: bool = False
+    """Each of the states is normed by itself."""
+    norm_before_residual: bool = False
+    """What goes past the attention is the normed state."""
+    norm_logits: bool = True
+    """The output layer reads the normed state."""
+    feeds_normed: bool = False
+    """The head goes on from the normed state (EAGLE-3.1)."""
+
+    @property
+    def width(self) -> int:
+        """Of the head's own states."""
+        return self.layer.hidden_size
+
+    @property
+    def read_width(self) -> int:
+        """Of the target's states that it reads, side by side."""
+        return self.target_hidden * (1 if self.version == 1 else len(self.states or _PAPERS))
+
+    def states_of(self, layers: int) -> tuple[int, ...]:
+        """Which hidden states it reads of a target of so many layers, as transformers numbers them."""
+        if self.version == 1:
+            return (layers,)
+        return self.states or tuple(place(layers) for place in _PAPERS)
+
+
+class EagleHead(nn.Module):
+    """What both heads have. n rows are fed at once: for each, the embedding of a token and the state before it."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.rotary = LlamaRotaryEmbedding(shape.layer)
+
+    def fused(self, states: torch.Tensor) -> torch.Tensor:
+        """The head's states (..., width) from the target's, those that it reads side by side (..., all of them)."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: Cache,
+    ) -> torch.Tensor:
+        """Outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n), whose
+        keys and values are appended to the cache; a row sees the keys that `mask` (batch or 1, 1, n, keys) bool says,
+        all if it is None.
+        """
+        rotated = self.rotary(embedded, positions)
+        seen = {"position_embeddings": rotated, "attention_mask": mask, "past_key_values": cache}
+        return self.through(embedded, states, seen)
+
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        """The same, with what the layers' attention is told."""
+        raise NotImplementedError
+
+    def fed(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The states (..., width) from which the head goes on after its outputs."""
+        return outputs
+
+    def logits(self, outputs: torch.Tensor, output_layer: nn.Module) -> torch.Tensor:
+        """(..., draft vocabulary) from the head's outputs; `output_layer` is the target's."""
+        raise NotImplementedError
+
+    @property
+    def ids(self) -> torch.Tensor | None:
+        """(draft vocabulary,) int64: the target's id of each token that the head may say; None if they are the same."""
+        return None
+
+    def for_drafting(self, device: torch.device, dtype: torch.dtype) -> EagleHead:
+        """A copy on a device and with parameters of a type, without gradients."""
+        made = copy.deepcopy(self).eval()
+        for module in made.modules():
+            for name, weight in module._parameters.items():
+                if weight is not None:
+                    module._parameters[name] = nn.Parameter(weight.detach().to(device, dtype), requires_grad=False)
+            for name, buffer in module._buffers.items():  # such as frequencies of positions, which need all their bits
+                module._buffers[name] = None if buffer is None else buffer.to(device)
+        return made
+
+
+class Eagle1Head(EagleHead):
+    """`fc` and one layer without a norm before its attention; what comes out is a hidden state of the target."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__(shape)
+        self.fc = nn.Linear(2 * shape.width, shape.width, bias=shape.fc_bias)
+        self.layers = nn.ModuleList([_FirstLayer(shape, shape.width)])
+
+    def fused(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        inputs = self.fc(torch.cat([embedded, states.to(embedded.dtype)], dim=-1))
+        return self.layers[0](inputs, inputs, seen)
+
+    def logits(self, outputs: torch.Tensor, output_layer: nn.Module) -> torch.Tensor:
+        return output_layer(outputs)
+
+
+class Eagle3Head(EagleHead):
+    """`fc` over the target's states, a layer whose attention reads embedding and state side by side, perhaps ordinary
+    layers after it, and an output layer.
+    """
+
+    def __init__(self, shape: HeadShape, ids: torch.Tensor | None = None) -> None:
+        """`ids` as in the property of that name."""
+        super().__init__(shape)
+        layer, width = shape.layer, shape.width
+        self.fc = nn.Linear(shape.read_width, width, bias=False)
+        if shape.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(shape.read_width, layer.rms_norm_eps)
+        if shape.fc_norm:
+            each = range(shape.read_width // shape.target_hidden)
+            self.fc_norm = nn.ModuleList([LlamaRMSNorm(shape.target_hidden, layer.rms_norm_eps) for _ in each])
+        self.midlayer = _FusedLayer(shape)
+        kind = _kinds(layer)[2]
+        more = range(1, layer.num_hidden_layers)
+        self.layers = nn.ModuleDict({str(number): kind(layer, number) for number in more})
+        self.norm = LlamaRMSNorm(width, layer.rms_norm_eps)
+        self.lm_head = nn.Linear(width, shape.draft_vocabulary, bias=False)
+        self.register_buffer("_ids", ids, persistent=False)
+
+    @property
+    def ids(self) -> torch.Tensor | None:
+        return self._ids  # type: ignore[return-value]
+
+    def fused(self, states: torch.Tensor) -> torch.Tensor:
+        states = states.to(self.fc.weight.dtype)
+        if self.shape.fc_norm:
+            each = states.split(self.shape.target_hidden, dim=-1)
+            states = torch.cat([norm(one) for norm, one in zip(self.fc_norm, each, strict=True)], dim=-1)
+        return self.fc(self.input_norm(states) if self.shape.norm_before_fc else states)
+
+    def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        outputs = self.midlayer(embedded, states, seen)
+        for layer in self.layers.values():
+            outputs = layer(outputs, **seen)
+        return outputs
+
+    def fed(self, outputs: torch.Tensor) -> torch.Tensor:
+        return self.norm(outputs) if self.shape.feeds_normed else outputs
+
+    def logits(self, outputs: torch.Tensor, output_layer: nn.Module) -> torch.Tensor:
+        return self.lm_head(self.norm(outputs) if self.shape.norm_logits else outputs)
+
+
+def _kinds(layer: LlamaConfig | Qwen3Config) -> tuple[type[Any], type[Any], type[Any]]:
+    """The attention, the network after it, and the whole layer of a family."""
+    if isinstance(layer, Qwen3Config):
+        return Qwen3Attention, Qwen3MLP, Qwen3DecoderLayer
+    return LlamaAttention, LlamaMLP, LlamaDecoderLayer
+
+
+class _FirstLayer(nn.Module):
+    """A decoder layer whose attention reads `inputs` wide, and that leaves what comes before it to others."""
+
+    def __init__(self, shape: HeadShape, inputs: int) -> None:
+        super().__init__()
+        layer = shape.layer
+        attention, mlp, _ = _kinds(layer)
+        self.self_attn = attention(layer, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            made = getattr(self.self_attn, name)
+            bias = shape.qkv_bias or made.bias is not None
+            setattr(self.self_attn, name, nn.Linear(inputs, made.out_features, bias=bias))
+        self.post_attention_layernorm = LlamaRMSNorm(layer.hidden_size, layer.rms_norm_eps)
+        self.mlp = mlp(layer)
+
+    def forward(self, inputs: torch.Tensor, residual: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        attended, _ = self.self_attn(hidden_states=inputs, **seen)
+        states = residual + attended
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class _FusedLayer(_FirstLayer):
+    """The first layer of EAGLE-3: embedding and state, each normed, side by side."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__(shape, 2 * shape.width)
+        self.norms_residual = shape.norm_before_residual
+        self.input_layernorm = LlamaRMSNorm(shape.width, shape.layer.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(shape.width, shape.layer.rms_norm_eps)
+
+    def forward(self, inputs: torch.Tensor, residual: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        normed = self.hidden_norm(residual)
+        both = torch.cat([self.input_layernorm(inputs), normed.to(inputs.dtype)], dim=-1)
+        return super().forward(both, normed if self.norms_residual else residual, seen)

@@ -1,0 +1,123 @@
+"""A head as it reads one text and, ahead of it, a tree that grows layer by layer.
+
+A row is a token and the hidden state before it: the target's, as soon as it is known, and the head's own within a tree.
+Its cache keeps rows with the target's states alone: what the head had drafted is read again once it is text. So the
+cache holds one row less than the text has tokens, less what the target had in its cache before the call, whose states
+nobody knows. Cost: a pass of the head over the rows that are new, and one over each layer that is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+from .head import EagleHead
+
+_PIECE = 512
+"""Rows that are read at once."""
+
+
+@dataclass(frozen=True)
+class PlacedHead:
+    """A head where a target is, with what it takes from there."""
+
+    head: EagleHead
+    embedding: torch.nn.Module
+    """Of the target, or the head's own."""
+    output: torch.nn.Module
+    """The target's output layer."""
+    vocabulary: int
+    """The target's number of logits."""
+    device: torch.device
+    dtype: torch.dtype
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(1, n, width) of tokens (n,)."""
+        return self.embedding(tokens[None].to(self.device)).to(self.device, self.dtype)
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """(n, vocabulary) from the head's outputs (n, width); lowest for tokens that it cannot say."""
+        logits = self.head.logits(outputs, self.output).to(self.device)
+        if self.head.ids is None:
+            return logits
+        everything = logits.new_full((len(logits), self.vocabulary), float("-inf"))
+        return everything.index_copy_(1, self.head.ids, logits)
+
+
+class HeadReader:
+    """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
+
+    def __init__(self, placed: PlacedHead, prompt: int) -> None:
+        """`prompt`: tokens of the text as it begins."""
+        self._placed = placed
+        self._unread: list[torch.Tensor] = []
+        """States (n, ...) of tokens in a row whose rows are not read yet."""
+        self._next = self._begin = prompt - 1
+        """The place of the first of these, and that of the first row in the cache."""
+        self._cache = DynamicCache()
+        self._outputs = torch.empty(0)
+        """(nodes, width): what the head made of the nodes that were read; of the text's last token first."""
+        self._seen, self._depths = torch.empty(0), torch.empty(0)
+        """(nodes, nodes but the first) bool, what each of them sees of the others, and (nodes,) int64."""
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        """Takes the states (n, ...) of the tokens before the prompt's last one."""
+        self._unread.append(states)
+        self._next = self._begin = self._begin - len(states)
+
+    def learn(self, states: torch.Tensor) -> None:
+        """Takes the states (n, ...) of the text's next tokens, all but its newest."""
+        self._unread.append(states)
+
+    @property
+    def knows(self) -> bool:
+        """Whether any state is known, from which to draft."""
+        return self._next > self._begin or any(map(len, self._unread))
+
+    @torch.no_grad()
+    def read(self, text: torch.Tensor) -> torch.Tensor:
+        """Logits (1, vocabulary) after `text` (length,), all of whose tokens but the last have known states."""
+        if len(self._outputs) > 1:
+            self._cache.crop(1 - len(self._outputs))
+        if self._unread:
+            states, self._unread = torch.cat(self._unread), []
+            following = text[self._next + 1 :].to(self._placed.device)
+            for some, tokens in zip(states.split(_PIECE), following.split(_PIECE), strict=True):
+                outputs = self._read(some, tokens)
+            self._outputs = outputs[-1:]
+        self._outputs = self._outputs[:1]
+        self._seen = torch.zeros(1, 0, dtype=torch.bool, device=self._placed.device)
+        self._depths = torch.zeros(1, dtype=torch.long, device=self._placed.device)
+        return self._placed.logits(self._outputs)
+
+    def _read(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Outputs (n, width) of rows of the text."""
+        n, held, placed = len(tokens), self._next - self._begin, self._placed
+        places = torch.arange(self._next, self._next + n, device=placed.device)[None]
+        mask = torch.ones(1, 1, n, held + n, dtype=torch.bool, device=placed.device).tril(held) if n > 1 else None
+        own = placed.head.fused(states[None].to(placed.dtype))
+        outputs = placed.head(placed.embed(tokens), own, places, mask, self._cache)
+        self._next += n
+        return outputs[0]
+
+    @torch.no_grad()
+    def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """Logits (n, vocabulary) after n nodes, each below the node that was read as number `parents[i]`; the text's
+        last token is number 0.
+        """
+        placed, n = self._placed, len(tokens)
+        below = torch.tensor(parents, device=placed.device)
+        seen = torch.cat([self._seen[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)
+        depths = self._depths[below] + 1
+        mask = pad(seen, (self._next - self._begin, 0), value=True)[None, None]
+        states = placed.head.fed(self._outputs[below])[None]
+        embedded = placed.embed(torch.tensor(tokens))
+        outputs = placed.head(embedded, states, (depths + self._next - 1)[None], mask, self._cache)[0]
+        self._outputs = torch.cat([self._outputs, outputs])
+        self._seen = torch.cat([pad(self._seen, (0, n)), seen])
+        self._depths = torch.cat([self._depths, depths])
+        return placed.logits(outputs)

@@ -1,0 +1,224 @@
+"""Trains a head of EAGLE: the target is frozen, and the head learns what it would say at every place of its own texts.
+
+Version 1 (2401.15077, section 4.1): the head's output is to be the target's next hidden state (smooth L1), and to give
+its distribution of the token after (cross-entropy, a tenth); noise on the states stands for what a head gets wrong.
+Version 3 (2503.01840, section 3.2): no state is to be met, but the head goes through its own outputs as it does when it
+drafts ("training-time test"): in pass j every place has the text's token j places later and the head's own state, sees
+the text up to itself and what it has made of itself in the passes before, and learns the target's distribution over the
+head's vocabulary (cross-entropy, weighted by 0.8^j).
+
+Unlike in the papers, the prompts are learned from too: the target's distributions are known there as well, and texts
+that people wrote are what prompts are. What is measured is what will be accepted: how often the head's candidate of
+each rank is the target's token at each depth, where all tokens before were right.
+
+Cost of a batch: a forward pass of the target, and of the head, forward and back, one for each pass. In bfloat16, with
+losses in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad, smooth_l1_loss
+from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, PreTrainedModel
+
+from ...model.inspection import layer_states, output_layer, output_width, weights_fingerprint
+from ...model.tree_model import TreeModel
+from ...training.continuations import Continuations
+from ...training.declaration import Schedule, Trained, TrainingRun
+from ...training.loop import Shuffled, fit, frozen
+from .formats import THETA, save_head
+from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
+from .train_options import EagleTraining
+
+DEPTHS, RANKS = 5, 10
+"""Depths, and candidates at each, whose acceptance is measured."""
+_TOKEN_WEIGHT = 0.1
+"""Of what version 1 learns of tokens."""
+_NOISE, _NOISE_LENGTH = 0.2, 512
+"""Width of the noise on states in a text of that length; in shorter ones it is wider."""
+
+
+class Examples(NamedTuple):
+    """What a head learns from: texts, filled up on the right, and what the target made of them."""
+
+    ids: torch.Tensor
+    """(batch, length) int64."""
+    lengths: torch.Tensor
+    """(batch,) int64: of each text."""
+    states: torch.Tensor
+    """(batch, length, ...): those that the head reads."""
+    logits: torch.Tensor
+    """(batch, length, vocabulary): the target's, after every token."""
+
+
+def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> EagleHead:
+    """A head for `model` that has learned nothing: of the shape of the target's layers. That of version 3 may say the
+    tokens that are most frequent in `texts`, and its output layer begins as the target's.
+    """
+    output, target = output_layer(model), TreeModel(model)
+    vocabulary, width = target.vocab_size, output_width(model)
+    heads = math.gcd(width, _size(target.config, "num_attention_heads", 1))
+    layer = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=training.intermediate or _size(target.config, "intermediate_size", 4 * width),
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=math.gcd(heads, _size(target.config, "num_key_value_heads", heads)),
+        max_position_embeddings=target.max_length or 2048,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(training.seed)
+    if training.version == 1:
+        return Eagle1Head(HeadShape(1, layer, layer.hidden_size, fc_bias=True)).to(model.device)
+    counts = torch.cat(texts.texts).bincount(minlength=vocabulary)
+    size = min(training.vocabulary, vocabulary)
+    ids = None if size == vocabulary else counts.argsort(descending=True, stable=True)[:size].sort().values
+    head = Eagle3Head(HeadShape(3, layer, layer.hidden_size, draft_vocabulary=size), ids)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(output.weight if ids is None else output.weight[ids.to(output.weight.device)])  # type: ignore[index, arg-type]
+    return head.to(model.device)
+
+
+def _size(config: PreTrainedConfig, name: str, otherwise: int) -> int:
+    """What a configuration says of all layers, if it does."""
+    try:
+        said = getattr(config, name)
+    except AttributeError:
+        return otherwise
+    return said if isinstance(said, int) else otherwise
+
+
+def train_eagle(
+    model: PreTrainedModel,
+    texts: Continuations,
+    training: EagleTraining,
+    schedule: Schedule,
+    checkpoint: Path | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> EagleHead:
+    """A head for `model`; arguments and errors as for `training.loop.fit`."""
+    with torch.random.fork_rng():
+        head = new_head(model, texts, training)
+    shuffled = Shuffled(len(texts), training.batch, training.seed)
+
+    def batch_at(number: int) -> Examples:
+        found = examples(model, head, texts.select(shuffled[number]))
+        if training.version == 3:
+            return found
+        draws = torch.Generator().manual_seed(training.seed + number)
+        noise = (torch.rand(found.states.shape, generator=draws) - 0.5) * _NOISE * _NOISE_LENGTH / found.ids.shape[1]
+        return found._replace(states=found.states.float() + noise.to(found.states.device))
+
+    def loss_of(head: EagleHead, batch: Examples) -> torch.Tensor:
+        with torch.autocast(batch.ids.device.type, dtype=torch.bfloat16):
+            return training_loss(model, head, batch, training)
+
+    decided = {"model": weights_fingerprint(model), "texts": texts.digest, "training": asdict(training)}
+    with frozen(model):
+        fit(head, batch_at, loss_of, schedule, checkpoint, decided, progress)
+    return head
+
+
+@torch.no_grad()
+def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> Examples:
+    """What the target makes of texts."""
+    ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(model.device)
+    with layer_states(model, head.shape.states_of) as seen, torch.autocast(ids.device.type, dtype=torch.bfloat16):
+        logits = model(input_ids=ids, use_cache=False).logits
+    lengths = torch.tensor([len(text) for text in texts.texts], device=ids.device)
+    return Examples(ids, lengths, seen[-1].to(ids.device), logits.to(ids.device))
+
+
+def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: int) -> Iterator[torch.Tensor]:
+    """The head's outputs (batch, length - 1, width) in each pass. In pass j, counted from 0, row t is what it makes of
+    the token at place t + 1 + j after its own state of the pass before, or at first the target's at place t: it
+    foresees the token at place t + 2 + j.
+    """
+    embedded = model.get_input_embeddings()(batch.ids[:, 1:]).to(batch.ids.device)
+    rows = embedded.shape[1]
+    states, cache = head.fused(batch.states[:, :-1]), DynamicCache()
+    places = torch.arange(rows, device=embedded.device)[None]
+    own = torch.eye(rows, dtype=torch.bool, device=embedded.device)
+    visible = own.new_ones(rows, rows).tril()
+    for number in range(passes):
+        outputs = head(embedded, states, places + number, visible[None, None], cache)
+        yield outputs
+        states, visible = head.fed(outputs), torch.cat([visible, own], dim=1)
+        embedded = pad(embedded[:, 1:], (0, 0, 0, 1))
+
+
+def training_loss(model: PreTrainedModel, head: EagleHead, batch: Examples, training: EagleTraining) -> torch.Tensor:
+    """Of all passes, a scalar: over places where the target's choice is a token that the head may say."""
+    known = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
+    logits = batch.logits
+    if head.ids is not None:
+        known &= torch.isin(logits.argmax(dim=-1), head.ids)
+        logits = logits[..., head.ids]
+    wanted, losses = torch.softmax(logits.float(), dim=-1), []
+    for number, outputs in enumerate(unrolled(model, head, batch, training.passes)):
+        here = known[:, 1 + number :]
+        if not bool(here.any()):
+            break
+        found = outputs[:, : here.shape[1]][here]
+        said = torch.log_softmax(head.logits(found, output_layer(model)).float(), dim=-1)
+        loss = -(wanted[:, 1 + number :][here] * said).sum(dim=-1).mean()
+        if training.version == 1:
+            of_states = smooth_l1_loss(found.float(), batch.states[:, 1 + number :][here].float())
+            loss = of_states + _TOKEN_WEIGHT * loss
+        losses.append(training.decay**number * loss)
+    return torch.stack(losses).sum()
+
+
+@torch.no_grad()
+def acceptance(
+    model: PreTrainedModel,
+    head: EagleHead,
+    texts: Continuations,
+    depths: int = DEPTHS,
+    ranks: int = RANKS,
+    batch: int = 8,
+) -> list[list[float]]:
+    """For each depth of a draft, how often the head's candidate of rank 0, 1, ... is what the target says there, after
+    the right tokens above it; over all tokens that the target said in `texts`.
+    """
+    ranks = min(ranks, head.shape.draft_vocabulary or head.shape.layer.vocab_size)
+    right, seen = torch.zeros(depths, ranks, dtype=torch.long), torch.zeros(depths, 1, dtype=torch.long)
+    for start in range(0, len(texts), batch):
+        some = texts.select(range(len(texts))[start : start + batch])
+        found, prompts = examples(model, head, some), torch.tensor(some.prompt_lengths)
+        places = torch.arange(found.ids.shape[1])
+        said = (places >= prompts[:, None]) & (places < found.lengths.cpu()[:, None])
+        with torch.autocast(found.ids.device.type, dtype=torch.bfloat16):
+            for depth, outputs in enumerate(unrolled(model, head, found, depths)):
+                here, labels = said[:, 2 + depth :], found.ids[:, 2 + depth :].cpu()
+                candidates = head.logits(outputs[:, : here.shape[1]], output_layer(model)).topk(ranks).indices
+                if head.ids is not None:
+                    candidates = head.ids[candidates]
+                right[depth] += (candidates.cpu()[here] == labels[here][:, None]).sum(dim=0)
+                seen[depth] += here.sum()
+    return (right / seen.clamp(min=1)).tolist()
+
+
+def train(options: EagleTraining, run: TrainingRun) -> Trained:
+    """What the command does: trains the head, measures it and saves it."""
+    model = run.target.model
+    with run.progress("training") as progress:
+        head = train_eagle(model, run.texts, options, run.schedule, run.checkpoint, progress)
+    head = head.for_drafting(model.device, torch.bfloat16)  # measured as it is saved
+    with run.progress("measuring"):
+        measured = [[round(share, 4) for share in ranks] for ranks in acceptance(model, head, run.held_out)]
+    save_head(run.folder, head, model, acceptance=measured, training=run.facts)
+    return Trained(
+        {"acceptance": measured},
+        f"head trained on {len(run.texts):,} texts; accepted in {len(run.held_out):,} held out, if all before was:",
+        ("depth", "top 1", "top 5", "top 10"),
+        [(str(depth), *(sum(ranks[:most]) for most in (1, 5, 10))) for depth, ranks in enumerate(measured, start=1)],
+    )

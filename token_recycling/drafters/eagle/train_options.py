@@ -1,0 +1,35 @@
+"""The options of `token-recycling train eagle`; `train` does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...training.declaration import Training, option
+
+
+@dataclass(frozen=True)
+class EagleTraining(Training):
+    """Trains an EAGLE head on what the target says after pieces of FILES; use it as --drafter eagle:head=FOLDER."""
+
+    version: int = option(3, "1: foresees hidden states (EAGLE-1 and -2); 3: foresees tokens (EAGLE-3).", min=1)
+    vocabulary: int = option(32000, "Tokens that a head of version 3 may say, the most frequent ones.", min=1)
+    intermediate: int = option(0, "Width within the layer's network; 0: as the target's.", min=0)
+    unrolled: int = option(0, "Passes over its own outputs, each a token deeper; 0: as published, 1 or 7.", min=0)
+    decay: float = 0.8
+    """Weight of the loss of a pass, to the power of its number."""
+    batch: int = option(4, "Texts in a batch.", min=1)
+    seed: int = option(0, "Of all that is drawn.", min=0)
+
+    held_out_use = "the acceptance is measured on"
+    defaults: ClassVar[Mapping[str, Any]] = {"rate": 1e-3}
+
+    def __post_init__(self) -> None:
+        if self.version not in (1, 3):
+            raise ValueError(f"expected version 1 or 3, got {self.version}")
+
+    @property
+    def passes(self) -> int:
+        """Of the head over a batch, the first one over the target's states."""
+        return self.unrolled or (1 if self.version == 1 else 7)
