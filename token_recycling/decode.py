@@ -209,7 +209,9 @@ class TreeStepper:
             states = torch.cat(seen, dim=1).to(target.device)
             before, states = states[:, : -logits.shape[1]], states[:, -logits.shape[1] :]
             if 0 < before.shape[1] == max(lengths) - held:  # shorter texts are filled up on the left
-                self._prompt_states = [own[max(lengths) - length :] for own, length in zip(before, lengths, strict=True)]
+                self._prompt_states = [
+                    own[max(lengths) - length :] for own, length in zip(before, lengths, strict=True)
+                ]
             steps = [replace(step, states=states[step.row, : len(step.draft.tree)]) for step in steps]
         clock.lap("verify")
 

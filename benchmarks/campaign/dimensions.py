@@ -248,6 +248,7 @@ DRAFTERS: dict[str, dict[str, list[Any]]] = {
     "specdec_pp": {"threshold": [0.3, 0.9], "min_length": [1, 2], "max_length": [4, 20], "sampled": [True]},
     "medusa": {"tree": ["auto", 6], "k": [4, 10]},
     "eagle": {"tree": ["auto", 6, "static"], "k": [4, 10], "depth": [2, 8]},
+    "dflash": {"tree": ["auto", 6, "chain:3"], "k": [4, 8]},
     "plain": {},
     "garbage": {},
 }
@@ -261,6 +262,7 @@ REQUIRED: dict[str, list[dict[str, str]]] = {
     ],
     "medusa": [{"heads": "medusa_heads(model)"}],
     "eagle": [{"head": "eagle_head(model)"}],
+    "dflash": [{"model": "dflash_assistant(model)"}],
 }
 """One of these is given always."""
 WITH_MODELS = {"draft_model", "layer_skip", "specdec_pp"}

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from support import assistants
 from transformers import PreTrainedModel
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling.drafters.dflash import DFlash
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import save_head
@@ -77,6 +79,7 @@ def _specdec_pp(model: PreTrainedModel, folder: Path) -> Drafter:
 
 EXAMPLES: dict[str, Callable[[PreTrainedModel, Path], Drafter]] = {
     "draft_model": lambda model, folder: DraftModel(model),  # a model drafts for itself
+    "dflash": lambda model, folder: DFlash(assistants.dflash(model), tree=6, k=4),
     "eagle": _eagle,
     "fuse": lambda model, folder: Fuse("recycling(tree=16)+suffix", nodes=16),
     "layer_skip": _layer_skip,

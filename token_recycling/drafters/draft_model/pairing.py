@@ -59,41 +59,47 @@ class DraftModelOption:
 
 def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
     """The draft model for a target, ready to decode; raises ValueError with what does not fit."""
-    loaded = _loaded(model, target) if isinstance(model, str) else model
+    drafting = loaded(model, target) if isinstance(model, str) else model
     try:
-        draft = ready(loaded)
+        draft = ready(drafting)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"as a draft model: {error}") from None
     if draft.support.recurrent:
         raise UnsupportedModelError(
-            f"as a draft model: expected layers that attend, got {type(loaded).__name__}, of which some keep states "
+            f"as a draft model: expected layers that attend, got {type(drafting).__name__}, of which some keep states "
             "over the text: these cannot go back to before a node that did not become text"
         )
     border = target.support.border
-    if loaded is target.model and border is not None and border.at_once:
+    if drafting is target.model and border is not None and border.at_once:
         raise UnsupportedModelError(
-            f"expected another model than the target to draft for {type(loaded).__name__}: {border.why}, "
+            f"expected another model than the target to draft for {type(drafting).__name__}: {border.why}, "
             "and a draft would change it too"
         )
     check_tokens(draft, target)
     return draft
 
 
-def _loaded(name: str, target: TreeModel) -> PreTrainedModel:
-    """From a folder or the hub, in the target's type and on its device."""
+def loaded(
+    name: str, target: TreeModel, kind: Any = AutoModelForCausalLM, expected: str = "a causal language model"
+) -> Any:
+    """A model from a folder or the hub, in the target's type and on its device; `kind` is the class that knows it."""
+    path = local_folder(name)
+    try:
+        model = kind.from_pretrained(str(path), dtype=target.dtype)
+    except Exception as error:  # a user's folder can be wrong in any way
+        raise ValueError(f"expected {expected} at {name} to draft with, got: {first_line(error)}") from error
+    return model.to(target.device).eval()
+
+
+def local_folder(name: str) -> Path:
+    """The folder that a name means, or a hub name as it is; raises ValueError for a folder that is not there."""
     path = Path(name).expanduser()
     # What looks like a hub name is meant as a path if its first part is a folder here.
     if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
         raise ValueError(
             f"expected the folder of a model or a hub name to draft with, got {name!r}: there is no such folder"
         )
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=target.dtype)
-    except Exception as error:  # a user's folder can be wrong in any way
-        raise ValueError(
-            f"expected a causal language model at {name} to draft with, got: {first_line(error)}"
-        ) from error
-    return model.to(target.device).eval()
+    return path
 
 
 def check_tokens(draft: TreeModel, target: TreeModel) -> None:

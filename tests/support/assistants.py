@@ -1,0 +1,53 @@
+"""Assistants in transformers' own formats, made small for a target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
+
+
+def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> MuseGlimmerAssistantModel:
+    """A random DFlash assistant of two layers for a target, one of them with a window, with blocks of 5."""
+    text = model.config.get_text_config(decoder=True)
+    sizes = {
+        "hidden_size": text.hidden_size,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "block_size": 5,
+        "mask_token_id": 0,
+        "target_layer_ids": [0, text.num_hidden_layers - 1],
+        "initializer_range": 0.3,
+    }
+    torch.manual_seed(seed)
+    return MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**{**sizes, **config})).eval()
+
+
+def foreseeing_dflash(model: LlamaForCausalLM) -> MuseGlimmerAssistantModel:
+    """One that has learned how the counting llama goes on."""
+    assistant, vocabulary, places = dflash(model), model.config.vocab_size, 14
+    optimizer, draws = torch.optim.Adam(assistant.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
+    embed, masks = model.get_input_embeddings(), torch.zeros(16, 4, dtype=torch.long)
+    for step in range(60):
+        text = (torch.randint(vocabulary, (16, 1), generator=draws) + torch.arange(places)) % vocabulary
+        known = 3 + step % 6
+        with torch.no_grad():
+            states = model(text[:, :known], output_hidden_states=True).hidden_states
+        outputs = assistant(
+            noise_embeds=embed(torch.cat([text[:, known : known + 1], masks], dim=1)),
+            context_hidden_states=torch.cat([states[1], states[2]], dim=-1),
+            position_ids=torch.arange(known + 5)[None],
+        )
+        logits = model.lm_head(outputs.last_hidden_state[:, 1:])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, known + 1 : known + 5].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return assistant.eval()
