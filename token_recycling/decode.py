@@ -12,137 +12,26 @@ Steps may also be made in another way, such as replayed on a device: whoever cal
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from transformers.cache_utils import Cache
 
 from .accept import accept_greedy, accept_walk
-from .draft import Context, Draft, Step
-from .drafter import Drafter, DrafterTraits, TextDrafter
-from .model.inspection import hidden_states, layer_states
+from .draft import Draft, Step
+from .drafter import Drafter
+from .model.inspection import hidden_states
 from .model.kv_cache import TreeCache, slots, unroll
 from .model.pass_costs import PassCosts
-from .model.prefill import ObservePrompt, cross_border, first_pass, prefill, read_prompts
+from .model.prefill import cross_border, first_pass, read_prompts
 from .model.step_costs import StepCosts
 from .model.tree_model import TreeModel
+from .run import Run
 from .sequence import Sequence, TokenSelector
 from .stats import Clock, Stats
 from .templates import root_only
-
-_SHORT_PROMPT = 32
-"""Unread tokens; a pass over so few takes about as long as one over a single token, and so do drafted rows in it."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run of the loop works on."""
-
-    target: TreeModel
-    sequences: list[Sequence]
-    prompts: list[torch.Tensor]
-    """(length,) each: the texts as they begin."""
-    drafter: Drafter
-    costs: StepCosts
-    selectors: list[TokenSelector]
-    cache: Cache
-    held: list[int]
-    """How many tokens of each text the cache holds at first, from slot 0 on."""
-    clock: Clock
-    streamed: bool = False
-    """Whether somebody waits for the first token."""
-
-    @cached_property
-    def traits(self) -> DrafterTraits:
-        """What the drafter needs and can do."""
-        return self.drafter.traits
-
-    @cached_property
-    def drafters(self) -> list[TextDrafter]:
-        """What drafts for each text, started when it is first needed."""
-        return [self.drafter.start(one.to(self.target.device), self.target, self.costs) for one in self.prompts]
-
-    @property
-    def reads_along(self) -> bool:
-        """Whether the first step may read the prompt too: that of one text, from which nobody learns, where the model
-        computes alike at every length; or of any where states over the text must be what `generate` has then.
-        """
-        if self.target.support.recurrent:
-            return True
-        return len(self.sequences) == 1 and not self.traits.learns_prompt and self.target.support.border is None
-
-    @cached_property
-    def prompt_alone(self) -> bool:
-        """Whether the first step reads the prompt and no draft with it: because this would delay the first token, which
-        is waited for, if the prompt is longer than drafts are, as far as the cache does not hold it; or because the
-        model reads drafts in another way than prompts.
-        """
-        unread = self.sequences[0].length - self.held[0]
-        waited_for = self.streamed and self.reads_along and unread > _SHORT_PROMPT
-        return waited_for or self.target.support.recurrent
-
-    def prefill(self) -> None:
-        """Puts all of each text but its last token into the cache, as far as it is not there."""
-        with self.states() as passes:
-            prefill(self.target, self.texts, self.cache, self.observers, self.held)
-        unread = [sequence.length - 1 - held for sequence, held in zip(self.sequences, self.held, strict=True)]
-        # Of all that was read, and no more: a family may leave states out, or read a long prompt anew.
-        if passes and sum(one.shape[1] for one in passes) == max(unread):
-            states = torch.cat(passes, dim=1).to(self.target.device)
-            for row, own in enumerate(unread):
-                self.drafters[row].read_prompt(states[row, :own])
-
-    @property
-    def texts(self) -> list[torch.Tensor]:
-        """(length,) each: the texts so far."""
-        return [sequence.tokens for sequence in self.sequences]
-
-    @property
-    def observers(self) -> list[ObservePrompt] | None:
-        """What is shown each prompt, if anything is."""
-        return [one.observe_prompt for one in self.drafters] if self.traits.learns_prompt else None
-
-    def states(self) -> AbstractContextManager[list[torch.Tensor] | None]:
-        """Within it passes add the hidden states that the drafter needs to the list; None if it needs none."""
-        wanted = self.traits.states
-        return nullcontext() if wanted is None else layer_states(self.target.model, wanted)
-
-    def draft(self, row: int) -> Draft:
-        """What to verify for a text: the drafter's tree, as deep as it can be of use and is exact."""
-        sequence = self.sequences[row]
-        draft = self._asked(row, sequence.on_host if self.traits.on_host else sequence.tokens, sequence.room)
-        root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])
-        if root != newest:
-            raise ValueError(
-                f"expected a draft whose root is the text's newest token, {newest}, got {root} from "
-                f"{self.drafters[row].describe()}; give `context.root` as the first of the tokens"
-            )
-        draft = draft.cut(self.depth_limit(row))
-        if not self.target.support.branches:
-            draft = draft.chain()
-        return draft if self.target.support.fits(sequence.length - 1, len(draft.tree)) else draft.cut(0)
-
-    def draft_late(self) -> None:
-        """Asks for the drafts behind prompts that were read alone, with room for no node: whatever a step is made of,
-        a drafter is asked for a draft before it is shown the step.
-        """
-        for row, prompt in enumerate(self.prompts):
-            self._asked(row, prompt, 1)
-
-    def _asked(self, row: int, tokens: torch.Tensor, room: int) -> Draft:
-        selector, device = self.selectors[row], "cpu" if self.traits.on_host else self.target.device
-        return self.drafters[row].draft(Context(tokens.to(device), room, selector.warp if selector.sample else None))
-
-    def depth_limit(self, row: int) -> int:
-        """How deep a node may stand: within the tokens still wanted, and within the positions that the model was
-        made for.
-        """
-        sequence, longest = self.sequences[row], self.target.max_length
-        positions = longest - sequence.length if longest is not None else sequence.room
-        return max(0, min(sequence.room - 1, positions))
 
 
 class Stepper(Protocol):
@@ -193,7 +82,7 @@ class TreeStepper:
 
         # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
         cross_border(target, run.texts, cache)
-        lengths, held = [sequence.length - 1 for sequence in sequences], slots(cache)
+        lengths, held = [sequence.length - 1 for sequence in sequences], cache.get_seq_length()
         with hidden_states(target.model) if run.traits.hidden_states else nullcontext() as hidden, run.states() as seen:
             logits = self._forward(drafts, [length * (row in going) for row, length in enumerate(lengths)])
         if not self._at_once:
@@ -208,18 +97,16 @@ class TreeStepper:
         if seen is not None:
             states = torch.cat(seen, dim=1).to(target.device)
             before, states = states[:, : -logits.shape[1]], states[:, -logits.shape[1] :]
-            if 0 < before.shape[1] == max(lengths) - held:  # shorter texts are filled up on the left
-                self._prompt_states = [
-                    own[max(lengths) - length :] for own, length in zip(before, lengths, strict=True)
-                ]
+            if 0 < before.shape[1] == max(lengths) - held:  # shorter texts stand behind padding
+                self._prompt_states = [before[row, max(lengths) - length :] for row, length in enumerate(lengths)]
             steps = [replace(step, states=states[step.row, : len(step.draft.tree)]) for step in steps]
         clock.lap("verify")
 
         # Keep. A prompt that was read alone is kept as it is: the first token waits for no copies.
         if not self._prompt_alone:
             accepted = {step.row: step.accepted for step in steps}
-            begin = cache.get_seq_length() - logits.shape[1]
-            self._kept.keep(begin, lengths, [accepted.get(row, []) for row in rows])
+            first = cache.get_seq_length() - logits.shape[1]
+            self._kept.keep(first, lengths, [accepted.get(row, []) for row in rows])
         clock.lap("update cache")
 
         self._steps = steps
@@ -239,8 +126,8 @@ class TreeStepper:
         return run.target.forward(inputs, cache)
 
     def learn(self) -> None:
-        for drafter, states in zip(self.run.drafters, self._prompt_states, strict=False):
-            drafter.read_prompt(states)
+        for row, states in enumerate(self._prompt_states):
+            self.run.drafters[row].read_prompt(states)
         self._prompt_states = []
         if self._prompt_alone:
             self.run.draft_late()

@@ -247,7 +247,7 @@ DRAFTERS: dict[str, dict[str, list[Any]]] = {
     "layer_skip": {"mode": ["sequence", "tree", "graph"], "depth": [2, 6], "k": [1, 3], "nodes": ["auto", 8]},
     "specdec_pp": {"threshold": [0.3, 0.9], "min_length": [1, 2], "max_length": [4, 20], "sampled": [True]},
     "medusa": {"tree": ["auto", 6], "k": [4, 10]},
-    "eagle": {"tree": ["auto", 6, "static"], "k": [4, 10], "depth": [2, 8]},
+    "eagle": {"tree": ["auto", 6, "static"], "k": [4, 10], "depth": [5, 8]},
     "dflash": {"tree": ["auto", 6, "chain:3"], "k": [4, 8]},
     "plain": {},
     "garbage": {},

@@ -329,7 +329,7 @@ def test_what_is_no_model_is_refused(model: LlamaForCausalLM, tmp_path: Path) ->
 
 def test_a_recurrent_draft_model_is_refused(model: LlamaForCausalLM) -> None:
     mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
-    with pytest.raises(tr.UnsupportedModelError, match="as a draft model: expected a model whose cache can forget"):
+    with pytest.raises(tr.UnsupportedModelError, match="as a draft model: expected layers that attend"):
         use(model, tr.make_drafter("draft_model", model=mamba))
 
 

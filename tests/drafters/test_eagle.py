@@ -318,7 +318,13 @@ def test_a_model_whose_layers_cannot_be_seen_is_refused(deep: LlamaForCausalLM, 
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"k": 0}, "k of 1 or more"), ({"depth": 0}, "depth of 1 or more"), ({"tree": "wide"}, "expected a tree")],
+    [
+        ({"k": 0}, "k of 1 or more"),
+        ({"depth": 0}, "depth of 1 or more"),
+        ({"tree": "wide"}, "expected a tree"),
+        ({"tree": "chain:3", "depth": 2}, "at most depth=2 layers"),
+        ({"tree": "0 1 2", "k": 2}, "ranks below k=2"),
+    ],
 )
 def test_options_are_checked(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     folder, _ = head_in(tmp_path, EAGLE_1)

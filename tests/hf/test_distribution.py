@@ -12,8 +12,10 @@ right one, and the same checks must notice.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -23,7 +25,9 @@ import pytest
 import torch
 from scipy.stats import chi2
 from support import tiny
-from transformers import LlamaForCausalLM
+from support.architectures import model_of
+from support.recurrent_architectures import RECURRENT
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling import decode as loop
@@ -59,6 +63,13 @@ def model() -> LlamaForCausalLM:
     made = tiny.llama(13, context=0.3, vocab_size=VOCABULARY, initializer_range=0.4, **sizes)
     made.generation_config.pad_token_id = 0
     return made
+
+
+@cache
+def hybrid() -> PreTrainedModel:
+    """The same with a layer that keeps a state over the text."""
+    case = next(case for case in RECURRENT if case.family == "qwen3_5_text")
+    return model_of(replace(case, config={**case.config, "vocab_size": VOCABULARY}))
 
 
 def padded(texts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
@@ -173,6 +184,14 @@ CALLS_LONG, CALLS_THREE = {1: 20, 4: 12}, {1: 240, 4: 120}
 @pytest.mark.parametrize(("shape", "rows", "sampling"), LONG, ids=named)
 def test_long_texts_follow_the_distribution(shape: str, rows: int, sampling: dict[str, Any]) -> None:
     sampler = Sampler(shape, rows, sampling)
+    assert of_long_texts(sampler, CALLS_LONG[rows]) > PLAUSIBLE
+    assert sampler.stats.mat > 1.3
+
+
+@pytest.mark.parametrize(("shape", "rows"), [("tree", 1), ("chain", 4)])
+def test_texts_of_a_hybrid_follow_the_distribution(shape: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "model", hybrid)
+    sampler = Sampler(shape, rows, {"temperature": 0.8, "top_p": 0.9})
     assert of_long_texts(sampler, CALLS_LONG[rows]) > PLAUSIBLE
     assert sampler.stats.mat > 1.3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,28 @@ def test_a_model_that_only_attends_drafts_for_a_hybrid_and_not_the_other_way_rou
         tr.generate(drafts, tiny.prompt(0, 5, 96), drafter=DraftModel(target), max_new_tokens=4)
     with pytest.raises(tr.UnsupportedModelError, match="layers cannot be skipped: expected layers that attend"):
         tr.generate(target, tiny.prompt(0, 5, 96), drafter="layer_skip", max_new_tokens=4)
+
+
+def whole(model: PreTrainedModel) -> None:
+    model.compile(backend="eager")
+
+
+def wrapped(model: PreTrainedModel) -> None:
+    model.model = torch.compile(model.model, backend="eager")
+
+
+def one_layer(model: PreTrainedModel) -> None:
+    model.model.layers[0].forward = torch.compile(model.model.layers[0].forward, backend="eager")
+
+
+@pytest.mark.parametrize("compiled", [whole, wrapped, one_layer])
+def test_a_compiled_hybrid_is_left_to_transformers(compiled: Callable[[PreTrainedModel], None]) -> None:
+    model = tr.accelerate(hybrid("lfm2"), DRAFTER)
+    model.generate(**prompts([5]), max_new_tokens=2)
+    assert model.acceleration.fallback is None
+    compiled(model)
+    model.generate(**prompts([5]), max_new_tokens=2)
+    assert "got it compiled" in str(model.acceleration.fallback)
 
 
 def test_threads_share_a_hybrid() -> None:

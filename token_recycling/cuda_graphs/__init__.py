@@ -17,10 +17,11 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..costs.curve import CostCurve
-from ..decode import Run, Stepper, TreeStepper
+from ..decode import Stepper, TreeStepper
 from ..drafter import Drafter
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
+from ..run import Run
 from ..sequence import Sequence, TokenSelector
 
 if TYPE_CHECKING:

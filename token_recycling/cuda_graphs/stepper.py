@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from ..accept import step_of
-from ..decode import Run
 from ..draft import Draft, Step
+from ..run import Run
 from .runner import StepRunner
 from .slots import band_of
 from .sources import BUCKETS, DeviceSource, HostSource, bucket_of

@@ -79,7 +79,7 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
     Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it: a graph that was
     made without the hook would be used again.
     """
-    if _is_compiled(model):
+    if is_compiled(model):
         raise NoHiddenStatesError(
             f"expected a model whose hidden states can be seen, got {type(model).__name__} compiled as a whole; "
             "compile what is before its output layer (`model.model = torch.compile(model.model)`), or choose a drafter "
@@ -117,7 +117,7 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
             f"expected hidden states from 0 to {len(layers)} of {type(model).__name__}, got {list(wanted)}; choose a "
             "drafter that was made for this model"
         )
-    if _is_compiled(model) or _is_compiled(decoder) or "_orig_mod" in above:
+    if is_compiled(model) or is_compiled(decoder) or "_orig_mod" in above:
         raise NoHiddenStatesError(
             f"expected a model whose layers can be seen, got {type(model).__name__} compiled; load it without "
             "torch.compile, or choose a drafter that needs no hidden states"
@@ -158,8 +158,9 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
             hook.remove()
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
-    return bool(getattr(module, "_compiled_call_impl", None) or hasattr(module.forward, "_torchdynamo_orig_callable"))
+def is_compiled(part: torch.nn.Module) -> bool:
+    """Whether calls of a module go to a graph that torch.compile made."""
+    return bool(part._compiled_call_impl) or hasattr(part.forward, "_torchdynamo_orig_callable")
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:

@@ -26,7 +26,7 @@ from transformers.cache_utils import (
 
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
 from .cache_layers import attends_to_blocks
-from .inspection import held_by, parts_of
+from .inspection import held_by, is_compiled, parts_of
 from .kv_cache import can_be_taken
 from .quantised import quantisation
 from .recurrence import mixers_of
@@ -160,9 +160,9 @@ _kept: WeakKeyDictionary[PreTrainedModel, _Kept] = WeakKeyDictionary()
 
 def _kinds(model: PreTrainedModel) -> list[Any]:
     """Of what a model is made, but for its configuration and its numbers."""
-    kinds: list[Any] = [getattr(model, "is_quantized", False), "forward" in vars(model)]
+    kinds: list[Any] = [getattr(model, "is_quantized", False)]
     for part in parts_of(model):
-        kinds.append(type(part))
+        kinds += (type(part), part._compiled_call_impl is None, "forward" in part.__dict__)
         kinds += map(type, part._parameters.values())
     return kinds
 
@@ -254,6 +254,8 @@ def _refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], 
     stateful = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in kept)
     if stateful and any(hasattr(layer, "indexer_keys") for layer in kept):
         return f"expected attention to all keys beside states over the text, got {name}, whose index chooses among them"
+    if stateful and any(map(is_compiled, parts_of(model))):
+        return f"expected {name} as it is, got it compiled: layers that keep states read drafts as no graph does"
     if (stateful or getattr(model, "_is_stateful", False)) and not mixers_of(model):
         return (
             f"expected a model whose state over the text is in transformers' own cache, got {name}, which keeps it "

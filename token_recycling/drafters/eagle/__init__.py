@@ -62,6 +62,11 @@ class Eagle(Drafter):
         check_at_least(1, self, "k", "depth")
         self.template = parse_paths(_EAGLE_1) if self.tree == _STATIC else template_from(self.tree)
         """The tree that the option gives; None where it grows."""
+        if self.template is not None and (self.template.depth > self.depth or self.template.breadth > self.k):
+            raise ValueError(
+                f"expected a tree of at most depth={self.depth} layers and ranks below k={self.k}, got {self.template} "
+                f"with ranks up to {self.template.breadth - 1}; give a larger depth or k"
+            )
         self._saved = load_head(self.head)
         self.work = OwnWork()
         """What a pass of the head takes."""
