@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
 
 def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> MuseGlimmerAssistantModel:
@@ -51,3 +52,28 @@ def foreseeing_dflash(model: LlamaForCausalLM) -> MuseGlimmerAssistantModel:
         loss.backward()
         optimizer.step()
     return assistant.eval()
+
+
+def mtp(model: PreTrainedModel, layers: int = 2, seed: int = 1) -> MtpModel:
+    """Random MTP layers for a target, whether or not its family has any."""
+    declared = vars(model.config).copy()
+    model.config.num_mtp_layers = layers
+    made = MtpModel(model, layers).eval()
+    vars(model.config).clear()
+    vars(model.config).update(declared)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in made.layers.parameters():
+            weight.fill_(1.0) if weight.ndim == 1 else weight.normal_(std=0.3)
+    return made
+
+
+def counting_mtp(model: LlamaForCausalLM, layers: int = 2) -> MtpModel:
+    """For the counting llama: each layer names the token that it reads, which the output layer takes one further."""
+    made, width = mtp(model, layers), model.config.hidden_size
+    with torch.no_grad():
+        for layer in made.layers:
+            layer.eh_proj.weight.copy_(torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1))
+            layer.mtp_block.self_attn.o_proj.weight.zero_()
+            layer.mtp_block.mlp.down_proj.weight.zero_()
+    return made

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 from support import assistants
 from transformers import PreTrainedModel
@@ -24,6 +25,7 @@ from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.layer_skip import LayerSkip
 from token_recycling.drafters.medusa import Medusa
 from token_recycling.drafters.medusa.heads import MedusaHeads, save_heads
+from token_recycling.drafters.mtp import Mtp
 from token_recycling.drafters.rest import Rest
 from token_recycling.drafters.rest.datastore import build
 from token_recycling.drafters.specdec_pp import SpecDecPP
@@ -57,6 +59,13 @@ def _medusa(model: PreTrainedModel, folder: Path) -> Drafter:
     return Medusa(folder, tree=6, k=4)
 
 
+def _mtp(model: PreTrainedModel, folder: Path) -> Drafter:
+    """With two layers like those of the model, that have learned nothing."""
+    if not hasattr(model.get_decoder(), "layers"):
+        pytest.skip("transformers makes no MTP layers for families whose decoder has no `layers`")
+    return Mtp(assistants.mtp(model), tree=5, k=3, depth=3)
+
+
 def _rest(model: PreTrainedModel, folder: Path) -> Drafter:
     """With a datastore of what the model itself says after a few random tokens."""
     draws = torch.Generator().manual_seed(0)
@@ -84,6 +93,7 @@ EXAMPLES: dict[str, Callable[[PreTrainedModel, Path], Drafter]] = {
     "fuse": lambda model, folder: Fuse("recycling(tree=16)+suffix", nodes=16),
     "layer_skip": _layer_skip,
     "medusa": _medusa,
+    "mtp": _mtp,
     "rest": _rest,
     "specdec_pp": _specdec_pp,
 }
