@@ -137,6 +137,17 @@ def dflash_assistant(model):
     return MuseGlimmerAssistantModel(config).eval()
 
 
+def words(model):
+    """A tokenizer whose tokens are words `t0`, `t1` and so on."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    size = model.get_input_embeddings().weight.shape[0]
+    made = Tokenizer(models.WordLevel({f"t{token}": token for token in range(size)}, unk_token="t0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
 def acceptance_head(model):
     """A head that believes in two tokens of three."""
     from token_recycling.drafters.specdec_pp.head import AcceptanceHead

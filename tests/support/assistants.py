@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    LlamaForCausalLM,
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.modeling_layers import MtpModel
 
 
@@ -77,3 +86,31 @@ def counting_mtp(model: LlamaForCausalLM, layers: int = 2) -> MtpModel:
             layer.mtp_block.self_attn.o_proj.weight.zero_()
             layer.mtp_block.mlp.down_proj.weight.zero_()
     return made
+
+
+def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """Of words `t0`, `t1` and so on, which it leaves as they are."""
+    made = Tokenizer(models.WordLevel({f"t{token}": token for token in range(size)}, unk_token="t0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def in_other_words(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, seed: int = 2
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """The same model and tokenizer with other ids for all tokens."""
+    size = len(tokenizer)
+    places = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
+    written = json.loads(tokenizer.backend_tokenizer.to_str())
+    written["model"]["vocab"] = {token: places[own] for token, own in written["model"]["vocab"].items()}
+    for token in written["added_tokens"]:
+        token["id"] = places[token["id"]]
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight, own in (
+            (other.get_input_embeddings().weight, model.get_input_embeddings().weight),
+            (other.get_output_embeddings().weight, model.get_output_embeddings().weight),
+        ):
+            weight[places] = own[:size]
+    moved = Tokenizer.from_str(json.dumps(written))
+    return other, PreTrainedTokenizerFast(tokenizer_object=moved, eos_token="<end>", pad_token="<end>")

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling.drafters.assistant import Assistant
 from token_recycling.drafters.dflash import DFlash
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.eagle import Eagle
@@ -86,8 +87,15 @@ def _specdec_pp(model: PreTrainedModel, folder: Path) -> Drafter:
     return SpecDecPP(model, head)
 
 
+def _assistant(model: PreTrainedModel, folder: Path) -> Drafter:
+    """A model drafts for itself, its tokens being words."""
+    words = assistants.word_tokenizer(model.get_input_embeddings().weight.shape[0])
+    return Assistant(model, nodes=12, tokenizer=words, assistant_tokenizer=words)
+
+
 EXAMPLES: dict[str, Callable[[PreTrainedModel, Path], Drafter]] = {
     "draft_model": lambda model, folder: DraftModel(model),  # a model drafts for itself
+    "assistant": _assistant,
     "dflash": lambda model, folder: DFlash(assistants.dflash(model), tree=6, k=4),
     "eagle": _eagle,
     "fuse": lambda model, folder: Fuse("recycling(tree=16)+suffix", nodes=16),

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedModel
+from transformers import AutoModel, GenerationConfig, PreTrainedModel
 from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
 from ..candidates.topk import top_candidates
@@ -31,14 +31,14 @@ from ..draft import Context, Draft, Step
 from ..drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
 from ..locks import Lock
 from ..model.inspection import output_layer
-from ..model.loading import first_line
 from ..model.placing import placed_copy
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..templates import root_only, template_from
-from .draft_model.pairing import loaded, local_folder
+from .draft_model.pairing import config_of, loaded
 from .medusa.product import best_product, product_draft
 
+_EXPECTED = "a DFlash assistant"
 _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
 """What the configuration of such an assistant says."""
 
@@ -96,7 +96,7 @@ class DFlash(Drafter):
             elif (self._placed[1].device, self._placed[1].dtype) == (target.device, target.dtype):
                 return self._placed[1]
             if isinstance(self.model, str):
-                assistant = loaded(self.model, target, AutoModel, "a DFlash assistant")
+                assistant = loaded(self.model, target, AutoModel, _EXPECTED)
             elif (self.model.device, self.model.dtype) == (target.device, target.dtype):
                 assistant = self.model.eval()
             else:
@@ -131,17 +131,11 @@ class DFlash(Drafter):
 
 def _config_of(model: str | PreTrainedModel) -> Any:
     """The configuration of an assistant; raises ValueError where it is none."""
-    if isinstance(model, str):
-        try:
-            config = AutoConfig.from_pretrained(str(local_folder(model)))
-        except Exception as error:  # a user's folder can be wrong in any way
-            raise ValueError(f"expected a DFlash assistant at {model}, got: {first_line(error)}") from error
-    else:
-        config = model.config
+    config = config_of(model, _EXPECTED)
     missing = [name for name in _NEEDED if getattr(config, name, None) is None]
     if missing:
         raise ValueError(
-            f"expected a DFlash assistant, whose configuration has {', '.join(_NEEDED)}, got {config.model_type!r} "
+            f"expected {_EXPECTED}, whose configuration has {', '.join(_NEEDED)}, got {config.model_type!r} "
             f"without {', '.join(missing)}; for a model that drafts token by token use draft_model"
         )
     return config

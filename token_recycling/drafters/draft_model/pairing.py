@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ...locks import Lock
 from ...model.loading import first_line, tokenizer_beside
@@ -19,15 +19,19 @@ from ...model.self_test import ready
 from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
 
+_Kept = TypeVar("_Kept")
 
-class _Pairs(WeakKeyDictionary[PreTrainedModel, TreeModel]):
-    """The draft model for each target. A copy, or what comes out of a pickle, has other targets, and is empty."""
 
-    def __deepcopy__(self, memo: object) -> _Pairs:
-        return _Pairs()
+class Pairs(WeakKeyDictionary[PreTrainedModel, _Kept]):
+    """What was made for each target, such as the draft model. A copy, or what comes out of a pickle, has other targets,
+    and is empty.
+    """
 
-    def __reduce__(self) -> tuple[type[_Pairs], tuple[()]]:
-        return _Pairs, ()
+    def __deepcopy__(self, memo: object) -> Pairs[_Kept]:
+        return Pairs()
+
+    def __reduce__(self) -> tuple[type[Pairs[_Kept]], tuple[()]]:
+        return Pairs, ()
 
 
 @dataclass
@@ -37,15 +41,19 @@ class DraftModelOption:
     model: str | PreTrainedModel
     """A local folder or a hub name; in Python also a model."""
 
-    _pairs: _Pairs = field(default_factory=_Pairs, init=False, repr=False, compare=False)
+    _pairs: Pairs[TreeModel] = field(default_factory=Pairs, init=False, repr=False, compare=False)
     _pairing: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def drafting_model(self, target: TreeModel) -> TreeModel:
         """The model, loaded and compared once for each target."""
         with self._pairing:
             if target.model not in self._pairs:
-                self._pairs[target.model] = paired(self.model, target)
+                self._pairs[target.model] = self.pair(target)
             return self._pairs[target.model]
+
+    def pair(self, target: TreeModel) -> TreeModel:
+        """The model for a target; raises ValueError with what does not fit."""
+        return paired(self.model, target)
 
     def fork(self) -> Any:
         """A drafter that shares the second model, which is loaded once for all."""
@@ -58,6 +66,13 @@ class DraftModelOption:
 
 
 def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
+    """The draft model for a target, of the same tokens; raises ValueError with what does not fit."""
+    draft = drafting_beside(model, target)
+    check_tokens(draft, target)
+    return draft
+
+
+def drafting_beside(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
     """The draft model for a target, ready to decode; raises ValueError with what does not fit."""
     drafting = loaded(model, target) if isinstance(model, str) else model
     try:
@@ -75,7 +90,6 @@ def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
             f"expected another model than the target to draft for {type(drafting).__name__}: {border.why}, "
             "and a draft would change it too"
         )
-    check_tokens(draft, target)
     return draft
 
 
@@ -89,6 +103,17 @@ def loaded(
     except Exception as error:  # a user's folder can be wrong in any way
         raise ValueError(f"expected {expected} at {name} to draft with, got: {first_line(error)}") from error
     return model.to(target.device).eval()
+
+
+def config_of(model: str | PreTrainedModel, expected: str) -> Any:
+    """The configuration of a model, or of one in a folder or on the hub; raises ValueError where there is none."""
+    if not isinstance(model, str):
+        return model.config
+    path = local_folder(model)
+    try:
+        return AutoConfig.from_pretrained(str(path))
+    except Exception as error:  # a user's folder can be wrong in any way
+        raise ValueError(f"expected {expected} at {model} to draft with, got: {first_line(error)}") from error
 
 
 def local_folder(name: str) -> Path:
