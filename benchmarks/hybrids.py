@@ -27,7 +27,7 @@ from token_recycling.model.prefill import read_prompts
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.templates import chain, root_only
 
-VOCABULARY, PROMPT, NEW = 8192, 64, 200
+VOCABULARY, PROMPT, NEW = 8192, 64, 128
 SIZES = (1, 2, 4, 8, 16)
 ROUNDS = 7
 COMMON = {
@@ -148,7 +148,7 @@ def lines(prompts: int) -> Iterator[str]:
 
 def main(
     output: Annotated[Path, typer.Option(help="file of the tables")] = Path("docs/results/hybrids.md"),
-    prompts: Annotated[int, typer.Option(help="prompts of a line")] = 4,
+    prompts: Annotated[int, typer.Option(help="prompts of a line")] = 3,
 ) -> None:
     """Measures, writes and prints both tables."""
     torch.set_num_threads(1)

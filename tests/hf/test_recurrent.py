@@ -19,8 +19,8 @@ from transformers.cache_utils import Cache
 
 import token_recycling as tr
 from token_recycling.drafters.draft_model import DraftModel
+from token_recycling.model.inspection import accepts
 from token_recycling.model.recurrence import recurrent_layers
-from token_recycling.model.support import accepts
 
 FAMILIES = ["qwen3_5_text", "lfm2", "falcon_h1", "nemotron_h", "jamba", "mamba2"]
 DRAFTER = "recycling:tree=8"

@@ -16,12 +16,12 @@ from token_recycling.draft import Context, Draft, Step
 from token_recycling.drafter import Drafter, DrafterTraits
 from token_recycling.model.inspection import (
     NoHiddenStatesError,
+    accepts,
     decoder_layers,
     hidden_states,
     layer_states,
     output_layer,
 )
-from token_recycling.model.support import accepts
 from token_recycling.tree import Tree
 
 TREE = Tree.from_paths([(0,), (1,), (0, 0)])

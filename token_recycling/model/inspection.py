@@ -10,7 +10,9 @@ setting the hook, some microseconds a pass.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import inspect
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,6 +47,17 @@ def parts_of(model: torch.nn.Module) -> Iterable[torch.nn.Module]:
                 found[id(part)] = part
                 left.append(part)
     return found.values()
+
+
+@functools.cache
+def _arguments(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+def accepts(model: PreTrainedModel, argument: str) -> bool:
+    """Whether the model's forward names this argument."""
+    own = "forward" in vars(model)  # wrapped for this object alone: not to be kept
+    return argument in (_arguments.__wrapped__(model.forward) if own else _arguments(type(model).forward))
 
 
 def prepares_inputs_elsewhere(model: PreTrainedModel) -> bool:

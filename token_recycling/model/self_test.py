@@ -17,11 +17,13 @@ from transformers import PreTrainedModel
 from ..draft import Draft
 from ..templates import chain, star
 from ..tree import Tree
+from .inspection import accepts
 from .kv_cache import unroll
 from .prefill import cross_border, prefill
 from .recurrence import bytes_of_states
+from .refusal import MASKED_ATTENTION
 from .remembered import forget, recalled, remembered, say_once
-from .support import MASKED_ATTENTION, Support, UnsupportedModelError, accepts, depends_on_rows, support
+from .support import Support, UnsupportedModelError, depends_on_rows, support
 from .tree_model import TreeModel
 
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])

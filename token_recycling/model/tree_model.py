@@ -16,11 +16,11 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .attention import attending, biased_by_position
-from .inspection import hidden_states, input_device
+from .inspection import accepts, hidden_states, input_device
 from .kv_cache import count
 from .recurrence import mixers_of, node_by_node
 from .remembered import turns
-from .support import UnsupportedModelError, accepts, support
+from .support import UnsupportedModelError, support
 from .tree_inputs import TreeInputs
 
 

@@ -1,0 +1,53 @@
+"""Why a model is refused, as far as its class and configuration show it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+
+from .architectures import KeyBias
+from .cache_layers import attends_to_blocks
+from .inspection import accepts, is_compiled, parts_of
+from .kv_cache import can_be_taken
+from .recurrence import mixers_of
+
+MASKED_ATTENTION = ("sdpa", "eager")
+"""Attention implementations that take a mask of any shape."""
+
+
+def refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], key_bias: KeyBias | None) -> str | None:
+    """Why trees cannot be exact, or None; `kept` are the layers of the cache that the model would use."""
+    name = type(model).__name__
+    others = sorted({type(layer).__name__ for layer in kept if not can_be_taken(layer)})
+    if others:
+        return f"expected layers that keep one slot a token or a state, got {name} with {', '.join(others)}"
+    stateful = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in kept)
+    if stateful and any(hasattr(layer, "indexer_keys") for layer in kept):
+        return f"expected attention to all keys beside states over the text, got {name}, whose index chooses among them"
+    if stateful and any(map(is_compiled, parts_of(model))):
+        return f"expected {name} as it is, got it compiled: layers that keep states read drafts as no graph does"
+    if (stateful or getattr(model, "_is_stateful", False)) and not mixers_of(model):
+        return (
+            f"expected a model whose state over the text is in transformers' own cache, got {name}, which keeps it "
+            "elsewhere: it cannot go back to before a rejected token"
+        )
+    if not (accepts(model, "past_key_values") or accepts(model, "cache_params")):
+        return f"expected a model that keeps keys and values in a cache, got {name}, which takes none"
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None) == "all":
+        return f"expected causal attention, got {name}, whose tokens see those after them"
+    built_as = {getattr(part, "is_decoder", True) for part in parts_of(model)}
+    if not getattr(config, "is_decoder", True) and False in built_as:
+        return f"expected causal attention, got {name} built as an encoder; build it with is_decoder=True"
+    if getattr(config, "alibi", False) and key_bias is None:
+        return f"expected rotary or learned positions, got {name} with ALiBi of a kind that is not known"
+    # Who chooses among blocks of keys does so in the masks of these alone, and looks for their names itself.
+    by_name = any(attends_to_blocks(layer) for layer in kept) and config._attn_implementation not in MASKED_ATTENTION
+    if by_name or any(re.search(r"FlashAttention\d", kind.__name__) for kind in set(map(type, parts_of(model)))):
+        return f"expected sdpa or eager attention, got {name} built for flash; load it with attn_implementation='sdpa'"
+    windows = sorted({layer.sliding_window for layer in kept if isinstance(layer, DynamicSlidingWindowLayer)})
+    if len(windows) > 1:
+        return f"expected one size of window for all layers, got {name} with {', '.join(map(str, windows))}"
+    return None
