@@ -248,6 +248,8 @@ DRAFTERS: dict[str, dict[str, list[Any]]] = {
     "specdec_pp": {"threshold": [0.3, 0.9], "min_length": [1, 2], "max_length": [4, 20], "sampled": [True]},
     "medusa": {"tree": ["auto", 6], "k": [4, 10]},
     "eagle": {"tree": ["auto", 6, "static"], "k": [4, 10], "depth": [5, 8]},
+    "dflash": {"tree": ["auto", 6, "chain:3"], "k": [4, 8]},
+    "assistant": {"mode": ["sequence", "tree", "graph"], "depth": [1, 4], "nodes": ["auto", 6], "sampled": [True]},
     "plain": {},
     "garbage": {},
 }
@@ -261,9 +263,13 @@ REQUIRED: dict[str, list[dict[str, str]]] = {
     ],
     "medusa": [{"heads": "medusa_heads(model)"}],
     "eagle": [{"head": "eagle_head(model)"}],
+    "dflash": [{"model": "dflash_assistant(model)"}],
+    "assistant": [
+        {"model": "related(new_model())", "tokenizer": "words(model)", "assistant_tokenizer": "words(model)"},
+    ],
 }
 """One of these is given always."""
-WITH_MODELS = {"draft_model", "layer_skip", "specdec_pp"}
+WITH_MODELS = {"assistant", "draft_model", "layer_skip", "specdec_pp"}
 """Drafters that draft with a model like the target, which may keep no states."""
 COSTS = [0.005, 0.05, 0.3]
 """What a node more costs, in passes over one token: made up, so that trees do not depend on the machine."""

@@ -113,6 +113,41 @@ def eagle_head(model):
     return folder
 
 
+def dflash_assistant(model):
+    """A DFlash assistant of two layers that has learned nothing, with blocks of 5."""
+    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+    text = model.config.get_text_config(decoder=True)
+    torch.manual_seed(5)
+    config = MuseGlimmerAssistantConfig(
+        hidden_size=text.hidden_size,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=12,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        block_size=5,
+        mask_token_id=0,
+        target_layer_ids=[0, text.num_hidden_layers - 1],
+        initializer_range=0.3,
+    )
+    return MuseGlimmerAssistantModel(config).eval()
+
+
+def words(model):
+    """A tokenizer whose tokens are words `t0`, `t1` and so on."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    size = model.get_input_embeddings().weight.shape[0]
+    made = Tokenizer(models.WordLevel({f"t{token}": token for token in range(size)}, unk_token="t0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
 def acceptance_head(model):
     """A head that believes in two tokens of three."""
     from token_recycling.drafters.specdec_pp.head import AcceptanceHead

@@ -111,7 +111,7 @@ def test_unknown_tokens_are_read_as_the_last_known() -> None:
 def test_the_reach_ends_with_the_positions() -> None:
     reader = Reader(TreeModel(tiny.llama(max_position_embeddings=20)))
     # After 18 tokens the last one (position 17) and two layers below it can be read, which gives a third.
-    assert [reader.reach(length) for length in (18, 20, 21)] == [3, 1, 0]
+    assert [reader.reach(torch.zeros(length)) for length in (18, 20, 21)] == [3, 1, 0]
     reader.prefill(tiny.prompt(0, 21)[0])
     assert reader.held == 0
 

@@ -8,11 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
+from support import assistants
 from transformers import PreTrainedModel
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling.drafters.assistant import Assistant
+from token_recycling.drafters.dflash import DFlash
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import save_head
@@ -22,6 +26,7 @@ from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.layer_skip import LayerSkip
 from token_recycling.drafters.medusa import Medusa
 from token_recycling.drafters.medusa.heads import MedusaHeads, save_heads
+from token_recycling.drafters.mtp import Mtp
 from token_recycling.drafters.rest import Rest
 from token_recycling.drafters.rest.datastore import build
 from token_recycling.drafters.specdec_pp import SpecDecPP
@@ -55,6 +60,13 @@ def _medusa(model: PreTrainedModel, folder: Path) -> Drafter:
     return Medusa(folder, tree=6, k=4)
 
 
+def _mtp(model: PreTrainedModel, folder: Path) -> Drafter:
+    """With two layers like those of the model, that have learned nothing."""
+    if not hasattr(model.get_decoder(), "layers"):
+        pytest.skip("transformers makes no MTP layers for families whose decoder has no `layers`")
+    return Mtp(assistants.mtp(model), tree=5, k=3, depth=3)
+
+
 def _rest(model: PreTrainedModel, folder: Path) -> Drafter:
     """With a datastore of what the model itself says after a few random tokens."""
     draws = torch.Generator().manual_seed(0)
@@ -75,12 +87,21 @@ def _specdec_pp(model: PreTrainedModel, folder: Path) -> Drafter:
     return SpecDecPP(model, head)
 
 
+def _assistant(model: PreTrainedModel, folder: Path) -> Drafter:
+    """A model drafts for itself, its tokens being words."""
+    words = assistants.word_tokenizer(model.get_input_embeddings().weight.shape[0])
+    return Assistant(model, nodes=12, tokenizer=words, assistant_tokenizer=words)
+
+
 EXAMPLES: dict[str, Callable[[PreTrainedModel, Path], Drafter]] = {
     "draft_model": lambda model, folder: DraftModel(model),  # a model drafts for itself
+    "assistant": _assistant,
+    "dflash": lambda model, folder: DFlash(assistants.dflash(model), tree=6, k=4),
     "eagle": _eagle,
     "fuse": lambda model, folder: Fuse("recycling(tree=16)+suffix", nodes=16),
     "layer_skip": _layer_skip,
     "medusa": _medusa,
+    "mtp": _mtp,
     "rest": _rest,
     "specdec_pp": _specdec_pp,
 }

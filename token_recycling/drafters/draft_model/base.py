@@ -44,6 +44,10 @@ class ModelDrafter(Drafter):
         """The model that drafts for this target; raises ValueError if there is none that can."""
         raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
 
+    def reader(self, target: TreeModel, model: TreeModel) -> Reader:
+        """What reads a text of the target with the drafting model."""
+        return Reader(model, self.reads_states)
+
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules | None:
         """What is drafted for a text that begins; None for nothing at all."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
@@ -86,7 +90,7 @@ class ModelText(TextDrafter):
     ) -> None:
         super().__init__(drafter)
         self._target, self._rules = target, rules
-        self.reader = Reader(model, drafter.reads_states)
+        self.reader = drafter.reader(target, model)
         self.counts: Counter[str] = Counter()
         """What `statistics` gives next."""
         self._graph: Graph | None = None
@@ -100,7 +104,7 @@ class ModelText(TextDrafter):
         if rules is None:
             return Draft(root_only(), context.root)
         text, warp = context.tokens, context.warp if drafter.sampled else None
-        depth = min(drafter.depth_for(context, rules), context.room - 1, reader.reach(len(text)))
+        depth = min(drafter.depth_for(context, rules), context.room - 1, reader.reach(text))
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
         if depth < 1 or (warp and not self._target.support.fits(len(text) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)

@@ -42,24 +42,35 @@ class Reader:
 
     def prefill(self, text: torch.Tensor) -> None:
         """Reads all of `text` (length,) but its last token, as far as the model reaches."""
-        if self.reach(len(text)) > 0 and len(text) - 1 > self.held:
+        self._prefill(self._own(text))
+
+    def _own(self, text: torch.Tensor) -> torch.Tensor:
+        """A text as tokens of the model."""
+        return text
+
+    def _prefill(self, text: torch.Tensor) -> None:
+        if self._reach(len(text)) > 0 and len(text) - 1 > self.held:
             prefill(self.model, [self._known(text)], self._cache)
             self.held = len(text) - 1
 
-    def reach(self, length: int) -> int:
-        """Number of layers that may be drafted below a text of `length` tokens before the model's positions end."""
+    def reach(self, text: torch.Tensor) -> int:
+        """Number of layers that may be drafted below `text` (length,) before the model's positions end."""
+        return self._reach(len(self._own(text)))
+
+    def _reach(self, length: int) -> int:
         limit = self.model.max_length
         return length if limit is None else limit - length + 1
 
     def read(self, text: torch.Tensor) -> torch.Tensor:
         """Logits (1, vocabulary) after `text` (length,), which is or begins with what was read before."""
+        text = self._own(text)
         if self._nodes > 1:
             self.keep([])
         if self.held == len(text):  # the same text again
             self.held -= 1
             self._kept.keep(self.held, [self.held], [[]])
         if len(text) - self.held > _AT_ONCE:
-            self.prefill(text)
+            self._prefill(text)
         new = self._known(text[self.held :])
         tree = chain(len(new) - 1) if len(new) > 1 else root_only()
         logits = self._forward(self.model.inputs.of([Draft(tree, new)], [self.held], self.held))

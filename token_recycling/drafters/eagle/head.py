@@ -12,7 +12,6 @@ layer over its rows, and an output layer.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
+
+from ...model.placing import placed_copy
 
 _PAPERS = (lambda layers: 2, lambda layers: layers // 2, lambda layers: layers - 3)
 """The states that EAGLE-3 reads of a target of so many layers: those that enter these."""
@@ -124,14 +125,7 @@ class EagleHead(nn.Module):
 
     def for_drafting(self, device: torch.device, dtype: torch.dtype) -> EagleHead:
         """A copy on a device and with parameters of a type, without gradients."""
-        made = copy.deepcopy(self).eval()
-        for module in made.modules():
-            for name, weight in module._parameters.items():
-                if weight is not None:
-                    module._parameters[name] = nn.Parameter(weight.detach().to(device, dtype), requires_grad=False)
-            for name, buffer in module._buffers.items():  # such as frequencies of positions, which need all their bits
-                module._buffers[name] = None if buffer is None else buffer.to(device)
-        return made
+        return placed_copy(self, device, dtype)
 
 
 class Eagle1Head(EagleHead):

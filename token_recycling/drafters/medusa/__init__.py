@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ...candidates.topk import top_candidates
@@ -31,6 +30,7 @@ from ...model.tree_model import TreeModel
 from ...templates import best_paths, root_only, template_from, tree_of
 from ...tree import Tree
 from .heads import MedusaHeads, check_heads, load_heads
+from .product import best_product, product_draft
 
 _STATIC = "static"
 
@@ -122,10 +122,7 @@ class MedusaText(TextDrafter):
         """
         budget = None if self._costs is None else Budget(self._costs.by_nodes, self._step)
         most = int(self.drafter.tree) if budget is None else len(budget.verification) - 1
-        paths = list(islice(best_paths(acceptance), most))
-        if budget is not None:
-            paths = paths[: budget.best([gain for gain, _ in paths], steps=1)[0]]
-        return tree_of(paths)
+        return best_product(acceptance, most, budget)
 
     def draft(self, context: Context) -> Draft:
         if self._hidden is None or (self._template is not None and len(self._template) == 1):
@@ -133,10 +130,7 @@ class MedusaText(TextDrafter):
         logits = self._heads(self._hidden[None], self._output)[:, 0]
         candidates, chances = top_candidates(logits, min(self.drafter.k, logits.shape[-1]))
         tree = self._template or self._best_tree(chances.tolist())
-        chosen = np.array(tree.depths[1:], int) - 1, np.array(tree.ranks[1:], int)
-        following = torch.tensor(candidates[chosen], dtype=torch.long, device=context.root.device)
-        confidence = np.append(np.float32(1), chances[chosen])
-        return Draft(tree, torch.cat([context.root, following]), confidence=confidence)
+        return product_draft(tree, context.root, candidates, chances)
 
     def observe(self, step: Step) -> None:
         assert step.hidden is not None

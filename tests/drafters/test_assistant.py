@@ -1,0 +1,213 @@
+"""Assistants of another tokenizer: the same model in other words drafts the same; a text is read token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import assistants, tiny
+from support.architectures import Case, model_of
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma4AssistantConfig,
+    Gemma4TextConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+import token_recycling as tr
+from token_recycling.drafters.assistant import Assistant
+from token_recycling.drafters.assistant.translated import Translation
+from token_recycling.drafters.draft_model import DraftModel
+from token_recycling.model.tree_model import TreeModel
+
+WORDS = tiny.tokenizer()
+PROMPT = WORDS("def add(a, b):\n    return", return_tensors="pt")["input_ids"]
+SIZE = len(WORDS)
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return tiny.llama(2, vocab_size=SIZE)
+
+
+def fewer_words() -> PreTrainedTokenizerFast:
+    """Trained on other texts, with fewer tokens of several letters."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=270,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<start>"],
+        show_progress=False,
+    )
+    made.train_from_iterator(["return add printing index of all"] * 3, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<start>")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "sequence", "depth": 3},
+        {"mode": "tree", "nodes": 12, "theta_prob": 0.05},
+        {"nodes": 12, "theta_prob": 0.05},
+    ],
+    ids=["sequence", "tree", "graph"],
+)
+def test_the_same_model_in_other_words_drafts_the_same(target: LlamaForCausalLM, options: dict[str, Any]) -> None:
+    other, words = assistants.in_other_words(tiny.related(target), WORDS)
+    drafters = (
+        DraftModel(tiny.related(target), **options),
+        Assistant(other, tokenizer=WORDS, assistant_tokenizer=words, **options),
+    )
+    drafts = []
+    for drafter in drafters:
+        steps = list(tr.stream(target, PROMPT, drafter, max_new_tokens=40))
+        drafts.append([(step.draft.tree.parents, step.draft.tokens.tolist()) for step in steps])
+        accepted = {len(step.accepted) - 1 for step in steps}
+        assert 0 in accepted
+        assert max(accepted) > 1
+    assert drafts[0] == drafts[1]
+
+
+@torch.no_grad()
+def test_a_draft_is_that_of_a_model_that_reads_the_text_anew(target: LlamaForCausalLM) -> None:
+    """With tokens that only one of the two has, over steps with rejections."""
+    words = fewer_words()
+    model = tiny.llama(3, vocab_size=len(words))
+    translation, text = Translation(WORDS, words, TreeModel(target)), PROMPT[0].tolist()
+    assert 256 <= len(translation.shared) < min(SIZE, len(words))
+    own = words(WORDS.decode(text), add_special_tokens=False)["input_ids"]
+    drafter = Assistant(model, mode="sequence", depth=3, tokenizer=WORDS, assistant_tokenizer=words)
+    lengths = set()
+    for step in tr.stream(target, PROMPT, drafter, max_new_tokens=40):
+        read, drafted = list(own), step.draft.tokens.tolist()[1:]
+        for token in drafted:
+            logits = model(torch.tensor([read])).logits[0, -1]
+            best = max(translation.shared, key=lambda one: float(logits[translation.shared[one]]))
+            assert token == best
+            read.append(translation.shared[best])
+        for token in step.tokens:
+            spelt = words(WORDS.decode([token], skip_special_tokens=True), add_special_tokens=False)["input_ids"]
+            own += [translation.shared[token]] if token in translation.shared else spelt
+            lengths.add(len(spelt))
+    assert max(lengths) > 1, "some tokens are spelt"
+
+
+def test_texts_are_those_of_the_target() -> None:
+    """Greedy, sampled with chosen and with drawn drafts, and in a padded batch, of two families."""
+    for family in ("qwen3", "gemma2"):
+        windows = (
+            {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8} if family == "gemma2" else {}
+        )
+        target = model_of(Case(family, config={**windows, "vocab_size": SIZE}))
+        draft, words = assistants.in_other_words(tiny.llama(2, vocab_size=SIZE), WORDS)
+        drafter = Assistant(draft, nodes=8, theta_prob=0.0, tokenizer=WORDS, assistant_tokenizer=words)
+        for arguments in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
+            torch.manual_seed(5)
+            wanted = target.generate(PROMPT, max_new_tokens=14, **arguments)
+            torch.manual_seed(5)
+            stats = tr.Stats()
+            ours = tr.generate(target, PROMPT, drafter=drafter, max_new_tokens=14, stats=stats, **arguments)
+            assert torch.equal(ours, wanted)
+            assert stats.drafter_statistics["drafted_by_model"] > 0
+        batch = torch.cat([torch.nn.functional.pad(PROMPT[:, 4:], (4, 0)), PROMPT])
+        given = {"attention_mask": (batch != 0).long(), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(tr.generate(target, batch, drafter=drafter, **given), target.generate(batch, **given))
+
+
+def test_drawn_drafts_are_accepted(target: LlamaForCausalLM) -> None:
+    """Nearly always, where both models are the same."""
+    other, words = assistants.in_other_words(target, WORDS)
+    drafter = Assistant(other, mode="sequence", depth=3, sampled=True, tokenizer=WORDS, assistant_tokenizer=words)
+    stats = tr.Stats()
+    tr.generate(target, PROMPT, drafter=drafter, max_new_tokens=41, do_sample=True, top_k=0, stats=stats)
+    assert stats.mat > 3.5
+
+
+def test_nothing_is_drafted_where_nothing_can_be_read(target: LlamaForCausalLM) -> None:
+    """A prompt of nothing but marks without letters; later tokens are read."""
+    other, words = assistants.in_other_words(target, WORDS)
+    ids = torch.tensor([[WORDS.eos_token_id] * 3])
+    drafter = Assistant(other, nodes=6, tokenizer=WORDS, assistant_tokenizer=words)
+    steps = list(tr.stream(target, ids, drafter, max_new_tokens=16))
+    assert len(steps[0].draft.tree) == 1
+    assert any(len(step.draft.tree) > 1 for step in steps)
+    assert [t for step in steps for t in step.tokens] == target.generate(ids, max_new_tokens=16)[0, 3:].tolist()
+
+
+def test_a_prompt_begins_as_the_assistant_knows_it() -> None:
+    words = fewer_words()
+    words.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<start> $A", special_tokens=[("<start>", words.bos_token_id)]
+    )
+    translation = Translation(WORDS, words, TreeModel(tiny.llama(vocab_size=SIZE)))
+    assert translation.prompt(PROMPT[0])[0] == words.bos_token_id
+    assert words.bos_token_id not in translation.one(4, 5)
+
+
+def test_a_space_before_a_word_is_kept() -> None:
+    """By a tokenizer that takes away the one with which a text begins."""
+    made = Tokenizer(models.WordLevel({"▁a": 0, "▁long": 1, "b": 2}, unk_token="b"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    theirs = PreTrainedTokenizerFast(tokenizer_object=made)
+    assert theirs.decode([1]) == "long"
+    words = fewer_words()
+    translation = Translation(theirs, words, TreeModel(tiny.llama(vocab_size=3)))
+    assert words.decode(translation.one(0, 1)) == " long"
+
+
+def test_the_positions_of_the_assistant_end_a_draft(target: LlamaForCausalLM) -> None:
+    model = tiny.llama(3, vocab_size=SIZE, max_position_embeddings=len(PROMPT[0]) + 6)
+    drafter = Assistant(model, mode="sequence", depth=3, tokenizer=WORDS, assistant_tokenizer=WORDS)
+    steps = list(tr.stream(target, PROMPT, drafter, max_new_tokens=20))
+    assert len(steps[0].draft.tree) == 4
+    assert len(steps[-2].draft.tree) == 1
+
+
+# refusals
+
+
+def refusal(target: PreTrainedModel, *given: Any, **options: Any) -> str:
+    with pytest.raises(ValueError, match="expected") as refused:
+        tr.generate(target, PROMPT, drafter=Assistant(*given, **options), max_new_tokens=4)
+    return str(refused.value)
+
+
+def test_tokenizers_are_needed_and_must_share_tokens(target: LlamaForCausalLM) -> None:
+    assert "the target's tokenizer, got none" in refusal(target, target, assistant_tokenizer=WORDS)
+    assert "the assistant's tokenizer, got none" in refusal(target, target, tokenizer=WORDS)
+    words = assistants.word_tokenizer(SIZE)
+    assert "shares none of" in refusal(target, target, tokenizer=WORDS, assistant_tokenizer=words)
+    small = tiny.llama(vocab_size=64)
+    assert "logits for all" in refusal(target, small, tokenizer=WORDS, assistant_tokenizer=WORDS)
+
+
+def test_assistants_that_read_the_targets_cache_are_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    text = Gemma4TextConfig(num_hidden_layers=2, hidden_size_per_layer_input=0, vocab_size_per_layer_input=0)
+    Gemma4AssistantConfig(text_config=text).save_pretrained(tmp_path)
+    assert "got gemma4_assistant, all of whose layers read those in the target's cache" in refusal(
+        target, str(tmp_path)
+    )
+
+
+def test_a_folder_without_a_model_is_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    assert "expected an assistant at" in refusal(target, str(tmp_path))
+    assert "there is no such folder" in refusal(target, str(tmp_path / "missing"))
+
+
+def test_tokenizers_beside_the_models_are_found(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    other, words = assistants.in_other_words(tiny.related(target), WORDS)
+    for name, model, tokenizer in (("target", target, WORDS), ("assistant", other, words)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    loaded, stats = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32), tr.Stats()
+    drafter = tr.make_drafter(f"assistant:model={tmp_path / 'assistant'},nodes=8")
+    tr.generate(loaded, PROMPT, drafter=drafter, max_new_tokens=30, stats=stats)
+    assert stats.mat > 1.2

@@ -1,0 +1,217 @@
+"""DFlash: a block is what the assistant says that reads the text anew; trees of its places; texts are the target's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support import assistants, tiny
+from support.architectures import VOCABULARY, Case, model_of, named
+from support.recurrent_architectures import RECURRENT
+from support.runs import fix_costs
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers.cache_utils import DFlashCache
+
+import token_recycling as tr
+from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.drafting import OwnWork
+from token_recycling.drafters.dflash import DFlash, DFlashText, _without_norm
+from token_recycling.templates import best_paths
+
+
+@torch.no_grad()
+def wanted_chances(model: PreTrainedModel, assistant: PreTrainedModel, text: list[int], begin: int) -> torch.Tensor:
+    """(places, vocabulary): of the block after a text, all of it read anew from place `begin` on."""
+    decoder = model.get_decoder()
+    states = decoder(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+    config = assistant.config
+    block = torch.tensor([[text[-1], *[config.mask_token_id] * (config.block_size - 1)]])
+    cache = DFlashCache(config=config)
+    cache.set_previous_accepted_tokens(len(text) - 1 - begin)
+    outputs = assistant(
+        noise_embeds=model.get_input_embeddings()(block),
+        context_hidden_states=torch.cat([states[number + 1][:, begin:] for number in config.target_layer_ids], dim=-1),
+        position_ids=torch.arange(begin, len(text) - 1 + config.block_size)[None],
+        past_key_values=cache,
+    )
+    return model.lm_head(outputs.last_hidden_state[0, 1:]).softmax(-1)
+
+
+def test_every_block_is_what_an_assistant_says_that_reads_everything_anew() -> None:
+    """Across the border of its window, with rejections and with places where nothing was drafted; the tree is the best
+    one of the places' product.
+    """
+    model = tiny.llama(1)
+    assistant, prompt, nodes, k = assistants.dflash(model), tiny.prompt(2, 9), 7, 4
+    text, accepted = prompt[0].tolist(), []
+    steps = list(tr.stream(model, prompt, DFlash(assistant, tree=nodes, k=k), max_new_tokens=40))
+    assert len(steps[0].draft.tree) == 1, "no state is known before the first pass"
+    for number, step in enumerate(steps):
+        room = 40 - (len(text) - 9) - 1
+        if number and room:
+            chances, tokens = wanted_chances(model, assistant, text, 0)[:room].topk(k)
+            paths = [path for (_, path), _ in zip(best_paths(chances.tolist()), range(nodes), strict=False)]
+            wanted = {tuple(int(tokens[depth, rank]) for depth, rank in enumerate(path)) for path in paths}
+            tree, drafted = step.draft.tree, step.draft.tokens.tolist()
+            assert {tuple(drafted[n] for n in tree.lineages[node][1:]) for node in range(1, len(tree))} == wanted
+        text += step.tokens
+        accepted.append(len(step.accepted) - 1)
+    assert {0, 1} <= set(accepted), "some are accepted, and some rejected"
+
+
+def test_a_perfect_assistant_saves_most_steps(counting: LlamaForCausalLM) -> None:
+    assistant, prompt, stats = assistants.foreseeing_dflash(counting), torch.tensor([[1, 2, 3]]), tr.Stats()
+    ours = tr.generate(counting, prompt, drafter=DFlash(assistant, tree=12), max_new_tokens=41, stats=stats)
+    assert torch.equal(ours, counting.generate(prompt, max_new_tokens=41))
+    assert stats.mat > 2
+    assert stats.drafter_statistics["draft_forwards"] >= stats.steps - 2
+
+
+FAMILIES = [
+    named("qwen3"),
+    named("gpt_oss", "window of 8"),
+    *(one for one in RECURRENT if one.family in ("qwen3_5_text", "inkling_text")),
+]
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_texts_are_those_of_the_target(case: Case) -> None:
+    """Greedy, sampled and in a padded batch, of families with windows, states over the text and a norm in the
+    embedding, which the assistant does without.
+    """
+    model = model_of(case)
+    drafter, ids = DFlash(assistants.dflash(model), tree=8), tiny.prompt(3, 7, VOCABULARY)
+    for arguments in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
+        torch.manual_seed(5)
+        wanted = model.generate(ids, max_new_tokens=14, **arguments)
+        torch.manual_seed(5)
+        stats = tr.Stats()
+        assert torch.equal(
+            tr.generate(model, ids, drafter=drafter, max_new_tokens=14, stats=stats, **arguments), wanted
+        )
+        assert stats.drafter_statistics["draft_forwards"] > 0
+    batch = torch.cat([torch.nn.functional.pad(ids[:, :4], (3, 0)), ids])
+    given = {"attention_mask": (batch != 0).long(), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(tr.generate(model, batch, drafter=drafter, **given), model.generate(batch, **given))
+
+
+def test_texts_of_a_batch_are_drafted_for_as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a model that reads its prompts together, filled up on the left."""
+    read, blocks = DFlashText._read, []
+
+    def note(text: DFlashText, tokens: torch.Tensor) -> torch.Tensor:
+        logits = read(text, tokens)
+        blocks.append((tokens.tolist(), logits))
+        return logits
+
+    monkeypatch.setattr(DFlashText, "_read", note)
+    (case,) = (one for one in RECURRENT if one.family == "qwen3_5_text")
+    for model in (tiny.llama(1, vocab_size=VOCABULARY), model_of(case)):
+        drafter, long = DFlash(assistants.dflash(model), tree=6), tiny.prompt(3, 9, VOCABULARY)
+        batch = torch.cat([torch.nn.functional.pad(long[:, 4:], (4, 0)), long])
+        tr.generate(
+            model, batch, drafter=drafter, attention_mask=(batch != 0).long(), max_new_tokens=8, do_sample=False
+        )
+        assert {len(tokens) for tokens, _ in blocks} >= {6, 10}, "both were read from the beginning"
+        for tokens, logits in blocks:
+            chances = wanted_chances(model, drafter.model, tokens, 0)
+            torch.testing.assert_close(logits.softmax(-1), chances, atol=1e-4, rtol=1e-3)
+        blocks.clear()
+
+
+def test_behind_a_cache_the_text_is_read_from_where_states_are_known() -> None:
+    model, ids = tiny.llama(1), tiny.prompt(2, 9)
+    assistant, cache = assistants.dflash(model), DynamicCache(config=model.config)
+    model(ids[:, :6], past_key_values=cache)
+    steps = list(tr.stream(model, ids, DFlash(assistant, tree="chain:2"), max_new_tokens=12, past_key_values=cache))
+    text = ids[0].tolist() + steps[0].tokens
+    assert steps[1].draft.tokens[1:].tolist() == wanted_chances(model, assistant, text, 6)[:2].argmax(-1).tolist()
+
+
+def test_a_block_is_embedded_without_the_norm_of_an_embedding() -> None:
+    (case,) = (one for one in RECURRENT if one.family == "inkling_text")
+    embedding, tokens = model_of(case).get_input_embeddings(), torch.tensor([[3, 4]])
+    normed = embedding(tokens)
+    plain = _without_norm(embedding)(tokens)
+    assert torch.equal(plain, torch.nn.functional.embedding(tokens, embedding.weight))
+    assert not torch.equal(plain, normed)
+    assert torch.equal(embedding(tokens), normed), "the target's own is as before"
+
+
+# options
+
+
+def test_auto_drafts_as_many_nodes_as_pay(counting: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    assistant = assistants.foreseeing_dflash(counting)
+    for seconds, least, most in (((1.0, 90.0), 1, 1), ((1.0, 1.001, 1.002, 1.003), 3, 4)):
+        curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
+        fix_costs(monkeypatch, lambda costs, curve=curve: curve)
+        steps = list(tr.stream(counting, torch.tensor([[1, 2, 3]]), DFlash(assistant), max_new_tokens=24))
+        sizes = [len(step.draft.tree) for step in steps[1:-1]]
+        assert least <= max(sizes) <= most
+
+
+def test_a_given_tree_is_filled_as_far_as_a_token_may_follow(counting: LlamaForCausalLM) -> None:
+    drafter = DFlash(assistants.foreseeing_dflash(counting), tree="0 1 00 000")
+    steps = list(tr.stream(counting, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=12))
+    assert {step.draft.tree.depth for step in steps[1:]} <= {0, 1, 2, 3}
+    assert max(len(step.draft.tree) for step in steps) == 5
+    assert "tree" in drafter.describe()
+
+
+@pytest.mark.parametrize(("tree", "k"), [("chain:5", 8), ("0 1 2", 2)])
+def test_a_tree_that_no_block_fills_is_refused(tree: str, k: int) -> None:
+    with pytest.raises(ValueError, match="at most 4 layers, one a place of a block, and ranks below k"):
+        DFlash(assistants.dflash(tiny.llama()), tree=tree, k=k)
+
+
+# assistants
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"hidden_size": 16}, "a target of width 16"),
+        ({"target_layer_ids": [0, 7]}, "with a layer 7"),
+        ({"mask_token_id": 64}, "with a token 64, the mask"),
+    ],
+)
+def test_an_assistant_of_another_target_is_refused(config: dict[str, object], match: str) -> None:
+    model = tiny.llama()
+    with pytest.raises(ValueError, match=match):
+        tr.generate(model, tiny.prompt(0, 5), drafter=DFlash(assistants.dflash(model, **config)), max_new_tokens=4)
+
+
+def test_what_is_no_assistant_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got 'llama' without block_size, mask_token_id, target_layer_ids"):
+        DFlash(tiny.llama())
+    with pytest.raises(ValueError, match="there is no such folder"):
+        DFlash(str(tmp_path / "missing"))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="expected a DFlash assistant at"):
+        DFlash(str(tmp_path))
+
+
+def test_an_assistant_is_loaded_from_its_folder(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+    assistant = assistants.foreseeing_dflash(counting)
+    assistant.save_pretrained(tmp_path)
+    drafts = [
+        [
+            step.draft.tokens.tolist()
+            for step in tr.stream(counting, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=12)
+        ]
+        for drafter in (DFlash(assistant, tree=5), tr.make_drafter(f"dflash:model={tmp_path},tree=5"))
+    ]
+    assert drafts[0] == drafts[1]
+
+
+def test_an_assistant_takes_the_type_of_its_target_and_stays_as_it_is() -> None:
+    model = tiny.llama().to(torch.bfloat16)
+    assistant = assistants.dflash(model)
+    drafter, ids = DFlash(assistant, tree=4), tiny.prompt(0, 6)
+    assert torch.equal(
+        tr.generate(model, ids, drafter=drafter, max_new_tokens=12), model.generate(ids, max_new_tokens=12)
+    )
+    assert assistant.dtype == torch.float32

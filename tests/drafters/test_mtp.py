@@ -1,0 +1,244 @@
+"""MTP: what the layers foresee is what they say that read the text anew; trees, budgets and where layers come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import assistants, tiny
+from support.architectures import GROUP, MIXED, MLA, MOE, VOCABULARY, Case, model_of
+from support.recurrent_architectures import RECURRENT
+from support.runs import fix_costs
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+import token_recycling as tr
+from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.drafting import OwnWork, Work
+from token_recycling.draft import Step
+from token_recycling.drafters.mtp import Mtp, reader
+from token_recycling.model.tree_model import TreeModel
+
+(INKLING,) = (one.config for one in RECURRENT if one.family == "inkling_text")
+EXPERTS: dict[str, Any] = {**MOE, **GROUP}
+FAMILIES = [
+    Case("deepseek_v3", config={**EXPERTS, **MLA, "num_mtp_layers": 2}),
+    Case("glm4_moe", config={**EXPERTS, "num_mtp_layers": 3}),
+    Case("mellum", "window of 8", config={**EXPERTS, **MIXED, "num_mtp_layers": 1}),
+    Case("inkling_text", "window of 8", config={**INKLING, "num_mtp_layers": 2, "mtp_local_layer_ids": []}),
+]
+
+
+def layers_of(case: Case, model: PreTrainedModel) -> MtpModel:
+    return assistants.mtp(model, case.config["num_mtp_layers"])
+
+
+@torch.no_grad()
+def wanted_chances(model: PreTrainedModel, layers: MtpModel, text: list[int], begin: int, beyond: int) -> torch.Tensor:
+    """(places, vocabulary): a token of each layer after a text by transformers' own chain, all of it read anew from
+    place `begin` on, and then `beyond` more of the last layer, every time anew too.
+    """
+    ids = torch.tensor([text])
+    states = model.get_decoder()(input_ids=ids[:, :-1]).last_hidden_state[:, begin:]
+    places = torch.arange(begin + 1, len(text))[None]
+    tokens, logits, _ = layers(ids[:, begin + 1 :], states, None, places, MtpCache(config=layers.config))
+    if beyond:  # of one layer
+        assert len(layers.layers) == 1
+        ids, own = ids[:, begin + 1 :], states
+        for _ in range(beyond):
+            outputs = layers.forward_layer(0, own, places, MtpCache(config=layers.config), input_ids=ids)
+            own = torch.cat([own, outputs[:, -1:]], dim=1)
+            ids, places = torch.cat([ids, tokens[:, -1:]], dim=1), torch.cat([places, places[:, -1:] + 1], dim=1)
+            outputs = layers.forward_layer(0, own, places, MtpCache(config=layers.config), input_ids=ids)
+            logits = torch.cat([logits, layers.shared_head(outputs[:, -1:])], dim=1)
+            tokens = logits[:, -1:].argmax(-1)
+    return logits[0].softmax(-1)
+
+
+def drafted(step: Step) -> set[tuple[int, ...]]:
+    tree, tokens = step.draft.tree, step.draft.tokens.tolist()
+    return {tuple(tokens[above] for above in tree.lineages[node][1:]) for node in range(1, len(tree))}
+
+
+def best_paths(chances: torch.Tensor, k: int, nodes: int) -> set[tuple[int, ...]]:
+    """The most probable nodes of a chain with siblings."""
+    likely, tokens = chances.topk(k)
+    found = {}
+    for place in range(len(chances)):
+        above, product = tuple(tokens[:place, 0].tolist()), float(likely[:place, 0].prod())
+        found |= {(*above, int(tokens[place, rank])): product * float(likely[place, rank]) for rank in range(k)}
+    return set(sorted(found, key=lambda path: -found[path])[:nodes])
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("piece", [512, 4], ids=["whole", "in pieces"])
+def test_every_draft_is_what_layers_foresee_that_read_everything_anew(
+    case: Case, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Across their windows, after rejections and after tokens that stood beside the chain; and prompts in pieces."""
+    monkeypatch.setattr(reader, "_PIECE", piece)
+    model = model_of(case)
+    layers, prompt, new = layers_of(case, model), tiny.prompt(2, 9, VOCABULARY), 30
+    depth = len(layers.layers) if len(layers.layers) > 1 else 3
+    text, k = prompt[0].tolist(), 30 if TreeModel(model).support.branches else 1
+    steps = list(tr.stream(model, prompt, Mtp(layers, tree=60, k=k, depth=depth), max_new_tokens=new))
+    assert len(steps[0].draft.tree) == 1, "no state is known before the first pass"
+    for number, step in enumerate(steps):
+        places = min(depth, new - (len(text) - 9) - 1)
+        if number and places:
+            beyond = depth - 1 if len(layers.layers) == 1 else 0
+            chances = wanted_chances(model, layers, text, 0, beyond)[:places]
+            assert drafted(step) == best_paths(chances, k, 60)
+        text += step.tokens
+    lengths = {len(step.accepted) - 1 for step in steps}
+    assert 0 in lengths, "there are rejections"
+    assert k == 1 or max(lengths) > 0, "and something is accepted"
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_texts_are_those_of_the_target(case: Case) -> None:
+    """Greedy, sampled and in a padded batch."""
+    model = model_of(case)
+    drafter, ids = Mtp(layers_of(case, model), tree=6), tiny.prompt(3, 7, VOCABULARY)
+    for arguments in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
+        torch.manual_seed(5)
+        wanted = model.generate(ids, max_new_tokens=14, **arguments)
+        torch.manual_seed(5)
+        stats = tr.Stats()
+        ours = tr.generate(model, ids, drafter=drafter, max_new_tokens=14, stats=stats, **arguments)
+        assert torch.equal(ours, wanted)
+        assert stats.drafter_statistics["draft_forwards"] > 0
+    batch = torch.cat([torch.nn.functional.pad(ids[:, :4], (3, 0)), ids])
+    given = {"attention_mask": (batch != 0).long(), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(tr.generate(model, batch, drafter=drafter, **given), model.generate(batch, **given))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_text_may_be_shorter_than_there_are_layers(length: int) -> None:
+    for case in (FAMILIES[1], FAMILIES[3]):
+        model = model_of(case)
+        ids = tiny.prompt(3, length, VOCABULARY)
+        ours = tr.generate(model, ids, drafter=Mtp(layers_of(case, model), tree=6), max_new_tokens=9, do_sample=False)
+        assert torch.equal(ours, model.generate(ids, max_new_tokens=9, do_sample=False))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_perfect_layers_save_all_steps_but_one_in_so_many(counting: LlamaForCausalLM, layers: int) -> None:
+    """Beyond their number too."""
+    stats, prompt = tr.Stats(), torch.tensor([[1, 2]])
+    drafter = Mtp(assistants.counting_mtp(counting, layers), tree=4, k=1, depth=4)
+    ours = tr.generate(counting, prompt, drafter=drafter, max_new_tokens=21, stats=stats)
+    assert torch.equal(ours, counting.generate(prompt, max_new_tokens=21))
+    assert stats.steps == 1 + 20 // 5
+    assert stats.drafter_statistics["draft_forwards"] == 4 * 4
+
+
+def test_behind_a_cache_the_text_is_read_from_where_states_are_known() -> None:
+    model, ids = model_of(FAMILIES[0]), tiny.prompt(2, 9, VOCABULARY)
+    layers, cache = layers_of(FAMILIES[0], model), model(ids[:, :6]).past_key_values
+    steps = list(tr.stream(model, ids, Mtp(layers, tree=8, depth=2), max_new_tokens=12, past_key_values=cache))
+    text = ids[0].tolist() + steps[0].tokens
+    assert drafted(steps[1]) == best_paths(wanted_chances(model, layers, text, 6, 0), 4, 8)
+
+
+# options
+
+
+@pytest.mark.parametrize(
+    ("price", "seconds", "depths"),
+    [
+        (0.01, (1.0, 1.001, 1.002, 1.003, 1.004), {4}),
+        (0.01, (1.0, 90.0), {0}),
+        (2.0, (1.0, 1.001, 1.002, 1.003, 1.004), {1}),
+    ],
+)
+def test_auto_drafts_as_many_places_and_nodes_as_pay(
+    counting: LlamaForCausalLM,
+    monkeypatch: pytest.MonkeyPatch,
+    price: float,
+    seconds: tuple[float, ...],
+    depths: set[int],
+) -> None:
+    """A layer's pass costs `price` passes of the target."""
+    curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
+    fix_costs(monkeypatch, lambda costs: curve)
+    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    drafter = Mtp(assistants.counting_mtp(counting, 1))
+    drafter.work.known = Work(price, 0.0)
+    steps = list(tr.stream(counting, torch.tensor([[1, 2]]), drafter, max_new_tokens=31))
+    assert {step.draft.tree.depth for step in steps[1:-2]} == depths
+
+
+@pytest.mark.parametrize("options", [{"k": 0}, {"depth": 0}, {"tree": 0}, {"tree": "paper"}, {"layers": "others"}])
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"expected.*{next(iter(options))}|expected.*1 node or more"):
+        Mtp(**options)
+
+
+# layers
+
+
+def test_layers_are_found_in_the_files_of_the_target(tmp_path: Path) -> None:
+    """In the format of its authors."""
+    case = FAMILIES[2]
+    made = model_of(case)
+    made.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    width, block = made.config.hidden_size, "model.layers.1."
+    own = {f"mtp.layers.0.{name[len(block) :]}": weights[name] for name in weights if name.startswith(block)}
+    own |= {f"mtp.{name}.weight": torch.rand(width) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    own["mtp.fc.weight"] = torch.randn(width, 2 * width)
+    save_file(
+        weights | {name: weight.contiguous().clone() for name, weight in own.items()},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    layers = assistants.mtp(model, 1)
+    with torch.no_grad():
+        layer = layers.layers[0]
+        layer.mtp_block.load_state_dict(model.model.layers[1].state_dict())
+        layer.eh_proj.weight.copy_(own["mtp.fc.weight"])
+        layer.enorm.weight.copy_(own["mtp.pre_fc_norm_embedding.weight"])
+        layer.hnorm.weight.copy_(own["mtp.pre_fc_norm_hidden.weight"])
+        layer.post_norm.weight.copy_(own["mtp.norm.weight"])
+    drafts = []
+    for drafter in (Mtp(layers, tree=5), tr.make_drafter("mtp:tree=5")):
+        steps = list(tr.stream(model, tiny.prompt(3, 7, VOCABULARY), drafter, max_new_tokens=10))
+        drafts.append([step.draft.tokens.tolist() for step in steps])
+    assert max(map(len, drafts[0])) == 6
+    assert drafts[0] == drafts[1]
+
+
+def refusal(model: PreTrainedModel, drafter: Mtp) -> str:
+    with pytest.raises(ValueError, match="expected") as refused:
+        tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
+    return str(refused.value)
+
+
+def test_a_target_without_layers_is_refused() -> None:
+    assert "a target with MTP layers (num_mtp_layers in its configuration)" in refusal(tiny.llama(), Mtp())
+    assert "expected 2 MTP layers in the files of DeepseekV3" in refusal(model_of(FAMILIES[0]), Mtp())
+    layers = assistants.mtp(tiny.llama(hidden_size=16))
+    assert "MTP layers of width 32, as the target has, got 16" in refusal(tiny.llama(), Mtp(layers))
+
+
+def test_layers_with_a_state_over_the_text_are_refused() -> None:
+    (case,) = (one for one in RECURRENT if one.family == "bailing_hybrid")
+    model = model_of(case)
+    model.config.mtp_layer_types, model.config.mtp_mlp_layer_types = ["linear_attention"], ["sparse"]
+    assert "a state over the text cannot go back" in refusal(model, Mtp(assistants.mtp(model, 1)))
+
+
+def test_layers_of_another_model_are_copied_and_take_what_is_the_targets(counting: LlamaForCausalLM) -> None:
+    layers = assistants.counting_mtp(counting)
+    head, stats = layers.shared_head, tr.Stats()
+    half = tiny.counting_llama().to(torch.bfloat16)
+    tr.generate(half, torch.tensor([[1, 2]]), drafter=Mtp(layers, tree=4, k=1), max_new_tokens=21, stats=stats)
+    assert stats.mat > 4
+    assert layers.shared_head is head
+    assert head.weight.dtype == torch.float32

@@ -1,0 +1,98 @@
+"""A draft model of another tokenizer as it reads a text of the target.
+
+`AssistantToTargetTranslator` of transformers finds which tokens are the same, whatever their ids and however they mark
+a space. These are translated one to one, in both directions: every drafted token is one of them. A token of the
+target's that the other vocabulary lacks is read as the tokens of its letters; a prompt is tokenised anew as a whole. So
+the draft model's cache is kept as if the two had one vocabulary. Cost beside the model's: its logits are copied into
+rows as long as the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.generation.candidate_generator import AssistantToTargetTranslator
+
+from ...model.tree_model import TreeModel
+from ..draft_model.reader import Reader
+
+
+class Translation:
+    """Between the tokens of a target and those of a draft model."""
+
+    def __init__(self, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, target: TreeModel) -> None:
+        """`theirs` is the target's tokenizer, `ours` the draft model's. Raises ValueError where nothing is shared."""
+        self._theirs, self._ours, self._vocabulary = theirs, ours, target.vocab_size
+        found = AssistantToTargetTranslator(theirs, ours, target.vocab_size).target_to_assistant_input_ids
+        self.shared = {token: own for token, own in found.items() if token < target.vocab_size}
+        """Of tokens of the target those of the draft model."""
+        if not self.shared:
+            raise ValueError(
+                "expected a draft model whose tokenizer shares tokens with the target's, got one that shares none of "
+                f"{len(theirs)}; choose another draft model"
+            )
+        self._tokens, self._own = (torch.tensor(list(ids)) for ids in (self.shared, self.shared.values()))
+        """Both sides of it."""
+        begin = ours("")["input_ids"]
+        self._begin = begin[:1] if begin[:1] == [ours.bos_token_id] else []
+
+    def prompt(self, tokens: torch.Tensor) -> list[int]:
+        """A text from its beginning on (length,), tokenised anew."""
+        return self._begin + self._spelt(self._letters(tokens.tolist()))
+
+    def one(self, before: int, token: int) -> list[int]:
+        """A token of the target's behind another one: its like, or those of its letters, if it has any."""
+        if token in self.shared:
+            return [self.shared[token]]
+        # Some tokenizers take away the space with which a text begins.
+        first, both = self._letters([before]), self._letters([before, token])
+        return self._spelt(both[len(first) :] if both.startswith(first) else self._letters([token]))
+
+    def _letters(self, tokens: list[int]) -> str:
+        return str(self._theirs.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _spelt(self, letters: str) -> list[int]:
+        return list(self._ours(letters, add_special_tokens=False)["input_ids"])
+
+    def logits(self, ours: torch.Tensor) -> torch.Tensor:
+        """(n, vocabulary) of the target's tokens, from those of the draft model; lowest for tokens it does not have."""
+        self._tokens, self._own = self._tokens.to(ours.device), self._own.to(ours.device)
+        everything = ours.new_full((len(ours), self._vocabulary), float("-inf"))
+        return everything.index_copy_(1, self._tokens, ours[:, self._own])
+
+
+class TranslatedReader(Reader):
+    """A draft model that reads a text of another tokenizer, and the nodes below it, which are of shared tokens."""
+
+    def __init__(self, model: TreeModel, translation: Translation) -> None:
+        super().__init__(model)
+        self._translation = translation
+        self._known_text: list[int] = []
+        """The text so far as the draft model's tokens."""
+        self._translated = 0
+        """How many of the target's tokens these are."""
+
+    def _own(self, text: torch.Tensor) -> torch.Tensor:
+        """`text` (length,), which is or begins with what was translated before."""
+        if self._translated:
+            for before, token in pairwise(text[self._translated - 1 :].tolist()):
+                self._known_text += self._translation.one(before, token)
+        else:
+            self._known_text = self._translation.prompt(text)
+        self._translated = len(text)
+        return torch.tensor(self._known_text, dtype=torch.long, device=self.model.device)
+
+    def reach(self, text: torch.Tensor) -> int:
+        """0 too where nothing of the text can be read, such as marks without letters."""
+        return super().reach(text) if len(self._own(text)) else 0
+
+    def read(self, text: torch.Tensor) -> torch.Tensor:
+        return self._translation.logits(super().read(text))
+
+    def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        return self._translation.logits(
+            super().read_layer(parents, [self._translation.shared[token] for token in tokens])
+        )

@@ -1,0 +1,222 @@
+"""DFlash: an assistant that denoises a block of tokens in one pass (`DFlashTokenCandidateGenerator` of transformers).
+
+The assistant reads hidden states of some of the target's layers at every token of the text, and of a block that is the
+newest token followed by masks it says what stands at every place, all places at once. So they do not depend on each
+other: beside transformers' own chain of best tokens there is a tree, the candidates of a place below every candidate of
+the place before, grown best first by the assistant's probabilities. The assistant's pass, its cache and what of the
+target's goes into it are transformers' own. What is drafted is chosen and not drawn, so that sampled texts are exact.
+
+Cost per step: one pass of the assistant over a block, and the target's output layer on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoModel, GenerationConfig, PreTrainedModel
+from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
+
+from ..candidates.topk import top_candidates
+from ..costs.budget import Budget
+from ..costs.drafting import OwnWork
+from ..draft import Context, Draft, Step
+from ..drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ..locks import Lock
+from ..model.inspection import output_layer
+from ..model.placing import placed_copy
+from ..model.step_costs import StepCosts
+from ..model.tree_model import TreeModel
+from ..templates import root_only, template_from
+from .draft_model.pairing import config_of, loaded
+from .medusa.product import best_product, product_draft
+
+_EXPECTED = "a DFlash assistant"
+_NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
+"""What the configuration of such an assistant says."""
+
+
+@dataclass
+class DFlash(Drafter):
+    """Drafts a block at once with a DFlash assistant that was trained for the target."""
+
+    model: str | PreTrainedModel
+    """The assistant: a local folder or a hub name; in Python also a model."""
+    tree: str | int = "auto"
+    """auto: at each step as many nodes as pay, by the assistant's probabilities; a number of them; or chain:N, rank
+    paths, or a file of them.
+    """
+    k: int = 8
+    """Candidates of each place."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, self, "k")
+        self.config = _config_of(self.model)
+        """The assistant's."""
+        self.template = template_from(self.tree)
+        places = self.config.block_size - 1
+        if self.template is not None and (self.template.depth > places or self.template.breadth > self.k):
+            raise ValueError(
+                f"expected a tree of at most {places} layers, one a place of a block, and ranks below k={self.k}, got "
+                f"{self.template} with ranks up to {self.template.breadth - 1}"
+            )
+        self.work = OwnWork()
+        """What a pass of the assistant takes."""
+        self._placed: tuple[PreTrainedModel, PreTrainedModel] | None = None
+        """A target, and the assistant where it is."""
+        self._placing = Lock()
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(states=self.states_of)
+
+    def states_of(self, layers: int) -> list[int]:
+        """What leaves the layers that the assistant names."""
+        return [number + 1 for number in self.config.target_layer_ids]
+
+    def fork(self) -> DFlash:
+        """The same: nothing is learned from texts."""
+        return self
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> DFlashText:
+        return DFlashText(self, self._assistant_for(target), prompt, target, costs)
+
+    def _assistant_for(self, target: TreeModel) -> PreTrainedModel:
+        """The assistant where the target is, and of its type; checked once."""
+        with self._placing:
+            if self._placed is None or self._placed[0] is not target.model:
+                self._check(target)
+            elif (self._placed[1].device, self._placed[1].dtype) == (target.device, target.dtype):
+                return self._placed[1]
+            if isinstance(self.model, str):
+                assistant = loaded(self.model, target, AutoModel, _EXPECTED)
+            elif (self.model.device, self.model.dtype) == (target.device, target.dtype):
+                assistant = self.model.eval()
+            else:
+                assistant = placed_copy(self.model, target.device, target.dtype)
+            self._placed = target.model, assistant
+            return assistant
+
+    def _check(self, target: TreeModel) -> None:
+        """Raises ValueError unless the assistant can draft for the target."""
+        config, ours, embedded = self.config, target.config, target.model.get_input_embeddings().weight
+        fits = {
+            f"of width {config.hidden_size}": config.hidden_size == ours.hidden_size == embedded.shape[1],
+            f"with a layer {max(config.target_layer_ids)}": max(config.target_layer_ids) < ours.num_hidden_layers,
+            f"with a token {config.mask_token_id}, the mask": config.mask_token_id < len(embedded),
+        }
+        for what, true in fits.items():
+            if not true:
+                raise ValueError(
+                    f"expected a target {what}, as {self._name} was made for, got {type(target.model).__name__} of "
+                    f"width {ours.hidden_size}, {ours.num_hidden_layers} layers and {len(embedded)} tokens; give the "
+                    "assistant that was made for this target"
+                )
+
+    @property
+    def _name(self) -> str:
+        return self.model if isinstance(self.model, str) else type(self.model).__name__
+
+    def describe(self) -> str:
+        grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
+        return f"dflash: {self._name}, blocks of {self.config.block_size}, tree {self.template or grown}"
+
+
+def _config_of(model: str | PreTrainedModel) -> Any:
+    """The configuration of an assistant; raises ValueError where it is none."""
+    config = config_of(model, _EXPECTED)
+    missing = [name for name in _NEEDED if getattr(config, name, None) is None]
+    if missing:
+        raise ValueError(
+            f"expected {_EXPECTED}, whose configuration has {', '.join(_NEEDED)}, got {config.model_type!r} "
+            f"without {', '.join(missing)}; for a model that drafts token by token use draft_model"
+        )
+    return config
+
+
+def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
+    """The embedding of a target, of the same weights, without a norm that is in it in some families: a block is not to
+    be normed, and transformers would take the norm out of the target itself meanwhile, for all threads.
+    """
+    if not hasattr(embedding, "embed_norm"):
+        return embedding
+    other = copy.copy(embedding)
+    other._modules = {**embedding._modules, "embed_norm": torch.nn.Identity()}
+    return other
+
+
+class DFlashText(TextDrafter):
+    """What the assistant foresees for one text."""
+
+    drafter: DFlash
+
+    def __init__(
+        self, drafter: DFlash, assistant: PreTrainedModel, prompt: torch.Tensor, target: TreeModel, costs: StepCosts
+    ) -> None:
+        super().__init__(drafter)
+        self._costs = costs
+        self._generator = DFlashTokenCandidateGenerator(
+            assistant,
+            _without_norm(target.model.get_input_embeddings()),
+            output_layer(target.model),
+            GenerationConfig(max_length=sys.maxsize),
+        )
+        self._unread: list[torch.Tensor] = []
+        """States (n, layers * hidden) of tokens in a row that the assistant has not read yet."""
+        self._begin = len(prompt) - 1
+        """The place of the first token whose states were known."""
+        self._counts: Counter[str] = Counter()
+        """What `statistics` gives next."""
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        self._unread.append(states)
+        self._begin -= len(states)
+
+    def draft(self, context: Context) -> Draft:
+        drafter, costs = self.drafter, self._costs
+        auto, places = drafter.tree == "auto", min(context.room, drafter.config.block_size) - 1
+        if not any(map(len, self._unread)) or places < 1 or (auto and len(costs.by_nodes) == 1):
+            return Draft(root_only(), context.root)
+        began = time.perf_counter()
+        logits = self._read(context.tokens)[:places]
+        candidates, chances = top_candidates(logits, min(drafter.k, logits.shape[-1]))
+        drafter.work.count(1, costs.in_passes(time.perf_counter() - began))
+        self._counts["draft_forwards"] += 1
+        if drafter.template is not None:
+            tree = drafter.template.cut(places)
+        else:
+            budget = Budget(costs.by_nodes, drafter.work.known.step) if auto else None
+            most = int(drafter.tree) if budget is None else len(budget.verification) - 1
+            tree = best_product(chances.tolist(), most, budget)
+        return product_draft(tree, context.root, candidates, chances)
+
+    def _read(self, text: torch.Tensor) -> torch.Tensor:
+        """Logits (places, vocabulary) of a block after `text` (length,): what is new of it is read in the same pass."""
+        states, self._unread = torch.cat(self._unread), []
+        numbers = self.drafter.states_of(0)
+        by_layer = dict(zip(numbers, states[None].chunk(len(numbers), dim=-1), strict=True))
+        known = text[None, self._begin :]
+        places = torch.arange(self._begin, len(text), device=text.device)[None]
+        _, logits = self._generator.get_candidates(
+            known,
+            {"position_ids": places, "attention_mask": None},
+            SimpleNamespace(hidden_states=by_layer),
+            is_first_iteration=False,
+            n_last_matches=len(states) - 1,
+        )
+        return logits[0]
+
+    def observe(self, step: Step) -> None:
+        assert step.states is not None
+        self._unread.append(step.states[step.accepted])
+
+    def statistics(self) -> Mapping[str, float]:
+        counts, self._counts = self._counts, Counter()
+        return counts

@@ -1,0 +1,210 @@
+"""MTP: layers that come with the target foresee the tokens after the next one (`MtpModel` of transformers).
+
+Multi-token prediction layers are trained with a model and stand in its files: DeepSeek-V3 and GLM-4.5 have one, others
+have some. The first reads the target's last hidden state and the token that came of it, and foresees the token after;
+each further one goes on from there, and beyond the last one its own output goes in again, as vLLM and SGLang have it.
+transformers drafts one token a layer, for one text; here there are, below the best token of every place, the next best
+ones beside it, as many as pay. The layers and their cache are transformers' own. What is drafted is chosen and not
+drawn, so that sampled texts are exact.
+
+Cost per step: a pass of every layer and of the target's output layer, and one more for each further place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import MtpModel
+
+from ...candidates.topk import top_candidates
+from ...costs.budget import Budget
+from ...costs.drafting import OwnWork
+from ...draft import Context, Draft, Step
+from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ...locks import Lock
+from ...model.loading import first_line
+from ...model.placing import placed_copy
+from ...model.step_costs import StepCosts
+from ...model.tree_model import TreeModel
+from ...templates import root_only, tree_of
+from ...tree import RankPath
+from ..medusa.product import product_draft
+from .reader import MtpReader
+
+_OWN = "own"
+
+
+@dataclass
+class Mtp(Drafter):
+    """Drafts with the MTP layers of the target."""
+
+    layers: str | MtpModel = _OWN
+    """own: those in the files of the target; in Python also a MtpModel made for it."""
+    tree: int | Literal["auto"] = "auto"
+    """auto: as many nodes and places as pay at each step, by the layers' probabilities; or a number of nodes."""
+    k: int = 4
+    """Candidates of each place; 1 for a chain."""
+    depth: int = 4
+    """Places at most; beyond the number of layers the last one reads its own output."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, self, "k", "depth")
+        if self.tree != "auto" and (isinstance(self.tree, str) or self.tree < 1):
+            raise ValueError(f"expected auto or 1 node or more, got tree={self.tree!r}")
+        if isinstance(self.layers, str) and self.layers != _OWN:
+            raise ValueError(
+                f"expected layers={_OWN}, those in the files of the target, or in Python a MtpModel, got "
+                f"{self.layers!r}"
+            )
+        self.work = OwnWork()
+        """What a pass of a layer takes."""
+        self._placed: tuple[PreTrainedModel, MtpModel] | None = None
+        """A target, and its layers where it is."""
+        self._placing = Lock()
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(states=_last)
+
+    def fork(self) -> Mtp:
+        """The same: nothing is learned from texts."""
+        return self
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> MtpText:
+        return MtpText(self, MtpReader(self._layers_for(target), len(prompt)), costs)
+
+    def _layers_for(self, target: TreeModel) -> MtpModel:
+        """The layers where the target is, and of its type."""
+        with self._placing:
+            if self._placed is None or self._placed[0] is not target.model or not _is_there(self._placed[1], target):
+                made = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
+                _check_states(made, target)
+                self._placed = target.model, made
+            return self._placed[1]
+
+    def describe(self) -> str:
+        size = "as large as pays" if self.tree == "auto" else f"of {self.tree} nodes"
+        return f"mtp: {self.k} candidates a place, {self.depth} places at most, tree {size}"
+
+
+def _last(layers: int) -> Sequence[int]:
+    """Of a target of so many layers its last hidden state."""
+    return [layers]
+
+
+def _is_there(layers: MtpModel, target: TreeModel) -> bool:
+    weight = layers.layers[0].eh_proj.weight
+    return (weight.device, weight.dtype) == (target.device, target.dtype)
+
+
+def _own_layers(target: TreeModel) -> MtpModel:
+    """Those in the target's files; raises ValueError where there are none."""
+    name = type(target.model).__name__
+    if not getattr(target.config, "num_mtp_layers", None):
+        raise ValueError(
+            f"expected a target with MTP layers (num_mtp_layers in its configuration), got {name} without; "
+            "choose another drafter, such as recycling"
+        )
+    try:
+        return MtpModel.from_pretrained(target.model, device_map={"": target.device}).eval()
+    except Exception as error:  # a user's files can be wrong in any way
+        raise ValueError(
+            f"expected {target.config.num_mtp_layers} MTP layers in the files of {name}, got: {first_line(error)}; "
+            "load the target from a folder or the hub with all of its weights"
+        ) from error
+
+
+def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
+    """Given layers with the embedding and the output layer of the target; a copy if they have others."""
+    ours, theirs = target.config.hidden_size, layers.config.hidden_size
+    if ours != theirs:
+        raise ValueError(
+            f"expected MTP layers of width {ours}, as the target has, got {theirs}; give those made for it"
+        )
+    if layers.shared_head is target.model.get_output_embeddings() and _is_there(layers, target):
+        return layers.eval()
+    copied = placed_copy(layers, target.device, target.dtype)
+    copied.tie_with_main_model(target.model)
+    return copied
+
+
+def _check_states(layers: MtpModel, target: TreeModel) -> None:
+    """Raises ValueError where a layer cannot go back to before a token that did not become text."""
+    kinds = getattr(layers.config, "layer_types", None) or []
+    if "linear_attention" in kinds:
+        raise ValueError(
+            f"expected MTP layers that attend, got {', '.join(kinds)} for {type(target.model).__name__}: a state over "
+            "the text cannot go back to before a token that was drafted; choose another drafter, such as recycling"
+        )
+
+
+class MtpText(TextDrafter):
+    """What the layers foresee for one text."""
+
+    drafter: Mtp
+
+    def __init__(self, drafter: Mtp, reader: MtpReader, costs: StepCosts) -> None:
+        super().__init__(drafter)
+        self._reader, self._costs = reader, costs
+        self._counts: Counter[str] = Counter()
+        """What `statistics` gives next."""
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        self._reader.read_prompt(states)
+
+    def draft(self, context: Context) -> Draft:
+        drafter, costs = self.drafter, self._costs
+        places = min(drafter.depth, context.room - 1)
+        budget = Budget(costs.by_nodes, drafter.work.known.step) if drafter.tree == "auto" else None
+        nodes = int(drafter.tree) if budget is None else len(budget.verification) - 1
+        if not self._reader.knows or places < 1 or nodes < 1:
+            return Draft(root_only(), context.root)
+        began = time.perf_counter()
+        logits = self._reader.read(context.tokens)
+        passes = len(logits)
+        candidates, chances = top_candidates(logits[:places], min(drafter.k, logits.shape[-1]))
+        while len(chances) < places and _goes_on(chances, budget, passes):
+            more, likely = top_candidates(self._reader.read_on(), candidates.shape[1])
+            candidates, chances = np.concatenate([candidates, more]), np.concatenate([chances, likely])
+            passes += 1
+        drafter.work.count(1, costs.in_passes((time.perf_counter() - began) / passes))
+        self._counts["draft_forwards"] += passes
+        paths = sorted(_paths(chances), key=lambda path: (-path[0], len(path[1])))[:nodes]
+        if budget is not None:
+            paths = paths[: budget.best([gain for gain, _ in paths], passes)[0]]
+        return product_draft(tree_of(paths), context.root, candidates, chances)
+
+    def observe(self, step: Step) -> None:
+        assert step.states is not None
+        self._reader.learn(step.states[step.accepted])
+
+    def statistics(self) -> Mapping[str, float]:
+        counts, self._counts = self._counts, Counter()
+        return counts
+
+
+def _paths(chances: np.ndarray) -> list[tuple[float, RankPath]]:
+    """The best token of every place below those before it, and beside it the next best ones: rank paths, each with the
+    product of its chances (places, k).
+    """
+    above = np.append(1.0, np.cumprod(chances[:, 0], dtype=np.float64))
+    return [
+        (float(above[place] * chance), (*[0] * place, rank))
+        for place, likely in enumerate(chances)
+        for rank, chance in enumerate(likely)
+    ]
+
+
+def _goes_on(chances: np.ndarray, budget: Budget | None, passes: int) -> bool:
+    """Whether one more place is worth a pass."""
+    if budget is None:
+        return True
+    gains = [gain for gain, _ in _paths(chances)]
+    return budget.step_pays([float(np.prod(chances[:, 0], dtype=np.float64))], gains, passes)
