@@ -11,7 +11,7 @@ import rich.progress
 import torch
 from support.commandline import CONTEXT, PROMPT, assert_refused, run, run_json
 from transformers import (
-    MambaConfig,
+    RwkvConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -39,9 +39,9 @@ def test_check_says_how_a_model_is_supported(tiny_model_dir, self_test):
 
 
 def test_check_says_why_a_model_is_refused(tmp_path):
-    MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4).save_pretrained(tmp_path / "mamba")
+    RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2).save_pretrained(tmp_path / "rwkv")
     T5Config().save_pretrained(tmp_path / "t5")
-    for name, reason in (("mamba", "cannot go back to before a rejected token"), ("t5", "encoder-decoder")):
+    for name, reason in (("rwkv", "cannot go back to before a rejected token"), ("t5", "encoder-decoder")):
         text = run("check", tmp_path / name)
         assert text.exit_code == 1
         assert reason in text.stdout
