@@ -29,9 +29,8 @@ from ..costs.budget import Budget
 from ..costs.drafting import OwnWork
 from ..draft import Context, Draft, Step
 from ..drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
-from ..locks import Lock
 from ..model.inspection import output_layer
-from ..model.placing import placed_copy
+from ..model.placing import Placed, placed_copy
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..templates import root_only, template_from
@@ -69,9 +68,7 @@ class DFlash(Drafter):
             )
         self.work = OwnWork()
         """What a pass of the assistant takes."""
-        self._placed: tuple[PreTrainedModel, PreTrainedModel] | None = None
-        """A target, and the assistant where it is."""
-        self._placing = Lock()
+        self._placed = Placed[PreTrainedModel]()
 
     @property
     def traits(self) -> DrafterTraits:
@@ -90,19 +87,14 @@ class DFlash(Drafter):
 
     def _assistant_for(self, target: TreeModel) -> PreTrainedModel:
         """The assistant where the target is, and of its type; checked once."""
-        with self._placing:
-            if self._placed is None or self._placed[0] is not target.model:
-                self._check(target)
-            elif (self._placed[1].device, self._placed[1].dtype) == (target.device, target.dtype):
-                return self._placed[1]
-            if isinstance(self.model, str):
-                assistant = loaded(self.model, target, AutoModel, _EXPECTED)
-            elif (self.model.device, self.model.dtype) == (target.device, target.dtype):
-                assistant = self.model.eval()
-            else:
-                assistant = placed_copy(self.model, target.device, target.dtype)
-            self._placed = target.model, assistant
-            return assistant
+        return self._placed.of(target, lambda: self._check(target), lambda: self._made_for(target))
+
+    def _made_for(self, target: TreeModel) -> PreTrainedModel:
+        if isinstance(self.model, str):
+            return loaded(self.model, target, AutoModel, _EXPECTED)
+        if (self.model.device, self.model.dtype) == (target.device, target.dtype):
+            return self.model.eval()
+        return placed_copy(self.model, target.device, target.dtype)
 
     def _check(self, target: TreeModel) -> None:
         """Raises ValueError unless the assistant can draft for the target."""

@@ -1,12 +1,19 @@
-"""Puts what drafts where the target is: a copy, since the original may serve other targets. Cost: its weights again."""
+"""Puts what drafts where the target is: a copy, since the original may serve other targets. Cost: its weights again,
+once for a target and its place.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 
+from ..locks import Lock
+from .tree_model import TreeModel
+
+T = TypeVar("T")
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
@@ -20,3 +27,23 @@ def placed_copy(module: _Module, device: torch.device, dtype: torch.dtype) -> _M
         for name, buffer in part._buffers.items():  # such as frequencies of positions, which need all their bits
             part._buffers[name] = None if buffer is None else buffer.to(device)
     return made
+
+
+class Placed(Generic[T]):
+    """What drafts beside a target: made once, and again for another target or where it is in another place or type."""
+
+    def __init__(self) -> None:
+        self._last: tuple[TreeModel, T] | None = None
+        self._making = Lock()
+
+    def of(self, target: TreeModel, check: Callable[[], None], make: Callable[[], T]) -> T:
+        """What `make()` gave for the target as it is; `check()` goes before it where the target is another one."""
+        with self._making:
+            before = None if self._last is None else self._last[0]
+            if before is None or before.model is not target.model:
+                check()
+            elif self._last is not None and (before.device, before.dtype) == (target.device, target.dtype):
+                return self._last[1]
+            made = make()
+            self._last = target, made
+            return made

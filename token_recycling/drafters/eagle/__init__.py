@@ -21,14 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from ...costs.budget import Budget
 from ...costs.drafting import OwnWork
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
-from ...locks import Lock
 from ...model.inspection import output_layer, output_width
+from ...model.placing import Placed
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import parse_paths, root_only, template_from
@@ -70,9 +69,7 @@ class Eagle(Drafter):
         self._saved = load_head(self.head)
         self.work = OwnWork()
         """What a pass of the head takes."""
-        self._placed: tuple[PreTrainedModel, PlacedHead] | None = None
-        """The head where a target is, and that target."""
-        self._placing = Lock()
+        self._placed = Placed[PlacedHead]()
 
     @property
     def traits(self) -> DrafterTraits:
@@ -87,17 +84,9 @@ class Eagle(Drafter):
 
     def _head_for(self, target: TreeModel) -> PlacedHead:
         """The head where the target is, and of its type; checked once."""
-        with self._placing:
-            if self._placed is None or self._placed[0] is not target.model:
-                check_head(self.head, self._saved, target)
-            elif (self._placed[1].device, self._placed[1].dtype) == (target.device, target.dtype):
-                return self._placed[1]
-            head = self._saved.head.for_drafting(target.device, target.dtype)
-            embedding = _embedding(self._saved, target)
-            output = output_layer(target.model)
-            placed = PlacedHead(head, embedding, output, target.vocab_size, target.device, target.dtype)
-            self._placed = target.model, placed
-            return placed
+        return self._placed.of(
+            target, lambda: check_head(self.head, self._saved, target), lambda: _placed(self._saved, target)
+        )
 
     def describe(self) -> str:
         grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
@@ -123,6 +112,12 @@ def check_head(folder: str | Path, saved: SavedHead, target: TreeModel) -> None:
             f"{folder}: expected a head with embed_tokens, since its states of {shape.width} are not as wide as the "
             f"model's embeddings of {ours}, got none"
         )
+
+
+def _placed(saved: SavedHead, target: TreeModel) -> PlacedHead:
+    head = saved.head.for_drafting(target.device, target.dtype)
+    embedding, output = _embedding(saved, target), output_layer(target.model)
+    return PlacedHead(head, embedding, output, target.vocab_size, target.device, target.dtype)
 
 
 def _embedding(saved: SavedHead, target: TreeModel) -> torch.nn.Module:

@@ -23,8 +23,8 @@ from ...candidates.topk import top_candidates
 from ...costs.budget import Budget
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
-from ...locks import Lock
 from ...model.inspection import output_layer
+from ...model.placing import Placed
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import best_paths, root_only, template_from, tree_of
@@ -58,9 +58,7 @@ class Medusa(Drafter):
         self.accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
         """Of each head's candidates, as measured when they were trained."""
         self.template = None if self.tree == _STATIC else self._given_template()
-        self._placed: tuple[TreeModel, MedusaHeads] | None = None
-        """The heads where a target is, and that target."""
-        self._placing = Lock()
+        self._placed = Placed[MedusaHeads]()
 
     def _given_template(self) -> Tree | None:
         """The tree that the option gives; None where it depends on the step."""
@@ -84,13 +82,11 @@ class Medusa(Drafter):
 
     def _heads_for(self, target: TreeModel) -> MedusaHeads:
         """The heads where the target is, and of its type; checked once."""
-        with self._placing:
-            if self._placed is None or self._placed[0].model is not target.model:
-                check_heads(self.heads, self._saved, target.model)
-            elif (self._placed[0].device, self._placed[0].dtype) == (target.device, target.dtype):
-                return self._placed[1]
-            self._placed = target, self._saved.heads.for_drafting(target.device, target.dtype)
-            return self._placed[1]
+        return self._placed.of(
+            target,
+            lambda: check_heads(self.heads, self._saved, target.model),
+            lambda: self._saved.heads.for_drafting(target.device, target.dtype),
+        )
 
     def describe(self) -> str:
         grown = "as large as pays" if self.tree in ("auto", _STATIC) else f"{self.tree} nodes, best first"

@@ -20,7 +20,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from ...candidates.topk import top_candidates
@@ -28,9 +27,8 @@ from ...costs.budget import Budget
 from ...costs.drafting import OwnWork
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
-from ...locks import Lock
 from ...model.loading import first_line
-from ...model.placing import placed_copy
+from ...model.placing import Placed, placed_copy
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only, tree_of
@@ -65,9 +63,7 @@ class Mtp(Drafter):
             )
         self.work = OwnWork()
         """What a pass of a layer takes."""
-        self._placed: tuple[PreTrainedModel, MtpModel] | None = None
-        """A target, and its layers where it is."""
-        self._placing = Lock()
+        self._placed = Placed[MtpModel]()
 
     @property
     def traits(self) -> DrafterTraits:
@@ -82,12 +78,12 @@ class Mtp(Drafter):
 
     def _layers_for(self, target: TreeModel) -> MtpModel:
         """The layers where the target is, and of its type."""
-        with self._placing:
-            if self._placed is None or self._placed[0] is not target.model or not _is_there(self._placed[1], target):
-                made = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
-                _check_states(made, target)
-                self._placed = target.model, made
-            return self._placed[1]
+        return self._placed.of(target, lambda: None, lambda: self._made_for(target))
+
+    def _made_for(self, target: TreeModel) -> MtpModel:
+        made = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
+        _check_states(made, target)
+        return made
 
     def describe(self) -> str:
         size = "as large as pays" if self.tree == "auto" else f"of {self.tree} nodes"
@@ -97,11 +93,6 @@ class Mtp(Drafter):
 def _last(layers: int) -> Sequence[int]:
     """Of a target of so many layers its last hidden state."""
     return [layers]
-
-
-def _is_there(layers: MtpModel, target: TreeModel) -> bool:
-    weight = layers.layers[0].eh_proj.weight
-    return (weight.device, weight.dtype) == (target.device, target.dtype)
 
 
 def _own_layers(target: TreeModel) -> MtpModel:
@@ -128,7 +119,9 @@ def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
         raise ValueError(
             f"expected MTP layers of width {ours}, as the target has, got {theirs}; give those made for it"
         )
-    if layers.shared_head is target.model.get_output_embeddings() and _is_there(layers, target):
+    there = layers.layers[0].eh_proj.weight
+    is_there = (there.device, there.dtype) == (target.device, target.dtype)
+    if layers.shared_head is target.model.get_output_embeddings() and is_there:
         return layers.eval()
     copied = placed_copy(layers, target.device, target.dtype)
     copied.tie_with_main_model(target.model)
