@@ -14,8 +14,6 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -27,14 +25,15 @@ from transformers.generation.candidate_generator import DFlashTokenCandidateGene
 from ..candidates.topk import top_candidates
 from ..costs.budget import Budget
 from ..costs.drafting import OwnWork
-from ..draft import Context, Draft, Step
-from ..drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ..draft import Context, Draft
+from ..drafter import Drafter, DrafterTraits, check_at_least
 from ..model.inspection import output_layer
 from ..model.placing import Placed, placed_copy
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..templates import root_only, template_from
 from .draft_model.pairing import config_of, loaded
+from .eagle.states import StatesText, UnreadStates
 from .medusa.product import best_product, product_draft
 
 _EXPECTED = "a DFlash assistant"
@@ -144,7 +143,7 @@ def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
     return other
 
 
-class DFlashText(TextDrafter):
+class DFlashText(StatesText):
     """What the assistant foresees for one text."""
 
     drafter: DFlash
@@ -152,7 +151,7 @@ class DFlashText(TextDrafter):
     def __init__(
         self, drafter: DFlash, assistant: PreTrainedModel, prompt: torch.Tensor, target: TreeModel, costs: StepCosts
     ) -> None:
-        super().__init__(drafter)
+        super().__init__(drafter, UnreadStates(len(prompt)))
         self._costs = costs
         self._generator = DFlashTokenCandidateGenerator(
             assistant,
@@ -160,21 +159,11 @@ class DFlashText(TextDrafter):
             output_layer(target.model),
             GenerationConfig(max_length=sys.maxsize),
         )
-        self._unread: list[torch.Tensor] = []
-        """States (n, layers * hidden) of tokens in a row that the assistant has not read yet."""
-        self._begin = len(prompt) - 1
-        """The place of the first token whose states were known."""
-        self._counts: Counter[str] = Counter()
-        """What `statistics` gives next."""
-
-    def read_prompt(self, states: torch.Tensor) -> None:
-        self._unread.append(states)
-        self._begin -= len(states)
 
     def draft(self, context: Context) -> Draft:
         drafter, costs = self.drafter, self._costs
         auto, places = drafter.tree == "auto", min(context.room, drafter.config.block_size) - 1
-        if not any(map(len, self._unread)) or places < 1 or (auto and len(costs.by_nodes) == 1):
+        if not self._unread.waits or places < 1 or (auto and len(costs.by_nodes) == 1):
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._read(context.tokens)[:places]
@@ -191,11 +180,11 @@ class DFlashText(TextDrafter):
 
     def _read(self, text: torch.Tensor) -> torch.Tensor:
         """Logits (places, vocabulary) of a block after `text` (length,): what is new of it is read in the same pass."""
-        states, self._unread = torch.cat(self._unread), []
+        states, begin = self._unread.taken(), self._unread.begin
         numbers = self.drafter.states_of(0)
         by_layer = dict(zip(numbers, states[None].chunk(len(numbers), dim=-1), strict=True))
-        known = text[None, self._begin :]
-        places = torch.arange(self._begin, len(text), device=text.device)[None]
+        known = text[None, begin:]
+        places = torch.arange(begin, len(text), device=text.device)[None]
         _, logits = self._generator.get_candidates(
             known,
             {"position_ids": places, "attention_mask": None},
@@ -204,11 +193,3 @@ class DFlashText(TextDrafter):
             n_last_matches=len(states) - 1,
         )
         return logits[0]
-
-    def observe(self, step: Step) -> None:
-        assert step.states is not None
-        self._unread.append(step.states[step.accepted])
-
-    def statistics(self) -> Mapping[str, float]:
-        counts, self._counts = self._counts, Counter()
-        return counts

@@ -14,8 +14,6 @@ pass of the head over the tokens accepted last, and one over each layer of the t
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +22,8 @@ import torch
 
 from ...costs.budget import Budget
 from ...costs.drafting import OwnWork
-from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ...draft import Context, Draft
+from ...drafter import Drafter, DrafterTraits, check_at_least
 from ...model.inspection import output_layer, output_width
 from ...model.placing import Placed
 from ...model.step_costs import StepCosts
@@ -36,6 +34,7 @@ from ...tree import Tree
 from ..draft_model.expand import Rules, grow, verified
 from .formats import SavedHead, load_head
 from .reader import HeadReader, PlacedHead
+from .states import StatesText
 
 _STATIC = "static"
 _EAGLE_1 = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
@@ -131,19 +130,14 @@ def _embedding(saved: SavedHead, target: TreeModel) -> torch.nn.Module:
     return torch.nn.Embedding.from_pretrained(saved.embedding.to(target.device, target.dtype))
 
 
-class EagleText(TextDrafter):
+class EagleText(StatesText):
     """What the head foresees for one text."""
 
     drafter: Eagle
 
     def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: StepCosts) -> None:
-        super().__init__(drafter)
+        super().__init__(drafter, reader)
         self._reader, self._target, self._costs = reader, target, costs
-        self._counts: Counter[str] = Counter()
-        """What `statistics` gives next."""
-
-    def read_prompt(self, states: torch.Tensor) -> None:
-        self._reader.read_prompt(states)
 
     def draft(self, context: Context) -> Draft:
         depth = min(self.drafter.depth, context.room - 1)
@@ -187,11 +181,3 @@ class EagleText(TextDrafter):
                 number |= {node: len(number) + place for place, node in enumerate(followed)}
                 logits = self._reader.read_layer(parents, [tokens[node] for node in followed])
         return Draft(tree, torch.tensor(tokens, device=self._target.device), confidence=shares)
-
-    def observe(self, step: Step) -> None:
-        assert step.states is not None
-        self._reader.learn(step.states[step.accepted])
-
-    def statistics(self) -> Mapping[str, float]:
-        counts, self._counts = self._counts, Counter()
-        return counts

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from .head import EagleHead
+from .states import UnreadStates
 
 _PIECE = 512
 """Rows that are read at once."""
@@ -48,35 +49,23 @@ class PlacedHead:
         return everything.index_copy_(1, self.head.ids, logits)
 
 
-class HeadReader:
+class HeadReader(UnreadStates):
     """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
     def __init__(self, placed: PlacedHead, prompt: int) -> None:
         """`prompt`: tokens of the text as it begins."""
+        super().__init__(prompt)
         self._placed = placed
-        self._unread: list[torch.Tensor] = []
-        """States (n, ...) of tokens in a row whose rows are not read yet."""
-        self._next = self._begin = prompt - 1
-        """The place of the first of these, and that of the first row in the cache."""
         self._cache = DynamicCache()
         self._outputs = torch.empty(0)
         """(nodes, width): what the head made of the nodes that were read; of the text's last token first."""
         self._seen, self._depths = torch.empty(0), torch.empty(0)
         """(nodes, nodes but the first) bool, what each of them sees of the others, and (nodes,) int64."""
 
-    def read_prompt(self, states: torch.Tensor) -> None:
-        """Takes the states (n, ...) of the tokens before the prompt's last one."""
-        self._unread.append(states)
-        self._next = self._begin = self._begin - len(states)
-
-    def learn(self, states: torch.Tensor) -> None:
-        """Takes the states (n, ...) of the text's next tokens, all but its newest."""
-        self._unread.append(states)
-
     @property
     def knows(self) -> bool:
         """Whether any state is known, from which to draft."""
-        return self._next > self._begin or any(map(len, self._unread))
+        return self._next > self.begin or self.waits
 
     @torch.no_grad()
     def read(self, text: torch.Tensor) -> torch.Tensor:
@@ -84,7 +73,7 @@ class HeadReader:
         if len(self._outputs) > 1:
             self._cache.crop(1 - len(self._outputs))
         if self._unread:
-            states, self._unread = torch.cat(self._unread), []
+            states = self.taken()
             following = text[self._next + 1 :].to(self._placed.device)
             for some, tokens in zip(states.split(_PIECE), following.split(_PIECE), strict=True):
                 outputs = self._read(some, tokens)
@@ -96,7 +85,7 @@ class HeadReader:
 
     def _read(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Outputs (n, width) of rows of the text."""
-        n, held, placed = len(tokens), self._next - self._begin, self._placed
+        n, held, placed = len(tokens), self._next - self.begin, self._placed
         places = torch.arange(self._next, self._next + n, device=placed.device)[None]
         mask = torch.ones(1, 1, n, held + n, dtype=torch.bool, device=placed.device).tril(held) if n > 1 else None
         own = placed.head.fused(states[None].to(placed.dtype))
@@ -113,7 +102,7 @@ class HeadReader:
         below = torch.tensor(parents, device=placed.device)
         seen = torch.cat([self._seen[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)
         depths = self._depths[below] + 1
-        mask = pad(seen, (self._next - self._begin, 0), value=True)[None, None]
+        mask = pad(seen, (self._next - self.begin, 0), value=True)[None, None]
         states = placed.head.fed(self._outputs[below])[None]
         embedded = placed.embed(torch.tensor(tokens))
         outputs = placed.head(embedded, states, (depths + self._next - 1)[None], mask, self._cache)[0]

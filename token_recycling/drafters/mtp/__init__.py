@@ -13,8 +13,7 @@ Cost per step: a pass of every layer and of the target's output layer, and one m
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,14 +24,15 @@ from transformers.modeling_layers import MtpModel
 from ...candidates.topk import top_candidates
 from ...costs.budget import Budget
 from ...costs.drafting import OwnWork
-from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ...draft import Context, Draft
+from ...drafter import Drafter, DrafterTraits, check_at_least
 from ...model.loading import first_line
 from ...model.placing import Placed, placed_copy
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only, tree_of
 from ...tree import RankPath
+from ..eagle.states import StatesText
 from ..medusa.product import product_draft
 from .reader import MtpReader
 
@@ -138,26 +138,21 @@ def _check_states(layers: MtpModel, target: TreeModel) -> None:
         )
 
 
-class MtpText(TextDrafter):
+class MtpText(StatesText):
     """What the layers foresee for one text."""
 
     drafter: Mtp
 
     def __init__(self, drafter: Mtp, reader: MtpReader, costs: StepCosts) -> None:
-        super().__init__(drafter)
+        super().__init__(drafter, reader)
         self._reader, self._costs = reader, costs
-        self._counts: Counter[str] = Counter()
-        """What `statistics` gives next."""
-
-    def read_prompt(self, states: torch.Tensor) -> None:
-        self._reader.read_prompt(states)
 
     def draft(self, context: Context) -> Draft:
         drafter, costs = self.drafter, self._costs
         places = min(drafter.depth, context.room - 1)
         budget = Budget(costs.by_nodes, drafter.work.known.step) if drafter.tree == "auto" else None
         nodes = int(drafter.tree) if budget is None else len(budget.verification) - 1
-        if not self._reader.knows or places < 1 or nodes < 1:
+        if not self._reader.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._reader.read(context.tokens)
@@ -173,14 +168,6 @@ class MtpText(TextDrafter):
         if budget is not None:
             paths = paths[: budget.best([gain for gain, _ in paths], passes)[0]]
         return product_draft(tree_of(paths), context.root, candidates, chances)
-
-    def observe(self, step: Step) -> None:
-        assert step.states is not None
-        self._reader.learn(step.states[step.accepted])
-
-    def statistics(self) -> Mapping[str, float]:
-        counts, self._counts = self._counts, Counter()
-        return counts
 
 
 def _paths(chances: np.ndarray) -> list[tuple[float, RankPath]]:

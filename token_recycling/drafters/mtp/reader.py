@@ -13,20 +13,19 @@ import torch
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+from ..eagle.states import UnreadStates
+
 _PIECE = 512
 """Rows that are read at once."""
 
 
-class MtpReader:
-    """One text, as far as it was read."""
+class MtpReader(UnreadStates):
+    """One text, as far as it was read; states (n, hidden) whose rows do not stay in the cache yet count as unread."""
 
     def __init__(self, layers: MtpModel, prompt: int) -> None:
         """`prompt`: tokens of the text as it begins."""
+        super().__init__(prompt)
         self._layers = layers
-        self._unread: list[torch.Tensor] = []
-        """States (n, hidden) of tokens in a row whose rows do not stay in the cache yet."""
-        self._next = self._begin = prompt - 1
-        """The place of the first of these, and that of the first row in the cache."""
         self._new_cache()
 
     def _new_cache(self) -> None:
@@ -35,24 +34,10 @@ class MtpReader:
         self._surplus, self._beyond = 0, 0
         """Rows in the cache that do not stay, and those of the last layer after them."""
 
-    def read_prompt(self, states: torch.Tensor) -> None:
-        """Takes the states (n, hidden) of the tokens before the prompt's last one."""
-        self._unread.append(states)
-        self._next = self._begin = self._begin - len(states)
-
-    def learn(self, states: torch.Tensor) -> None:
-        """Takes the states (n, hidden) of the text's next tokens, all but its newest."""
-        self._unread.append(states)
-
-    @property
-    def knows(self) -> bool:
-        """Whether any state is known, from which to draft."""
-        return any(map(len, self._unread))
-
     @torch.no_grad()
     def read(self, text: torch.Tensor) -> torch.Tensor:
         """Logits (layers, vocabulary) of the tokens after `text` (length,), each if the best ones stand before it."""
-        states = torch.cat(self._unread)
+        states = self.taken()
         while True:
             self._forget()
             piece = states[:_PIECE]
@@ -66,7 +51,7 @@ class MtpReader:
 
     def _forget(self) -> None:
         """What does not stay."""
-        if self._next == self._begin:
+        if self._next == self.begin:
             self._new_cache()
             return
         *others, last = self._cache.layers
