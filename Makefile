@@ -43,6 +43,11 @@ lint: setup      ## format, lint, types, and who may import whom
 	$(RUN)/mypy
 	$(RUN)/lint-imports
 
+package: setup   ## wheel and source distribution in dist, built and checked as for an index
+	rm -rf dist
+	$(RUN)/python -m build
+	$(RUN)/twine check --strict dist/*
+
 METHODS := generate prompt_lookup_hf:n=10 assisted:model=models/draft plain published recycling recycling:primed=true \
 	recycling:tree=16 recycling:tree=80 suffix prompt_lookup lookahead rest:datastore=build/library.datastore,nodes=8 \
 	draft_model:model=models/draft,mode=sequence,depth=4 draft_model:model=models/draft,mode=tree \
@@ -119,5 +124,5 @@ test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, b
 bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
-.PHONY: help setup demo test test-lowest browser test-browser lint bench bench-default bench-gpu campaign test-vllm test-sglang \
+.PHONY: help setup demo test test-lowest browser test-browser lint package bench bench-default bench-gpu campaign test-vllm test-sglang \
 	bench-vllm bench-sglang test-llama-cpp bench-llama-cpp

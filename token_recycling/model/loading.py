@@ -202,7 +202,8 @@ def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
-    """Prompts from arguments, else from a file or all files of a folder, else standard input; raises ValueError.
+    """Prompts from arguments, else from a file or all files of a folder, else standard input, for which - stands
+    everywhere; raises ValueError.
 
     Line ends at the very end of a file or of standard input are dropped, as a shell does: they are the editor's, not
     the prompt's.
@@ -210,9 +211,12 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
     if texts and path is not None:
         raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
     if texts:
-        prompts = [Prompt(f"argument {place}", text) for place, text in enumerate(texts, start=1)]
-    elif path is None:
-        if sys.stdin.isatty():
+        prompts = [
+            _read(None) if text == "-" else Prompt(f"argument {place}", text)
+            for place, text in enumerate(texts, start=1)
+        ]
+    elif path is None or str(path) == "-":
+        if path is None and sys.stdin.isatty():
             raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
         prompts = [_read(None)]
     elif path.is_dir():

@@ -6,7 +6,6 @@ There is such a command for every drafter whose folder declares a training (`tra
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import runpy
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ... import drafters
+from ...extras import lacking
 from ...model import loading
 from ...training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
 from .. import console
@@ -168,8 +168,8 @@ def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextO
 
 
 def _plot(folder: Path, trained: Trained) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        console.note("the plot of the calibration needs matplotlib: pip install matplotlib")
+    if missing := lacking("bench", "matplotlib"):
+        console.note(f"the plot of the calibration {missing}")
         return
     from ...bench.report.plots.calibration import calibration
 
