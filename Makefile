@@ -112,6 +112,16 @@ bench-sglang: .venv-vllm/.ready ## MAT of trees in SGLang with and without earli
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	.venv-vllm/bin/python benchmarks/in_sglang.py
 
+LIBRARIES := tests/ecosystem/requirements.txt
+.venv-ecosystem/.ready: pyproject.toml constraints.txt $(LIBRARIES)
+	$(PYTHON) -m venv .venv-ecosystem
+	.venv-ecosystem/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev]' --requirement $(LIBRARIES)
+	touch $@
+
+test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, clients and Gradio with an accelerated model
+	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/serving/test_serving_tools.py
+
 .venv-llama-cpp/.ready:
 	$(PYTHON) -m venv .venv-llama-cpp
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF" .venv-llama-cpp/bin/python -m pip install \
@@ -125,4 +135,4 @@ bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its 
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
 .PHONY: help setup demo test test-lowest browser test-browser lint package bench bench-default bench-gpu campaign test-vllm test-sglang \
-	bench-vllm bench-sglang test-llama-cpp bench-llama-cpp
+	bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp
