@@ -112,11 +112,11 @@ bench-sglang: .venv-vllm/.ready ## MAT of trees in SGLang with and without earli
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	.venv-vllm/bin/python benchmarks/in_sglang.py
 
-LIBRARIES := tests/ecosystem/requirements.txt
-.venv-ecosystem/.ready: pyproject.toml constraints.txt $(LIBRARIES)
+ECOSYSTEM := tests/ecosystem/requirements.txt
+.venv-ecosystem/.ready: pyproject.toml constraints.txt $(ECOSYSTEM)
 	$(PYTHON) -m venv .venv-ecosystem
 	.venv-ecosystem/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[dev]' --requirement $(LIBRARIES)
+		--editable '.[dev]' --requirement $(ECOSYSTEM)
 	touch $@
 
 test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, clients and Gradio with an accelerated model
