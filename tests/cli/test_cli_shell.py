@@ -72,5 +72,13 @@ def test_standard_input_is_tuned_with(tiny_model_dir):
     assert run_json("tune", tiny_model_dir, *quick, "--prompts", "-", input=PROMPT)["grown"]["tokens"] == 8
 
 
+def test_a_datastore_is_built_from_standard_input(tiny_model_dir, tmp_path):
+    pytest.importorskip("pydivsufsort")
+    text, options = f"{PROMPT}\n", ("--model", tiny_model_dir, "--output", tmp_path / "store")
+    (tmp_path / "text.py").write_text(text)
+    wanted = run_json("datastore", "build", tmp_path / "text.py", *options)
+    assert run_json("datastore", "build", "-", *options, input=text) == wanted
+
+
 def test_an_empty_standard_input_is_refused(tiny_model_dir):
     assert_refused(run("generate", tiny_model_dir, "-", input="\n"), "empty", "standard input")

@@ -39,10 +39,7 @@ def print_curves(
     table = Table(*(Column(name, justify="right") for name in ("n", *headings)))
     sizes = [{size["nodes"]: size for size in curve["sizes"]} for curve in curves]
     for nodes in sorted(set().union(*sizes)):
-        row = [str(nodes)]
-        for found_at in (size.get(nodes) for size in sizes):
-            row += ["", ""] if found_at is None else [f"{found_at['relative']:.2f}", _or_empty(found_at["one_more"])]
-        table.add_row(*row)
+        table.add_row(str(nodes), *(cell for measured in sizes for cell in _cells(measured.get(nodes))))
     out.print(table)
     say(
         out,
@@ -52,8 +49,11 @@ def print_curves(
     )
 
 
-def _or_empty(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _cells(size: dict[str, Any] | None) -> tuple[str, str]:
+    """The time of a size, and what one more node costs; empty where it was not measured."""
+    if size is None:
+        return "", ""
+    return f"{size['relative']:.2f}", "" if size["one_more"] is None else f"{size['one_more']:.3f}"
 
 
 def print_forecast(out: Console, rows: Sequence[dict[str, Any]]) -> None:

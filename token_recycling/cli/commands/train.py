@@ -34,7 +34,9 @@ train = console.group("Trains what some drafters need beside a model.")
 _WORK, _TEXTS, _CHECKPOINT = "training", "texts.safetensors", "checkpoint.pt"
 """In the folder of a trained part: the folder, and the files in it, from which an interrupted run resumes."""
 
-_Files = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them.")]
+_Files = Annotated[
+    list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them; - is standard input.")
+]
 _Draft = Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a folder, or its name on the hub.")]
 _OUTPUT = "Folder to write to{}; an interrupted run goes on from what is there."
 _HELD_OUT = 0.0625
@@ -152,7 +154,7 @@ def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextO
     from ...training.continuations import continuations, pieces
     from ...training.corpus import documents
 
-    with console.working("reading", sum(file.stat().st_size for file in files)) as advance:
+    with console.working("reading", loading.bytes_of(files)) as advance:
         prompts = pieces(documents(files, loaded.tokenizer, advance), how.prompt_tokens, how.texts, how.seed)
     with console.reaching("writing texts") as progress:
         return continuations(
