@@ -44,6 +44,7 @@ lint: setup      ## format, lint, types, and who may import whom
 	$(RUN)/lint-imports
 
 package: setup   ## wheel and source distribution in dist, built and checked as for an index
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine
 	rm -rf dist
 	$(RUN)/python -m build
 	$(RUN)/twine check --strict dist/*

@@ -1,6 +1,7 @@
 """What is published: the files of wheel and sdist, and the extras that messages name."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -49,27 +50,39 @@ def test_the_commands_and_plugins_are_declared():
     assert metadata.entry_points(group="sglang.srt.plugins", name="token_recycling")
 
 
-def calls_of_lacking():
+@functools.cache
+def nodes():
+    """All calls and imports of the package, as nodes of its syntax trees."""
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py"))
+    return [
+        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call | ast.Import | ast.ImportFrom)
+    ]
+
+
+def named():
     """Every extra that a message names, and the modules that it is named for."""
-    found = []
-    for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lacking":
-                extra, *modules = (ast.literal_eval(argument) for argument in node.args)
-                found.append(pytest.param(extra, modules, id=f"{file.relative_to(PACKAGE)}-{extra}"))
-    return found
+    calls = (node for node in nodes() if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lacking")
+    return sorted([ast.literal_eval(argument) for argument in call.args] for call in calls)
 
 
-@pytest.mark.parametrize(("extra", "modules"), calls_of_lacking())
+def brought(extra):
+    """The modules that an extra brings."""
+    marked = [line for line in metadata.requires("token-recycling") if re.search(rf"extra == .{extra}.$", line)]
+    return {re.match(r"[\w.-]+", line)[0].replace("-", "_").removesuffix("_python") for line in marked}
+
+
+@pytest.mark.parametrize(("extra", "modules"), [(extra, modules) for extra, *modules in named()])
 def test_an_extra_that_is_named_brings_what_is_missing(extra, modules):
-    marked = [line for line in metadata.requires("token-recycling") if f"extra == '{extra}'" in line.replace('"', "'")]
-    brought = {re.match(r"[\w.-]+", line)[0].replace("-", "_").removesuffix("_python") for line in marked}
-    assert set(modules) <= brought
+    assert modules
+    assert set(modules) <= brought(extra)
 
 
-def test_every_extra_for_users_is_named_where_it_is_missing():
-    extras = set(metadata.metadata("token-recycling").get_all("Provides-Extra"))
-    assert {case.values[0] for case in calls_of_lacking()} == extras - {"dev", "browser"}
+def test_every_extra_that_the_package_imports_from_is_named_where_it_is_missing():
+    imported = {alias.name for node in nodes() if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in nodes() if isinstance(node, ast.ImportFrom) and not node.level}
+    imported = {name.partition(".")[0] for name in imported}
+    extras = set(metadata.metadata("token-recycling").get_all("Provides-Extra")) - {"dev"}
+    assert {extra for extra in extras if brought(extra) & imported} <= {extra for extra, *_ in named()}
 
 
 def test_nothing_else_says_what_to_install():

@@ -24,6 +24,18 @@ def test_the_wrapper_of_peft_is_refused_with_the_model_to_give(fresh):
         tr.accelerate(wrapper)
 
 
+def test_a_model_that_is_accelerated_is_given_adapters(fresh, shipped):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj"], init_lora_weights=False)
+    model = tr.accelerate(fresh())
+    wrapper = peft.get_peft_model(model, config)
+    inputs = shipped[1](PROMPT, return_tensors="pt")
+    found = wrapper.generate(**inputs, max_new_tokens=40, do_sample=False)
+    assert model.acceleration.stats.mat > 1
+    tr.decelerate(model)
+    assert torch.equal(found, wrapper.generate(**inputs, max_new_tokens=40, do_sample=False))
+
+
 def test_a_grammar_of_xgrammar_and_drawn_tokens(shipped):
     xgrammar = pytest.importorskip("xgrammar")
     from xgrammar.contrib.hf import LogitsProcessor

@@ -68,17 +68,28 @@ def test_quanto(kind, fresh, assert_same_text):
     assert_same_text(model)
 
 
+def test_quanto_with_calibrated_activations(fresh, assert_same_text):
+    quanto = pytest.importorskip("optimum.quanto")
+    model = fresh()
+    quanto.quantize(model, weights=quanto.qint8, activations=quanto.qint8)
+    with torch.no_grad(), quanto.Calibration():
+        model(torch.arange(1, 65)[None])
+    quanto.freeze(model)
+    assert_same_text(model)
+
+
 def test_quanto_through_transformers(fresh, assert_same_text):
     pytest.importorskip("optimum.quanto")
     assert_same_text(fresh(quantization_config=transformers.QuantoConfig(weights="int8")))
 
 
 @pytest.mark.slow
-def test_gptq(assert_same_text, tmp_path):
+def test_gptq(assert_same_text, tmp_path, monkeypatch):
     gptqmodel = pytest.importorskip("gptqmodel")
+    monkeypatch.chdir(tmp_path)  # it writes a log where it is
     prompts = sorted((MODELS / "prompts").glob("*.py"))[:8]
     model = gptqmodel.GPTQModel.load(str(MODELS / "target"), gptqmodel.QuantizeConfig(bits=4, group_size=32))
     model.quantize([prompt.read_text(encoding="utf-8") for prompt in prompts], batch_size=1)
-    model.save(str(tmp_path))
+    model.save("quantised")
     how = {"device_map": "cpu", "dtype": torch.float32}
-    assert_same_text(transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **how))
+    assert_same_text(transformers.AutoModelForCausalLM.from_pretrained("quantised", **how))
