@@ -1,4 +1,4 @@
-"""The code of README.md and docs/ runs as it stands.
+"""The code of README.md, CONTRIBUTING.md and docs/ runs as it stands.
 
 The Python blocks of a page run in order, in one namespace, in a folder with the repository's models. `model` and
 `tokenizer` are there from the start, as the README makes them. What cannot run here says why, in a comment before the
