@@ -1,12 +1,15 @@
 """The site: what fails its build, and that nothing is left out of it. `make lint` builds all of it."""
 
 import re
+from xml.etree import ElementTree
 
 import pytest
+import typer
 from support.pages_of_docs import ROOT
 
 import token_recycling
 from token_recycling import drafter_names
+from token_recycling.cli.app import app
 
 DOCS = ROOT / "docs"
 
@@ -62,7 +65,22 @@ def test_every_drafter_has_a_page_and_a_place_in_the_table():
     assert [name for name in drafter_names() if f"[{name}](drafters/{name}.md)" not in chosen] == []
 
 
+def test_every_command_is_on_its_page():
+    page = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == set(typer.main.get_command(app).commands)
+
+
 def test_every_public_name_is_in_the_reference():
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
     shown = set(re.findall(r"^::: token_recycling\.(\w+)$", pages, re.M))
     assert set(token_recycling.__all__) - shown == set()
+
+
+def test_the_drawing_moves_only_where_motion_is_wanted():
+    drawing = (DOCS / "step-animated.svg").read_text(encoding="utf-8")
+    ElementTree.fromstring(drawing)
+    at_rest, moving = drawing.split("@media (prefers-reduced-motion:no-preference){")
+    assert "animation" not in at_rest
+    assert set(re.findall(r"animation:(\w+)", moving)) == set(re.findall(r"@keyframes (\w+)", moving))
+    assert "<script" not in drawing
+    assert "<animate" not in drawing

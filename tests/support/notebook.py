@@ -17,7 +17,8 @@ def executed() -> nbformat.NotebookNode:
     """Every cell run in a kernel of its own; raises with the trace of a cell that fails."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(notebook, record_timing=False, coalesce_streams=True, timeout=300)
-    client.execute(cwd=str(NOTEBOOK.parent), env={**os.environ, **_QUIET, "PYTHONPATH": str(ROOT)})
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    client.execute(cwd=str(NOTEBOOK.parent), env={**os.environ, **_QUIET, "PYTHONPATH": path})
     return notebook
 
 
