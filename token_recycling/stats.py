@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from . import display
 from .compiled import compiling_seconds
 from .draft import Step
 
@@ -161,6 +162,27 @@ class Stats:
             path=other.path or self.path,
             drafter_statistics=self.drafter_statistics + other.drafter_statistics,
         )
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the figures, and where tokens and time came from."""
+        if not self.steps:
+            return display.figures("nothing decoded yet", [self.drafter], {})._repr_html_()
+        rate = f"{self.tokens_per_second:,.0f} tokens/s of decoding, " if self.decode_seconds else ""
+        lines = [
+            f"{self.tokens:,} tokens in {self.steps:,} steps; {rate}{1000 * self.prefill_seconds:.0f} ms to the first",
+            f"{self.drafted:,} tokens drafted, {self.accepted.total():,} of them accepted",
+            self.drafter,
+            self.path,
+        ]
+        bars: dict[str, dict[str, float]] = {
+            "steps by emitted tokens": {
+                **{str(length): self.lengths[length] for length in range(1, min(max(self.lengths), 8) + 1)},
+                **({"more": more} if (more := sum(n for length, n in self.lengths.items() if length > 8)) else {}),
+            },
+            "accepted by depth, %": {str(d): 100 * share for d, share in self.acceptance_by_depth.items() if d <= 8},
+            "ms a step": {part: 1000 * seconds / self.steps for part, seconds in self.seconds.items() if seconds},
+        }
+        return display.figures(f"{self.mat:.2f} tokens a step", lines, bars)._repr_html_()
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, for JSON."""

@@ -8,19 +8,24 @@ all tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerBase
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Decodes(Protocol):
+    """A tokenizer, as far as it makes text of ids."""
+
+    def decode(self, token_ids: Any, **options: Any) -> str: ...
 
 
 class IncrementalText:
     """Decodes tokens as they come; each call decodes the last few tokens only."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Decodes) -> None:
         self.tokenizer = tokenizer
         self._tokens: list[int] = []
         self._context = 0
@@ -47,12 +52,12 @@ class IncrementalText:
         return decoded(self.tokenizer, self._tokens[self._context :])[len(known) :]
 
 
-def decoded(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+def decoded(tokenizer: Decodes, tokens: list[int]) -> str:
     """Tokens as text, without special tokens and with the spaces as they are."""
     return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def pieces(tokenizer: PreTrainedTokenizerBase, steps: Iterable[list[int]]) -> list[str]:
+def pieces(tokenizer: Decodes, steps: Iterable[list[int]]) -> list[str]:
     """The text that each step added; put together they are the text of all tokens."""
     text = IncrementalText(tokenizer)
     found = [text.push(tokens) for tokens in steps]

@@ -19,6 +19,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from . import display
+
 RankPath = tuple[int, ...]
 
 
@@ -210,3 +212,7 @@ class Tree:
 
         draw(0, "")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: every node with its rank."""
+        return display.tree(self.parents, ["root", *map(str, self.ranks[1:])])._repr_html_()

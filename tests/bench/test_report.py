@@ -167,7 +167,8 @@ def test_rows_of_different_environments_are_warned_of():
     assert found[0].startswith(
         "Rows come from 2 environments (cpu: Some Processor @ 2.0 GHz or Another; threads: 2 or 8)"
     )
-    assert words.where(summary_of(*rows)) == "2 environments"
+    where = "models/target, 8.4 million parameters, float32 · 2 environments · 2026-11-21 to 2026-12-01"
+    assert words.where(summary_of(*rows)) == where
     only_later = {**ENVIRONMENT, "date": "2026-12-01T00:00:00"}
     assert not any(
         "environments" in line for line in findings.warnings(summary_of(row("generate"), row(environment=only_later)))

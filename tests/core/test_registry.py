@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from token_recycling.registry import name_and_options, split_outside, written_options
+from token_recycling.registry import make_drafter, name_and_options, split_outside, written_options
 
 
 @pytest.mark.parametrize(
@@ -65,3 +68,23 @@ def test_a_name_may_have_options_in_parentheses() -> None:
 def test_what_is_no_name_with_options_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected NAME or NAME\(OPTION=VALUE,...\)"):
         name_and_options(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"k": "8"}, "expected int for option k of recycling, got '8' of type str"),
+        ({"k": True}, "got True of type bool"),
+        ({"suffix": "no"}, "expected bool for option suffix"),
+        ({"remembers": "0.1"}, "expected float for option remembers"),
+        ({"tree": 3.5}, "expected str or int or Tree for option tree"),
+    ],
+)
+def test_options_in_python_are_of_their_kind(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
+        make_drafter("recycling", **options)
+
+
+def test_numbers_of_other_kinds_are_numbers() -> None:
+    drafter = make_drafter("recycling", k=np.int64(4), remembers=np.float32(0.25), memory=1)
+    assert (drafter.k, drafter.memory) == (4, 1)

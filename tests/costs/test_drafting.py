@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.costs.drafting import OwnWork, Pace
+from token_recycling.costs.drafting import OwnWork, Pace, Rests
 
 
 def test_work_is_so_much_a_step_and_so_much_a_node() -> None:
@@ -57,3 +57,20 @@ def test_the_pace_of_a_text_begins_as_the_drafters_and_leaves_it_soon() -> None:
         text.count(1, 1.25)
     assert text.rate == pytest.approx(0.9, rel=0.1)
     assert drafter.rate == pytest.approx(2, rel=0.01)
+
+
+def test_what_does_not_pay_rests_as_long_as_a_look_takes_a_hundredth() -> None:
+    for own, steps in ((0.2, 20), (5.0, 64), (0.001, 0)):
+        rests = Rests(Pace(rate=0.9))
+        assert not rests.next()
+        rests.reckon(1, 1.5, own)
+        assert [rests.next() for _ in range(steps + 1)] == [True] * steps + [False]
+
+
+def test_what_pays_does_not_rest_in_the_long_run_or_this_once() -> None:
+    rests = Rests(Pace(rate=2.0))
+    rests.reckon(1, 1.5, 0.5)
+    assert not rests.next()
+    rests = Rests(Pace(rate=0.9))
+    rests.reckon(1, 1.5, 0.5, paid=True)
+    assert not rests.next()

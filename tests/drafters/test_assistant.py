@@ -9,6 +9,7 @@ import pytest
 import torch
 from support import assistants, tiny
 from support.architectures import Case, model_of
+from support.runs import check_texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import (
@@ -109,17 +110,7 @@ def test_texts_are_those_of_the_target() -> None:
         target = model_of(Case(family, config={**windows, "vocab_size": SIZE}))
         draft, words = assistants.in_other_words(tiny.llama(2, vocab_size=SIZE), WORDS)
         drafter = Assistant(draft, nodes=8, theta_prob=0.0, tokenizer=WORDS, assistant_tokenizer=words)
-        for arguments in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
-            torch.manual_seed(5)
-            wanted = target.generate(PROMPT, max_new_tokens=14, **arguments)
-            torch.manual_seed(5)
-            stats = tr.Stats()
-            ours = tr.generate(target, PROMPT, drafter=drafter, max_new_tokens=14, stats=stats, **arguments)
-            assert torch.equal(ours, wanted)
-            assert stats.drafter_statistics["drafted_by_model"] > 0
-        batch = torch.cat([torch.nn.functional.pad(PROMPT[:, 4:], (4, 0)), PROMPT])
-        given = {"attention_mask": (batch != 0).long(), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
-        assert torch.equal(tr.generate(target, batch, drafter=drafter, **given), target.generate(batch, **given))
+        check_texts(target, drafter, PROMPT, counted="drafted_by_model")
 
 
 def test_drawn_drafts_are_accepted(target: LlamaForCausalLM) -> None:

@@ -9,7 +9,7 @@ import torch
 from support import assistants, tiny
 from support.architectures import VOCABULARY, Case, model_of, named
 from support.recurrent_architectures import RECURRENT
-from support.runs import fix_costs
+from support.runs import check_texts, fix_costs
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import DFlashCache
 
@@ -81,19 +81,8 @@ def test_texts_are_those_of_the_target(case: Case) -> None:
     embedding, which the assistant does without.
     """
     model = model_of(case)
-    drafter, ids = DFlash(assistants.dflash(model), tree=8), tiny.prompt(3, 7, VOCABULARY)
-    for arguments in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
-        torch.manual_seed(5)
-        wanted = model.generate(ids, max_new_tokens=14, **arguments)
-        torch.manual_seed(5)
-        stats = tr.Stats()
-        assert torch.equal(
-            tr.generate(model, ids, drafter=drafter, max_new_tokens=14, stats=stats, **arguments), wanted
-        )
-        assert stats.drafter_statistics["draft_forwards"] > 0
-    batch = torch.cat([torch.nn.functional.pad(ids[:, :4], (3, 0)), ids])
-    given = {"attention_mask": (batch != 0).long(), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
-    assert torch.equal(tr.generate(model, batch, drafter=drafter, **given), model.generate(batch, **given))
+    drafter = DFlash(assistants.dflash(model), tree=8)
+    check_texts(model, drafter, tiny.prompt(3, 7, VOCABULARY), counted="draft_forwards")
 
 
 def test_texts_of_a_batch_are_drafted_for_as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:

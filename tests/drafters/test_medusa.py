@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import runs, tiny
 from support.commandline import assert_refused, run, run_json
-from support.runs import fix_costs
+from support.runs import check_perfect, fix_costs
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import token_recycling as tr
@@ -90,12 +90,7 @@ def test_heads_foresee_from_the_state_that_gave_the_root(counting: LlamaForCausa
 
 
 def test_perfect_heads_save_all_steps_but_one_in_so_many(counting: LlamaForCausalLM, tmp_path: Path) -> None:
-    stats = tr.Stats()
-    drafter = Medusa(counting_heads(tmp_path, counting), tree="0 00 000")
-    wanted = counting.generate(torch.tensor([[1, 2]]), max_new_tokens=21)
-    ours = tr.generate(counting, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=21, stats=stats)
-    assert torch.equal(ours, wanted)
-    assert stats.steps == 1 + 20 // 4
+    check_perfect(counting, Medusa(counting_heads(tmp_path, counting), tree="0 00 000"), depth=3)
 
 
 def test_a_new_text_begins_without_the_state_of_the_last(counting: LlamaForCausalLM, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 import transformers
 from support import tiny
 from support.batches import batch
+from support.further_architectures import TOWER
 from transformers import DynamicCache, PreTrainedModel
 
 import token_recycling as tr
@@ -29,21 +30,13 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-SEEING = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
 ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
 
 
 def gemma3() -> PreTrainedModel:
     config = transformers.Gemma3Config(
         text_config={**SIZES, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
-        vision_config=SEEING,
+        vision_config=TOWER,
         mm_tokens_per_image=4,
         image_token_index=PICTURE,
         eos_token_id=None,
@@ -54,7 +47,7 @@ def gemma3() -> PreTrainedModel:
 def llava() -> PreTrainedModel:
     config = transformers.LlavaConfig(
         text_config={**SIZES, "model_type": "llama"},
-        vision_config={**SEEING, "model_type": "clip_vision_model", "num_hidden_layers": 2, "projection_dim": 16},
+        vision_config={**TOWER, "model_type": "clip_vision_model", "num_hidden_layers": 2, "projection_dim": 16},
         image_token_index=PICTURE,
     )
     return transformers.LlavaForConditionalGeneration(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.architectures import BASE, GROUP, LEFT_OUT, MIXED, MLA, MOE, VOCABULARY, WINDOW, Case
+from support.architectures import BASE, BORDERS, GROUP, LEFT_OUT, MIXED, MLA, MOE, VOCABULARY, WINDOW, Case
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 """For configurations that insist on them."""
@@ -209,15 +209,7 @@ FURTHER_BORDERS = [
     _inside(
         "llama4",
         "chunks of 8, temperature step at 16",
-        {
-            **MOE,
-            "num_hidden_layers": 4,
-            "intermediate_size_mlp": 48,
-            "attention_chunk_size": WINDOW,
-            "floor_scale": 16,
-            "attn_scale": 0.5,
-            "no_rope_layers": [1, 1, 1, 0],
-        },
+        next(case.config for case in BORDERS if case.family == "llama4_text"),
         vision_config={**TOWER, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
     ),
 ]

@@ -20,6 +20,9 @@ _STEPS, _RATE = 16.0, 1.25
 """A text begins as if so many steps had been made; the very first one as if drafting paid a little."""
 _WORK, _WORKED = 0.02, 4.0
 """Of a step, as long as nothing is known: as if it had been seen four times."""
+_LOOKS, _LONGEST = 0.01, 64
+"""Where drafting does not pay, it is tried again so often that this takes a hundredth of the time, or every 64 steps.
+"""
 _OUTLIER = 3.0
 """Work counts as at most so many times what was to be expected, as where the machine did something else meanwhile."""
 
@@ -45,6 +48,29 @@ class Pace:
     def of_text(self) -> Pace:
         """That of a text that begins."""
         return Pace(self.rate, _OF_TEXT)
+
+
+class Rests:
+    """Of one text: for how many steps nothing is drafted, since that does not pay."""
+
+    def __init__(self, of_drafter: Pace) -> None:
+        self._text, self._drafter = of_drafter.of_text(), of_drafter
+        self._left = 0
+
+    def next(self) -> bool:
+        """Whether nothing is to be drafted for the next step. To be asked once a step."""
+        resting = self._left > 0
+        self._left -= resting
+        return resting
+
+    def reckon(self, tokens: int, passes: float, own: float, paid: bool = False) -> None:
+        """Counts what a drafted step gave and took in passes, `own` of them whether or not anything was verified. Rests
+        where drafting does not pay in the long run, unless this step was foreseen to have `paid`.
+        """
+        for pace in (self._text, self._drafter):
+            pace.count(tokens, passes)
+        if self._text.rate < 1 and not paid:
+            self._left = min(int(own / _LOOKS), _LONGEST)
 
 
 class Work(NamedTuple):

@@ -23,17 +23,15 @@ from transformers import AutoModel, GenerationConfig, PreTrainedModel
 from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
 from ..candidates.topk import top_candidates
-from ..costs.budget import Budget
-from ..costs.drafting import OwnWork
 from ..draft import Context, Draft
-from ..drafter import Drafter, DrafterTraits, check_at_least
+from ..drafter import DrafterTraits, check_at_least
 from ..model.inspection import output_layer
 from ..model.placing import Placed, placed_copy
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..templates import root_only, template_from
 from .draft_model.pairing import config_of, loaded
-from .eagle.states import StatesText, UnreadStates
+from .eagle.states import StatesDrafter, StatesText, UnreadStates
 from .medusa.product import best_product, product_draft
 
 _EXPECTED = "a DFlash assistant"
@@ -42,7 +40,7 @@ _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
 
 
 @dataclass
-class DFlash(Drafter):
+class DFlash(StatesDrafter):
     """Drafts a block at once with a DFlash assistant that was trained for the target."""
 
     model: str | PreTrainedModel
@@ -55,6 +53,7 @@ class DFlash(Drafter):
     """Candidates of each place."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, self, "k")
         self.config = _config_of(self.model)
         """The assistant's."""
@@ -65,8 +64,6 @@ class DFlash(Drafter):
                 f"expected a tree of at most {places} layers, one a place of a block, and ranks below k={self.k}, got "
                 f"{self.template} with ranks up to {self.template.breadth - 1}"
             )
-        self.work = OwnWork()
-        """What a pass of the assistant takes."""
         self._placed = Placed[PreTrainedModel]()
 
     @property
@@ -76,10 +73,6 @@ class DFlash(Drafter):
     def states_of(self, layers: int) -> list[int]:
         """What leaves the layers that the assistant names."""
         return [number + 1 for number in self.config.target_layer_ids]
-
-    def fork(self) -> DFlash:
-        """The same: nothing is learned from texts."""
-        return self
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> DFlashText:
         return DFlashText(self, self._assistant_for(target), prompt, target, costs)
@@ -151,8 +144,7 @@ class DFlashText(StatesText):
     def __init__(
         self, drafter: DFlash, assistant: PreTrainedModel, prompt: torch.Tensor, target: TreeModel, costs: StepCosts
     ) -> None:
-        super().__init__(drafter, UnreadStates(len(prompt)))
-        self._costs = costs
+        super().__init__(drafter, UnreadStates(len(prompt)), costs)
         self._generator = DFlashTokenCandidateGenerator(
             assistant,
             _without_norm(target.model.get_input_embeddings()),
@@ -161,21 +153,16 @@ class DFlashText(StatesText):
         )
 
     def draft(self, context: Context) -> Draft:
-        drafter, costs = self.drafter, self._costs
-        auto, places = drafter.tree == "auto", min(context.room, drafter.config.block_size) - 1
-        if not self._unread.waits or places < 1 or (auto and len(costs.by_nodes) == 1):
+        drafter, places = self.drafter, min(context.room, self.drafter.config.block_size) - 1
+        nodes, budget = (places, None) if drafter.template is not None else self._limits()
+        if self._resting or not self._unread.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._read(context.tokens)[:places]
         candidates, chances = top_candidates(logits, min(drafter.k, logits.shape[-1]))
-        drafter.work.count(1, costs.in_passes(time.perf_counter() - began))
-        self._counts["draft_forwards"] += 1
-        if drafter.template is not None:
-            tree = drafter.template.cut(places)
-        else:
-            budget = Budget(costs.by_nodes, drafter.work.known.step) if auto else None
-            most = int(drafter.tree) if budget is None else len(budget.verification) - 1
-            tree = best_product(chances.tolist(), most, budget)
+        self._spent(1, since=began)
+        given = drafter.template
+        tree = best_product(chances.tolist(), nodes, budget) if given is None else given.cut(places)
         return product_draft(tree, context.root, candidates, chances)
 
     def _read(self, text: torch.Tensor) -> torch.Tensor:

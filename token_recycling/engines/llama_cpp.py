@@ -20,7 +20,7 @@ from typing import Any
 from ..extras import lacking
 
 if missing := lacking("llama-cpp", "llama_cpp"):
-    raise ModuleNotFoundError(f"{__name__} {missing}")
+    raise ModuleNotFoundError(f"the adapter of llama.cpp {missing}")
 
 import llama_cpp
 import numpy as np

@@ -216,10 +216,16 @@ def recurrent_layers(cache: Cache) -> list[LinearAttentionCacheLayerMixin]:
     return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
 
 
+def states_of(cache: Cache) -> Iterator[dict[int, Any]]:
+    """What the layers of a cache hold of states, by number."""
+    for layer in recurrent_layers(cache):
+        yield layer.conv_states
+        yield layer.recurrent_states
+
+
 def bytes_of_states(cache: Cache) -> int:
     """How much memory the states of a text take."""
-    kept = (states for layer in recurrent_layers(cache) for states in (layer.conv_states, layer.recurrent_states))
-    return sum(state.nbytes for states in kept for state in states.values() if state is not None)
+    return sum(state.nbytes for states in states_of(cache) for state in states.values() if state is not None)
 
 
 @contextmanager
@@ -227,7 +233,7 @@ def node_by_node(mixers: Sequence[Mixer], cache: Cache, parents: Parents) -> Ite
     """For the length of the block, a pass of this thread over the nodes of trees leaves the states of the texts in the
     cache as they are, and beside them those after every node, of which `keep_states` keeps one.
     """
-    states = [kept for layer in recurrent_layers(cache) for kept in (layer.conv_states, layer.recurrent_states)]
+    states = [of_layer for of_layer in states_of(cache) if isinstance(of_layer, NodeStates)]
     place = states[0].place
     place.parents = [list(nodes) for nodes in zip(*parents, strict=True)]
     for one in states:
@@ -246,9 +252,9 @@ def keep_states(cache: Cache, nodes: Sequence[int | None]) -> None:
     """After a pass `node_by_node`: what was the state after `nodes[row]` is the state of that text; where it is None,
     nothing has changed.
     """
-    for layer in recurrent_layers(cache):
-        layer.conv_states.keep(nodes)
-        layer.recurrent_states.keep(nodes)
+    for states in states_of(cache):
+        assert isinstance(states, NodeStates)
+        states.keep(nodes)
 
 
 def take_over_states(cache: Cache) -> None:

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
 Row = dict[str, Any]
@@ -128,6 +130,23 @@ def speedup(pairs: Sequence[Pair]) -> float | None:
 def speedups(pairs: Iterable[Pair]) -> list[float]:
     """The speedup of each pair."""
     return [value for pair in pairs if (value := speedup([pair])) is not None]
+
+
+def resampled(pairs: Sequence[Pair], draws: int = 2000) -> np.ndarray:
+    """(draws,): the speedup over prompts drawn anew, with replacement; methods with equal prompts have equal draws."""
+    ordered = sorted(pairs, key=lambda pair: pair[0]["prompt"])
+    figures = np.array([[(each["tokens"], statistics.median(each[CALL])) for each in pair] for pair in ordered])
+    drawn = np.random.default_rng(0).integers(len(ordered), size=(draws, len(ordered)))
+    (tokens, seconds), (their_tokens, their_seconds) = np.moveaxis(figures[drawn].sum(axis=1), 0, -1)
+    return tokens / seconds * their_seconds / their_tokens
+
+
+def interval(pairs: Sequence[Pair]) -> tuple[float, float] | None:
+    """The middle 95% of the speedups over prompts drawn anew; None for one prompt, of which nothing is known."""
+    if len(pairs) < 2:
+        return None
+    low, high = np.quantile(resampled(pairs), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def spread(values: Sequence[float]) -> Spread | None:

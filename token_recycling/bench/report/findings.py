@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 
 from . import arithmetic, words
 from .summary import Comparison, Summary, curves
@@ -16,9 +15,24 @@ CLOSE = 1e-3
 
 def findings(summary: Summary) -> list[str]:
     """The report in a few sentences, losses included."""
-    found = [sentence for each in summary.main for sentence in _main_findings(each)]
-    for (mode, name), points in summary.studies.items():
-        found += _study_findings(f"{words.study_words(name).title}, {words.mode_title(mode).lower()}", points)
+    main = [sentence for each in summary.main for sentence in _main_findings(each)]
+    modes = dict.fromkeys(mode for mode, _ in summary.studies)
+    return [*main, *(sentence for mode in modes for sentence in of_studies(summary, mode)), *of_outputs(summary)]
+
+
+def of_studies(summary: Summary, mode: str) -> list[str]:
+    """Where the studies of a mode have their best points."""
+    return [
+        sentence
+        for (of_mode, name), points in summary.studies.items()
+        if of_mode == mode
+        for sentence in _study_findings(f"{words.study_words(name).title}, {words.mode_title(mode).lower()}", points)
+    ]
+
+
+def of_outputs(summary: Summary) -> list[str]:
+    """Whether outputs are plain decoding's, and how many runs failed."""
+    found = []
     checked = sum(result.compared for result in summary.results)
     different = sum(len(result.divergences) for result in summary.results)
     if different:
@@ -31,10 +45,11 @@ def findings(summary: Summary) -> list[str]:
 
 
 def _main_findings(found: Comparison) -> Iterator[str]:
-    raced = [(each.speedup, each) for each in found.results if each.speedup is not None and not each.is_baseline]
-    if not raced or found.baseline is None:
+    speeds = {each.label: each.speedup or 0.0 for each in found.raced}
+    if not speeds or found.baseline is None:
         return
-    speedup, best = max(raced, key=itemgetter(0))
+    best = found.raced[0]
+    speedup = speeds[best.label]
     against, won = found.baseline.label, speedup > 1
     lead = f"{best.label} is fastest" if won else f"nothing is faster than {against}; next is {best.label}"
     text = f"{words.mode_title(found.mode)}: {lead}, {speedup:.2f} times as fast"
@@ -47,7 +62,7 @@ def _main_findings(found: Comparison) -> Iterator[str]:
     if best.spread is not None and len(best.pairs) > 1:
         text += f"; the prompts range from {best.spread.least:.2f} to {best.spread.most:.2f}"
     yield f"{text}."
-    slower = "; ".join(each.label for speedup, each in raced if speedup < 1)
+    slower = "; ".join(label for label in (each.label for each in found.results) if speeds.get(label, 1.0) < 1)
     if slower and won:
         yield f"Slower than {against}: {slower}."
 

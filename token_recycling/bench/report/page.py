@@ -7,8 +7,9 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup
 
-from . import findings, words
-from .plots import style
+from . import findings, tables, words
+from .answers import answers
+from .plots import Plot, style
 from .sections import Section
 from .summary import Summary
 
@@ -22,7 +23,10 @@ def html(summary: Summary, sections: list[Section]) -> str:
     return template.render(
         title=words.title(summary),
         where=words.where(summary),
-        findings=findings.findings(summary),
+        answers=answers(summary),
+        overview=tables.overview_table(summary),
+        pictures=_pictures(sections),
+        findings=findings.of_outputs(summary),
         warnings=findings.warnings(summary),
         sections=sections,
         environments=[words.environment(each) for each in summary.environments],
@@ -32,3 +36,13 @@ def html(summary: Summary, sections: list[Section]) -> str:
         dark=Markup(style.css(dark=True)),
         inline=lambda plot: Markup(plot.inline()),
     )
+
+
+def _pictures(sections: list[Section]) -> list[tuple[str, Plot]]:
+    """The two plots of the first screen, each with its part's title: the first of each kind of text, or the first two
+    of the only one.
+    """
+    compared = [section for section in sections if section.plots and not section.plots_first]
+    if len(compared) == 1:
+        return [(compared[0].title, plot) for plot in compared[0].plots[:2]]
+    return [(section.title, section.plots[0]) for section in compared[:2]]

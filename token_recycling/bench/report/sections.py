@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..row_format import STOPPING
-from . import tables, words
+from . import findings, tables, words
 from .summary import Comparison, Summary
 from .table import Table
 
@@ -25,6 +25,8 @@ class Section:
     plots: list[Plot] = field(default_factory=list)
     details: list[Table] = field(default_factory=list)
     """Folded on a page, and left out in a terminal."""
+    findings: list[str] = field(default_factory=list)
+    """What a page says here; elsewhere they stand with all others."""
     plots_first: bool = False
     """On a page the plots come first, and the tables are folded."""
 
@@ -62,6 +64,7 @@ def _of_methods(found: Comparison, drawn: list[Plot]) -> Section:
 def _of_studies(summary: Summary, mode: str, drawn: dict[tuple[str, str], list[Plot]]) -> Section:
     title = f"Studies: {words.mode_title(mode).lower()}"
     section = Section(title, "One setting changes, everything else stays.", plots_first=True)
+    section.findings = findings.of_studies(summary, mode)
     section.plots += drawn.get((mode, ""), [])
     for (of_mode, name), points in summary.studies.items():
         if of_mode != mode:

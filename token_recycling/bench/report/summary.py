@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from ..row_format import BASELINE, REPLAY_BASELINE
+from ..row_format import BASELINE, HINDSIGHT, REPLAY_BASELINE
 from . import arithmetic
 from .arithmetic import CALL, DECODE, Pair, Row, Spread
 
@@ -73,6 +73,11 @@ class Result:
     compared = _of_rows(lambda rows: len(arithmetic.compared(rows)))
     """Outputs that were compared with plain decoding's."""
 
+    @property
+    def hindsight(self) -> bool:
+        """Whether it knows what will be accepted."""
+        return self.method.partition(":")[0] == HINDSIGHT
+
     @cached_property
     def speedup(self) -> float | None:
         return arithmetic.speedup(self.pairs)
@@ -125,6 +130,16 @@ class Comparison:
     @cached_property
     def baseline(self) -> Result | None:
         return next((result for result in self.results if result.is_baseline), None)
+
+    @cached_property
+    def raced(self) -> list[Result]:
+        """The methods that can be called fast or slow, the fastest first: no baseline, and none that knows the end."""
+        raced = [
+            (each.speedup, each)
+            for each in self.results
+            if each.speedup is not None and not each.is_baseline and not each.hindsight
+        ]
+        return [result for _, result in sorted(raced, key=lambda each: -each[0])]
 
     @cached_property
     def categories(self) -> list[str]:

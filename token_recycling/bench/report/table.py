@@ -34,6 +34,8 @@ class Table:
     note: str = ""
     words: frozenset[int] = frozenset({0})
     """Columns of words, which may be broken over lines; the others are figures."""
+    spare: frozenset[int] = frozenset()
+    """Columns that a page leaves out where there is little room."""
 
 
 def as_rich(table: Table, width: int) -> list[rich.table.Table]:

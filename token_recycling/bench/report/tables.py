@@ -17,6 +17,38 @@ _Column = tuple[str, Callable[[Result], float | None], Callable[[float], str]]
 """A column's head, its figure, and the figure's form."""
 
 
+def overview_table(summary: Summary) -> Table | None:
+    """Every method, the fastest first: speedup and MAT on each kind of text."""
+    compared = [each for each in summary.main if each.baseline is not None]
+    if not compared:
+        return None
+    by_mode = [{result.method: result for result in each.results} for each in compared]
+    speeds = {method: [getattr(known.get(method), "speedup", None) for known in by_mode] for method in summary.methods}
+    shown = sorted((method for method in speeds if any(speeds[method])), key=lambda method: -(speeds[method][0] or 0.0))
+    best = [max((result.speedup or 0.0 for result in each.raced), default=0.0) for each in compared]
+    rows = []
+    for method in shown:
+        cells = [Cell(summary.methods[method])]
+        for place, known in enumerate(by_mode):
+            result, speed = known.get(method), speeds[method][place]
+            between = arithmetic.interval(result.pairs) if result is not None and not result.is_baseline else None
+            cells += [
+                Cell(_text(speed, _two), best=speed is not None and speed == best[place]),
+                Cell(NONE if between is None else f"{between[0]:.2f} to {between[1]:.2f}"),
+                Cell(_text(None if result is None else result.mat, _two)),
+            ]
+        rows.append(cells)
+    heads = [head for each in compared for head in (words.mode_title(each.mode).lower(), "middle 95%", "MAT")]
+    against = " and ".join(dict.fromkeys(each.baseline.label for each in compared if each.baseline is not None))
+    note = (
+        f"Times as fast as {against}, whole calls; the middle 95% of that over prompts drawn anew; and MAT, tokens a "
+        "step. Bold: the fastest."
+    )
+    if any(result.hindsight for each in compared for result in each.results):
+        note += " An oracle knows what will be accepted: it is a bound."
+    return Table("All methods", ["method", *heads], rows, note, spare=frozenset(range(2, len(heads) + 1, 3)))
+
+
 def speedup_table(found: Comparison) -> Table:
     """Speedup by category and over all, MAT, and tokens/s, as in the paper's table 1."""
     several = found.categories if len(found.categories) > 1 else []

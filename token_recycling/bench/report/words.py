@@ -100,13 +100,12 @@ def title(summary: Summary) -> str:
 
 
 def where(summary: Summary) -> str:
-    """Model, machine and date in one line; how many environments there are if they differ."""
-    if len(summary.environments) > 1:
-        return f"{len(summary.environments)} environments"
-    (known,) = summary.environments
-    said = dict(environment(known))
-    date = dict(settings(summary)).get("date")
-    return " · ".join(part for part in (said["model"].partition(", fingerprint")[0], said["machine"], date) if part)
+    """Model, machine and date in one line, as far as all rows agree; how many environments there are if they differ."""
+    said = [dict(environment(known)) for known in summary.environments]
+    several = f"{len(said)} environments" if len(said) > 1 else ""
+    model, machine = ({each[name].partition(", fingerprint")[0] for each in said} for name in ("model", "machine"))
+    agreed = ["".join(found) if len(found) == 1 else "" for found in (model, machine)]
+    return " · ".join(part for part in (*agreed, several, dict(settings(summary)).get("date")) if part)
 
 
 def settings(summary: Summary) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...extras import lacking
-from . import findings, words
+from . import findings, tables, words
 from .reading import read
 from .sections import Section, sections_of
 from .summary import Summary
@@ -81,6 +81,8 @@ def markdown(summary: Summary, sections: list[Section]) -> str:
     lines += [f"- {escaped(line)}" for line in findings.findings(summary)]
     if found := findings.warnings(summary):
         lines += ["", "**To be careful about**", "", *(f"- {escaped(line)}" for line in found)]
+    if (overview := tables.overview_table(summary)) is not None:
+        lines += ["", f"## {overview.title}", "", as_markdown(overview)]
     for section in sections:
         lines += ["", f"## {section.title}", *(["", section.text] if section.text else [])]
         for table in section.tables + section.details:

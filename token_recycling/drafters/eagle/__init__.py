@@ -20,10 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...costs.budget import Budget
-from ...costs.drafting import OwnWork
 from ...draft import Context, Draft
-from ...drafter import Drafter, DrafterTraits, check_at_least
+from ...drafter import DrafterTraits, check_at_least
 from ...model.inspection import output_layer, output_width
 from ...model.placing import Placed
 from ...model.step_costs import StepCosts
@@ -34,7 +32,7 @@ from ...tree import Tree
 from ..draft_model.expand import Rules, grow, verified
 from .formats import SavedHead, load_head
 from .reader import HeadReader, PlacedHead
-from .states import StatesText
+from .states import StatesDrafter, StatesText
 
 _STATIC = "static"
 _EAGLE_1 = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
@@ -42,7 +40,7 @@ _EAGLE_1 = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000
 
 
 @dataclass
-class Eagle(Drafter):
+class Eagle(StatesDrafter):
     """Drafts with an EAGLE head: a tree that grows by the head's probabilities, or a given one."""
 
     head: str | Path
@@ -57,6 +55,7 @@ class Eagle(Drafter):
     """Layers at most."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, self, "k", "depth")
         self.template = parse_paths(_EAGLE_1) if self.tree == _STATIC else template_from(self.tree)
         """The tree that the option gives; None where it grows."""
@@ -66,17 +65,11 @@ class Eagle(Drafter):
                 f"with ranks up to {self.template.breadth - 1}; give a larger depth or k"
             )
         self._saved = load_head(self.head)
-        self.work = OwnWork()
-        """What a pass of the head takes."""
         self._placed = Placed[PlacedHead]()
 
     @property
     def traits(self) -> DrafterTraits:
         return DrafterTraits(states=self._saved.head.shape.states_of)
-
-    def fork(self) -> Eagle:
-        """The same: nothing is learned from texts."""
-        return self
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> EagleText:
         return EagleText(self, HeadReader(self._head_for(target), len(prompt)), target, costs)
@@ -136,31 +129,26 @@ class EagleText(StatesText):
     drafter: Eagle
 
     def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: StepCosts) -> None:
-        super().__init__(drafter, reader)
-        self._reader, self._target, self._costs = reader, target, costs
+        super().__init__(drafter, reader, costs)
+        self._reader, self._target = reader, target
 
     def draft(self, context: Context) -> Draft:
         depth = min(self.drafter.depth, context.room - 1)
-        if depth < 1 or not self._reader.knows:
+        if self._resting or depth < 1 or not self._reader.knows:
             return Draft(root_only(), context.root)
         if self.drafter.template is not None:
             return self._filled(context.tokens, self.drafter.template.cut(context.room - 1))
         return self._grown(context.tokens, depth)
 
     def _grown(self, text: torch.Tensor, depth: int) -> Draft:
-        drafter, costs = self.drafter, self._costs
-        began = time.perf_counter()
-        k, price = min(drafter.k, self._target.vocab_size), drafter.work.known.step
-        budget = Budget(costs.by_nodes, price) if drafter.tree == "auto" else None
-        nodes = int(drafter.tree) if budget is None else len(budget.verification) - 1
+        began, k = time.perf_counter(), min(self.drafter.k, self._target.vocab_size)
+        nodes, budget = self._limits()
         if nodes < 1:
             return Draft(root_only(), text[-1:])
         rules = Rules(depth, k, nodes, frontier=k, budget=budget)
         graph = grow(self._reader, text, rules, self._target.vocab_size)
         draft = graph.draft(verified(graph, rules), self._target.device)
-        self._counts["draft_forwards"] += graph.steps
-        if budget is not None:
-            drafter.work.count(1, costs.in_passes((time.perf_counter() - began) / graph.steps))
+        self._spent(graph.steps, since=began)
         return draft
 
     def _filled(self, text: torch.Tensor, tree: Tree) -> Draft:

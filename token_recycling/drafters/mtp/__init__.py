@@ -23,16 +23,15 @@ from transformers.modeling_layers import MtpModel
 
 from ...candidates.topk import top_candidates
 from ...costs.budget import Budget
-from ...costs.drafting import OwnWork
 from ...draft import Context, Draft
-from ...drafter import Drafter, DrafterTraits, check_at_least
+from ...drafter import DrafterTraits, check_at_least
 from ...model.loading import first_line
 from ...model.placing import Placed, placed_copy
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only, tree_of
 from ...tree import RankPath
-from ..eagle.states import StatesText
+from ..eagle.states import StatesDrafter, StatesText
 from ..medusa.product import product_draft
 from .reader import MtpReader
 
@@ -40,7 +39,7 @@ _OWN = "own"
 
 
 @dataclass
-class Mtp(Drafter):
+class Mtp(StatesDrafter):
     """Drafts with the MTP layers of the target."""
 
     layers: str | MtpModel = _OWN
@@ -53,6 +52,7 @@ class Mtp(Drafter):
     """Places at most; beyond the number of layers the last one reads its own output."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, self, "k", "depth")
         if self.tree != "auto" and (isinstance(self.tree, str) or self.tree < 1):
             raise ValueError(f"expected auto or 1 node or more, got tree={self.tree!r}")
@@ -61,17 +61,11 @@ class Mtp(Drafter):
                 f"expected layers={_OWN}, those in the files of the target, or in Python a MtpModel, got "
                 f"{self.layers!r}"
             )
-        self.work = OwnWork()
-        """What a pass of a layer takes."""
         self._placed = Placed[MtpModel]()
 
     @property
     def traits(self) -> DrafterTraits:
         return DrafterTraits(states=_last)
-
-    def fork(self) -> Mtp:
-        """The same: nothing is learned from texts."""
-        return self
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> MtpText:
         return MtpText(self, MtpReader(self._layers_for(target), len(prompt)), costs)
@@ -144,15 +138,13 @@ class MtpText(StatesText):
     drafter: Mtp
 
     def __init__(self, drafter: Mtp, reader: MtpReader, costs: StepCosts) -> None:
-        super().__init__(drafter, reader)
-        self._reader, self._costs = reader, costs
+        super().__init__(drafter, reader, costs)
+        self._reader = reader
 
     def draft(self, context: Context) -> Draft:
-        drafter, costs = self.drafter, self._costs
-        places = min(drafter.depth, context.room - 1)
-        budget = Budget(costs.by_nodes, drafter.work.known.step) if drafter.tree == "auto" else None
-        nodes = int(drafter.tree) if budget is None else len(budget.verification) - 1
-        if not self._reader.waits or places < 1 or nodes < 1:
+        drafter, places = self.drafter, min(self.drafter.depth, context.room - 1)
+        nodes, budget = self._limits()
+        if self._resting or not self._reader.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._reader.read(context.tokens)
@@ -162,8 +154,7 @@ class MtpText(StatesText):
             more, likely = top_candidates(self._reader.read_on(), candidates.shape[1])
             candidates, chances = np.concatenate([candidates, more]), np.concatenate([chances, likely])
             passes += 1
-        drafter.work.count(1, costs.in_passes((time.perf_counter() - began) / passes))
-        self._counts["draft_forwards"] += passes
+        self._spent(passes, since=began)
         paths = sorted(_paths(chances), key=lambda path: (-path[0], len(path[1])))[:nodes]
         if budget is not None:
             paths = paths[: budget.best([gain for gain, _ in paths], passes)[0]]

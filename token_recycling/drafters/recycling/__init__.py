@@ -28,7 +28,7 @@ from ...candidates.topk import top_candidates
 from ...candidates.warm_up import warm_up
 from ...compiled import compiling_seconds
 from ...costs.budget import NO_COSTS
-from ...costs.drafting import OwnWork, Pace
+from ...costs.drafting import OwnWork, Pace, Rests
 from ...draft import Context, Draft, Step
 from ...drafter import Drafter, DrafterTraits, TextDrafter
 from ...locks import Lock
@@ -39,9 +39,6 @@ from ...tree import Tree
 from .priming import prime
 
 _DEEPEST = 64
-_LOOKS, _LONGEST_REST = 0.01, 64
-"""Where drafting does not pay, it is tried again so often that this takes a hundredth of the time, or every 64 steps.
-"""
 
 
 @dataclass
@@ -149,9 +146,7 @@ class RecyclingText(TextDrafter):
         self._growing = GrowingTree.empty(self._most + 1, drafter.orders, drafter.k)
         self._before = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
-        self._pace = drafter.pace.of_text()
-        self._rest = 0
-        """Steps to come for which nothing is drafted, since that would not pay."""
+        self._rests = Rests(drafter.pace)
         self._spent = 0.0
         """Seconds of this step's drafting."""
         self._nodes = 0
@@ -164,8 +159,7 @@ class RecyclingText(TextDrafter):
         self._learn(ngrams, *top_candidates(logits, self.drafter.k), np.append(piece[1:], ABSENT))
 
     def draft(self, context: Context) -> Draft:
-        if self._rest:
-            self._rest -= 1
+        if self._rests.next():
             return Draft(root_only(), context.root)
         began = _now()
         newest = self._read(context.tokens)
@@ -205,17 +199,12 @@ class RecyclingText(TextDrafter):
             self._reckon(step, nodes, self._costs, self._spent + _now() - began)
 
     def _reckon(self, step: Step, nodes: int, costs: StepCosts, seconds: float) -> None:
-        """Counts what the step gave and took, `seconds` of it here; rests if drafting pays neither in the long run nor,
-        as far as it was foreseen, in this step.
-        """
+        """Counts what the step gave and took, `seconds` of it here."""
         verified, work = len(step.draft.tree), self.drafter.work
         work.count(verified, costs.in_passes(seconds))
         taken = costs.of(verified) + work.known.of(verified)
-        for pace in (self._pace, self.drafter.pace):
-            pace.count(len(step.tokens), taken)
-        foreseen = self._growing.values[:nodes].sum()
-        if self._pace.rate < 1 and foreseen < costs.of(nodes) + work.known.of(nodes):
-            self._rest = min(int(work.known.of(1) / _LOOKS), _LONGEST_REST)
+        paid = self._growing.values[:nodes].sum() >= costs.of(nodes) + work.known.of(nodes)
+        self._rests.reckon(len(step.tokens), taken, own=work.known.of(1), paid=paid)
 
     def _read(self, tokens: torch.Tensor) -> np.ndarray:
         """Reads what is new of the text; returns its last tokens, the newest first."""

@@ -16,10 +16,13 @@ from .style import GREY, GRID, INK, MUTED, PAPER, Look, Plot
 
 
 def speedups(found: Comparison, looks: Mapping[str, Look]) -> Plot | None:
-    """A dot for each method and category, with a line over the middle half of the prompts; where there is one category
-    only, every method has a row with its name.
+    """A dot for each method and category, with a line over the middle half of the prompts, the fastest first; where
+    there is one category only, every method has a row with its name.
     """
-    shown = [each for each in found.results if each.speedup is not None and not each.is_baseline]
+    shown = sorted(
+        (each for each in found.results if each.speedup is not None and not each.is_baseline),
+        key=lambda each: -(each.speedup or 0.0),
+    )
     if not shown or found.baseline is None:
         return None
     several, against = len(found.categories) > 1, found.baseline.label

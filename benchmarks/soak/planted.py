@@ -1,0 +1,82 @@
+"""Whether one key can learn what another asked for: secrets are planted through one, and looked for through another.
+
+Two servers are alike but for the secrets, of which only one was ever asked. The other key sends the beginning of every
+secret to both, in turn, and compares what it can see: the text, how many tokens every step gave, what was drafted, and
+how long steps took. The key that planted them does the same, as a control: it must see a difference, or nothing could
+have been found.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.request
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from scipy.stats import mannwhitneyu
+
+from .server import Server
+
+_WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "glade", "heath", "islet", "jetty", "knoll", "larch")
+_PROBES = 24
+_ROUNDS = 6
+
+
+@dataclass
+class Seen:
+    """What one key saw of secrets that were planted, beside a server where they were not."""
+
+    key: str
+    probes: int
+    equal: bool
+    """Whether all texts, steps and drafts were the same."""
+    mat: tuple[float, float]
+    """Tokens a step with the secrets and without them."""
+    seconds: float
+    """The median time of a step with the secrets, in times of that without."""
+    chance: float
+    """That times of one distribution differ as much (Mann-Whitney)."""
+
+
+def looked_for(planted: Server, other: Server) -> list[Seen]:
+    """Plants secrets in one of two running servers; what its keys see, the one that planted them last."""
+    owner, stranger = list(planted.keys)[:2]
+    draws = random.Random(7)
+    secrets = [" ".join(draws.choices(_WORDS, k=12)) for _ in range(_PROBES)]
+    for secret in secrets:
+        for _ in range(2):
+            _steps(planted, owner, secret)
+    beginnings = [" ".join(secret.split()[:6]) for secret in secrets]
+    return [_seen(key, planted, other, beginnings) for key in (stranger, owner)]
+
+
+def _seen(key: str, planted: Server, other: Server, beginnings: list[str]) -> Seen:
+    sides: tuple[list[Any], list[Any]] = [], []
+    for turn in range(_ROUNDS):
+        for place, beginning in enumerate(beginnings):
+            for side in (0, 1) if (turn + place) % 2 else (1, 0):
+                sides[side].append(_steps((planted, other)[side], key, beginning))
+    times = [[seconds for text in side for seconds in _seconds(text)] for side in sides]
+    seen = [[[(step["tokens"], step["draft"]) for step in text] for text in side] for side in sides]
+    counts = [sum(len(step["tokens"]) for text in side for step in text) / sum(map(len, side)) for side in sides]
+    middle = [sorted(side)[len(side) // 2] for side in times]
+    chance = float(mannwhitneyu(*times).pvalue)
+    return Seen(key, len(sides[0]), seen[0] == seen[1], (counts[0], counts[1]), middle[0] / middle[1], chance)
+
+
+def _seconds(text: list[dict]) -> list[float]:
+    """What every step took after the first, which has the prompt's."""
+    at = [step["seconds"] for step in text]
+    return [after - before for before, after in pairwise(at)]
+
+
+def _steps(server: Server, key: str, prompt: str) -> list[dict]:
+    """The steps of a greedy text."""
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.keys[key]}"}
+    request = urllib.request.Request(f"{server.url}/v1/token_recycling/steps", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        events = [event.split("\n", 1) for event in answer.read().decode().split("\n\n") if event]
+    return [json.loads(data.removeprefix("data: ")) for name, data in events if name == "event: step"]

@@ -1,0 +1,91 @@
+"""The server under strain: what counts as a failure, and that it is noticed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import clock
+from benchmarks.soak.clients import KINDS, Clients, completion
+from benchmarks.soak.expected import Plain, Wish
+from benchmarks.soak.faults import Faults
+from benchmarks.soak.planted import Seen
+from benchmarks.soak.report import Found, write
+from benchmarks.soak.server import HOST, Sample, Server
+
+MODEL = Path(__file__).parents[2] / "models" / "draft"
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plain:
+    return Plain(str(MODEL), MODEL.parent / "prompts")
+
+
+@pytest.fixture
+def clients(plain: Plain, tmp_path: Path) -> Clients:
+    """Of a server that was never started."""
+    return Clients(Server("none", tmp_path, {"ann": "a-key-of-some-length"}, []), plain, threading.Event(), most=1)
+
+
+def found(clients: Clients, *wrong: str, seen: tuple[Seen, ...] = ()) -> Found:
+    faults = Faults(clients.server, clients.disturbed, mounted=False)
+    faults.wrong.extend(wrong)
+    samples = [Sample(float(at), 0, 500.0, 12, 9) for at in range(12)]
+    return Found("soak", 1.0, clients.exchanges, samples, faults, seen, 0.1)
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_an_answer_may_be_lost_only_while_the_server_is_ended(
+    clients: Clients, disturbed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.soak.clients.KINDS", {"completion": (completion, 1)})
+    if disturbed:
+        clients.disturbed.set()
+    clients.work(seed=0)
+    assert [one.outcome for one in clients.exchanges] == ["lost" if disturbed else "broken"]
+    assert len(found(clients).failures) == (not disturbed)
+
+
+def test_a_text_that_is_not_the_plain_one_is_wrong(clients: Clients) -> None:
+    wish = Wish(clients.plain.prompts[0], 6)
+    text = clients.plain.text(wish)
+    assert clients.compared(wish, text)[0] == "good"
+    assert clients.compared(wish, text + " ")[0] == "wrong"
+
+
+def test_what_is_malformed_must_be_refused(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((HOST, clients.server.port)) as listener:
+
+        def answers() -> None:
+            taken, _ = listener.accept()
+            with taken:
+                taken.recv(1 << 16)
+                taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        threading.Thread(target=answers, daemon=True).start()
+        monkeypatch.setattr("benchmarks.soak.clients.KINDS", {"malformed": KINDS["malformed"]})
+        clients.work(seed=3)
+    assert [one.outcome for one in clients.exchanges] == ["wrong"]
+
+
+def test_a_damaged_matrix_and_a_secret_that_was_seen_are_failures(clients: Clients, tmp_path: Path) -> None:
+    faults = found(clients).faults
+    clients.server.matrix.write_bytes(b"nothing of the kind")
+    faults.check_matrices()
+    assert len(faults.wrong) == 1
+    alike, different = (Seen("bob", 4, equal, (2.0, 2.0), 1.0, 0.5) for equal in (True, False))
+    assert found(clients, seen=(alike, different)).failures == []
+    assert found(clients, seen=(different, different)).failures == ["bob saw what another key asked for"]
+    assert found(clients, seen=(alike, alike)).failures == ["the control saw no secret"]
+    write(found(clients, "something else", seen=(alike, different)), tmp_path / "page.md")
+    assert "- something else" in (tmp_path / "page.md").read_text()
+
+
+def test_the_clock_jumps_and_the_machines_own_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "_EVERY", 0.0)
+    jumps = {round(clock.jumping() - time.time(), -2) for _ in range(5)}
+    assert len(jumps) == 5

@@ -1,0 +1,78 @@
+"""The code of README.md, CONTRIBUTING.md and docs/ runs as it stands.
+
+The Python blocks of a page run in order, in one namespace, in a folder with the repository's models. `model` and
+`tokenizer` are there from the start, as the README makes them. What cannot run here says why, in a comment before the
+block: `<!-- not run: it needs vLLM -->`. Lines of the command line are parsed, with their options.
+"""
+
+import os
+import shlex
+
+import pytest
+import typer
+from support.pages_of_docs import PAGES, ROOT, blocks, name
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from token_recycling.cli.app import app
+
+MODEL = ROOT / "models" / "target"
+
+
+@pytest.fixture
+def namespace(tmp_path, monkeypatch):
+    """In an empty folder beside the models."""
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
+    return {"__name__": "__main__", "model": model, "tokenizer": AutoTokenizer.from_pretrained(MODEL)}
+
+
+@pytest.mark.slow
+# Those of ecosystem.md run in tests/ecosystem, with its libraries.
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python") and page.stem != "ecosystem"], ids=name
+)
+def test_python_runs(page, namespace):
+    ran = [block for block in blocks(page, "python") if block.reason is None]
+    for block in ran:
+        # Line numbers of an error are those of the page.
+        exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), namespace)
+
+
+def test_few_blocks_are_left_out():
+    left_out = [(name(page), block.reason) for page in PAGES for block in blocks(page, "python") if block.reason]
+    assert len(left_out) <= 12, left_out
+    assert all(len(reason) > 15 for _, reason in left_out)
+
+
+def commands(page):
+    """Lines of `token-recycling`, and of make, as words."""
+    for block in blocks(page, "console"):
+        for line in block.code.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                yield shlex.split(line[2:], comments=True)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if list(commands(page))], ids=name)
+def test_command_lines_are_understood(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    group = typer.main.get_command(app)
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for words in commands(page):
+        if words[0] == "token-recycling":
+            parse(group, words[1:])
+        elif words[0] == "make":
+            assert f"\n{words[1]}:" in targets, words
+        elif words[:2] == ["python", "-m"]:
+            assert (ROOT / words[2].replace(".", os.sep)).exists(), words
+        elif words[0] == "python":
+            assert (ROOT / words[1]).exists(), words
+        else:
+            assert words[:2] == ["pip", "install"], words
+
+
+def parse(command, words):
+    """As the command line does it, without running anything."""
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context(command.name, words)

@@ -1,0 +1,86 @@
+"""The site: what fails its build, and that nothing is left out of it. `make lint` builds all of it."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+import typer
+from support.pages_of_docs import ROOT
+
+import token_recycling
+from token_recycling import drafter_names
+from token_recycling.cli.app import app
+
+DOCS = ROOT / "docs"
+
+
+def built(folder, page):
+    """Builds a site of one page, with the settings of this one; mkdocs raises what strictness finds."""
+    build = pytest.importorskip("mkdocs.commands.build")
+    config = pytest.importorskip("mkdocs.config")
+    (folder / "pages").mkdir()
+    (folder / "pages" / "index.md").write_text(page, encoding="utf-8")
+    where = {"docs_dir": str(folder / "pages"), "site_dir": str(folder / "site"), "nav": [{"Page": "index.md"}]}
+    loaded = config.load_config(str(ROOT / "mkdocs.yml"), strict=True, **where)
+    loaded.validation.nav.omitted_files = 0  # the pages of the repository's own files
+    loaded.plugins.on_startup(command="build", dirty=False)
+    build.build(loaded)
+    return (folder / "site" / "index.html").read_text(encoding="utf-8")
+
+
+def test_a_page_of_links_and_references_is_built(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    links = "[here](#page) [changes](../CHANGELOG.md) [a test](../tests/conftest.py)"
+    page = built(tmp_path, f"# Page\n\n{links}\n\n::: token_recycling.Stats")
+    assert '<a href="CHANGELOG.html">changes</a>' in page
+    assert "a test (<code>tests/conftest.py</code>)" in page
+    assert "Mean accepted tokens a step" in page
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["[gone](gone.md)", "[gone](#gone)", "[gone](../gone.py)", "[gone](/gone.md)", "::: token_recycling.Gone"],
+)
+def test_a_dead_link_or_a_missing_reference_fails(tmp_path, monkeypatch, wrong):
+    exceptions = pytest.importorskip("mkdocs.exceptions")
+    monkeypatch.chdir(ROOT)
+    with pytest.raises((exceptions.Abort, exceptions.MkDocsException)):
+        built(tmp_path, f"# Page\n\n{wrong}\n")
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
+    there = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} | {
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "first_steps.md",
+    }
+    made = {name for name in there if re.fullmatch(r"results/.*report\.md", name)}
+    assert listed == there - made
+
+
+def test_every_drafter_has_a_page_and_a_place_in_the_table():
+    chosen = (DOCS / "drafters.md").read_text(encoding="utf-8")
+    assert {page.stem for page in (DOCS / "drafters").glob("*.md")} == set(drafter_names())
+    assert [name for name in drafter_names() if f"[{name}](drafters/{name}.md)" not in chosen] == []
+
+
+def test_every_command_is_on_its_page():
+    page = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == set(typer.main.get_command(app).commands)
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: token_recycling\.(\w+)$", pages, re.M))
+    assert set(token_recycling.__all__) - shown == set()
+
+
+def test_the_drawing_moves_only_where_motion_is_wanted():
+    drawing = (DOCS / "step-animated.svg").read_text(encoding="utf-8")
+    ElementTree.fromstring(drawing)
+    at_rest, moving = drawing.split("@media (prefers-reduced-motion:no-preference){")
+    assert "animation" not in at_rest
+    assert set(re.findall(r"animation:(\w+)", moving)) == set(re.findall(r"@keyframes (\w+)", moving))
+    assert "<script" not in drawing
+    assert "<animate" not in drawing
