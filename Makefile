@@ -56,6 +56,12 @@ docs-serve: setup ## the site at http://127.0.0.1:8001, made anew as pages chang
 notebook: setup  ## runs examples/first_steps.ipynb and keeps what it shows
 	PYTHONPATH=tests $(RUN)/python -m support.notebook
 
+package: setup   ## wheel and source distribution in dist, built and checked as for an index
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine
+	rm -rf dist
+	$(RUN)/python -m build
+	$(RUN)/twine check --strict dist/*
+
 METHODS := generate prompt_lookup_hf:n=10 assisted:model=models/draft plain published recycling recycling:primed=true \
 	recycling:tree=16 recycling:tree=80 suffix prompt_lookup lookahead rest:datastore=build/library.datastore,nodes=8 \
 	draft_model:model=models/draft,mode=sequence,depth=4 draft_model:model=models/draft,mode=tree \
@@ -123,6 +129,16 @@ bench-sglang: .venv-vllm/.ready ## MAT of trees in SGLang with and without earli
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	.venv-vllm/bin/python benchmarks/in_sglang.py
 
+ECOSYSTEM := tests/ecosystem/requirements.txt
+.venv-ecosystem/.ready: pyproject.toml constraints.txt $(ECOSYSTEM)
+	$(PYTHON) -m venv .venv-ecosystem
+	.venv-ecosystem/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev]' --requirement $(ECOSYSTEM)
+	touch $@
+
+test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, clients and Gradio with an accelerated model
+	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/serving/test_serving_tools.py
+
 .venv-llama-cpp/.ready:
 	$(PYTHON) -m venv .venv-llama-cpp
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF" .venv-llama-cpp/bin/python -m pip install \
@@ -135,5 +151,5 @@ test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, b
 bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
-.PHONY: help setup demo test test-lowest browser test-browser lint docs docs-serve notebook bench bench-default bench-gpu \
-	campaign test-vllm test-sglang bench-vllm bench-sglang test-llama-cpp bench-llama-cpp
+.PHONY: help setup demo test test-lowest browser test-browser lint docs docs-serve notebook package bench bench-default \
+	bench-gpu campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp

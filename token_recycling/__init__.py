@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .hf.stream import stream
     from .model.self_test import unsupported
     from .model.support import Support, UnsupportedModelError
-    from .registry import drafter_names, make_drafter
+    from .names import drafter_names
+    from .registry import make_drafter
     from .stats import Stats
     from .tree import Tree
 
@@ -65,7 +66,8 @@ _MODULES = {
     "hf.stream": ("stream",),
     "model.self_test": ("unsupported",),
     "model.support": ("Support", "UnsupportedModelError"),
-    "registry": ("drafter_names", "make_drafter"),
+    "names": ("drafter_names",),
+    "registry": ("make_drafter",),
     "stats": ("Stats",),
     "tree": ("Tree",),
 }

@@ -19,7 +19,8 @@ import torch
 
 from .candidates.matrix import AdjacencyMatrix
 from .drafter import Drafter
-from .registry import drafter_class, drafter_names, is_required, options_of
+from .names import drafter_names
+from .registry import drafter_class, is_required, options_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

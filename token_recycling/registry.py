@@ -8,36 +8,21 @@ packages add theirs through the entry point group `token_recycling.drafters`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import numbers
-import pkgutil
 import re
 import types
 import typing
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from .drafter import Drafter
-
-ENTRY_POINTS = "token_recycling.drafters"
-
-
-def drafter_names() -> list[str]:
-    """Names of all drafters, the package's own first."""
-    own = _own_names()
-    return own + sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in own)
-
-
-@functools.cache
-def _own_names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).with_name("drafters"))]))
+from .names import ENTRY_POINTS, drafter_names, own_names
 
 
 def drafter_class(name: str) -> type[Drafter]:
     """The drafter class of that name; raises ValueError with all names."""
-    if name in _own_names():
+    if name in own_names():
         module = importlib.import_module(f"{__package__}.drafters.{name}")
         (found,) = (
             value

@@ -181,7 +181,7 @@ def test_without_matplotlib_the_tables_are_shown_and_the_error_says_what_to_inst
     found = _report(tmp_path, "matplotlib")
     assert found.returncode == 2
     assert "label of recycling" in found.stdout
-    assert found.stderr.strip().endswith("got no matplotlib: pip install matplotlib jinja2")
+    assert found.stderr.strip().endswith("got no matplotlib; pip install 'token-recycling[bench]'")
 
 
 def test_a_report_needs_no_torch(tmp_path):

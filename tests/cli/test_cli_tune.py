@@ -1,9 +1,12 @@
 """`token-recycling tune`: curves that are saved and found, sizes that pay, templates and primed rows."""
 
+import re
+
 import pytest
 from support.commandline import PROMPT, assert_refused, run, run_json
 
 from token_recycling import make_drafter
+from token_recycling.cli.cost_picture import picture
 from token_recycling.drafters.recycling.priming import primed_file
 from token_recycling.model.cost_store import load, setting
 from token_recycling.model.pass_costs import CPU_SIZES, PassCosts
@@ -130,3 +133,42 @@ def test_options_that_would_do_nothing_are_refused(tiny_model_dir, prompt_folder
         assert_refused(run("tune", tiny_model_dir, *option), "--prompts")
     assert_refused(run("tune", tiny_model_dir, "--prompts", prompt_folder, "--nodes", 3), "--template")
     assert_refused(run("tune", tiny_model_dir, "--prompts", prompt_folder, "--template", tmp_path), "folder")
+
+
+def test_the_curve_is_drawn_with_the_sizes_that_pay():
+    assert picture({1: 1.0, 4: 1.0, 8: 3.0}, {8, 4}).split("\n") == [
+        "     3 │       █",
+        "   2.5 │      ██",
+        "     2 │     ███",
+        "   1.5 │    ████",
+        "     1 │████████",
+        "   0.5 │████████",
+        "       └────────",
+        "     n  12 4 6 8",
+        "           ▲   ▲",
+    ]
+
+
+def test_a_column_stands_for_several_of_many_sizes():
+    *columns, axis, names, arrows = picture({1: 1.0, 128: 1.0, 256: 5.0}, {128}).split("\n")
+    assert {len(line) for line in (columns[-1], axis)} == {8 + 64}
+    assert columns[0] == f"     5 │{' ' * 56}▁▂▃▄▅▆▇█"
+    assert names.split() == ["n", "1", "64", "128", "192", "256"]
+    assert arrows.index("▲") == 8 + 31 == names.index("128")
+
+
+def test_a_curve_of_one_size_is_drawn():
+    assert picture({1: 1.0}, {1}).endswith("n  1\n        ▲")
+
+
+def test_the_curves_shown_say_which_tree_pays(tiny_model_dir):
+    shown = run("tune", tiny_model_dir, *QUICK).stdout
+    (best,) = re.findall(r"root included, by the chance of each candidate: (.*)", shown)
+    trees = [f"{row['tree'] + 1} at {row['chance']}" for row in _forecast(shown)]
+    assert best == ", ".join(trees)
+
+
+def _forecast(shown):
+    """The rows of the table of forecasts: the chance, and the nodes of the best tree."""
+    rows = re.findall(r"│ +32 │ +(0\.\d) │ +\d+ │.*?│.*?│ +(\d+) │", shown)
+    return [{"chance": chance, "tree": int(nodes)} for chance, nodes in rows]

@@ -28,7 +28,10 @@ def namespace(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+# Those of ecosystem.md run in tests/ecosystem, with its libraries.
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python") and page.stem != "ecosystem"], ids=name
+)
 def test_python_runs(page, namespace):
     ran = [block for block in blocks(page, "python") if block.reason is None]
     for block in ran:

@@ -154,4 +154,4 @@ def test_without_the_extra_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fastapi" else name)
     result = run("serve", folder)
     assert result.exit_code == 2
-    assert "got no fastapi; pip install fastapi" in result.stderr
+    assert "serving needs the extra 'serving', got no fastapi; pip install 'token-recycling[serving]'" in result.stderr

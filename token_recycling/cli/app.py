@@ -27,7 +27,6 @@ from .console import OneLineErrors
 app = typer.Typer(
     cls=OneLineErrors,
     help="The same text from any Hugging Face decoder-only model, in fewer steps.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

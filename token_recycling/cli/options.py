@@ -6,9 +6,23 @@ from typing import Annotated, Literal
 
 import typer
 
+from ..names import drafter_names
+
+
+def completed_drafters(typed: str) -> list[str]:
+    """What a shell offers for a drafter: its options are for the user to write."""
+    return [name for name in drafter_names() if name.startswith(typed)]
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the hub.")]
 Drafting = Annotated[
-    str, typer.Option("--drafter", metavar="SPEC", help="Drafter with options, such as recycling:k=16,tree=paper.")
+    str,
+    typer.Option(
+        "--drafter",
+        metavar="SPEC",
+        help="Drafter with options, such as recycling:k=16,tree=paper.",
+        autocompletion=completed_drafters,
+    ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
 DType = Annotated[

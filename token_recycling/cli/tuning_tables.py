@@ -1,4 +1,4 @@
-"""How a person sees what `token-recycling tune` found: tables of curves, forecasts and trees."""
+"""How a person sees what `token-recycling tune` found: pictures and a table of curves, forecasts and trees."""
 
 from __future__ import annotations
 
@@ -12,31 +12,48 @@ from rich.table import Column, Table
 
 from ..templates import parse_paths
 from .console import percent, say
+from .cost_picture import picture
 
 _BAR = 24
 
 
-def print_curves(out: Console, setting: dict[str, str], curves: Sequence[dict[str, Any]]) -> None:
-    """The curves, a table each."""
+def print_curves(
+    out: Console, setting: dict[str, str], curves: Sequence[dict[str, Any]], forecast: Sequence[dict[str, Any]]
+) -> None:
+    """The curves: a picture of each with the sizes that pay, and their figures in one table."""
     threads = f", threads: {setting['threads']}" if setting["threads"] else ""
     say(out, f"{setting['model']}, {setting['dtype']}, {setting['device']}{threads}")
     say(
         out,
-        "t(n): a forward pass over n nodes, the root included. t(1): the time of one token, decoded plainly.\n"
-        "One more node pays if it brings more tokens per time than the tree has without it.",
+        "t(n): a forward pass over n nodes, the root included. t(1): the time of one token, decoded plainly.",
         "dim",
     )
-    longest = max(size["relative"] for curve in curves for size in curve["sizes"])
     for curve in curves:
-        title = f"after {curve['length']:,} tokens, t(1) = {curve['milliseconds_of_one']:.2f} ms"
-        left = (Column(name, justify="right") for name in ("n", "t(n) / t(1)"))
-        right = Column("one more node costs, tokens", justify="right")
-        table = Table(*left, Column("", width=_BAR), right, title=title, title_justify="left")
-        for size in curve["sizes"]:
-            more = "" if size["one_more"] is None else f"{size['one_more']:.3f}"
-            bar = Bar(longest, 0, size["relative"], width=_BAR)
-            table.add_row(str(size["nodes"]), f"{size['relative']:.2f}", bar, more)
-        out.print(table)
+        say(out, f"\nt(n) / t(1) after {curve['length']:,} tokens, where t(1) is {curve['milliseconds_of_one']:.2f} ms")
+        best = {row["chance"]: row["tree"]["nodes"] + 1 for row in forecast if row["length"] == curve["length"]}
+        say(out, picture({size["nodes"]: size["relative"] for size in curve["sizes"]}, best.values()))
+        found = ", ".join(f"{nodes} at {chance}" for chance, nodes in best.items())
+        say(out, f"▲ the tree that pays most, root included, by the chance of each candidate: {found}")
+    names = ("t(n) / t(1)", "one more")
+    headings = (f"{name}\nafter {curve['length']:,}" for curve in curves for name in names)
+    table = Table(*(Column(name, justify="right") for name in ("n", *headings)))
+    sizes = [{size["nodes"]: size for size in curve["sizes"]} for curve in curves]
+    for nodes in sorted(set().union(*sizes)):
+        table.add_row(str(nodes), *(cell for measured in sizes for cell in _cells(measured.get(nodes))))
+    out.print(table)
+    say(
+        out,
+        "One more: what each further node costs since the size before, in tokens. It pays if it brings more tokens per "
+        "time than the tree has without it.",
+        "dim",
+    )
+
+
+def _cells(size: dict[str, Any] | None) -> tuple[str, str]:
+    """The time of a size, and what one more node costs; empty where it was not measured."""
+    if size is None:
+        return "", ""
+    return f"{size['relative']:.2f}", "" if size["one_more"] is None else f"{size['one_more']:.3f}"
 
 
 def print_forecast(out: Console, rows: Sequence[dict[str, Any]]) -> None:

@@ -17,6 +17,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from ..extras import lacking
+
+if missing := lacking("llama-cpp", "llama_cpp"):
+    raise ModuleNotFoundError(f"the adapter of llama.cpp {missing}")
+
 import llama_cpp
 import numpy as np
 import torch

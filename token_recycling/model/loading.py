@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+STANDARD_INPUT = Path("-")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_TIMEOUT = 5
 
@@ -202,7 +203,8 @@ def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
-    """Prompts from arguments, else from a file or all files of a folder, else standard input; raises ValueError.
+    """Prompts from arguments, else from a file or all files of a folder, else standard input, for which - stands
+    everywhere; raises ValueError.
 
     Line ends at the very end of a file or of standard input are dropped, as a shell does: they are the editor's, not
     the prompt's.
@@ -210,9 +212,12 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
     if texts and path is not None:
         raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
     if texts:
-        prompts = [Prompt(f"argument {place}", text) for place, text in enumerate(texts, start=1)]
-    elif path is None:
-        if sys.stdin.isatty():
+        prompts = [
+            _read(None) if text == str(STANDARD_INPUT) else Prompt(f"argument {place}", text)
+            for place, text in enumerate(texts, start=1)
+        ]
+    elif path is None or path == STANDARD_INPUT:
+        if path is None and sys.stdin.isatty():
             raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
         prompts = [_read(None)]
     elif path.is_dir():
@@ -231,12 +236,12 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
 
 
 def text_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths` and, by name, all below the folders among them; hidden ones are left out. Raises
-    ValueError for a path that is neither, and for a folder without files.
+    """The files among `paths` and, by name, all below the folders among them; hidden ones are left out, and standard
+    input is one. Raises ValueError for a path that is neither, and for a folder without files.
     """
     found = []
     for path in paths:
-        if path.is_file():
+        if path == STANDARD_INPUT or path.is_file():
             found.append(path)
             continue
         if not path.is_dir():
@@ -247,6 +252,11 @@ def text_files(paths: Sequence[Path]) -> list[Path]:
             raise ValueError(f"expected a folder of text files, got {path}, which holds none")
         found += shown
     return found
+
+
+def bytes_of(files: Sequence[Path]) -> int:
+    """How much there is to read of these, as far as is known."""
+    return sum(file.stat().st_size for file in files if file != STANDARD_INPUT)
 
 
 def _read(path: Path | None) -> Prompt:

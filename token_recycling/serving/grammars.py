@@ -8,13 +8,13 @@ do not fit are not accepted.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import LogitsProcessor
 
+from ..extras import lacking
 from ..model.loading import Loaded
 from ..text_stream import one_line
 from .errors import ApiError
@@ -29,9 +29,9 @@ class Grammars:
 
     async def processor(self, form: dict[str, Any]) -> Callable[[], LogitsProcessor]:
         """Makes processors for texts of that form, the field `response_format`; raises ApiError."""
-        if importlib.util.find_spec("xgrammar") is None:
-            message = f"response_format: {form['type']} needs the extra 'grammar' on the server, got no xgrammar"
-            raise ApiError(400, f"{message}; pip install 'token-recycling[grammar]'", "unsupported", "response_format")
+        if missing := lacking("grammar", "xgrammar"):
+            message = f"response_format: {form['type']} {missing} on the server"
+            raise ApiError(400, message, "unsupported", "response_format")
         try:
             # In a thread: a large schema may take seconds, in which others are answered.
             compiled = await asyncio.to_thread(self._compiled, form)

@@ -9,8 +9,9 @@ server is used, and nothing of it is changed.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
+
+from ..extras import lacking
 
 _EXPECTED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("response", "ResponseHandler"): {
@@ -40,16 +41,14 @@ _FUNCTIONS = {
     "response_events_to_chunks": ("events",),
 }
 """The parameters of every function of its module `utils` that is called."""
-_PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client", "jinja2")
 
 
 def check_installed() -> None:
     """Raises ValueError if a package of the extra `serving` is missing, or if transformers' server differs from the
     supported one, with the difference.
     """
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"expected the extra 'serving', got no {', '.join(missing)}; pip install {' '.join(missing)}")
+    if missing := lacking("serving", "fastapi", "uvicorn", "openai", "prometheus_client", "jinja2"):
+        raise ValueError(f"serving {missing}")
     from transformers import __version__ as version
 
     try:

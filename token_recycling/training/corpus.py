@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ..model.loading import STANDARD_INPUT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +38,7 @@ def documents(
 def _pieces(file: Path, advance: Callable[[int], None]) -> Iterator[str]:
     """The text of a file, cut at ends of lines."""
     try:
-        with file.open(encoding="utf-8") as opened:
+        with nullcontext(sys.stdin) if file == STANDARD_INPUT else file.open(encoding="utf-8") as opened:
             while lines := opened.readlines(_PIECE):
                 piece = "".join(lines)
                 advance(len(piece.encode()))

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ...extras import lacking
 from . import findings, tables, words
 from .reading import read
 from .sections import Section, sections_of
@@ -29,14 +30,10 @@ def write(folder: Path, console: Console | None = None, baseline: str | None = N
     summary = read(folder, baseline)
     if console is not None:
         print_table(summary, console)
-    try:
-        from . import page, plots
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        raise ValueError(
-            f"expected matplotlib and jinja2, which draw and write a report, got no {missing}: "
-            "pip install matplotlib jinja2"
-        ) from None
+    if missing := lacking("bench", "matplotlib", "jinja2"):
+        raise ValueError(f"writing a report {missing}")
+    from . import page, plots
+
     sections = sections_of(summary, plots)
     drawn = folder / "plots"
     drawn.mkdir(exist_ok=True)

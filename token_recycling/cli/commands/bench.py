@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +9,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ...extras import lacking
 from ...model import loading
 from .. import console
-from ..options import Chat, Device, DType, Json, Model, Threads
+from ..options import Chat, Device, DType, Json, Model, Threads, completed_drafters
+
+TRANSFORMERS_METHODS = "assisted", "generate", "oracle", "prompt_lookup_hf"
+
+
+def completed_methods(typed: str) -> list[str]:
+    """What a shell offers for a method: transformers' own too."""
+    return [name for name in TRANSFORMERS_METHODS if name.startswith(typed)] + completed_drafters(typed)
 
 
 def bench(
@@ -28,6 +35,7 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="SPEC",
+            autocompletion=completed_methods,
             help="Drafter with options, plain, generate, prompt_lookup_hf:n=10, assisted:model=FOLDER or "
             "oracle:model=FOLDER; repeatable.",
         ),
@@ -78,9 +86,8 @@ def bench(
         through_template = loading.uses_chat(loaded, chat)
         config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
         where = environment(loaded.model, model)
-    missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
-    if missing:
-        console.note(f"the report's files need {' and '.join(missing)}: pip install {' '.join(missing)}")
+    if missing := lacking("bench", "matplotlib", "jinja2"):
+        console.note(f"writing the report's files {missing}")
     for text in (*plan.notes, *session.what_does_not_fit(config, questions)):
         console.note(text)
 

@@ -15,8 +15,12 @@ from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, 
 
 def compare(
     model: Model,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPTS]...", help="Texts to continue.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="File with a prompt, or folder of such files.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPTS]...", help="Texts to continue; - is standard input.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="File with a prompt, or folder of such files; - is standard input.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Take the first N prompts only.")] = None,
     drafter: Drafting = "recycling",
     max_new_tokens: MaxNewTokens = 128,

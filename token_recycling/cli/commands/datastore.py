@@ -16,7 +16,9 @@ datastore = console.group("Datastores of past text, for the drafter rest.")
 
 @datastore.command()
 def build(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them; - is standard input.")
+    ],
     model: Annotated[str, typer.Option(help="Model whose tokenizer reads them: folder, or name on the hub.")],
     output: Annotated[Path, typer.Option(help="File to write; an old one is replaced when the new one is complete.")],
     as_json: Json = False,
@@ -33,7 +35,7 @@ def build(
 
         library.suffix_sorter()
         tokenizer = loading.load_tokenizer(model)
-    with console.working("reading", sum(file.stat().st_size for file in found)) as advance:
+    with console.working("reading", loading.bytes_of(found)) as advance:
         ids = list(documents(found, tokenizer, advance))
     with console.working(f"sorting {sum(map(len, ids)):,} tokens"):
         made = library.build(ids, output, fingerprint(tokenizer))

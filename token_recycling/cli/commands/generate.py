@@ -16,8 +16,11 @@ from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, 
 
 def generate(
     model: Model,
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; default --file or standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File with the prompt.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="Text to continue, or - for standard input; default --file, else standard input."),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="File with the prompt; - is standard input.")] = None,
     matrix: Annotated[Path | None, typer.Option(help="Matrix file: loaded if there, saved at the end.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics, to standard error.")] = False,
     drafter: Drafting = "recycling",

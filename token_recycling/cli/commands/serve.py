@@ -15,7 +15,7 @@ from ...model import loading
 from ...serving.isolation import Isolation, default_isolation, is_loopback
 from ...serving.keys import parse_keys
 from .. import console
-from ..options import Device, Drafting, DType, Model, Threads
+from ..options import Device, Drafting, DType, Model, Threads, completed_drafters
 
 if TYPE_CHECKING:
     from ...serving.http_server import HttpServer
@@ -47,6 +47,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME[:OPTIONS]",
+            autocompletion=completed_drafters,
             help="A drafter that the playground may use instead, anew for every text; may be given repeatedly; "
             "`none` offers none. Default: those that need no option.",
         ),

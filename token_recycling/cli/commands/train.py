@@ -6,7 +6,6 @@ There is such a command for every drafter whose folder declares a training (`tra
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import runpy
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ... import drafters
+from ...extras import lacking
 from ...model import loading
 from ...training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
 from .. import console
@@ -34,7 +34,9 @@ train = console.group("Trains what some drafters need beside a model.")
 _WORK, _TEXTS, _CHECKPOINT = "training", "texts.safetensors", "checkpoint.pt"
 """In the folder of a trained part: the folder, and the files in it, from which an interrupted run resumes."""
 
-_Files = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them.")]
+_Files = Annotated[
+    list[Path], typer.Argument(metavar="FILES...", help="Text files, or folders of them; - is standard input.")
+]
 _Draft = Annotated[str, typer.Option(metavar="MODEL", help="The draft model: a folder, or its name on the hub.")]
 _OUTPUT = "Folder to write to{}; an interrupted run goes on from what is there."
 _HELD_OUT = 0.0625
@@ -152,7 +154,7 @@ def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextO
     from ...training.continuations import continuations, pieces
     from ...training.corpus import documents
 
-    with console.working("reading", sum(file.stat().st_size for file in files)) as advance:
+    with console.working("reading", loading.bytes_of(files)) as advance:
         prompts = pieces(documents(files, loaded.tokenizer, advance), how.prompt_tokens, how.texts, how.seed)
     with console.reaching("writing texts") as progress:
         return continuations(
@@ -168,8 +170,8 @@ def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextO
 
 
 def _plot(folder: Path, trained: Trained) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        console.note("the plot of the calibration needs matplotlib: pip install matplotlib")
+    if missing := lacking("bench", "matplotlib"):
+        console.note(f"the plot of the calibration {missing}")
         return
     from ...bench.report.plots.calibration import calibration
 

@@ -10,19 +10,23 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, DType, Json, Model, Threads
+from ..options import Chat, Device, DType, Json, Model, Threads, completed_drafters
 
 
 def tune(
     model: Model,
     seconds: Annotated[
-        float, typer.Option(min=0, help="Most time for each curve; three rounds at least, twenty at most.")
-    ] = 5.0,
+        float,
+        typer.Option(min=0, help="Most time for each curve, two rounds at least, twenty at most; 20 is leisurely."),
+    ] = 2.0,
     length: Annotated[
         int | None, typer.Option(min=1, help="Longest text to measure for; default 1024, or the model's limit.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="File with a prompt, or folder of such files, to decode with what was measured.")
+        Path | None,
+        typer.Option(
+            help="File with a prompt, or folder of such files, to decode with what was measured; - is standard input."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Of --prompts, take the first N only.")] = None,
     max_new_tokens: Annotated[
@@ -37,6 +41,7 @@ def tune(
         typer.Option(
             "--drafter",
             metavar="SPEC",
+            autocompletion=completed_drafters,
             help="With --prompts: whose candidates a fixed tree is for; its own tree should try every rank. "
             "Default recycling:tree=paper.",
         ),
@@ -64,14 +69,15 @@ def tune(
     costs = costs_of(target, "auto")  # where steps are fast, it is those that are measured
     longest = max([length or min(1024, target.max_length or 1024), *(ids.shape[1] for ids in encoded)])
     result = tuning.measured(costs, longest, seconds)
-    tuning_tables.print_curves(out, result["setting"], result["curves"])
+    forecast = tuning.forecasts(costs, longest)
+    tuning_tables.print_curves(out, result["setting"], result["curves"], forecast)
     if given:
         result.update(tuning.decoded(loaded, costs, encoded, recorder, max_new_tokens or 128, nodes))
         tuning_tables.print_grown(out, result["grown"])
         tuning_tables.print_fixed(out, result["fixed"])
     else:
-        result["forecast"] = tuning.forecasts(costs, longest)
-        tuning_tables.print_forecast(out, result["forecast"])
+        result["forecast"] = forecast
+        tuning_tables.print_forecast(out, forecast)
     if template is not None:
         result["template"] = str(tuning.write_template(template, result["fixed"]["paths"]))
     if prime:

@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 from transformers import PreTrainedModel
 
 from ...candidates.matrix import fingerprint
+from ...extras import lacking
 from ...files import replacing
 from ...model.loading import tokenizer_beside
 
@@ -182,11 +183,8 @@ def _read(path: Path) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
 
 def suffix_sorter() -> Callable[[np.ndarray], np.ndarray]:
     """The function that sorts suffixes; raises DatastoreError if its library is missing."""
-    try:
-        from pydivsufsort import divsufsort
-    except ImportError:
-        raise DatastoreError(
-            "expected the library pydivsufsort of the extra 'rest', which sorts suffixes, got none; "
-            "pip install pydivsufsort"
-        ) from None
+    if missing := lacking("rest", "pydivsufsort"):
+        raise DatastoreError(f"sorting suffixes {missing}")
+    from pydivsufsort import divsufsort
+
     return divsufsort

@@ -1,0 +1,84 @@
+"""What a shell meets: `python -m`, completion, wrong names, and `-` for standard input."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from support.commandline import PROMPT, assert_refused, run, run_json
+
+from token_recycling import __version__, drafter_names
+from token_recycling.bench.run import methods
+from token_recycling.cli.commands.bench import TRANSFORMERS_METHODS
+
+
+def completed(line):
+    """What zsh is offered after a line of the command `token-recycling`."""
+    asked = {"_TOKEN_RECYCLING_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
+    offered = run(prog_name="token-recycling", env=asked).stdout
+    return re.findall(r'^(?:_arguments .*\(\()?"(.*?)"', offered, re.MULTILINE)
+
+
+def test_it_runs_as_a_module():
+    found = subprocess.run([sys.executable, "-m", "token_recycling", "--version"], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, f"token-recycling {__version__}\n")
+
+
+def test_drafters_are_completed():
+    for command in ("generate m --drafter ", "compare m --drafter ", "serve m --offer ", "tune m --drafter "):
+        assert completed(f"token-recycling {command}") == drafter_names()
+    assert completed("token-recycling generate m --drafter l") == ["layer_skip", "lookahead"]
+
+
+def test_methods_are_completed():
+    assert completed("token-recycling bench m --method ") == [*TRANSFORMERS_METHODS, *drafter_names()]
+    assert set(TRANSFORMERS_METHODS) == set(methods._NAMED)
+
+
+def test_commands_and_options_are_completed():
+    assert completed("token-recycling tr") == ["train"]
+    assert completed("token-recycling train me") == ["medusa"]
+    assert completed("token-recycling generate --dr") == ["--drafter"]
+
+
+def test_completing_does_not_wait_for_torch():
+    code = "import sys; from token_recycling.cli.options import completed_drafters; completed_drafters(''); "
+    code += "print({'torch', 'transformers'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [(["generat"], "generate"), (["tunes"], "tune"), (["train", "medus"], "medusa")]
+)
+def test_unknown_commands_suggest_the_nearest(wrong, meant):
+    assert_refused(run(*wrong), f"No such command '{wrong[-1]}'", f"Did you mean '{meant}'?")
+
+
+def test_a_dash_is_standard_input(tiny_model_dir, tmp_path):
+    said, options = f"{PROMPT}\n", ("--max-new-tokens", 12)
+    wanted = run_json("generate", tiny_model_dir, PROMPT, *options)["tokens"]
+    for given in (["-"], ["--file", "-"]):
+        assert run_json("generate", tiny_model_dir, *given, *options, input=said)["tokens"] == wanted
+    for given in (["-"], ["--prompts", "-"]):
+        (found,) = run_json("compare", tiny_model_dir, *given, *options, input=said)["prompts"]
+        assert (found["name"], [token for step in found["steps"] for token in step]) == ("standard input", wanted)
+    first, second = run_json("compare", tiny_model_dir, "a", "-", *options, input=said)["prompts"]
+    assert (first["name"], second["name"]) == ("argument 1", "standard input")
+
+
+def test_standard_input_is_tuned_with(tiny_model_dir):
+    quick = ("--seconds", 0, "--device", "cpu", "--max-new-tokens", 8)
+    assert run_json("tune", tiny_model_dir, *quick, "--prompts", "-", input=PROMPT)["grown"]["tokens"] == 8
+
+
+def test_a_datastore_is_built_from_standard_input(tiny_model_dir, tmp_path):
+    pytest.importorskip("pydivsufsort")
+    text, options = f"{PROMPT}\n", ("--model", tiny_model_dir, "--output", tmp_path / "store")
+    (tmp_path / "text.py").write_text(text)
+    wanted = run_json("datastore", "build", tmp_path / "text.py", *options)
+    assert run_json("datastore", "build", "-", *options, input=text) == wanted
+
+
+def test_an_empty_standard_input_is_refused(tiny_model_dir):
+    assert_refused(run("generate", tiny_model_dir, "-", input="\n"), "empty", "standard input")

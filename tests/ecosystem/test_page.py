@@ -1,0 +1,85 @@
+"""docs/ecosystem.md: its blocks run as they stand, each after the first one, with the versions that are pinned."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from support.serving import serving
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "ecosystem.md").read_text(encoding="utf-8")
+TOP, *SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PLACE = "http://127.0.0.1:8000"
+LIBRARIES = {
+    "peft": "peft",
+    "accelerate": "accelerate",
+    "torchao": "torchao",
+    "bitsandbytes": "bitsandbytes",
+    "optimum-quanto": "optimum-quanto",
+    "GPTQ and AWQ": "gptqmodel",
+    "xgrammar": "xgrammar",
+    "outlines": "outlines",
+    "lm-evaluation-harness": "lm-eval",
+    "LangChain": "langchain-openai",
+    "smolagents": "smolagents",
+    "Gradio": "gradio",
+}
+SERVED = {"LangChain": None, "smolagents": (ROOT / "examples" / "continue.jinja").read_text(encoding="utf-8")}
+"""Those that talk to a server, and its chat template."""
+
+
+def needs(library: str) -> None:
+    try:
+        metadata.version(library)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{library} is not installed: `make test-ecosystem` installs what it can")
+
+
+def block(section: str) -> str:
+    (code,) = BLOCK.findall(section)
+    return code
+
+
+def named(title: str) -> str:
+    (found,) = (section for section in SECTIONS if section.startswith(f"{title}\n"))
+    return found
+
+
+def test_every_library_has_its_section_and_its_row():
+    assert [section.partition("\n")[0] for section in SECTIONS] == list(LIBRARIES)
+    assert re.findall(r"^\| \[(.*?)\]\(#", TOP, re.MULTILINE) == list(LIBRARIES)
+
+
+@pytest.mark.parametrize("title", [title for title in LIBRARIES if title != "GPTQ and AWQ"])
+def test_a_block_holds(title, shipped, tmp_path, monkeypatch):
+    needs(LIBRARIES[title])
+    for name, value in {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    code = block(named(title))
+    if title not in SERVED:
+        run(code)
+        return
+    model, tokenizer = shipped
+    monkeypatch.setattr(tokenizer, "chat_template", SERVED[title])
+    with serving(model, tokenizer, name="models/target", drafter="recycling") as server:
+        assert PLACE in code
+        run(code.replace(PLACE, server.url))
+        assert server.metrics()["token_recycling_accepted_tokens_total"] > 0
+
+
+def run(code):
+    """The first block of the page, then one of a section."""
+    names = {}
+    exec(compile(block(TOP) + code, "docs/ecosystem.md", "exec"), names)
+
+
+def test_the_pinned_versions_are_those_of_the_page():
+    pinned = {}
+    for file in (ROOT / "constraints.txt", Path(__file__).with_name("requirements.txt")):
+        pinned |= dict(re.findall(r"^([\w-]+)==(\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE))
+    for title, library in LIBRARIES.items():
+        if library != "gptqmodel":
+            assert re.search(rf"^\| \[{title}\].* {re.escape(pinned[library])} ", TOP, re.MULTILINE), title

@@ -1,0 +1,98 @@
+"""What is published: the files of wheel and sdist, and the extras that messages name."""
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "token_recycling"
+
+
+def tracked(*folders):
+    """The files that git knows, as paths in the repository."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--", *folders], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("no git checkout: what belongs to the project is not known")
+    return {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
+
+
+def built(kind):
+    """The paths of the files that a build would hold."""
+    builders = pytest.importorskip(f"hatchling.builders.{kind}", reason="no hatchling, which builds the package")
+    builder = getattr(builders, f"{kind.capitalize()}Builder")(str(ROOT))
+    return {Path(file.distribution_path).as_posix() for file in builder.recurse_included_files()}
+
+
+def test_the_wheel_holds_the_package_and_all_its_data():
+    held, wanted = built("wheel"), tracked("token_recycling")
+    assert wanted <= held
+    assert {name.partition("/")[0] for name in held} == {"token_recycling"}
+    assert {Path(name).suffix for name in wanted} >= {".py", ".html", ".js", ".css", ".svg", ".typed"}
+
+
+def test_the_source_distribution_holds_the_project_with_models_and_tests():
+    held, wanted = built("sdist"), tracked()
+    assert wanted <= held
+    assert {"models/target/model.safetensors", "models/prompts/01_argparse_script.py", "LICENSE"} <= held
+
+
+def test_the_commands_and_plugins_are_declared():
+    found = {
+        point.name: point.load() for point in metadata.entry_points(group="console_scripts", name="token-recycling")
+    }
+    assert callable(found["token-recycling"])
+    assert metadata.entry_points(group="sglang.srt.plugins", name="token_recycling")
+
+
+@functools.cache
+def nodes():
+    """All calls and imports of the package, as nodes of its syntax trees."""
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py"))
+    return [
+        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call | ast.Import | ast.ImportFrom)
+    ]
+
+
+def named():
+    """Every extra that a message names, and the modules that it is named for."""
+    calls = (node for node in nodes() if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lacking")
+    return sorted([ast.literal_eval(argument) for argument in call.args] for call in calls)
+
+
+def brought(extra):
+    """The modules that an extra brings."""
+    marked = [line for line in metadata.requires("token-recycling") if re.search(rf"extra == .{extra}.$", line)]
+    return {re.match(r"[\w.-]+", line)[0].replace("-", "_").removesuffix("_python") for line in marked}
+
+
+@pytest.mark.parametrize(("extra", "modules"), [(extra, modules) for extra, *modules in named()])
+def test_an_extra_that_is_named_brings_what_is_missing(extra, modules):
+    assert modules
+    assert set(modules) <= brought(extra)
+
+
+def test_every_extra_that_the_package_imports_from_is_named_where_it_is_missing():
+    imported = {alias.name for node in nodes() if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in nodes() if isinstance(node, ast.ImportFrom) and not node.level}
+    imported = {name.partition(".")[0] for name in imported}
+    extras = set(metadata.metadata("token-recycling").get_all("Provides-Extra")) - {"dev"}
+    assert {extra for extra in extras if brought(extra) & imported} <= {extra for extra, *_ in named()}
+
+
+def test_nothing_else_says_what_to_install():
+    said = [file for file in PACKAGE.rglob("*.py") if "pip install" in file.read_text(encoding="utf-8")]
+    assert [file.name for file in said] == ["extras.py"]
+
+
+def test_without_llama_cpp_its_adapter_names_the_extra():
+    code = "import sys; sys.modules['llama_cpp'] = None; import token_recycling.engines.llama_cpp"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stderr.endswith(
+        "needs the extra 'llama-cpp', got no llama_cpp; pip install 'token-recycling[llama-cpp]'\n"
+    )
