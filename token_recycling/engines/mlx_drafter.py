@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from ..candidates.matrix import check_vocabulary, fingerprint
 from ..costs.curve import CostCurve
 from ..costs.online import OnlineCurve
+from .mlx_cache import layers_of
 from .recycler import Options, Recycler
 from .versions import check_version
 
@@ -23,6 +25,7 @@ _SIZES = (1, 2, 4, 8, 16, 32)
 """Passes that are timed, up to the longest of all: a token and its draft."""
 _ROUNDS, _AHEAD = 2, 4
 """How often, since other work only ever adds; and how many passes of one token are started before any is waited for."""
+_NOTHING = np.empty(0, np.int32)
 
 
 class TokenRecycling:
@@ -45,14 +48,17 @@ class TokenRecycling:
         self._given = given if "token_cost" in options else None
         self._timed: OnlineCurve | None = None
         self._tokenizer = ""
+        self._texts: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
+        """By the layer of a cache."""
 
     def attach(self, model: Any, tokenizer: Any) -> None:
-        """From now on for this model alone. Raises ValueError if it is for another."""
-        if self._model is None:
-            self._model = weakref.ref(model)
+        """From now on for this model, as long as it is there. Raises ValueError for another."""
+        attached = self._model and self._model()
+        if attached is not None and attached is not model:
+            raise ValueError("expected the model of earlier calls, got another; make a TokenRecycling for each model")
+        if attached is None:
+            self._model, self._timed = weakref.ref(model), None
             self._tokenizer = fingerprint(tokenizer) if self.options.matrix else ""
-        elif self._model() is not model:
-            raise ValueError("expected the model of the first call, got another; make a TokenRecycling for each model")
 
     def prepare(self, vocab_size: int) -> Recycler:
         """The matrix and what belongs to it; raises MatrixFileError for a file that is damaged or of another tokenizer
@@ -64,6 +70,18 @@ class TokenRecycling:
             weakref.finalize(self, self.recycler.save)
         check_vocabulary(self.recycler.matrix.vocab_size, vocab_size)
         return self.recycler
+
+    def text_of(self, cache: Sequence[Any]) -> np.ndarray:
+        """The tokens (n,) int32 that are known to lie in a cache: what was read and said with it by this object."""
+        for layer in _with_lengths(cache):
+            text = self._texts.get(layer, _NOTHING)
+            return text[: layer.offset] if len(text) >= layer.offset else _NOTHING
+        return _NOTHING
+
+    def keep_text(self, cache: Sequence[Any], text: np.ndarray) -> None:
+        """Remembers, as long as the cache is there, what lies in it."""
+        for layer in _with_lengths(cache):
+            self._texts[layer] = text
 
     def costs(self, model: Any, tokens: np.ndarray) -> np.ndarray:
         """(most + 1,) float64: what passes of 1, 2, ... tokens take, that of 1 with the next one started before its
@@ -79,6 +97,11 @@ class TokenRecycling:
         """What a pass of so many tokens took, with drafting and learning."""
         if self._timed is not None:
             self._timed.took(tokens, seconds)
+
+
+def _with_lengths(cache: Sequence[Any]) -> Iterator[Any]:
+    """The layers that know how many tokens they have read."""
+    return (layer for layer in layers_of(cache) if hasattr(layer, "offset"))
 
 
 def _timed(model: Any, tokens: mx.array) -> OnlineCurve:

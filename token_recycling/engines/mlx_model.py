@@ -68,7 +68,7 @@ class Drafting:
         self.from_draft = False
         """Whether the newest token was a drafted one."""
         self._prompt_left: int | None = None
-        self._text = _Text()
+        self._text = _Text(drafter.text_of(cache))
         self._unread: mx.array | None = None
         """The text's newest token, where a pass was started before it was known."""
         self._passed: Pass | None = None
@@ -118,7 +118,9 @@ class Drafting:
             mx.eval([layer.state for layer in self._cache])
         self._read_unread()
         self._learn(self._unlearned[:-1])
-        self._state.read(self._text.tokens, ends=True)
+        if len(self._text):
+            self._state.read(self._text.tokens, ends=True)
+        self._drafter.keep_text(self._cache, self._text.tokens)
 
     def _read_prompt(self, tokens: mx.array, embeddings: mx.array | None) -> mx.array:
         assert self._prompt_left
@@ -189,7 +191,7 @@ class Drafting:
 
     def _chain(self, depth: int) -> tuple[list[int], np.ndarray]:
         """The likeliest continuation of the text, and how likely each token of it is to be drawn."""
-        if depth < 1:
+        if depth < 1 or not len(self._text):
             return [], np.empty(0)
         count = self._recycler.chain(self._state, self._text.tokens, depth)
         growing = self._state.growing
@@ -207,6 +209,8 @@ class Drafting:
     def _learn(self, passes: list[Pass]) -> None:
         orders = self._recycler.options.orders
         for place, draft, logits, _, _ in passes:
+            if place < 0:  # of a prompt of embeddings alone
+                continue
             first = max(0, place + 1 - orders)
             tokens = np.append(self._text.tokens[first : place + 1], draft).astype(np.int64)
             ngrams = ngrams_of(tokens, orders)[place - first :]
@@ -231,8 +235,8 @@ class Drafting:
 class _Text:
     """Tokens that grow."""
 
-    def __init__(self) -> None:
-        self._room, self._length = np.empty(1024, np.int32), 0
+    def __init__(self, tokens: np.ndarray) -> None:
+        self._room, self._length = tokens, len(tokens)
 
     def __len__(self) -> int:
         return self._length
