@@ -104,7 +104,9 @@ def test_fewer_passes_than_tokens(llama: Any, monkeypatch: pytest.MonkeyPatch) -
     for prompt in prompts(8, 2, 2):
         said += recycled(llama, prompt, draft_model=draft)
     passes = len(sizes) - 2 * 8
-    assert passes == len(said) - drafted(said), "a pass for every token that was not drafted, but for the first of a text"
+    assert passes == len(said) - drafted(said), (
+        "a pass for every token that was not drafted, but for the first of a text"
+    )
     assert passes < len(said) / 1.4
 
 
@@ -203,8 +205,8 @@ def test_text_and_verbose_output_are_those_of_mlx_lm(llama: Any, capsys: pytest.
 def test_prompts_in_pieces_are_reported_as_by_mlx_lm(llama: Any) -> None:
     (prompt,), reports = prompts(1, 40, 40), []
     for run in (plain, recycled):
-        calls: list[tuple[int, int]] = []
-        said = run(llama, prompt, prefill_step_size=7, prompt_progress_callback=lambda *call: calls.append(call))
+        calls: list[int] = []
+        said = run(llama, prompt, prefill_step_size=7, prompt_progress_callback=lambda *call, to=calls: to.extend(call))
         reports.append((calls, [one.token for one in said]))
     assert reports[0] == reports[1]
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_tokens_that_are_read_again_are_part_of_what_a_pass_costs(llama: Any) ->
 
 
 def test_passes_are_timed_where_nothing_is_said_of_them(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes while the model works, four times as long for a pass of four tokens, and while it is left."""
+    """By a clock that goes while the model works, for four tokens four times as long, and while it is left."""
     clock, call = [0.0], type(llama).__call__
 
     def working(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> mx.array:
@@ -238,3 +239,30 @@ def test_versions_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch
         return
     with pytest.raises(RuntimeError, match=f"from 0.32 to before 0.33, .* got {version}"):
         TokenRecycling()
+
+
+def test_every_row_is_learned_with_the_tokens_that_it_followed() -> None:
+    """Of a text that is new and hardly drafted, and of the same when it is known, against a pass over all of it."""
+    model, draft, learned = made("gemma3_text"), drafter(orders=4), []
+    said(model, draft, 1)
+    learn = draft.recycler.learn
+
+    def recording(ngrams: np.ndarray, logits: Any) -> None:
+        learned.extend(zip(map(tuple, ngrams.tolist()), logits.numpy().copy(), strict=True))
+        learn(ngrams, logits)
+
+    draft.recycler.learn, counts = recording, []
+    for _ in range(2):
+        learned.clear()
+        tokens, drafted = said(model, draft)
+        counts.append(drafted)
+        text = PROMPT + tokens
+        whole = np.asarray(model(mx.array([text]))[0])
+        places = {tuple(text[place - 3 : place + 1][::-1]): place for place in range(len(PROMPT) - 1, len(text) - 2)}
+        often = Counter(ngram for ngram, _ in learned)
+        assert places.keys() <= often.keys()
+        compared = [(logits, places[ngram]) for ngram, logits in learned if ngram in places and often[ngram] == 1]
+        assert len(compared) > 20
+        for logits, place in compared:
+            np.testing.assert_allclose(logits, whole[place], atol=1e-4)
+    assert counts[0] < 10 < 30 < counts[1]

@@ -116,8 +116,8 @@ _CONTEXT = {"cohere2": 0.5, "lfm2": 0.15, "gemma3_text": 0.01, "mamba": 0.01, "q
 
 
 def made(family: str, seed: int = 1, **config: Any) -> Any:
-    """A random model of a family. What layers add to the newest token's embedding is scaled, as in `tiny.llama`, so that
-    texts repeat themselves, for drafts that are accepted, and change, for some that are not.
+    """A random model of a family. What layers add to the newest token's embedding is scaled, as in `tiny.llama`:
+    texts repeat themselves, so that drafts are accepted, and change, so that some are not.
     """
     module = importlib.import_module(f"mlx_lm.models.{family}")
     of_family = {**KEYS_AND_VALUES, **ROTATING, **STATES}[family]

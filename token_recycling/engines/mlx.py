@@ -52,8 +52,8 @@ def stream_generate(
     """`mlx_lm.stream_generate`, in fewer passes: the same arguments and the same responses, one for each token, with
     `from_draft` for those that were drafted.
 
-    `draft_model`: what drafts and remembers; by default one that is kept with the model. `num_draft_tokens`: the longest
-    draft, at most 31; shorter ones where they pay more. All else is mlx-lm's. Raises ValueError.
+    `draft_model`: what drafts and remembers; by default one that is kept with the model. `num_draft_tokens`: the
+    longest draft, at most 31; shorter ones where they pay more. All else is mlx-lm's. Raises ValueError.
     """
     longest = kwargs.pop("num_draft_tokens", TokenRecycling.most)
     _check(model, draft_model, longest, kwargs)
@@ -65,7 +65,9 @@ def stream_generate(
     unknown = unknown_layers(cache)
     if unknown:
         _say_once(f"nothing is drafted: a cache of {', '.join(unknown)} is not known to go back")
-        yield from plain_stream_generate(model, tokenizer, prompt, max_tokens, None, stream, prompt_cache=cache, **kwargs)
+        yield from plain_stream_generate(
+            model, tokenizer, prompt, max_tokens, None, stream, prompt_cache=cache, **kwargs
+        )
         return
     quantised_from = None
     if kwargs.get("kv_bits") is not None:

@@ -2,9 +2,9 @@
 
 Keys and values of all tokens are trimmed, as mlx-lm does it. A rotating cache, which mlx-lm does not trim once it is
 full, has what a pass of several tokens wrote at its end and, in front of that, all that its window reaches: it is cut
-there. Layers with a state over the text (`ArraysCache`) are given back the state from before the pass; the tokens of the
-pass that were right are read again, with the next one. mlx-lm replaces such states and never writes into them, so that
-keeping them copies nothing.
+there. Layers with a state over the text (`ArraysCache`) are given back the state from before the pass, and the tokens
+of the pass that were right are read again, in the next one. mlx-lm replaces such states and never writes into them, so
+that to keep them copies nothing.
 """
 
 from __future__ import annotations

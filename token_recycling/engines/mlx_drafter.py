@@ -1,4 +1,4 @@
-"""What is kept of one mlx-lm model from text to text: the matrix, the past, and what its passes take on this machine."""
+"""What is kept of an mlx-lm model from text to text: the matrix, the past, and what passes take on this machine."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def _with_lengths(cache: Sequence[Any]) -> Iterator[Any]:
 
 def _timed(model: Any, tokens: mx.array) -> OnlineCurve:
     """Times passes over the first of `tokens` (n,), in a cache of its own."""
-    cache, best = make_prompt_cache(model), {}
+    cache = make_prompt_cache(model)
+    best: dict[int, float] = {}
 
     def newest(tokens: mx.array) -> mx.array:
         return mx.argmax(model(tokens[None], cache=cache)[:, -1], axis=-1)

@@ -88,9 +88,7 @@ class Drafting:
         if self._prompt_left is None:
             self._prompt_left = total
 
-    def __call__(
-        self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
-    ) -> mx.array:
+    def __call__(self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
         """The logits (1, n, vocabulary) after tokens (1, n) of the prompt, or (1, 1, vocabulary) after one drawn."""
         if self._prompt_left:
             return self._read_prompt(inputs, input_embeddings)
