@@ -35,6 +35,8 @@ METHODS: dict[str, Callable[[], Any]] = {
     "prompt lookup, 2 tokens": lambda: LlamaPromptLookupDecoding(num_pred_tokens=2),
     "Token Recycling": TokenRecycling,
     "Token Recycling, whole chains": lambda: TokenRecycling(token_cost=0),
+    "Token Recycling, up to 32 tokens": lambda: TokenRecycling(32),
+    "Token Recycling, whole chains up to 32 tokens": lambda: TokenRecycling(32, token_cost=0),
     "Token Recycling, token_cost 0.2": lambda: TokenRecycling(token_cost=0.2),
 }
 

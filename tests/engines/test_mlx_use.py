@@ -179,6 +179,7 @@ def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama: Any, tmp_path: Pat
     assert not file.exists()
     del draft
     gc.collect()
+    assert file.exists()
     again = drafter(matrix=str(file), learns=False)
     warm = said(llama, again)
     assert warm[0] == cold[0]
@@ -186,6 +187,9 @@ def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama: Any, tmp_path: Pat
     for before, after in zip(rows, again.recycler.matrix.rows, strict=True):
         np.testing.assert_array_equal(before, after)
     again.recycler.matrix.load(file, fingerprint(TOKENIZER))
+    file.unlink()
+    said(llama, drafter(matrix=str(file), save_seconds=1e-9))
+    assert file.exists()
     other = copy.deepcopy(TOKENIZER)
     other.add_tokens(["<more>"])
     with pytest.raises(MatrixFileError):

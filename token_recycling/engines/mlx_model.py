@@ -119,6 +119,7 @@ class Drafting:
         if len(self._text):
             self._state.read(self._text.tokens, ends=True)
         self._drafter.keep_text(self._cache, self._text.tokens)
+        self._recycler.save_if_due()
 
     def _read_prompt(self, tokens: mx.array, embeddings: mx.array | None) -> mx.array:
         assert self._prompt_left
