@@ -115,7 +115,8 @@ class Drafting:
             self._model(mx.array([self._again]), cache=self._cache)
             mx.eval([layer.state for layer in self._cache])
         self._read_unread()
-        self._learn(self._unlearned[:-1])
+        # A pass of which nothing was drawn may still be on its way.
+        self._learn(self._unlearned if self._used else self._unlearned[:-1])
         if len(self._text):
             self._state.read(self._text.tokens, ends=True)
         self._drafter.keep_text(self._cache, self._text.tokens)
