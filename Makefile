@@ -151,5 +151,18 @@ test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, b
 bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
+.venv-mlx/.ready:
+	$(PYTHON) -m venv .venv-mlx
+	.venv-mlx/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mlx]' \
+		mlx==0.32.4 mlx-lm==0.32.2 pytest hypothesis
+	touch $@
+
+test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU build, in .venv-mlx
+	.venv-mlx/bin/python -m pytest tests/engines/test_mlx.py tests/engines/test_mlx_use.py
+
+bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own decoding with a draft model
+	.venv-mlx/bin/python benchmarks/in_mlx.py
+
 .PHONY: help setup demo test test-lowest browser test-browser lint docs docs-serve notebook package bench bench-default \
-	bench-gpu campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp
+	bench-gpu campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
+	test-mlx bench-mlx soak

@@ -261,7 +261,7 @@ def test_wrong_use_says_what_to_do(path: Path) -> None:
         draft.attach(made(path, LlamaPromptLookupDecoding()))
     with pytest.raises(ValueError, match="logits_all=True"):
         draft.attach(made(path, draft, logits_all=False, n_batch=64))
-    with pytest.raises(ValueError, match="below n_batch of 8, got 10"):
+    with pytest.raises(ValueError, match="below n_batch of 8, got 32"):
         draft.attach(made(path, draft, n_batch=8))
     llama = made(path, draft)
     with pytest.raises(RuntimeError, match=r"attach\(llama\) before the first text"):

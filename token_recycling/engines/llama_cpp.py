@@ -50,7 +50,7 @@ class TokenRecycling(LlamaDraftModel):
     _evaluated_next: np.ndarray
     """Those that the next pass should evaluate: the newest and the draft."""
 
-    def __init__(self, num_pred_tokens: int = 10, **options: Any) -> None:
+    def __init__(self, num_pred_tokens: int = 32, **options: Any) -> None:
         """`num_pred_tokens`: most drafted tokens of a pass; fewer are drafted where they do not pay."""
         check_version("llama-cpp-python", llama_cpp.__version__, LOWEST, BEYOND)
         if num_pred_tokens < 1:

@@ -100,8 +100,8 @@ class RequestState:
         root = growing.recent[: self._options.orders]
         return ngrams_below(root, growing.parents[: self.nodes], growing.tokens[: self.nodes])
 
-    def read(self, tokens: np.ndarray) -> None:
-        """Reads what is new of the text (length,); one that is not a continuation is read anew.
+    def read(self, tokens: np.ndarray, ends: bool = False) -> None:
+        """Reads what is new of the text (length,); one that is not a continuation is read anew. `ends`: it is whole.
 
         What followed since the draft was grown teaches which kinds of candidates were right, along its nodes as far as
         they are now part of the text, and belongs to the past of the requests to come.
@@ -112,7 +112,7 @@ class RequestState:
             written = tokens[self.length :].astype(np.int64)
             if self.nodes:
                 count_chosen(self.growing, self.nodes, written, self._matrix.calibration)
-            self._recorder.add(written.tolist())
+            self._recorder.add(written.tolist(), ends)
         if self._options.suffix:
             self.text.extend(tokens[self.length :])
         self.length, self._last = len(tokens), int(tokens[-1])

@@ -1,0 +1,278 @@
+"""mlx-lm's texts with drafts against those without, family by family: `make test-mlx` runs this, in an environment of
+its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from support import tiny
+
+pytest.importorskip("mlx_lm", reason="mlx-lm has an environment of its own: make test-mlx")
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm
+from mlx_lm.generate import GenerationResponse
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from support.mlx_models import KEYS_AND_VALUES, ROTATING, STATES, TOKENIZER, VOCABULARY, made
+
+from token_recycling.engines.mlx import TokenRecycling, generate, stream_generate
+
+mx.set_default_device(mx.cpu)
+LENGTH = 40
+FAMILIES = [*KEYS_AND_VALUES, *ROTATING, *STATES]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return made("llama")
+
+
+def prompts(number: int, shortest: int = 3, longest: int = 40) -> list[list[int]]:
+    lengths = [shortest + seed * 37 % (longest - shortest + 1) for seed in range(number)]
+    return [tiny.prompt(seed, length, VOCABULARY)[0].tolist() for seed, length in enumerate(lengths)]
+
+
+def always() -> TokenRecycling:
+    """Drafts as much as it can, whatever that costs."""
+    return TokenRecycling(token_cost=0.0, memory=0.1, past=4096)
+
+
+def plain(model: Any, prompt: Any, max_tokens: int = LENGTH, **options: Any) -> list[GenerationResponse]:
+    return list(mlx_lm.stream_generate(model, TOKENIZER, prompt, max_tokens, **options))
+
+
+def recycled(model: Any, prompt: Any, max_tokens: int = LENGTH, **options: Any) -> list[GenerationResponse]:
+    return list(stream_generate(model, TOKENIZER, prompt, max_tokens, **options))
+
+
+def assert_same(wanted: list[GenerationResponse], found: list[GenerationResponse]) -> None:
+    for field in ("text", "token", "prompt_tokens", "generation_tokens", "finish_reason"):
+        assert [getattr(one, field) for one in found] == [getattr(one, field) for one in wanted], field
+    for one, other in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(other.logprobs, one.logprobs, atol=1e-4)
+
+
+def drafted(said: list[GenerationResponse]) -> int:
+    return sum(one.from_draft for one in said)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_and_probabilities_are_those_of_mlx_lm_and_the_cache_is_left_as_it_leaves_it(family: str) -> None:
+    model, draft, accepted = made(family), always(), 0
+    for prompt in prompts(3):
+        caches = make_prompt_cache(model), make_prompt_cache(model)
+        wanted = plain(model, prompt, prompt_cache=caches[0])
+        found = recycled(model, prompt, prompt_cache=caches[1], draft_model=draft)
+        assert_same(wanted, found)
+        goes_on = [plain(model, [5, 6], 10, prompt_cache=cache) for cache in caches]
+        assert_same(*goes_on)
+        accepted += drafted(found)
+    assert accepted
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next", "recurrent_gemma"])
+@pytest.mark.parametrize("length", [1, 2, 9, 23])
+def test_a_stream_that_is_left_leaves_the_cache_at_its_last_token(family: str, length: int) -> None:
+    model, draft, (prompt,) = made(family), always(), prompts(1, 20, 20)
+    recycled(model, prompt, draft_model=draft)  # so that whole texts are drafted
+    caches = make_prompt_cache(model), make_prompt_cache(model)
+    for stream, cache in ((mlx_lm.stream_generate, caches[0]), (stream_generate, caches[1])):
+        options = {"draft_model": draft} if stream is stream_generate else {}
+        answers = stream(model, TOKENIZER, prompt, LENGTH, prompt_cache=cache, **options)
+        said = list(itertools.islice(answers, length))
+        answers.close()
+    assert length < 9 or drafted(said)
+    assert_same(*[plain(model, [5, 6], 10, prompt_cache=cache) for cache in caches])
+
+
+def test_fewer_passes_than_tokens(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, call = [], type(llama).__call__
+
+    def counting(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        sizes.append(inputs.shape[1])
+        return call(self, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(type(llama), "__call__", counting)
+    draft, said = always(), []
+    for prompt in prompts(8, 2, 2):
+        said += recycled(llama, prompt, draft_model=draft)
+    passes = len(sizes) - 2 * 8
+    assert passes == len(said) - drafted(said), (
+        "a pass for every token that was not drafted, but for the first of a text"
+    )
+    assert passes < len(said) / 1.4
+
+
+SAMPLERS = {
+    "temperature": {"temp": 0.8},
+    "top-p": {"temp": 1.0, "top_p": 0.8},
+    "top-k and min-p": {"temp": 0.7, "top_k": 20, "min_p": 0.05},
+    "xtc": {"temp": 0.7, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS.values(), ids=SAMPLERS)
+def test_a_seed_draws_the_same_text(llama: Any, sampling: dict[str, Any]) -> None:
+    draft, accepted = always(), 0
+    for seed, prompt in enumerate(prompts(3)):
+        mx.random.seed(seed)
+        wanted = plain(llama, prompt, sampler=make_sampler(**sampling))
+        mx.random.seed(seed)
+        found = recycled(llama, prompt, sampler=make_sampler(**sampling), draft_model=draft)
+        assert_same(wanted, found)
+        accepted += drafted(found)
+    assert accepted
+
+
+def test_samplers_and_processors_are_called_as_by_mlx_lm(llama: Any) -> None:
+    """Each once for every token, in order, with all tokens before it: they may remember what they saw."""
+    seen: list[tuple[list[int], tuple[int, ...]]] = []
+
+    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
+        seen.append((tokens.tolist(), logits.shape))
+        return logits if len(seen) % 3 else -logits
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        seen.append(([], logprobs.shape))
+        return mx.argmax(logprobs, axis=-1)
+
+    draft, (prompt,), calls = always(), prompts(1, 20, 20), []
+    recycled(llama, prompt, draft_model=draft)
+    for run, options in ((plain, {}), (recycled, {"draft_model": draft})):
+        said = run(llama, prompt, sampler=sampler, logits_processors=[processor], **options)
+        calls.append(([one.token for one in said], seen))
+        seen = []
+    assert calls[0] == calls[1]
+    assert drafted(said)
+
+
+def test_penalties_see_the_drafted_tokens_before_them(llama: Any) -> None:
+    draft, accepted = always(), 0
+    for prompt in prompts(3):
+        penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+        options = {"logits_processors": make_logits_processors({7: 0.5}, **penalties)}
+        found = recycled(llama, prompt, draft_model=draft, **options)
+        assert_same(plain(llama, prompt, **options), found)
+        accepted += drafted(found)
+    assert accepted
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 17])
+def test_the_answer_ends_where_it_must(llama: Any, max_tokens: int) -> None:
+    draft, (prompt,) = always(), prompts(1)
+    whole = recycled(llama, prompt, draft_model=draft)
+    caches = make_prompt_cache(llama), make_prompt_cache(llama)
+    wanted = plain(llama, prompt, max_tokens, prompt_cache=caches[0])
+    assert_same(wanted, recycled(llama, prompt, max_tokens, draft_model=draft, prompt_cache=caches[1]))
+    assert [layer.offset for layer in caches[0]] == [layer.offset for layer in caches[1]]
+    endless = stream_generate(llama, TOKENIZER, prompt, -1, draft_model=draft)
+    assert [one.token for one in itertools.islice(endless, LENGTH)] == [one.token for one in whole]
+
+
+def test_the_answer_ends_with_an_end_of_sequence_though_more_was_drafted(llama: Any) -> None:
+    draft, (prompt,) = always(), prompts(1)
+    recycled(llama, prompt, draft_model=draft)
+    whole = recycled(llama, prompt, draft_model=draft)
+    inside = next(place for place in range(10, LENGTH - 1) if whole[place].from_draft and whole[place + 1].from_draft)
+    first = [one.token for one in whole].index(whole[inside].token)
+    tokenizer = TokenizerWrapper(TOKENIZER, eos_token_ids=[whole[inside].token])
+    caches = make_prompt_cache(llama), make_prompt_cache(llama)
+    wanted = list(mlx_lm.stream_generate(llama, tokenizer, prompt, LENGTH, prompt_cache=caches[0]))
+    found = list(stream_generate(llama, tokenizer, prompt, LENGTH, draft_model=draft, prompt_cache=caches[1]))
+    assert_same(wanted, found)
+    assert len(found) == first + 1
+    assert found[-1].finish_reason == "stop"
+    assert_same(*[plain(llama, [5, 6], 10, prompt_cache=cache) for cache in caches])
+
+
+def test_text_and_verbose_output_are_those_of_mlx_lm(llama: Any, capsys: pytest.CaptureFixture) -> None:
+    wanted = mlx_lm.generate(llama, TOKENIZER, "import os", max_tokens=40, verbose=True)
+    printed = capsys.readouterr().out
+    assert generate(llama, TOKENIZER, "import os", max_tokens=40, verbose=True) == wanted
+    lines = [[part.split()[:2] for part in out.split("\n")] for out in (printed, capsys.readouterr().out)]
+    assert lines[0] == lines[1]
+    assert generate(llama, TOKENIZER, "import os", max_tokens=40) == wanted
+    assert not capsys.readouterr().out
+
+
+def test_prompts_in_pieces_are_reported_as_by_mlx_lm(llama: Any) -> None:
+    (prompt,), reports = prompts(1, 40, 40), []
+    for run in (plain, recycled):
+        calls: list[int] = []
+        said = run(llama, prompt, prefill_step_size=7, prompt_progress_callback=lambda *call, to=calls: to.extend(call))
+        reports.append((calls, [one.token for one in said]))
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("start", [0, 30, 49])
+def test_keys_and_values_are_quantised_where_mlx_lm_does_it(start: int) -> None:
+    model, draft, accepted = made("llama", hidden_size=128, head_dim=32), always(), 0
+    for prompt in 2 * prompts(2):
+        options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": start}
+        caches = make_prompt_cache(model), make_prompt_cache(model)
+        wanted = plain(model, prompt, prompt_cache=caches[0], **options)
+        found = recycled(model, prompt, prompt_cache=caches[1], draft_model=draft, **options)
+        assert_same(wanted, found)
+        assert [type(layer) for layer in caches[0]] == [type(layer) for layer in caches[1]]
+        accepted += drafted(found)
+    assert accepted
+
+
+def test_a_limited_cache_that_keeps_its_beginning() -> None:
+    """Drafts end where it is full, since it then forgets other tokens than a pass of several is shown."""
+    model, draft, accepted = made("qwen3"), always(), 0
+    for prompt in prompts(3):
+        found = recycled(model, prompt, max_kv_size=24, draft_model=draft)
+        assert_same(plain(model, prompt, max_kv_size=24), found)
+        accepted += drafted(found)
+        assert not drafted(found[max(1, 24 - len(prompt)) :])
+    assert accepted
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_weights(bits: int) -> None:
+    model, draft, accepted = made("llama", hidden_size=128, intermediate_size=128), always(), 0
+    nn.quantize(model, group_size=32, bits=bits)
+    for prompt in prompts(3):
+        found = recycled(model, prompt, draft_model=draft)
+        assert_same(plain(model, prompt), found)
+        accepted += drafted(found)
+    assert accepted
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_short_numbers_on_a_cpu(family: str, dtype: mx.Dtype) -> None:
+    """Where several rows are multiplied in the order in which one is; devices differ in that."""
+    model, draft = made(family), always()
+    model.set_dtype(dtype)
+    for prompt in prompts(3):
+        assert [one.token for one in recycled(model, prompt, draft_model=draft)] == [
+            one.token for one in plain(model, prompt)
+        ]
+
+
+def test_a_conversation_in_one_cache(llama: Any) -> None:
+    """Each turn with its new tokens alone, some of the cache given back in between, as mlx-lm's users do it."""
+    draft, caches = always(), (make_prompt_cache(llama), make_prompt_cache(llama))
+    for turn, prompt in enumerate(prompts(5)):
+        wanted = plain(llama, prompt, 20, prompt_cache=caches[0])
+        assert_same(wanted, recycled(llama, prompt, 20, prompt_cache=caches[1], draft_model=draft))
+        for cache in caches:
+            trim_prompt_cache(cache, turn)
+
+
+def test_prompts_of_embeddings() -> None:
+    model, draft, (prompt,) = made("qwen3"), always(), prompts(1)
+    tokens = mx.array(prompt)
+    embeddings = model.model.embed_tokens(tokens)
+    for given in (tokens, mx.array([], mx.int32)):
+        wanted = plain(model, given, input_embeddings=embeddings)
+        assert_same(wanted, recycled(model, given, input_embeddings=embeddings, draft_model=draft))

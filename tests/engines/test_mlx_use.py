@@ -1,0 +1,273 @@
+"""What mlx-lm's users set and keep, and when it drafts: `make test-mlx` runs this, in an environment of its own."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import tiny
+
+pytest.importorskip("mlx_lm", reason="mlx-lm has an environment of its own: make test-mlx")
+
+import mlx.core as mx
+import mlx_lm
+from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache
+from support.mlx_models import TOKENIZER, VOCABULARY, made
+
+from token_recycling import MatrixFileError, fingerprint
+from token_recycling.engines import mlx as engine
+from token_recycling.engines.mlx import TokenRecycling, stream_generate
+from token_recycling.engines.mlx import drafter as mlx_drafter
+from token_recycling.engines.mlx import model as mlx_model
+
+mx.set_default_device(mx.cpu)
+PROMPT = tiny.prompt(1, 12, VOCABULARY)[0].tolist()
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return made("llama")
+
+
+def drafter(**options: Any) -> TokenRecycling:
+    return TokenRecycling(**{"token_cost": 0.0, "memory": 0.1, "past": 4096, **options})
+
+
+def said(model: Any, draft_model: TokenRecycling | None, max_tokens: int = 40, **options: Any) -> tuple[list[int], int]:
+    """The tokens, and how many of them were drafted."""
+    answers = stream_generate(model, TOKENIZER, PROMPT, max_tokens, draft_model, **options)
+    found = [(one.token, one.from_draft) for one in answers]
+    return [token for token, _ in found], sum(was_drafted for _, was_drafted in found)
+
+
+def plain(model: Any, max_tokens: int = 40, **options: Any) -> list[int]:
+    return [one.token for one in mlx_lm.stream_generate(model, TOKENIZER, PROMPT, max_tokens, **options)]
+
+
+def test_what_was_said_once_is_drafted_the_next_time(llama: Any) -> None:
+    draft = drafter()
+    first, second = said(llama, draft), said(llama, draft)
+    assert first[0] == second[0] == plain(llama)
+    assert second[1] > 30 > first[1]
+
+
+def test_what_was_learned_is_kept_with_a_model_and_goes_with_it() -> None:
+    models, before = [made("llama"), made("llama", seed=2)], len(engine._kept)
+    counts = [said(model, None)[1] for model in models]
+    kept = [engine._kept[id(model)] for model in models]
+    assert kept[0] is not kept[1]
+    kept[0]._given = kept[1]._given = np.ones(TokenRecycling.most + 1)
+    assert all(said(model, None)[1] > max(30, count) for model, count in zip(models, counts, strict=True))
+    del models
+    gc.collect()
+    assert len(engine._kept) == before
+
+
+def test_drafts_end_where_they_do_not_pay(llama: Any) -> None:
+    """By what passes take: as above, whole texts are known, so that all that decides is the cost."""
+    warm = drafter()
+    said(llama, warm)
+    accepted = {}
+    for cost in (0.0, 0.5, 0.99):
+        warm._given = 1 + cost * np.arange(warm.most + 1)
+        accepted[cost] = said(llama, warm)[1]
+    assert accepted[0.0] > 30
+    warm._given = np.append(1.0, np.full(warm.most, 50.0))
+    assert said(llama, warm) == (plain(llama), 0)
+
+
+def test_tokens_that_are_read_again_are_part_of_what_a_pass_costs(llama: Any) -> None:
+    draft = drafter()
+    draft._given = np.array([1.0, 1.0, 1.0, 9.0, 9.0])
+    drafting = mlx_model.Drafting(llama, make_prompt_cache(llama), draft, 31, 10, None)
+    assert drafting._paying(np.full(4, 0.9)) == 2
+    drafting._again = [5]
+    assert drafting._paying(np.full(3, 0.9)) == 1
+
+
+def test_passes_are_timed_where_nothing_is_said_of_them(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes while the model works, for four tokens four times as long, and while it is left."""
+    clock, call = [0.0], type(llama).__call__
+
+    def working(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        clock[0] += inputs.shape[1]
+        return call(self, inputs, *args, **kwargs)
+
+    def reading() -> float:
+        clock[0] += 1e-6  # mlx-lm divides by what it reads
+        return clock[0]
+
+    monkeypatch.setattr(type(llama), "__call__", working)
+    monkeypatch.setattr(time, "perf_counter", reading)
+    monkeypatch.setattr(mlx_model, "compiling_seconds", lambda: 0.0)
+    draft, taken = TokenRecycling(memory=0.1, past=4096), []
+    monkeypatch.setattr(draft, "took", lambda *took: taken.append(took) or TokenRecycling.took(draft, *took))
+    for _ in range(3):
+        for _ in stream_generate(llama, TOKENIZER, PROMPT, 40, draft):
+            clock[0] += 1000
+    costs = draft.costs(llama, np.zeros(1))
+    np.testing.assert_allclose(costs / costs[0], np.arange(1, len(costs) + 1), rtol=0.5)
+    tokens, seconds = np.transpose(taken)
+    assert min(tokens) == 1 < max(tokens)
+    np.testing.assert_allclose(seconds, tokens, rtol=0.01)
+
+
+def test_the_longest_draft_may_be_set(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, call = [], type(llama).__call__
+
+    def counting(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        sizes.append(inputs.shape[1])
+        return call(self, inputs, *args, **kwargs)
+
+    draft = drafter()
+    wanted, _ = said(llama, draft)
+    monkeypatch.setattr(type(llama), "__call__", counting)
+    for most in (1, 5, 31):
+        sizes.clear()
+        assert said(llama, draft, num_draft_tokens=most)[0] == wanted
+        assert max(sizes[1:]) == 1 + most
+    sizes.clear()
+    assert said(llama, draft, max_tokens=4)[0] == wanted[:4]
+    assert sum(sizes) == len(PROMPT) + 4, "nothing that could not be said any more"
+
+
+def test_a_cache_tells_what_was_said_in_it_before(llama: Any) -> None:
+    """A turn that repeats the one before it, of which mlx-lm is given the new tokens alone: all else is forgotten."""
+    draft = drafter(orders=1, past=0, learns=True)
+    cache = make_prompt_cache(llama)
+    said(llama, draft, prompt_cache=cache)
+    text = draft.text_of(cache)
+    assert text[: len(PROMPT)].tolist() == PROMPT
+    assert len(text) == cache[0].offset
+    trim_prompt_cache(cache, 7)
+    assert draft.text_of(cache).tolist() == text[:-7].tolist()
+    drafting = mlx_model.Drafting(llama, cache, draft, 31, 10, None)
+    assert len(drafting._text) == len(text) - 7
+    assert len(drafter().text_of(cache)) == 0
+    assert len(draft.text_of(make_prompt_cache(llama))) == 0
+    del cache, drafting
+    gc.collect()
+    assert len(draft._texts) == 0
+
+
+def test_a_cache_that_may_not_go_back_is_left_to_mlx_lm(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class OtherCache(KVCache):
+        pass
+
+    draft = drafter()
+    said(llama, draft)
+    with caplog.at_level(logging.WARNING, "token_recycling"):
+        for _ in range(2):
+            cache = [OtherCache() for _ in llama.layers]
+            assert said(llama, draft, prompt_cache=cache) == (plain(llama), 0)
+    assert [record.message for record in caplog.records] == [
+        "nothing is drafted: a cache of OtherCache is not known to go back"
+    ]
+
+
+def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama: Any, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.matrix"
+    draft = drafter(matrix=str(file))
+    cold = said(llama, draft)
+    rows = [array.copy() for array in draft.recycler.matrix.rows]
+    assert not file.exists()
+    del draft
+    gc.collect()
+    assert file.exists()
+    again = drafter(matrix=str(file), learns=False)
+    warm = said(llama, again)
+    assert warm[0] == cold[0]
+    assert warm[1] > cold[1]
+    for before, after in zip(rows, again.recycler.matrix.rows, strict=True):
+        np.testing.assert_array_equal(before, after)
+    again.recycler.matrix.load(file, fingerprint(TOKENIZER))
+    file.unlink()
+    said(llama, drafter(matrix=str(file), save_seconds=1e-9))
+    assert file.exists()
+    other = copy.deepcopy(TOKENIZER)
+    other.add_tokens(["<more>"])
+    with pytest.raises(MatrixFileError):
+        list(stream_generate(llama, other, PROMPT, 5, drafter(matrix=str(file))))
+
+
+def test_wrong_use_says_what_to_do(llama: Any) -> None:
+    with pytest.raises(ValueError, match="TokenRecycling or None as draft_model, got Model"):
+        said(llama, llama)
+    with pytest.raises(ValueError, match="num_draft_tokens from 1 to 31, got 32"):
+        said(llama, None, num_draft_tokens=32)
+    with pytest.raises(ValueError, match="a model that reads input_embeddings"):
+        said(made("gpt_oss"), None, input_embeddings=mx.zeros((2, 32)))
+    with pytest.raises(ValueError, match="non-zero"):
+        said(llama, None, max_tokens=0)
+    with pytest.raises(TypeError, match="colour"):
+        said(llama, None, colour="red")
+    with pytest.raises(ValueError, match="got depth"):
+        TokenRecycling(depth=3)
+    draft = drafter()
+    said(llama, draft)
+    with pytest.raises(ValueError, match="make a TokenRecycling for each model"):
+        said(made("llama"), draft)
+
+
+def test_a_model_that_was_loaded_again_goes_on_with_what_was_learned() -> None:
+    draft, model = drafter(), made("llama")
+    wanted, _ = said(model, draft)
+    del model
+    gc.collect()
+    found, accepted = said(made("llama"), draft)
+    assert found == wanted
+    assert accepted > 30
+
+
+def test_several_processes_are_refused(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two:
+        def size(self) -> int:
+            return 2
+
+    monkeypatch.setattr(mx.distributed, "init", Two)
+    with pytest.raises(ValueError, match="one process, got 2"):
+        said(llama, None)
+
+
+@pytest.mark.parametrize(("version", "known"), [("0.31.3", False), ("0.32.0", True), ("0.32.9", True), ("0.33", False)])
+def test_versions_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch, version: str, known: bool) -> None:
+    monkeypatch.setattr(mlx_drafter.mlx_lm, "__version__", version)
+    if known:
+        TokenRecycling()
+        return
+    with pytest.raises(RuntimeError, match=f"from 0.32 to before 0.33, .* got {version}"):
+        TokenRecycling()
+
+
+def test_every_row_is_learned_with_the_tokens_that_it_followed() -> None:
+    """Of a text that is new and hardly drafted, and of the same when it is known, against a pass over all of it."""
+    model, draft, learned = made("gemma3_text"), drafter(orders=4), []
+    said(model, draft, 1)
+    learn = draft.recycler.learn
+
+    def recording(ngrams: np.ndarray, logits: Any) -> None:
+        learned.extend(zip(map(tuple, ngrams.tolist()), logits.numpy().copy(), strict=True))
+        learn(ngrams, logits)
+
+    draft.recycler.learn, counts = recording, []
+    for _ in range(2):
+        learned.clear()
+        tokens, drafted = said(model, draft)
+        counts.append(drafted)
+        text = PROMPT + tokens
+        whole = np.asarray(model(mx.array([text]))[0])
+        places = {tuple(text[place - 3 : place + 1][::-1]): place for place in range(len(PROMPT) - 1, len(text) - 2)}
+        often = Counter(ngram for ngram, _ in learned)
+        assert places.keys() <= often.keys()
+        compared = [(logits, places[ngram]) for ngram, logits in learned if ngram in places and often[ngram] == 1]
+        assert len(compared) > 20
+        for logits, place in compared:
+            np.testing.assert_allclose(logits, whole[place], atol=1e-4)
+    assert counts[0] < 10 < 30 < counts[1]

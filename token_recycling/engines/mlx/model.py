@@ -1,0 +1,255 @@
+"""A model for mlx-lm's own decoding loop, which is asked for one token after the other and reads several in a pass.
+
+mlx-lm hands a model the token that it has just drawn and wants the logits after it. Where that pays, `Drafting` reads a
+drafted continuation in the same pass; as long as the tokens drawn next are the drafted ones, it has their logits
+already. Otherwise the rest of the pass is taken back (`cache`). So samplers, logits processors and random numbers
+are used by mlx-lm itself, as it always does, and a cache holds at the end what it would hold without drafts.
+
+mlx-lm starts a pass before it knows the token that is read there, so that the device need not wait. A draft follows a
+token that is known, and costs this lead. So it is decided first whether to wait for the token, by the draft that was
+grown from the one before it, and then, from the token, how much to draft: both by what passes take, lead included,
+which is learned from every one of them.
+
+Cost per step: a top-k over the logits and some ten microseconds; where nothing is drafted, while the device works.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import torch
+
+from ...candidates.ngrams import ngrams_of
+from ...compiled import compiling_seconds
+from ...costs.budget import paying_nodes, tokens_by_size
+from .cache import Before, most_rows
+
+if TYPE_CHECKING:
+    from .drafter import TokenRecycling
+
+
+class Pass(NamedTuple):
+    """A pass of the model and what became of it."""
+
+    place: int
+    """Of the newest token of the text in it; before it may stand others that are read once more."""
+    draft: list[int]
+    """What it read after that."""
+    logits: mx.array
+    """(1, 1 + drafted, vocabulary)"""
+    read: list[int]
+    """All tokens of it, where something was drafted."""
+    before: Before | None
+    """The cache as it was before, where something was drafted."""
+
+
+class Drafting:
+    """Stands for a model while one text is generated."""
+
+    def __init__(
+        self,
+        model: Any,
+        cache: list[Any],
+        drafter: TokenRecycling,
+        longest: int,
+        max_tokens: int,
+        quantised_from: int | None,
+    ) -> None:
+        """`longest`: most tokens of a draft; `max_tokens`: of the answer, -1 for no limit; `quantised_from`: the length
+        from which on the cache is quantised, if it ever is.
+        """
+        self._model, self._cache, self._drafter = model, cache, drafter
+        self._longest, self._max_tokens, self._quantised_from = longest, max_tokens, quantised_from
+        self.away = 0.0
+        """Seconds for which mlx-lm's loop did not run."""
+        self.from_draft = False
+        """Whether the newest token was a drafted one."""
+        self._prompt_left: int | None = None
+        self._text = _Text(drafter.text_of(cache))
+        self._unread: mx.array | None = None
+        """The text's newest token, where a pass was started before it was known."""
+        self._passed: Pass | None = None
+        """The newest pass."""
+        self._used = 0
+        """How many drafted tokens of it were drawn."""
+        self._again: list[int] = []
+        """Tokens that the next pass must read once more."""
+        self._unlearned: list[Pass] = []
+        self._asked = 0
+        """How many tokens of the answer were drawn."""
+        self._timed, self._since = 0, 0.0
+        """Of the newest pass: its size, 0 where its time says nothing, and when it began."""
+
+    def begin(self, processed: int, total: int) -> None:
+        """What mlx-lm reports of the prompt: first, before any pass, that none of its `total` tokens was processed."""
+        if self._prompt_left is None:
+            self._prompt_left = total
+
+    def __call__(self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
+        """The logits (1, n, vocabulary) after tokens (1, n) of the prompt, or (1, 1, vocabulary) after one drawn."""
+        if self._prompt_left:
+            return self._read_prompt(inputs, input_embeddings)
+        assert self._passed is not None, "a prompt has a token"
+        self._asked += 1
+        passed, drawn = self._passed, inputs[0]
+        self._read_unread()
+        self.from_draft = self._used < len(passed.draft) and drawn.item() == passed.draft[self._used]
+        if self.from_draft:
+            self._text.extend([passed.draft[self._used]])
+            self._used += 1
+            return passed.logits[:, self._used : self._used + 1]
+        # After a draft the token is there: its logits were looked at already.
+        if passed.draft or self._waiting_pays():
+            return self._pass_with_draft(drawn)
+        return self._pass_ahead(drawn)
+
+    def settle(self) -> None:
+        """Leaves the cache with the tokens that were drawn and no others, whenever mlx-lm's loop has ended."""
+        if self._passed is None:
+            return
+        self._take_back()
+        if self._again:
+            self._model(mx.array([self._again]), cache=self._cache)
+            mx.eval([layer.state for layer in self._cache])
+        self._read_unread()
+        # A pass of which nothing was drawn may still be on its way.
+        self._learn(self._unlearned if self._used else self._unlearned[:-1])
+        if len(self._text):
+            self._state.read(self._text.tokens, ends=True)
+        self._drafter.keep_text(self._cache, self._text.tokens)
+        self._recycler.save_if_due()
+
+    def _read_prompt(self, tokens: mx.array, embeddings: mx.array | None) -> mx.array:
+        assert self._prompt_left
+        self._text.extend(tokens[0].tolist())
+        if embeddings is None:
+            self._prompt_left -= tokens.shape[1]
+            logits = self._model(tokens, cache=self._cache)
+        else:
+            self._prompt_left -= embeddings.shape[1]
+            logits = self._model(tokens, cache=self._cache, input_embeddings=embeddings)
+        if not self._prompt_left:
+            self._recycler = self._drafter.prepare(logits.shape[-1])
+            self._state = self._recycler.new_state()
+            self._began(Pass(len(self._text) - 1, [], logits[:, -1:], [], None))
+        return logits
+
+    def _pass_ahead(self, drawn: mx.array) -> mx.array:
+        """Of a token that need not be known yet."""
+        self._time(1, follows=self._timed == 1)
+        logits = self._model(drawn[None], cache=self._cache)
+        self._began(Pass(len(self._text), [], logits, [], None))
+        self._unread = drawn
+        return logits
+
+    def _pass_with_draft(self, drawn: mx.array) -> mx.array:
+        """Of a token, and of what is worth drafting after it."""
+        token, follows = int(drawn.item()), self._timed > 1
+        began = self._now()
+        self._take_back()
+        self._text.extend([token])
+        self._learn(self._unlearned)
+        self._unlearned = []
+        draft, gains = self._chain(self._room())
+        draft = draft[: self._paying(gains)]
+        read = [*self._again, token, *draft]
+        self._time(len(read) if draft else 0, follows, began)
+        before = Before(self._cache) if draft else None
+        logits = self._model(mx.array([read], drawn.dtype), cache=self._cache)[:, len(self._again) :]
+        self._began(Pass(len(self._text) - 1, draft, logits, read, before))
+        return logits[:, :1]
+
+    def _waiting_pays(self) -> bool:
+        """Whether a draft after the token that is about to be known is likely to be worth more than the lead."""
+        self._learn(self._unlearned[:-1])
+        del self._unlearned[:-1]
+        _, gains = self._chain(self._room() + 1)
+        return self._paying(gains[1:]) > 0
+
+    def _began(self, passed: Pass) -> None:
+        self._passed, self._used, self._again = passed, 0, []
+        self._unlearned.append(passed)
+
+    def _take_back(self) -> None:
+        """Leaves of the newest pass what was drawn."""
+        assert self._passed is not None
+        _, draft, _, read, before = self._passed
+        if before is not None:
+            kept = len(read) - len(draft) + self._used
+            if before.keep(kept, len(read)):
+                self._again = read[:kept]
+
+    def _room(self) -> int:
+        """Most tokens of a draft after one token more."""
+        rows = most_rows(self._cache, self._quantised_from)
+        most = self._drafter.most if rows is None else min(self._drafter.most, rows - 1)
+        most = min(self._longest, most - len(self._again))
+        return most if self._max_tokens < 0 else min(most, self._max_tokens - self._asked)
+
+    def _chain(self, depth: int) -> tuple[list[int], np.ndarray]:
+        """The likeliest continuation of the text, and how likely each token of it is to be drawn."""
+        if depth < 1 or not len(self._text):
+            return [], np.empty(0)
+        count = self._recycler.chain(self._state, self._text.tokens, depth)
+        growing = self._state.growing
+        return growing.tokens[1 : count + 1].tolist(), growing.values[1 : count + 1]
+
+    def _paying(self, gains: np.ndarray) -> int:
+        """How many tokens of a draft bring the most tokens per time."""
+        if not len(gains):
+            return 0
+        began = self._now()
+        costs = self._drafter.costs(self._model, self._text.tokens)[len(self._again) :]
+        self.away += self._now() - began
+        return paying_nodes(tokens_by_size(gains), costs[: len(gains) + 1])
+
+    def _learn(self, passes: list[Pass]) -> None:
+        orders = self._recycler.options.orders
+        for place, draft, logits, _, _ in passes:
+            if place < 0:  # of a prompt of embeddings alone
+                continue
+            first = max(0, place + 1 - orders)
+            tokens = np.append(self._text.tokens[first : place + 1], draft).astype(np.int64)
+            ngrams = ngrams_of(tokens, orders)[place - first :]
+            self._recycler.learn(ngrams, torch.from_numpy(np.asarray(logits[0].astype(mx.float32))))
+
+    def _read_unread(self) -> None:
+        if self._unread is not None:
+            self._text.extend([self._unread.item()])
+            self._unread = None
+
+    def _time(self, rows: int, follows: bool, now: float | None = None) -> None:
+        """A pass of `rows` tokens begins; the one before took until now, if it `follows` in the same way."""
+        now = self._now() if now is None else now
+        if follows:
+            self._drafter.took(self._timed, now - self._since)
+        self._timed, self._since = rows, now
+
+    def _now(self) -> float:
+        return time.perf_counter() - compiling_seconds() - self.away
+
+
+class _Text:
+    """Tokens that grow."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        self._room, self._length = tokens, len(tokens)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(length,) int32"""
+        return self._room[: self._length]
+
+    def extend(self, tokens: list[int]) -> None:
+        """Appends them."""
+        end = self._length + len(tokens)
+        if end > len(self._room):
+            self._room = np.resize(self._room, 2 * end)
+        self._room[self._length : end] = tokens
+        self._length = end
