@@ -105,7 +105,11 @@ class RunningBatch:
         """
         ended = [*self._begin(), *self._drop()]
         if self._together is not None:
-            self._pass(self._together)
+            try:
+                self._pass(self._together)
+            except Exception as error:  # of the pass itself, which was that of all
+                for row in self._takes:
+                    row.error = row.error or error
             ended += self._drop()
         return ended
 

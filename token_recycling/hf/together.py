@@ -109,19 +109,9 @@ class Together:
                 closing = closing or asked is None
                 if asked is not None:
                     asked()
-            for row in self._step() if self._waiting else ():
+            for row in self._batch.step() if self._waiting else ():
                 ended = self._waiting.pop(row)
                 if row.error is None:
                     ended.set_result(None)
                 else:
                     ended.set_exception(row.error)
-
-    def _step(self) -> list[Row]:
-        """The texts that have ended with a step; all, where the pass itself has failed."""
-        try:
-            return self._batch.step()
-        except Exception as error:
-            rows, self._batch = self._batch.rows, RunningBatch(self.target)
-            for row in rows:
-                row.error = row.error or error
-            return rows
