@@ -79,6 +79,9 @@ bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped
 		--dtype $$dtype --repeats 1 --output docs/results/gpu/$$dtype --method generate --method plain \
 		--method published --method recycling || exit 1; done
 
+bench-many: setup ## 1, 4 and 16 clients: this server, alone and together, and `transformers serve`, into docs/results/many.md; goes on where it was stopped
+	$(RUN)/python benchmarks/many.py
+
 MINUTES ?= 10
 campaign: setup  ## random calls of random models, compared with generate, for MINUTES=10 of every core, into build/campaign
 	$(RUN)/python -m benchmarks.campaign --minutes $(MINUTES) --jobs $$(nproc) --out build/campaign \
@@ -119,5 +122,5 @@ test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, b
 bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
-.PHONY: help setup demo test test-lowest browser test-browser lint bench bench-default bench-gpu campaign test-vllm test-sglang \
+.PHONY: help setup demo test test-lowest browser test-browser lint bench bench-default bench-gpu bench-many campaign test-vllm test-sglang \
 	bench-vllm bench-sglang test-llama-cpp bench-llama-cpp
