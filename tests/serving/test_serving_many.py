@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.runs import fix_costs
-from support.serving import keys, matrix_path, serving, speaking_llama, wait_for
+from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
@@ -31,7 +31,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def server(model):
-    with serving(model, tiny.tokenizer(), concurrency=4) as running:
+    with serving(model, chatty(tiny.tokenizer()), concurrency=4) as running:
         yield running
 
 
@@ -98,15 +98,34 @@ def test_the_choices_of_one_request_are_texts_of_their_own(server, model):
 
 
 def test_all_kinds_of_requests_share_passes(server, model):
-    wanted = alone(model, "for index in", 24)
-    whole, steps, response = at_once(
-        lambda: complete(server, temperature=0, max_tokens=24),
-        lambda: server.steps(prompt="for index in", max_tokens=24, temperature=0),
-        lambda: complete(server, temperature=0, max_tokens=24, echo=True, logprobs=1),
-    )
-    assert whole.choices[0].text == wanted
-    assert "".join("".join(data["texts"]) for name, data in steps if name == "step") + steps[-1][1]["text"] == wanted
-    assert response.choices[0].text == "for index in" + wanted
+    """Each says what it says with nobody beside it."""
+    client, greedy = server.client(), {"model": "tiny", "temperature": 0}
+
+    def steps():
+        (_, *steps, (_, end)) = server.steps(prompt="for index in", max_tokens=24, temperature=0)
+        return "".join("".join(data["texts"]) for _, data in steps) + end["text"]
+
+    def chat():
+        said = client.chat.completions.create(**greedy, messages=[{"role": "user", "content": "x"}], max_tokens=20)
+        return said.choices[0].message.content
+
+    def response():
+        return client.responses.create(**greedy, input="print", max_output_tokens=20).output_text
+
+    def streamed():
+        events = client.responses.create(**greedy, input="print", max_output_tokens=20, stream=True)
+        return "".join(event.delta for event in events if event.type == "response.output_text.delta")
+
+    def scored():
+        said = complete(server, temperature=0, max_tokens=24, echo=True, logprobs=1).choices[0]
+        assert len(said.logprobs.tokens) > 24
+        return said.text
+
+    kinds = [steps, chat, response, streamed, scored]
+    wanted = [kind() for kind in kinds]
+    assert at_once(*kinds, *reversed(kinds)) == [*wanted, *reversed(wanted)]
+    assert wanted[0] == wanted[-1].removeprefix("for index in") == alone(model, "for index in", 24)
+    assert wanted[2] == wanted[3] != ""
 
 
 def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeypatch):
