@@ -1,10 +1,9 @@
 """Many clients at once: tokens a second of this server, one text at a time and together, and of `transformers serve`.
 
-Each server runs in a process of its own, one after another, with the same model, threads and clients; every client
-sends one request after another, whole texts, greedy, over HTTP. The server learns nothing from request to request
-(`--isolation per-request`), so that no prompt is easier the second time. `plain` is the same server without drafts:
-what batching alone gives. Rows are kept in OUTPUT/rows.jsonl, and a run goes on where the last one stopped; the page
-beside the folder is written anew.
+Each server runs in a process of its own, one after another, with the same model, threads and clients; every client asks
+for whole greedy texts over HTTP. No prompt is asked for twice of one server, so that no text is remembered. `plain` is
+this server without drafts: what batching alone gives. Rows are kept in OUTPUT/rows.jsonl, and a run goes on where the
+last one stopped; the page beside the folder is written anew.
 """
 
 from __future__ import annotations
@@ -31,16 +30,19 @@ import typer
 
 ROOT = Path(__file__).parent.parent
 ASKED = ["serve", "{model}", "--port", "{port}", "--dtype", "{dtype}", "--device", "cpu"]
-ALONE = ["-c", "from token_recycling.cli.app import app; app()", *ASKED, "--isolation", "per-request"]
+ALONE = ["-c", "from token_recycling.cli.app import app; app()", *ASKED]
+TOGETHER = [*ALONE, "--concurrency", "16"]
 SERVERS = {
     "one at a time": ALONE,
-    "plain, one at a time": [*ALONE, "--drafter", "plain"],
-    "together": [*ALONE, "--concurrency", "16"],
-    "plain, together": [*ALONE, "--concurrency", "16", "--drafter", "plain"],
+    "together": TOGETHER,
+    "together, per-request": [*TOGETHER, "--isolation", "per-request"],
+    "together, plain": [*TOGETHER, "--drafter", "plain"],
     "transformers serve": ["-m", "transformers.cli.transformers", *ASKED, "--continuous-batching"],
 }
 """Arguments of Python."""
-REFERENCE = "plain, one at a time"
+REFERENCE = "one at a time"
+LEAST = 4
+"""Texts of a measurement."""
 Row = dict[str, Any]
 
 
@@ -50,9 +52,9 @@ def main(
     prompts: Annotated[Path, typer.Option(help="a folder of prompts, one a file")] = ROOT / "models" / "prompts",
     clients: Annotated[list[int], typer.Option(help="clients at once; may be repeated")] = [1, 4, 16],  # noqa: B006
     dtype: Annotated[list[str], typer.Option(help="may be repeated")] = ["float32", "bfloat16"],  # noqa: B006
-    tokens: Annotated[int, typer.Option(help="tokens of a text")] = 96,
+    tokens: Annotated[int, typer.Option(help="tokens of a text")] = 128,
     threads: Annotated[int, typer.Option(help="threads of each server")] = os.cpu_count() or 1,
-    rounds: Annotated[int, typer.Option(help="measurements of everything; the best of each counts")] = 1,
+    rounds: Annotated[int, typer.Option(help="measurements of everything; the best of each counts")] = 2,
     minutes: Annotated[float, typer.Option(help="ends after this time, to be gone on with")] = 9.5,
     fresh: Annotated[bool, typer.Option("--fresh", help="deletes the rows first")] = False,
 ) -> None:
@@ -63,6 +65,7 @@ def main(
         file.unlink(missing_ok=True)
     texts = [path.read_text(encoding="utf-8") for path in sorted(prompts.iterdir())]
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    asked = prompts_of(clients, len(texts))
     for number in range(rounds):
         for kind in dtype:
             for name, arguments in SERVERS.items():
@@ -72,11 +75,12 @@ def main(
                 if not missing or time.monotonic() > end:
                     continue
                 with running(arguments, str(model), kind, threads) as port:
-                    ask(port, str(model), texts[0], tokens)
+                    ask(port, str(model), "def main():\n", 8)
                     for count in missing:
                         if time.monotonic() > end:
                             break
-                        rows.append({**here, "clients": count, **measured(port, str(model), texts, count, tokens)})
+                        own = {place: texts[place] for place in asked[count]}
+                        rows.append({**here, "clients": count, **measured(port, str(model), own, count, tokens)})
                         with file.open("a") as kept:
                             kept.write(json.dumps(rows[-1]) + "\n")
                         rate = rows[-1]["tokens"] / rows[-1]["seconds"]
@@ -133,20 +137,28 @@ def ask(port: int, model: str, prompt: str, tokens: int) -> tuple[str, int, floa
     return said["choices"][0]["text"], said["usage"]["completion_tokens"], time.perf_counter() - began
 
 
-def measured(port: int, model: str, prompts: list[str], clients: int, tokens: int) -> Row:
-    """So many clients, each with one request after another."""
-    asked = [place % len(prompts) for place in range(max(8, 2 * clients))]
+def prompts_of(clients: list[int], prompts: int) -> dict[int, list[int]]:
+    """For each number of clients the prompts that are asked for then, others for each."""
+    found, first = {}, 0
+    for count in clients:
+        found[count] = list(range(first, first := first + max(LEAST, count)))
+    if first > prompts:
+        raise typer.BadParameter(f"expected {first} prompts for clients {clients}, got {prompts}")
+    return found
+
+
+def measured(port: int, model: str, prompts: dict[int, str], clients: int, tokens: int) -> Row:
+    """So many clients, who ask for a text after each prompt."""
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        found = list(pool.map(lambda place: ask(port, model, prompts[place], tokens), asked))
+        found = list(pool.map(lambda prompt: ask(port, model, prompt, tokens), prompts.values()))
     seconds = time.perf_counter() - began
     digests = [hashlib.sha1(text.encode()).hexdigest()[:12] for text, *_ in found]
     return {
-        "requests": len(asked),
         "tokens": sum(said for _, said, _ in found),
         "seconds": round(seconds, 3),
         "waited": round(statistics.median(taken for *_, taken in found), 3),
-        "texts": dict(zip(map(str, asked), digests, strict=True)),
+        "texts": dict(zip(map(str, prompts), digests, strict=True)),
     }
 
 
@@ -157,9 +169,10 @@ def markdown(rows: list[Row], tokens: int, threads: int) -> str:
         "",
         f"Written by `make bench-many` on a CPU, {threads} threads, torch {torch.__version__}, transformers "
         f"{transformers.__version__}: the shipped model, {tokens} greedy tokens after each of the shipped prompts, "
-        "over HTTP. *together* is `token-recycling serve --concurrency 16`, *plain* the same without drafts, and "
-        "*transformers serve* runs with `--continuous-batching`. Nothing is learned from request to request. Tokens a "
-        "second, the best of the rounds, and the median seconds that a client then waited for a text.",
+        "over HTTP. *together* is `token-recycling serve --concurrency 16`, *per-request* the same where nothing is "
+        "learned from other requests, *plain* without drafts, and *transformers serve* runs with "
+        "`--continuous-batching`. Tokens a second, the best of the rounds, and the median seconds that a client then "
+        "waited for a text.",
     ]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         chosen = [row for row in rows if row["dtype"] == dtype]
@@ -178,7 +191,8 @@ def markdown(rows: list[Row], tokens: int, threads: int) -> str:
                 wanted |= row["texts"]
         for name in SERVERS:
             own = [row for row in chosen if row["server"] == name]
-            said = [digest == wanted.get(place) for row in own for place, digest in row["texts"].items()]
+            texts = [item for row in own for item in row["texts"].items() if item[0] in wanted]
+            said = [digest == wanted[place] for place, digest in texts]
             cells = [cell([row for row in own if row["clients"] == count]) for count in counts]
             lines.append(f"| {name} | {' | '.join(cells)} | {sum(said)} of {len(said)} |")
     return "\n".join([*lines, "", f"*same texts*: as those of *{REFERENCE}*.", ""])
