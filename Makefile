@@ -98,6 +98,9 @@ bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped
 		--dtype $$dtype --repeats 1 --output docs/results/gpu/$$dtype --method generate --method plain \
 		--method published --method recycling || exit 1; done
 
+bench-many: setup ## 1, 4 and 16 clients: this server, alone and together, and `transformers serve`, into docs/results/many.md; goes on where it was stopped
+	$(RUN)/python benchmarks/many.py
+
 MINUTES ?= 10
 campaign: setup  ## random calls of random models, compared with generate, for MINUTES=10 of every core, into build/campaign
 	$(RUN)/python -m benchmarks.campaign --minutes $(MINUTES) --jobs $$(nproc) --out build/campaign \
@@ -165,4 +168,4 @@ bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own deco
 
 .PHONY: help setup demo test test-lowest browser test-browser lint docs docs-serve notebook package bench bench-default \
 	bench-gpu campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
-	test-mlx bench-mlx soak
+	test-mlx bench-mlx soak bench-many

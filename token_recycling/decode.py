@@ -11,10 +11,10 @@ Steps may also be made in another way, such as replayed on a device: whoever cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from transformers.cache_utils import Cache
@@ -28,10 +28,9 @@ from .model.pass_costs import PassCosts
 from .model.prefill import cross_border, first_pass, read_prompts
 from .model.step_costs import StepCosts
 from .model.tree_model import TreeModel
-from .run import Run
+from .run import Row, Run
 from .sequence import Sequence, TokenSelector
 from .stats import Clock, Stats
-from .templates import root_only
 
 
 class Stepper(Protocol):
@@ -50,6 +49,9 @@ class Stepper(Protocol):
         """Which way this is and, if another one was wanted, why not."""
 
 
+S = TypeVar("S", bound=Stepper)
+
+
 class TreeStepper:
     """The ordinary way: drafts of any shape, any number of texts, every way of choosing tokens."""
 
@@ -60,9 +62,6 @@ class TreeStepper:
         if not run.reads_along:
             run.prefill()
         self._kept = TreeCache(run.cache)
-        # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way
-        # round.
-        self._at_once = run.selectors[0].greedy and run.target.device.type != "cpu"
         self._steps: list[Step] = []
         """The last ones, not yet learned from."""
         self._prompt_alone = False
@@ -72,25 +71,32 @@ class TreeStepper:
 
     def step(self, going: list[int]) -> list[Step]:
         run, clock = self.run, self.run.clock
-        target, sequences, cache, rows = run.target, run.sequences, run.cache, range(len(run.sequences))
+        target, rows, cache = run.target, run.rows, run.cache
 
-        # Draft. Of a text that has ended, its last token is given, which is not looked at.
+        # Draft.
         self._prompt_alone = clock.reads_prompt and run.prompt_alone
-        drafting = () if self._prompt_alone else going
-        drafts = [run.draft(row) if row in drafting else Draft(root_only(), sequences[row].tokens[-1:]) for row in rows]
+        drafts = run.drafts([] if self._prompt_alone else going)
         clock.lap("retrieve")
 
         # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
         cross_border(target, run.texts, cache)
-        lengths, held = [sequence.length - 1 for sequence in sequences], cache.get_seq_length()
-        with hidden_states(target.model) if run.traits.hidden_states else nullcontext() as hidden, run.states() as seen:
+        lengths, held = [row.sequence.length - 1 for row in rows], cache.get_seq_length()
+        needs_hidden = any(row.traits.hidden_states for row in rows)
+        with hidden_states(target.model) if needs_hidden else nullcontext() as hidden, run.states() as seen:
             logits = self._forward(drafts, [length * (row in going) for row, length in enumerate(lengths)])
-        if not self._at_once:
+        # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way
+        # round.
+        at_once = target.device.type != "cpu" and all(rows[row].selector.greedy for row in going)
+        if not at_once:
             logits = logits.float()  # for all who read rows of them: one by one takes longer in 16 bits
         clock.lap("forward")
 
         # Accept.
-        steps = [self._accept(drafts[row], logits[row, : len(drafts[row].tree)], row) for row in going]
+        steps = []
+        for row in going:
+            if rows[row].error is None:
+                with run.own(rows[row]):
+                    steps.append(self._accept(drafts[row], logits[row, : len(drafts[row].tree)], row, at_once))
         if hidden is not None:
             states = hidden[-1].to(target.device)[:, -logits.shape[1] :]
             steps = [replace(step, hidden=states[step.row, : len(step.draft.tree)]) for step in steps]
@@ -106,7 +112,7 @@ class TreeStepper:
         if not self._prompt_alone:
             accepted = {step.row: step.accepted for step in steps}
             first = cache.get_seq_length() - logits.shape[1]
-            self._kept.keep(first, lengths, [accepted.get(row, []) for row in rows])
+            self._kept.keep(first, lengths, [accepted.get(row, []) for row in range(len(rows))])
         clock.lap("update cache")
 
         self._steps = steps
@@ -120,32 +126,51 @@ class TreeStepper:
         if self._prompt_alone and run.target.support.recurrent:
             return read_prompts(run.target, run.texts, cache, run.observers)
         if len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
-            return first_pass(run.target, run.sequences[0].tokens, drafts[0], cache)
+            return first_pass(run.target, run.texts[0], drafts[0], cache)
         inputs = run.target.inputs.of(drafts, lengths, cache.get_seq_length())
         run.clock.lap("prepare")
         return run.target.forward(inputs, cache)
 
-    def learn(self) -> None:
-        for row, states in enumerate(self._prompt_states):
-            self.run.drafters[row].read_prompt(states)
-        self._prompt_states = []
-        if self._prompt_alone:
-            self.run.draft_late()
-        for step in self._steps:
-            self.run.drafters[step.row].observe(step)
-        self._steps = []
+    def _accept(self, draft: Draft, logits: torch.Tensor, row: int, at_once: bool) -> Step:
+        own = self.run.rows[row]
+        if at_once:
+            return accept_greedy(draft, logits, own.sequence.append, row)
+        return accept_walk(draft, logits, own.sequence.append, own.selector, row)
 
-    def _accept(self, draft: Draft, logits: torch.Tensor, row: int) -> Step:
-        append = self.run.sequences[row].append
-        if self._at_once:
-            return accept_greedy(draft, logits, append, row)
-        return accept_walk(draft, logits, append, self.run.selectors[row], row)
+    def learn(self) -> None:
+        run, prompt_states = self.run, self._prompt_states
+        steps = {step.row: step for step in self._steps}
+        self._prompt_states, self._steps = [], []
+        for row, own in enumerate(run.rows):
+            with run.own(own):
+                if prompt_states:
+                    run.drafting(row).read_prompt(prompt_states[row])
+                if self._prompt_alone:
+                    run.draft_late(row)
+                if row in steps:
+                    run.drafting(row).observe(steps[row])
 
     def close(self) -> None:
         """Nothing: the cache is up to date after every step."""
 
     def describe(self) -> str:
         return f"ordinary: {self._reason}" if self._reason else "ordinary"
+
+    def join(self, other: TreeStepper) -> None:
+        """The texts of another run of the same model, which have their first steps behind them, go on with these."""
+        self._kept.join(other._kept)
+        self.run.rows += other.run.rows
+
+    def leave(self, gone: Collection[Row]) -> None:
+        """All but these go on, of which there must be some. The last one takes the place of one that has gone."""
+        rows = self.run.rows
+        order = list(range(len(rows)))
+        for place in reversed(range(len(rows))):
+            if rows[place] in gone:
+                order[place] = order[-1]
+                order.pop()
+        self.run.rows[:] = [rows[row] for row in order]
+        self._kept.select(order, max(row.sequence.length - 1 for row in self.run.rows))
 
 
 @torch.inference_mode(False)  # what is kept from call to call must be of use outside of it too
@@ -173,48 +198,48 @@ def decode(
     so that the pass over a long prompt verifies no draft, whose rows would delay it; the text takes a step more then.
     """
     held = held or [slots(cache)] * len(sequences)
-    for sequence, own in zip(sequences, held, strict=True):
-        if own >= sequence.length:
-            raise ValueError(
-                f"expected a cache of fewer than the {sequence.length} tokens given, got one of {own}; "
-                "pass the whole text so far"
-            )
-    clock = Clock(stats, target.device)
+    rows = [
+        Row(sequence, selector, drafter, stats, own)
+        for sequence, selector, own in zip(sequences, selectors, held, strict=True)
+    ]
     longest = max(sequence.length for sequence in sequences)
     step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest, sequences[0].on_host)
-    prompts = [sequence.tokens for sequence in sequences]
-    run = Run(target, sequences, prompts, drafter, step_costs, selectors, cache, held, clock, streamed)
-    stats.drafter = "" if run.prompt_alone else run.drafters[0].describe()
-    steps_of = stepper(run)
-    stats.prompt_tokens += sum(sequence.length for sequence in sequences)
-    stats.path = steps_of.describe()
-    going = list(range(len(sequences)))
-
-    def learn() -> None:
-        clock.restart()
-        steps_of.learn()
-        for one in run.drafters:
-            stats.drafter_statistics.update(one.statistics())
-        stats.drafter = stats.drafter or run.drafters[0].describe()
-        clock.lap("update matrix")
-
+    run = Run(target, rows, step_costs, cache, Clock(stats, target.device), streamed)
+    steps_of = begin(run, stepper)
+    going = list(range(len(rows)))
     try:
         while going:
             steps = steps_of.step(going)
-            for step in steps:
-                stats.count(step)
-            if clock.reads_prompt:
-                clock.reads_prompt = False
-                stats.first_tokens += sum(len(step.tokens) for step in steps)
-            else:
-                longest = max(sequences[step.row].length for step in steps)
-                step_costs.took(max(len(step.draft.tree) for step in steps), clock.pass_seconds, longest)
+            run.count(steps)
             if after_pass is not None:
                 after_pass()
             going = [row for row in going if not sequences[row].ended]
             try:
                 yield steps
             finally:
-                learn()
+                learn(run, steps_of)
     finally:
         steps_of.close()
+
+
+def begin(run: Run, stepper: Callable[[Run], S]) -> S:
+    """What makes the steps of a run, before the first of them."""
+    for row in run.rows:
+        if row.held >= row.sequence.length:
+            raise ValueError(
+                f"expected a cache of fewer than the {row.sequence.length} tokens given, got one of {row.held}; "
+                "pass the whole text so far"
+            )
+        row.stats.prompt_tokens += row.sequence.length
+    stats = run.rows[0].stats
+    stats.drafter = "" if run.prompt_alone else run.drafting(0).describe()
+    made = stepper(run)
+    stats.path = made.describe()
+    return made
+
+
+def learn(run: Run, steps_of: Stepper) -> None:
+    """From the last steps of a run, whose tokens are out."""
+    run.clock.restart()
+    steps_of.learn()
+    run.count_drafting()

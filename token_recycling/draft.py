@@ -57,15 +57,31 @@ class Draft:
         path, tree = [0], self.tree
         while tree.children[path[-1]]:
             path.append(tree.children[path[-1]][0])
-        if len(path) == len(tree):
-            return self
-        drawn_from = self.drawn_from and {
-            place: self.drawn_from[node] for place, node in enumerate(path) if node in self.drawn_from
-        }
-        confidence = None if self.confidence is None else self.confidence[path]
-        needed = frozenset(place for place, node in enumerate(path) if node in self.needed)
-        alone = Tree(tuple(range(-1, len(path) - 1)), tuple(tree.ranks[node] for node in path))
-        return Draft(alone, self.tokens[path], drawn_from, confidence, needed)
+        return self if len(path) == len(tree) else self.part(path)
+
+    def part(self, nodes: Sequence[int]) -> Draft:
+        """The draft of some of the nodes alone, ascending, each with its parent; the others say no more of it."""
+        places = {node: place for place, node in enumerate(nodes)}
+        kept, tree = list(places), self.tree
+        parents = tuple(-1 if node == 0 else places[tree.parents[node]] for node in kept)
+        drawn_from = self.drawn_from and {places[node]: q for node, q in self.drawn_from.items() if node in places}
+        confidence = None if self.confidence is None else self.confidence[kept]
+        needed = frozenset(places[node] for node in self.needed if node in places)
+        return Draft(
+            Tree(parents, tuple(tree.ranks[node] for node in kept)), self.tokens[kept], drawn_from, confidence, needed
+        )
+
+    @property
+    def chances(self) -> np.ndarray | None:
+        """(n,) float64: how likely the drafter thinks that each node is accepted, 1 for the root, so that they never
+        rise from a node to its child; None if it does not say.
+        """
+        if self.confidence is None:
+            return None
+        chances = np.ones(len(self.tree))
+        for node, parent in enumerate(self.tree.parents[1:], start=1):
+            chances[node] = chances[parent] * min(1.0, max(0.0, float(self.confidence[node])))
+        return chances
 
     def carrying(self, tokens: Sequence[int]) -> list[int]:
         """The nodes that carry `tokens` one after another below the root, ascending; several where siblings carry equal

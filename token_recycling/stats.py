@@ -143,6 +143,12 @@ class Stats:
         for node in step.accepted[1:]:
             self.accepted[tree.depths[node], tree.ranks[node]] += 1
 
+    def spend(self, other: Stats) -> None:
+        """Adds the time of steps in which this text had a part."""
+        self.compile_seconds += other.compile_seconds
+        for part in PARTS:
+            self.seconds[part] += other.seconds[part]
+
     def __add__(self, other: Stats) -> Stats:
         return Stats(
             synchronize=self.synchronize or other.synchronize,

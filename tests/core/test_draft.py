@@ -34,3 +34,22 @@ def test_a_first_path_is_a_path_of_the_draft_and_its_own_first_path(draft: Draft
     places = chain.places_in(draft)
     assert None not in places
     assert chain.chain() is chain
+
+
+@given(drafts())
+def test_a_part_is_what_its_nodes_say(draft: Draft) -> None:
+    """Of the most likely nodes, which are closed under parents, however many there are."""
+    sure = np.linspace(1, 0.3, len(draft.tree)).astype(np.float32)
+    chances = Draft(draft.tree, draft.tokens, confidence=sure).chances
+    assert chances is not None
+    for node, parent in enumerate(draft.tree.parents[1:], start=1):
+        np.testing.assert_allclose(chances[node], chances[parent] * sure[node])
+    for size in range(1, len(draft.tree) + 1):
+        nodes = sorted(np.argsort(-chances, kind="stable")[:size].tolist())
+        part = Draft(draft.tree, draft.tokens, confidence=sure).part(nodes)
+        assert part.tokens.tolist() == draft.tokens[nodes].tolist()
+        assert [-1, *(nodes[parent] for parent in part.tree.parents[1:])] == [
+            draft.tree.parents[node] for node in nodes
+        ]
+        np.testing.assert_array_equal(part.confidence, sure[nodes])
+    assert draft.chances is None

@@ -15,7 +15,7 @@ from support.runs import fix_costs
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.costs.budget import Budget, paying_chains
+from token_recycling.costs.budget import Budget, paying_chains, paying_size
 from token_recycling.costs.curve import CostCurve
 from token_recycling.drafters.draft_model.expand import Rules, verified
 from token_recycling.model.pass_costs import PassCosts
@@ -89,6 +89,31 @@ def test_chains_are_shorter_in_larger_batches_and_whole_at_no_cost() -> None:
     assert lengths[0] > lengths[1] > lengths[2] > 0
     assert paying_chains([chain, chain], 2, 0.0) == [5, 5]
     assert paying_chains([], 0, 0.1) == []
+
+
+@given(st.lists(falling, max_size=3), st.integers(1, 4), st.lists(st.floats(0, 2), min_size=1, max_size=6))
+def test_no_other_size_of_all_trees_pays_better(values: list[np.ndarray], least: int, more: list[float]) -> None:
+    chances, costs = [np.append(1.0, own) for own in values], np.cumsum([1.0, *more])
+    chosen = paying_size(chances, costs, least)
+    sizes = range(least, min(len(costs), max(map(len, chances), default=1)) + 1)
+
+    def rate(size: int) -> float:
+        return sum(own[:size].sum() for own in chances) / costs[size - 1]
+
+    if not sizes:
+        assert chosen == least
+    else:
+        assert chosen in sizes
+        assert rate(chosen) >= max(map(rate, sizes)) - 1e-9
+
+
+def test_one_sure_text_does_not_make_all_the_others_pay() -> None:
+    """A second node of four texts costs half a pass more; one text is sure of its, the others have none."""
+    sure, none = np.array([1.0, 1.0]), np.ones(1)
+    costs = np.array([1.0, 1.5])
+    assert paying_size([sure, none], costs) == 1
+    assert paying_size([sure, sure], costs) == 2
+    assert paying_size([sure, none], np.array([1.0, 1.2])) == 2
 
 
 @pytest.fixture

@@ -92,9 +92,9 @@ class Rooms:
         self.made: list[int] = []
         original = caches.SlotStore._set
 
-        def noted(store: Any, buffer: torch.Tensor) -> None:
+        def noted(store: Any, buffer: torch.Tensor, *texts: int) -> None:
             self.made.append(buffer.shape[3])
-            original(store, buffer)
+            original(store, buffer, *texts)
 
         monkeypatch.setattr(caches.SlotStore, "_set", noted)
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import tiny
 from transformers import DynamicCache, LlamaForCausalLM
 from transformers.cache_utils import Cache
@@ -177,3 +179,38 @@ def test_a_cache_longer_than_the_text_is_refused(model: LlamaForCausalLM) -> Non
     cache = rebuilt(model, tiny.prompt(0, 20))
     with pytest.raises(ValueError, match="fewer than the 5 tokens given, got one of 19"):
         next(tr.stream(model, tiny.prompt(0, 5), past_key_values=cache))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), min_size=2, max_size=8), st.integers(0, 10**6))
+def test_texts_are_put_beside_others_and_taken_out(moves: list[tuple[bool, int]], seed: int) -> None:
+    """Each keeps its own slots; those that it does not have are numbers."""
+    kept: TreeCache | None = None
+    texts: list[torch.Tensor] = []
+    draws = torch.Generator().manual_seed(seed)
+    for joins, length in moves:
+        if joins or len(texts) < 2:
+            states = torch.randn(4, 1, 2, length, 3, generator=draws)
+            other = DynamicCache()
+            for layer in range(2):
+                other.update(states[2 * layer], states[2 * layer + 1], layer)
+            if kept is None:
+                kept = TreeCache(other)
+            else:
+                kept.join(TreeCache(other))
+            texts.append(states)
+        else:
+            assert kept is not None
+            order = list(range(len(texts)))
+            order[length % len(order)] = order[-1]
+            order.pop()
+            texts = [texts[row] for row in order]
+            kept.select(order, max(own.shape[-2] for own in texts))
+        assert kept is not None
+        assert kept.cache.get_seq_length() == max(own.shape[-2] for own in texts)
+        for layer in range(2):
+            for part, states in enumerate((kept.cache.layers[layer].keys, kept.cache.layers[layer].values)):
+                assert len(states) == len(texts)
+                assert states.isfinite().all()
+                for row, own in enumerate(texts):
+                    assert torch.equal(states[row, :, : own.shape[-2]], own[2 * layer + part, 0])

@@ -55,6 +55,18 @@ def test_costs_follow_what_steps_take() -> None:
         assert costs.by_nodes == pytest.approx([1, 2, 2], rel=0.1)
 
 
+def test_texts_come_and_go() -> None:
+    costs = StepCosts(Costs(CURVE), texts=1, length=10)
+    costs.share(2, 10)
+    assert not costs.asked
+    assert costs.by_nodes.tolist() == [1, 2, 4]
+    assert costs.asked
+    costs.share(1, 10)
+    assert costs.by_nodes.tolist() == [1, 1.5, 2.25, 3, 4.5, 6]
+    costs.share(6, 10)
+    assert costs.by_nodes.tolist() == [1]
+
+
 def test_nothing_is_measured_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Costs, "online", None)
     StepCosts(Costs(CURVE), texts=1, length=10).took(3, 1.0, 10)

@@ -3,8 +3,8 @@
 A step emits one token, and every verified node adds its probability of being accepted. Its pass costs t(n), the root
 included. Taken most probable first, further nodes pay as long as the expected tokens per time rise: the tree form of
 the threshold of SpecDec++ (2405.19715, theorem 3.1). Whatever has no fixed size gets it here: trees that grow in
-compiled code (`Payoff`), drafts that are cut once they are made (`paying_nodes`, `Budget`), and the chains of several
-requests in one pass (`paying_chains`).
+compiled code (`Payoff`), drafts that are cut once they are made (`paying_nodes`, `Budget`), the trees of several texts
+that fill up one pass (`paying_size`), and the chains of several requests in one pass (`paying_chains`).
 
 `candidates` and `engines` use it too.
 """
@@ -88,6 +88,23 @@ def paying_chains(chains: Sequence[np.ndarray], requests: int, token_cost: float
     kept = paying_nodes(tokens_by_size(values[order], requests), costs)
     owners = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
     return np.bincount(owners[order[:kept]], minlength=len(chains)).tolist()
+
+
+def paying_size(chances: Sequence[np.ndarray], costs: np.ndarray, least: int = 1) -> int:
+    """How many nodes of each text to verify, the root included and `least` at any rate, so that a pass over all of them
+    brings the most expected tokens per time.
+
+    `chances` holds, for each text that drafts, its nodes' probabilities of being accepted (n,), the root's 1 included;
+    `costs` (most,) are the times of passes over 1, 2, ... nodes of every text.
+    """
+    most = min(len(costs), max(map(len, chances), default=1))
+    if most <= least:
+        return least
+    expected = np.zeros(most)
+    for own in chances:
+        best = np.sort(own)[::-1][:most].cumsum()
+        expected += np.concatenate([best, np.full(most - len(best), best[-1])])
+    return least + paying_nodes(expected[least - 1 :], costs[least - 1 : most])
 
 
 @dataclass(frozen=True, eq=False)

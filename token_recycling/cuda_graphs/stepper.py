@@ -24,7 +24,8 @@ class CapturedStepper:
 
     def __init__(self, run: Run, runner: StepRunner) -> None:
         self.run, self.runner = run, runner
-        (self._sequence,), (self._drafter,), (selector,) = run.sequences, run.drafters, run.selectors
+        (row,) = run.rows
+        self._sequence, self._drafter, self._traits, selector = row.sequence, run.drafting(0), row.traits, row.selector
         self._choice = Choice(tuple(selector.processors), selector.sample)
         run.prefill()
         runner.begin(run.cache, self._sequence.max_length + BUCKETS[-1])
@@ -49,7 +50,7 @@ class CapturedStepper:
             assert self._device is not None
             source, k, alone = self._device, self._device.retrieval.matrix.k, True
         else:
-            source, k, alone = runner.host_source(bucket_of(len(draft.tree))), self.run.traits.top_k, False
+            source, k, alone = runner.host_source(bucket_of(len(draft.tree))), self._traits.top_k, False
             source.send(draft)
         slots = sequence.length - 1 + source.nodes
         runner.reserve(slots)

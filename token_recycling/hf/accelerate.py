@@ -7,7 +7,6 @@ says how. `generate` and `custom_generate` leave the model as it is.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..drafter import Drafter
 from ..model.self_test import ready
 from ..registry import make_drafter
 from ..stats import Stats
-from .acceleration import Acceleration, is_accelerated, make_accelerated, make_plain
+from .acceleration import Acceleration, is_accelerated, make_accelerated, make_plain, view
 from .generate_call import GenerateCall
 from .run_call import run_call
 
@@ -90,17 +89,10 @@ def generate(
     checked(fast)
     acceleration = Acceleration(make_drafter(drafter), fast, ready(model))
     acceleration.stats.synchronize = bool(stats and stats.synchronize)
-    result = _view(model, acceleration).generate(*inputs, **arguments)
+    result = view(model, acceleration).generate(*inputs, **arguments)
     if stats is not None:
         vars(stats).update(vars(stats + acceleration.stats))
     return result
-
-
-def _view(model: PreTrainedModel, acceleration: Acceleration) -> PreTrainedModel:
-    """The same modules and weights in another object, of the accelerated class: the model itself stays as it is."""
-    view = copy.copy(model)
-    make_accelerated(view, acceleration)
-    return view
 
 
 def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any) -> Callable[..., Any]:

@@ -11,9 +11,10 @@ Several threads may call one model: what is noted of a call is kept by itself un
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +57,8 @@ class Acceleration:
     """Of all calls."""
     fallback: str | None = None
     """Why the call that ended last was left to transformers, or None if it was accelerated."""
+    decode: Callable[..., GenerateDecoderOnlyOutput | torch.Tensor] = run_call
+    """Decodes a call."""
 
     _said: set[str] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
@@ -169,7 +172,7 @@ class _Accelerated(PreTrainedModel):
                 call.fall_back(str(reason))
             else:
                 call.fallback, call.reached = None, True
-                return run_call(target, given, own.drafter, call.stats, own.fast)
+                return own.decode(target, given, own.drafter, call.stats, own.fast)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
@@ -211,3 +214,10 @@ def make_plain(model: PreTrainedModel) -> None:
 def is_accelerated(model: PreTrainedModel) -> bool:
     """Whether the object is of an accelerated class."""
     return isinstance(model, _Accelerated)
+
+
+def view(model: PreTrainedModel, acceleration: Acceleration) -> PreTrainedModel:
+    """The same modules and weights in another object, of the accelerated class: the model itself stays as it is."""
+    view = copy.copy(model)
+    make_accelerated(view, acceleration)
+    return view

@@ -38,7 +38,7 @@ def run_call(
             "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
             "the model for it; a cache that is the caller's, or returned, is filled at the end",
         )
-    sequences, selectors = _beginnings(call)
+    sequences, selectors = beginnings(call)
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
     with target.alone(), stepping(fast, target, sequences, selectors, drafter, handover.cache) as way:
@@ -77,7 +77,7 @@ def run_call(
     return Output(sequences=ids, scores=scores, logits=logits, past_key_values=call.cache, stats=stats)
 
 
-def _beginnings(call: GenerateCall) -> tuple[list[Sequence], list[TokenSelector]]:
+def beginnings(call: GenerateCall) -> tuple[list[Sequence], list[TokenSelector]]:
     """The texts as they are given, and what selects their tokens."""
     config = call.config
     sequences = [

@@ -36,17 +36,28 @@ class SlotStore:
         return made.transpose(2, 3)
 
     @lasting()
-    def _set(self, buffer: torch.Tensor) -> None:
-        self.buffer = buffer
-        self.tensors = buffer.unbind()
+    def _set(self, whole: torch.Tensor, texts: int | None = None) -> None:
+        self._whole = whole
+        """With room for further texts."""
+        self.buffer = whole[:, :texts]
+        self.tensors = self.buffer.unbind()
 
     def reserve(self, slots: int) -> None:
         """Room for `slots` slots in every layer, by doubling."""
-        tensors, batch, heads, capacity, size = self.buffer.shape
+        tensors, texts, heads, capacity, size = self._whole.shape
         if slots > capacity:
-            grown = self._empty(tensors, batch, heads, max(2 * capacity, _rounded(slots)), size, self.buffer)
-            grown[:, :, :, :capacity] = self.buffer
-            self._set(grown)
+            grown = self._empty(tensors, texts, heads, max(2 * capacity, _rounded(slots)), size, self._whole)
+            grown[:, : self.buffer.shape[1], :, :capacity] = self.buffer
+            self._set(grown, self.buffer.shape[1])
+
+    def resize(self, texts: int) -> None:
+        """For another number of texts, of which the first ones stay: room grows by doubling, and is kept."""
+        tensors, room, heads, capacity, size = self._whole.shape
+        if texts > room:
+            grown = self._empty(tensors, max(2 * room, texts), heads, capacity, size, self._whole)
+            grown[:, : self.buffer.shape[1]] = self.buffer
+            self._whole = grown
+        self._set(self._whole, texts)
 
 
 class TreeLayer(DynamicLayer):

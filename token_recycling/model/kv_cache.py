@@ -35,7 +35,7 @@ from .cache_layers import (
     TreeLayer,
     attends_to_blocks,
 )
-from .recurrence import keep_states, recurrent_layers, take_over_states
+from .recurrence import join_states, keep_states, recurrent_layers, select_states, take_over_states
 from .remembered import lasting
 
 _TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
@@ -179,6 +179,39 @@ class TreeCache:
                 layer.indexer_keys = pad(layer.indexer_keys, (0, 0, 0, missing))
                 for row, distance in enumerate(places):
                     _roll(layer.indexer_keys[row], distance)
+        self._cut(slots)
+
+    @lasting()
+    def join(self, other: TreeCache) -> None:
+        """Puts the texts of another cache of the same model behind these. Slots that one of the texts does not have
+        hold zeros: what is masked must still be numbers.
+        """
+        for cache in (self, other):
+            if not cache._stores:
+                cache._take_over()
+        own, joining = self.cache.get_seq_length(), other.cache.get_seq_length()
+        slots = max(own, joining)
+        for store, more in zip(self._stores, other._stores, strict=True):
+            texts = store.buffer.shape[1]
+            store.reserve(slots)
+            store.resize(texts + more.buffer.shape[1])
+            store.buffer[:, :texts, :, own:slots] = 0
+            store.buffer[:, texts:, :, :joining] = more.buffer[..., :joining, :]
+            store.buffer[:, texts:, :, joining:slots] = 0
+        join_states(self.cache, other.cache)
+        self._cut(slots)
+
+    @lasting()
+    def select(self, rows: Sequence[int], slots: int) -> None:
+        """Keeps these texts alone, in this order, with `slots` slots; a text may only move to an earlier place, whose
+        text goes.
+        """
+        for store in self._stores:
+            for place, row in enumerate(rows):
+                if place != row:
+                    store.buffer[:, place, :, :slots] = store.buffer[:, row, :, :slots]
+            store.resize(len(rows))
+        select_states(self.cache, rows)
         self._cut(slots)
 
     def _cut(self, slots: int) -> None:

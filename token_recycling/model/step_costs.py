@@ -1,4 +1,4 @@
-"""What the steps of one call cost: a draft of each of its texts, verified in one pass.
+"""What the steps of one call, or of texts that come and go, cost: a draft of each of them, verified in one pass.
 
 Every step is timed as it is made, and t(n) learned from it (`costs.online`): for each length of text, shared by all
 calls that have as many texts, and kept with the model.
@@ -24,6 +24,17 @@ class StepCosts:
         self.passes, self.texts, self.length, self._like = passes, texts, length, like
         self._online: OnlineCurve | None = None
         """At the length that the texts have now; None as long as nobody has asked what passes cost."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether a drafter has asked what passes cost."""
+        return self._online is not None
+
+    def share(self, texts: int, length: int) -> None:
+        """From the next step on so many texts share a pass, the longest of `length` tokens."""
+        if self._online is not None and (texts != self.texts or band(length) != band(self.length)):
+            self._online = self.passes.online(length, texts, self._like)
+        self.texts, self.length = texts, length
 
     @cached_property
     def curve(self) -> CostCurve:

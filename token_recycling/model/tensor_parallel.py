@@ -15,11 +15,16 @@ from transformers import PreTrainedModel
 T = TypeVar("T")
 
 
+def processes(model: PreTrainedModel) -> int:
+    """How many hold a part of the model each."""
+    return getattr(model, "_tp_size", None) or 1
+
+
 def agreed(model: PreTrainedModel, value: T) -> T:
     """The value that the first of the model's processes has; the same where the model is in one process. All of them
     must call it at the same point.
     """
-    if (getattr(model, "_tp_size", None) or 1) < 2:
+    if processes(model) < 2:
         return value
     group = model._device_mesh["tp"].get_group()
     held: list[Any] = [value]

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .choices import Choice, Delta
@@ -134,6 +135,7 @@ async def _generated(service: Service, job: Job, texts: Sequence[Text]) -> Async
     comes first. Closing the iterator ends the generation; raises what it raised, nothing if its client has gone.
     """
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, list[Scored]] | None]()
+    job.texts = len(texts)
 
     def tell(index: int, tokens: list[Scored]) -> None:
         loop.call_soon_threadsafe(queue.put_nowait, (index, tokens))
@@ -144,7 +146,12 @@ async def _generated(service: Service, job: Job, texts: Sequence[Text]) -> Async
         queue.put_nowait(None)
 
     try:
-        generation = service.worker.async_submit(job.generate_all, texts, tell)
+        generation = asyncio.gather(
+            *(
+                service.worker.async_submit(job.generate_text, text, partial(tell, index), key=job.key)
+                for index, text in enumerate(texts)
+            )
+        )
         generation.add_done_callback(on_end)
         while (item := await queue.get()) is not None:
             yield item

@@ -5,15 +5,16 @@ shared by users is a side channel. `shared` has one drafter for all. `per-key` h
 of the base. `per-request` has a copy of the base for every request, dropped afterwards. The base is what the matrix
 file holds, or nothing; it never changes.
 
-All methods but the constructor are called in the one thread that generates, one after another, so that nothing is ever
-read while it is written. A copy of the base costs a millisecond for two megabytes.
+Any thread may acquire a drafter; it saves where nothing learns meanwhile: in the one thread that generates, or between
+two steps of those that are generated together. A copy of the base costs a millisecond for two megabytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections import OrderedDict
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,6 +48,9 @@ class DrafterPool:
         self._unlearned = self.base.fork()
         self._kept: OrderedDict[str, Drafter] = OrderedDict()
         self._changed: set[str] = set()
+        self._used: Counter[str] = Counter()
+        """How many requests have each."""
+        self._lock = threading.RLock()
         self._tokenizer = fingerprint(loaded.tokenizer)
         if matrix is not None:
             if isolation is Isolation.per_request and not matrix.exists():
@@ -67,15 +71,22 @@ class DrafterPool:
             yield self.base.fork()
             return
         name = "" if self.isolation is Isolation.shared else name
-        if name not in self._kept:
-            drafter, file = self.base.fork(), self.file(name)
-            if name and file is not None:
-                load_matrix(self._loaded, drafter, file)
-            self._kept[name] = drafter
-        self._kept.move_to_end(name)
-        self._changed.add(name)
-        yield self._kept[name]
-        self._evict()
+        with self._lock:
+            if name not in self._kept:
+                drafter, file = self.base.fork(), self.file(name)
+                if name and file is not None:
+                    load_matrix(self._loaded, drafter, file)
+                self._kept[name] = drafter
+            self._kept.move_to_end(name)
+            self._changed.add(name)
+            self._used[name] += 1
+            drafter = self._kept[name]
+        try:
+            yield drafter
+        finally:
+            with self._lock:
+                self._used[name] -= 1
+                self._evict()
 
     def anew(self) -> Drafter:
         """The same drafter with nothing learned, not even what the base has."""
@@ -83,8 +94,9 @@ class DrafterPool:
 
     def save(self) -> None:
         """Saves every matrix that changed since it was last saved. A failure is logged, and tried again next time."""
-        for name in sorted(self._changed):
-            self._save(name)
+        with self._lock:
+            for name in sorted(self._changed):
+                self._save(name)
 
     def file(self, name: str) -> Path | None:
         """The matrix file of that key, in a folder beside the given file, which is that of the shared drafter."""
@@ -106,9 +118,8 @@ class DrafterPool:
         return True
 
     def _evict(self) -> None:
-        """Drops the least recently used; one that cannot be saved stays."""
-        while len(self._kept) > self._max_keys:
-            oldest = next(iter(self._kept))
-            if oldest in self._changed and not self._save(oldest):
+        """Drops the least recently used; one that is in use, or cannot be saved, stays."""
+        for name in [name for name in self._kept if not self._used[name]]:
+            if len(self._kept) <= self._max_keys or (name in self._changed and not self._save(name)):
                 return
-            del self._kept[oldest]
+            del self._kept[name]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from transformers import GenerationConfig
@@ -33,18 +37,64 @@ class OneModel(ModelManager):
 
 
 class Worker(GenerateManager):
-    """One thread in which everything is generated, one request after another. `checked_job` gives the job of a request
-    id, which takes the model's place, for its inputs and configuration; it raises ApiError.
+    """Threads in which everything is generated: one text in each, and of the texts that wait those of each key in turn.
 
-    The thread is an executor's: transformers' own ends with the first answer that finds the event loop closed.
+    They are an executor's: transformers' own thread ends with the first answer that finds the event loop closed.
     """
 
-    def __init__(self, checked_job: Callable[[str, Any, GenerationConfig], Job]) -> None:
-        self._checked_job = checked_job
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generation")
+    def __init__(self, threads: int = 1) -> None:
+        self.running = 0
+        """Texts that are generated."""
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="generation")
+        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        """By key; the one whose turn is next comes first."""
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        """Texts that are not."""
+        with self._lock:
+            return sum(map(len, self._waiting.values()))
+
+    def submit(self, fn: Callable[..., Any], *args: Any, key: str = "", **kwargs: Any) -> Future[Any]:
+        task: Future[Any] = Future()
+        with self._lock:
+            self._waiting.setdefault(key, deque()).append((task, partial(fn, *args, **kwargs)))
+        self._pool.submit(self._next)
+        return task
+
+    def async_submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        return asyncio.wrap_future(self.submit(fn, *args, **kwargs))
+
+    def _next(self) -> None:
+        """What is next: one task of a key, which is the last one then."""
+        with self._lock:
+            key = next(iter(self._waiting))
+            tasks = self._waiting.pop(key)
+            task, call = tasks.popleft()
+            if tasks:
+                self._waiting[key] = tasks
+            self.running += 1
+        try:
+            if task.set_running_or_notify_cancel():
+                task.set_result(call())
+        except BaseException as error:
+            task.set_exception(error)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+
+class JobWorker(GenerateManager):
+    """The worker, as transformers' handler sees it. `checked_job` gives the job of a request id, which takes the
+    model's place, for its inputs and configuration; it raises ApiError.
+    """
+
+    def __init__(self, worker: Worker, checked_job: Callable[[str, Any, GenerationConfig], Job]) -> None:
+        self._worker, self._checked_job = worker, checked_job
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._pool.submit(fn, *args, **kwargs)
+        return self._worker.submit(fn, *args, key=_key.get(), **kwargs)
 
     def async_submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
         return asyncio.wrap_future(self.submit(fn, *args, **kwargs))
@@ -53,23 +103,29 @@ class Worker(GenerateManager):
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str, **more: Any
     ) -> Any:
         job = self._checked_job(request_id, inputs, gen_config)
+        _key.set(job.key)
         return super().generate_streaming(job, processor, inputs, gen_config, request_id, **more)
 
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> Any:
         job = self._checked_job(request_id, inputs, gen_config)
+        _key.set(job.key)
         return await super().generate_non_streaming(job, processor, inputs, gen_config, request_id)
+
+
+_key: ContextVar[str] = ContextVar("_key")
+"""Of the request that transformers' handler works on."""
 
 
 class State(GenerationState):
     """Hands out the one worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: JobWorker) -> None:
         super().__init__()
         self._worker = worker
 
-    def get_manager(self, model_id: str, use_cb: bool = False) -> Worker:
+    def get_manager(self, model_id: str, use_cb: bool = False) -> JobWorker:
         return self._worker
 
 

@@ -1,9 +1,9 @@
 """One request, from its arrival to its last token.
 
-It runs in the one thread that generates, with one text or several (`generate_all`); transformers' handler of responses
-calls `generate` on what it takes for the model, and is given a `Job`. For each text it seeds torch and calls the own
-`generate` of the model, accelerated by the drafter that the isolation allows. It ends as soon as its client disconnects
-or its time is over.
+Each of its texts runs in a thread that generates (`generate_text`); transformers' handler of responses calls `generate`
+on what it takes for the model, and is given a `Job`. For each text it seeds torch and calls the own `generate` of the
+model, accelerated by the drafter that the isolation allows: alone, or together with the texts of other threads. It ends
+as soon as its client disconnects or its time is over.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +23,8 @@ import torch
 from ..draft import Context, Draft, Step
 from ..drafter import Drafter, DrafterTraits, TextDrafter
 from ..hf.accelerate import accelerated
+from ..hf.acceleration import Acceleration
+from ..hf.together import Together
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..stats import Stats
@@ -41,7 +42,7 @@ logger = logging.getLogger("token_recycling.serving")
 
 @dataclass
 class Job:
-    """An accepted request. All but `cancel` and `generate` is for the thread of the event loop."""
+    """An accepted request. All but `cancel`, `generate` and `generate_text` is for the thread of the event loop."""
 
     model: PreTrainedModel
     drafter: AbstractContextManager[Drafter]
@@ -53,6 +54,10 @@ class Job:
     seed: int | None = None
     timeout: float | None = None
     """Seconds from arrival to the last token at most."""
+    together: Together | None = None
+    """Decodes its texts together with others; None where one text is generated at a time."""
+    texts: int = 1
+    """How many will be generated, all with one drafter."""
     on_step: Callable[[Step, float], None] | None = None
     """Called in the thread that generates, with every step and the seconds since the prompt was read."""
     on_end: Callable[[Job], None] = lambda job: None
@@ -72,12 +77,17 @@ class Job:
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}{uuid.uuid4().hex}"
         self._since = time.monotonic()
-        self._ended, self._failed, self._ending = False, False, threading.Lock()
+        self._ended, self._failed, self._changing = False, False, threading.Lock()
+        self._generating = self._begun = 0
+        """Texts that are being generated, and all that have begun."""
+        self._acquired: Drafter
+        """Held from the first text to the last."""
+        self._holding = ExitStack()
         self._interrupted: ApiError | None = None
 
     def cancel(self) -> None:
         """The client has disconnected: a running generation ends with its step, a waiting one never begins."""
-        if not self._ended:
+        if not (self._ended or self._failed):
             self.cancelled = True
         if not self.started:
             self.end()
@@ -88,7 +98,7 @@ class Job:
 
     def end(self) -> None:
         """Nothing more will be generated: calls `on_end`, the first time only."""
-        with self._ending:
+        with self._changing:
             first, self._ended = not self._ended, True
         if first:
             self.on_end(self)
@@ -103,8 +113,10 @@ class Job:
         return "failed" if self._failed else "complete"
 
     def check(self) -> None:
-        """Raises CancelledError, or ApiError where the time is over or the server ends."""
-        if self.cancelled:
+        """Raises CancelledError, also where another text has failed, or ApiError where the time is over or the server
+        ends.
+        """
+        if self.cancelled or self._failed or self._ended:
             raise CancelledError
         if self._interrupted is not None:
             raise self._interrupted
@@ -117,7 +129,7 @@ class Job:
         raise ApiError(504, f"the text was not complete within {self.timeout:g} s", "timeout", headers=headers)
 
     def generate(self, streamer: BaseStreamer | None = None, **arguments: Any) -> Any:
-        """The model's own `generate`, in the thread of all generation."""
+        """The model's own `generate`, in a thread that generates."""
         try:
             with self._turn() as drafter:
                 result = self._generated(drafter, self.seed, streamer, arguments)
@@ -134,45 +146,64 @@ class Job:
             streamer.end()
         return result
 
-    def generate_all(self, texts: Sequence[Text], tell: Callable[[int, list[Scored]], None]) -> None:
-        """Generates texts one after another, in the same thread; tells their tokens as they come, with the index of
-        their text, and none at its end.
-        """
+    def generate_text(self, text: Text, tell: Callable[[list[Scored]], None]) -> None:
+        """Generates a text, in a thread that generates; tells its tokens as they come, and none at its end."""
         with self._turn() as drafter:
-            for index, text in enumerate(texts):
-                self.check()
-                scores = text.prompt_scores(self.model)
-                if scores:
-                    tell(index, scores)
-                streamer: Any = TokenStreamer(text, partial(tell, index))
-                self._generated(drafter, text.seed, streamer, text.arguments)
-                tell(index, [])
+            scores = text.prompt_scores(self.model)
+            if scores:
+                tell(scores)
+            streamer: Any = TokenStreamer(text, tell)
+            self._generated(drafter, text.seed, streamer, text.arguments)
+            tell([])
 
     @contextmanager
     def _turn(self) -> Iterator[Drafter]:
-        """The time in which it generates, with its drafter; at its end the job has ended."""
+        """The time in which a text is generated, with the drafter of all of them; with the last one the job ends."""
         try:
             self.check()
-            self.started, self.waited = True, time.monotonic() - self._since
-            with self.drafter as drafter:
-                yield drafter if self.on_step is None else StepReporter(drafter, self.on_step)
+            with self._changing:
+                if not self.started:
+                    self.started, self.waited = True, time.monotonic() - self._since
+                    self._acquired = self._holding.enter_context(self.drafter)
+                self._begun, self._generating = self._begun + 1, self._generating + 1
+            try:
+                yield self._acquired if self.on_step is None else StepReporter(self._acquired, self.on_step)
+            finally:
+                with self._changing:
+                    self._generating -= 1
+        except CancelledError:
+            raise
         except BaseException:
             self._failed = True
             raise
         finally:
-            self.end()
+            with self._changing:
+                over = not self._generating and (self._begun == self.texts or self._failed or self.cancelled)
+                if over:
+                    self._holding.close()
+            if over:
+                self.end()
 
     def _generated(
         self, drafter: Drafter, seed: int | None, streamer: BaseStreamer | None, arguments: dict[str, Any]
     ) -> Any:
-        # All requests share one random generator: none may predict another's draws.
-        torch.manual_seed(secrets.randbits(63) if seed is None else seed)
-        with accelerated(self.model, drafter) as acceleration:
+        # None may predict another's draws.
+        seed = secrets.randbits(63) if seed is None else seed
+        arguments = {**arguments, "streamer": _CancellingStreamer(self, streamer)}
+        if self.together is None:
+            torch.manual_seed(seed)
+            model = self.model
+            generating: AbstractContextManager[Acceleration] = accelerated(model, drafter)
+        else:
+            model = self.together.model(drafter, seed)
+            generating = nullcontext(model.acceleration)
+        with generating as acceleration:
             try:
-                return self.model.generate(**arguments, streamer=_CancellingStreamer(self, streamer))
+                return model.generate(**arguments)
             finally:
-                self.stats += acceleration.stats
-                self.fallback = acceleration.fallback
+                with self._changing:
+                    self.stats += acceleration.stats
+                    self.fallback = acceleration.fallback
 
 
 class _CancellingStreamer:

@@ -28,6 +28,8 @@ class Metrics:
         self._saves = counter("matrix_saves", "Savings of a matrix, by whether they succeeded.", ["outcome"])
         self._mat = gauge("mean_accepted_tokens", "Tokens a step since the start (MAT).")
         self.running = gauge("requests_in_progress", "Requests that run or wait.")
+        self.generating = gauge("texts_running", "Texts that are generated.")
+        self.waiting = gauge("texts_waiting", "Texts that wait for their turn.")
         self.drafters = gauge("drafters", "Drafters, each with its matrix, that are kept.")
         self._sums = [0, 0]
 

@@ -109,7 +109,7 @@ class Sampling(Body):
 
 
 class _Completing(Sampling):
-    n: Annotated[int | None, Field(ge=1, le=MOST_TEXTS, description="choices, one after another")] = None
+    n: Annotated[int | None, Field(ge=1, le=MOST_TEXTS, description="choices, each a text of its own")] = None
     stream_options: Annotated[
         StreamOptions | None,
         Field(description="`include_usage`: usage in a last event; `include_obfuscation`: false alone"),

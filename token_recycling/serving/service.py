@@ -1,4 +1,4 @@
-"""The model that is served, and all that requests share: the generating thread, the drafters, limits and metrics."""
+"""The model that is served, and all that requests share: the generating threads, the drafters, limits and metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import copy
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers import GenerationConfig
 
 from ..cuda_graphs import costs_of
 from ..drafter import Drafter
+from ..hf.together import Together
 from ..model.loading import Loaded
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
@@ -24,7 +26,7 @@ from ..registry import make_drafter
 from .drafter_pool import DrafterPool
 from .errors import ApiError
 from .grammars import Grammars
-from .handlers import OneModel, ResponsesHandler, State, Worker
+from .handlers import JobWorker, OneModel, ResponsesHandler, State, Worker
 from .isolation import Isolation
 from .job import Job
 from .keys import METRICS, Key
@@ -65,6 +67,8 @@ class Settings:
     """Matrices of keys in memory at most; the least recently used makes room."""
     max_prompt_tokens: int | None = None
     max_new_tokens: int | None = None
+    concurrency: int = 1
+    """Texts that are generated at once."""
     max_requests: int = 32
     """Running and waiting."""
     max_requests_per_key: int | None = None
@@ -75,7 +79,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "isolation", Isolation(self.isolation))
-        for name in ("max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "max_requests_per_key"):
+        for name in (
+            "concurrency", "max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "max_requests_per_key",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"expected {name} of 1 or more, got {value}")
@@ -100,8 +106,12 @@ class Service:
         )
         self.offered = OfferedDrafters(settings.offers, settings.free_options)
         self.metrics.drafters.set_function(lambda: len(self.pool))
-        self.worker = Worker(self.checked_job)
-        self.responses = ResponsesHandler(OneModel(loaded, settings.name), State(self.worker))
+        self.together = Together(loaded.model) if settings.concurrency > 1 else None
+        self.worker = Worker(settings.concurrency)
+        self.metrics.generating.set_function(lambda: self.worker.running)
+        self.metrics.waiting.set_function(lambda: self.worker.waiting)
+        handled = State(JobWorker(self.worker, self.checked_job))
+        self.responses = ResponsesHandler(OneModel(loaded, settings.name), handled)
         self.grammars = Grammars(loaded)
         self._jobs: dict[str, Job] = {}
         self._by_key: Counter[str] = Counter()
@@ -159,7 +169,16 @@ class Service:
             if len(self._jobs) >= settings.max_requests:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=retry)
-            job = Job(self.loaded.model, acquired, name, prefix, seed, settings.timeout, on_end=self._on_end)
+            job = Job(
+                self.loaded.model,
+                acquired,
+                name,
+                prefix,
+                seed,
+                settings.timeout,
+                together=self.together,
+                on_end=self._on_end,
+            )
             self._jobs[job.id] = job
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
@@ -229,11 +248,12 @@ class Service:
         if self._opened:
             return
         await self.worker.async_submit(self._measure)
-        job = Job(self.loaded.model, contextlib.nullcontext(self.pool.base.fork()), warm_up=True)
+        drafter = contextlib.nullcontext(self.pool.base.fork())
+        job = Job(self.loaded.model, drafter, together=self.together, warm_up=True)
         ids = self.loaded.tokenizer(_FIRST_TEXT, return_tensors="pt")["input_ids"]
         texts, *_ = await self.texts(job, ids, TextBody(prompt=_FIRST_TEXT), 8, None)
         try:
-            await self.worker.async_submit(job.generate_all, texts, lambda index, tokens: None)
+            await self.worker.async_submit(job.generate_text, texts[0], lambda tokens: None)
         except Exception as error:
             raise RuntimeError(f"expected to complete a first text, got {type(error).__name__}: {error}") from error
         self._opened = True
@@ -243,16 +263,22 @@ class Service:
         """Measures the times of passes over trees (`costs`) for every length of prompt."""
         limits = (self.settings.max_prompt_tokens, self.loaded.context, _LONGEST_MEASURED)
         longest = min(limit for limit in limits if limit is not None)
-        costs = costs_of(self.target, "auto")
+        costs = costs_of(self.target, "auto" if self.together is None else False)
         for length in costs.lengths(longest):
             ids = torch.arange(min(length, longest), device=self.target.device) % self.target.embedded
             self.pool.base.fork().start(ids, self.target, StepCosts(costs, 1, len(ids)))
 
     async def save_at_intervals(self) -> None:
-        """Saves what was learned every `save_every` seconds, between two requests, until cancelled."""
+        """Saves what was learned every `save_every` seconds, until cancelled."""
         while True:
             await asyncio.sleep(self.settings.save_every)
-            await self.worker.async_submit(self.pool.save)
+            await asyncio.wrap_future(self._save())
+
+    def _save(self) -> Future[None]:
+        """Saves what was learned, where nobody learns meanwhile."""
+        if self.together is None:
+            return self.worker.submit(self.pool.save)
+        return self.together.between_steps(self.pool.save)
 
     def end_all(self) -> None:
         """Ends all requests with an error, at the end of the grace period."""
@@ -264,7 +290,9 @@ class Service:
         self.closing = True
         for job in list(self._jobs.values()):
             job.cancel()
-        self.worker.submit(self.pool.save).result()
+        self._save().result()
+        if self.together is not None:
+            self.together.close()
 
 
 def _too_long(expected: str, length: int) -> ApiError:

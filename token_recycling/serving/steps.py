@@ -73,7 +73,7 @@ async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> 
     text, steps, tokens = IncrementalText(tokenizer), 0, 0
     try:
         yield "start", {"id": job.id, "model": service.settings.name, "prompt_tokens": job.prompt_tokens}
-        generation = service.worker.async_submit(job.generate, **arguments)
+        generation = service.worker.async_submit(job.generate, key=job.key, **arguments)
         generation.add_done_callback(on_end)
         while (step := await queue.get()) is not None:
             step["texts"] = [text.push([token]) for token in step["tokens"]]

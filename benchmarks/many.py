@@ -1,0 +1,208 @@
+"""Many clients at once: tokens a second of this server, one text at a time and together, and of `transformers serve`.
+
+Each server runs in a process of its own, one after another, with the same model, threads and clients; every client asks
+for whole greedy texts over HTTP. No prompt is asked for twice of one server, so that no text is remembered. `plain` is
+this server without drafts: what batching alone gives. Rows are kept in OUTPUT/rows.jsonl, and a run goes on where the
+last one stopped; the page beside the folder is written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import transformers
+import typer
+
+ROOT = Path(__file__).parent.parent
+ASKED = ["serve", "{model}", "--port", "{port}", "--dtype", "{dtype}", "--device", "cpu"]
+ALONE = ["-c", "from token_recycling.cli.app import app; app()", *ASKED]
+TOGETHER = [*ALONE, "--concurrency", "16"]
+SERVERS = {
+    "one at a time": ALONE,
+    "together": TOGETHER,
+    "together, per-request": [*TOGETHER, "--isolation", "per-request"],
+    "together, plain": [*TOGETHER, "--drafter", "plain"],
+    "transformers serve": ["-m", "transformers.cli.transformers", *ASKED, "--continuous-batching"],
+}
+"""Arguments of Python."""
+REFERENCE = "one at a time"
+LEAST = 4
+"""Texts of a measurement."""
+Row = dict[str, Any]
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="folder of the rows; gone on with")] = ROOT / "docs/results/many",
+    model: Annotated[Path, typer.Option(help="a local model folder")] = ROOT / "models" / "target",
+    prompts: Annotated[Path, typer.Option(help="a folder of prompts, one a file")] = ROOT / "models" / "prompts",
+    clients: Annotated[list[int], typer.Option(help="clients at once; may be repeated")] = [1, 4, 16],  # noqa: B006
+    dtype: Annotated[list[str], typer.Option(help="may be repeated")] = ["float32", "bfloat16"],  # noqa: B006
+    tokens: Annotated[int, typer.Option(help="tokens of a text")] = 128,
+    threads: Annotated[int, typer.Option(help="threads of each server")] = os.cpu_count() or 1,
+    rounds: Annotated[int, typer.Option(help="measurements of everything; the best of each counts")] = 2,
+    minutes: Annotated[float, typer.Option(help="ends after this time, to be gone on with")] = 9.5,
+    fresh: Annotated[bool, typer.Option("--fresh", help="deletes the rows first")] = False,
+) -> None:
+    """Measures what is missing, and writes the page."""
+    output.mkdir(parents=True, exist_ok=True)
+    file, end = output / "rows.jsonl", time.monotonic() + 60 * minutes
+    if fresh:
+        file.unlink(missing_ok=True)
+    texts = [path.read_text(encoding="utf-8") for path in sorted(prompts.iterdir())]
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    asked = prompts_of(clients, len(texts))
+    for number in range(rounds):
+        for kind in dtype:
+            for name, arguments in SERVERS.items():
+                here = {"round": number, "dtype": kind, "server": name}
+                known = [row["clients"] for row in rows if row.items() >= here.items()]
+                missing = [count for count in clients if count not in known]
+                if not missing or time.monotonic() > end:
+                    continue
+                with running(arguments, str(model), kind, threads) as port:
+                    ask(port, str(model), "def main():\n", 8)
+                    for count in missing:
+                        if time.monotonic() > end:
+                            break
+                        own = {place: texts[place] for place in asked[count]}
+                        rows.append({**here, "clients": count, **measured(port, str(model), own, count, tokens)})
+                        with file.open("a") as kept:
+                            kept.write(json.dumps(rows[-1]) + "\n")
+                        rate = rows[-1]["tokens"] / rows[-1]["seconds"]
+                        typer.echo(f"{kind}, {name}, {count} clients: {rate:.0f} tokens/s", err=True)
+    page = output.with_suffix(".md")
+    page.write_text(markdown(rows, tokens, threads), encoding="utf-8")
+    typer.echo(page.read_text())
+    if time.monotonic() > end:
+        typer.echo("the time is over; run it again to go on", err=True)
+
+
+@contextmanager
+def running(arguments: list[str], model: str, dtype: str, threads: int) -> Iterator[int]:
+    """The port of a server, for the length of the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [word.format(model=model, port=port, dtype=dtype) for word in arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen([sys.executable, *command], env=environment, stdout=log, stderr=log)
+        try:
+            while not answers(port):
+                if server.poll() is not None:
+                    log.seek(0)
+                    raise RuntimeError(f"expected a server, got the end of {' '.join(command)}: {log.read()[-2000:]}")
+                time.sleep(0.2)
+            yield port
+        finally:
+            server.terminate()
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def answers(port: int) -> bool:
+    """Whether there is a server."""
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def ask(port: int, model: str, prompt: str, tokens: int) -> tuple[str, int, float]:
+    """A text, its tokens, and the seconds that it took."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), headers)
+    began = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        said = json.loads(answer.read())
+    return said["choices"][0]["text"], said["usage"]["completion_tokens"], time.perf_counter() - began
+
+
+def prompts_of(clients: list[int], prompts: int) -> dict[int, list[int]]:
+    """For each number of clients the prompts that are asked for then, others for each."""
+    found, first = {}, 0
+    for count in clients:
+        found[count] = list(range(first, first := first + max(LEAST, count)))
+    if first > prompts:
+        raise typer.BadParameter(f"expected {first} prompts for clients {clients}, got {prompts}")
+    return found
+
+
+def measured(port: int, model: str, prompts: dict[int, str], clients: int, tokens: int) -> Row:
+    """So many clients, who ask for a text after each prompt."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        found = list(pool.map(lambda prompt: ask(port, model, prompt, tokens), prompts.values()))
+    seconds = time.perf_counter() - began
+    digests = [hashlib.sha1(text.encode()).hexdigest()[:12] for text, *_ in found]
+    return {
+        "tokens": sum(said for _, said, _ in found),
+        "seconds": round(seconds, 3),
+        "waited": round(statistics.median(taken for *_, taken in found), 3),
+        "texts": dict(zip(map(str, prompts), digests, strict=True)),
+    }
+
+
+def markdown(rows: list[Row], tokens: int, threads: int) -> str:
+    """The page."""
+    lines = [
+        "# Many at once",
+        "",
+        f"Written by `make bench-many` on a CPU, {threads} threads, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}: the shipped model, {tokens} greedy tokens after each of the shipped prompts, "
+        "over HTTP. *together* is `token-recycling serve --concurrency 16`, *per-request* the same where nothing is "
+        "learned from other requests, *plain* without drafts, and *transformers serve* runs with "
+        "`--continuous-batching`. Tokens a second, the best of the rounds, and the median seconds that a client then "
+        "waited for a text.",
+    ]
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        chosen = [row for row in rows if row["dtype"] == dtype]
+        counts = sorted({row["clients"] for row in chosen})
+        heads = [f"{count} client{'s' * (count > 1)}" for count in counts]
+        lines += [
+            "",
+            f"## {dtype}",
+            "",
+            f"| | {' | '.join(heads)} | same texts |",
+            f"|---|{'---|' * (len(counts) + 1)}",
+        ]
+        wanted: dict[str, str] = {}
+        for row in chosen:
+            if row["server"] == REFERENCE:
+                wanted |= row["texts"]
+        for name in SERVERS:
+            own = [row for row in chosen if row["server"] == name]
+            texts = [item for row in own for item in row["texts"].items() if item[0] in wanted]
+            said = [digest == wanted[place] for place, digest in texts]
+            cells = [cell([row for row in own if row["clients"] == count]) for count in counts]
+            lines.append(f"| {name} | {' | '.join(cells)} | {sum(said)} of {len(said)} |")
+    return "\n".join([*lines, "", f"*same texts*: as those of *{REFERENCE}*.", ""])
+
+
+def cell(rows: list[Row]) -> str:
+    """The best of some rounds."""
+    best = max(rows, key=lambda row: row["tokens"] / row["seconds"], default=None)
+    return "" if best is None else f"{best['tokens'] / best['seconds']:.0f} ({best['waited']:.2f} s)"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,99 @@
+"""Calls of `generate` from several threads, decoded together: each returns what it returns alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from transformers import LlamaForCausalLM, StoppingCriteriaList
+
+import token_recycling as tr
+from token_recycling.hf.together import Together
+from token_recycling.many import RunningBatch
+
+WAYS: list[dict[str, Any]] = [
+    {"do_sample": False},
+    {"do_sample": True, "temperature": 0.8, "top_p": 0.9},
+    {"do_sample": False, "repetition_penalty": 1.3},
+    {"do_sample": True, "no_repeat_ngram_size": 2, "eos_token_id": [3, 9]},
+]
+
+
+@pytest.fixture
+def together(model: LlamaForCausalLM) -> Iterator[Together]:
+    model.generation_config.pad_token_id = 0
+    made = Together(model)
+    yield made
+    made.close()
+
+
+def alone(model: LlamaForCausalLM, seed: int, arguments: dict[str, Any]) -> Any:
+    torch.manual_seed(seed)
+    return model.generate(**arguments)
+
+
+def test_calls_of_many_threads_return_what_they_return_alone(model: LlamaForCausalLM, together: Together) -> None:
+    drafter, most = tr.make_drafter("recycling"), []
+    calls = [
+        {"input_ids": tiny.prompt(seed, 1 + 3 * seed), "max_new_tokens": 5 + 2 * seed, **WAYS[seed % len(WAYS)]}
+        for seed in range(16)
+    ]
+    wanted = [alone(model, seed, arguments) for seed, arguments in enumerate(calls)]
+
+    def called(seed: int) -> Any:
+        view = together.model(drafter, seed)
+        said = view.generate(**calls[seed])
+        most.append(len(together._batch.rows))
+        assert view.acceleration.fallback is None
+        assert view.acceleration.stats.tokens == said.shape[1] - calls[seed]["input_ids"].shape[1]
+        return said
+
+    with ThreadPoolExecutor(6) as pool:
+        for ours, theirs in zip(pool.map(called, range(16)), wanted, strict=True):
+            assert torch.equal(ours, theirs)
+    assert max(most) > 1
+    assert not hasattr(model, "acceleration")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"input_ids": torch.cat([tiny.prompt(0, 5), tiny.prompt(1, 5)])},
+        {"return_dict_in_generate": True, "output_scores": True},
+    ],
+    ids=["batch", "cache"],
+)
+def test_what_cannot_join_is_decoded_by_itself(
+    model: LlamaForCausalLM, together: Together, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunningBatch, "join", None)
+    arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 8, "do_sample": False, **more}
+    wanted, said = model.generate(**arguments), together.model(tr.make_drafter("recycling"), 0).generate(**arguments)
+    if more.get("return_dict_in_generate"):
+        wanted, said = wanted.sequences, said.sequences
+    assert torch.equal(said, wanted)
+
+
+def test_an_error_is_raised_where_the_call_was_made(model: LlamaForCausalLM, together: Together) -> None:
+    def failing(ids: torch.Tensor, scores: Any, **_: Any) -> Any:
+        raise ZeroDivisionError
+
+    arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 8, "do_sample": False}
+    with pytest.raises(ZeroDivisionError):
+        together.model(tr.make_drafter("suffix"), 0).generate(
+            **arguments, stopping_criteria=StoppingCriteriaList([failing])
+        )
+    said = together.model(tr.make_drafter("suffix"), 0).generate(**arguments)
+    assert torch.equal(said, model.generate(**arguments))
+
+
+def test_what_is_called_between_steps(together: Together) -> None:
+    assert together.between_steps(lambda: 3).result(5) == 3
+    with pytest.raises(ZeroDivisionError):
+        together.between_steps(lambda: 1 // 0).result(5)
+    together.close()
+    assert together.between_steps(lambda: 4).result(5) == 4, "also after the end"

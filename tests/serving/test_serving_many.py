@@ -1,0 +1,273 @@
+"""Many texts at once: each answer is the one that is given alone, and each request ends for itself."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+import torch
+from support import architectures, tiny
+from support.runs import fix_costs
+from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
+
+import token_recycling as tr
+from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.drafting import OwnWork
+from token_recycling.model.loading import Loaded
+from token_recycling.serving import create_app
+from token_recycling.serving.drafter_pool import DrafterPool
+from token_recycling.serving.handlers import Worker
+from token_recycling.serving.isolation import Isolation
+from token_recycling.serving.penalties import AdditivePenalties
+
+PROMPTS = ["import os\n", "for index in", "def add(a, b):\n", "x", "print(index)\n    print(index)\n"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return speaking_llama()
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with serving(model, chatty(tiny.tokenizer()), concurrency=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """One that takes its time on every machine, so that a long text is long."""
+    made = speaking_llama()
+    made.register_forward_pre_hook(lambda *args: time.sleep(0.002))
+    return made
+
+
+def complete(server, key="none", **more):
+    return server.client(key).completions.create(**{"model": "tiny", "prompt": "for index in", "max_tokens": 8, **more})
+
+
+def at_once(*calls):
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(lambda call: call(), calls))
+
+
+def alone(model, prompt, tokens, seed=None, **more):
+    tokenizer = tiny.tokenizer()
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    if seed is not None:
+        torch.manual_seed(seed)
+        more |= {"do_sample": True, "top_k": 0, "temperature": 1.0}
+    said = model.generate(ids, **{"do_sample": False, **more}, max_new_tokens=tokens, pad_token_id=0)
+    return tokenizer.decode(said[0, ids.shape[1] :])
+
+
+def test_every_text_is_what_it_is_alone(server, model):
+    """Greedy and seeded ones, whole and streamed, of several lengths, more than there are places."""
+
+    wanted = []
+    for place in range(12):
+        prompt, tokens, seed = PROMPTS[place % 5], 5 + 7 * (place % 4), place if place % 3 == 0 else None
+        wanted.append((prompt, tokens, seed, alone(model, prompt, tokens, seed)))
+
+    def said(place):
+        prompt, tokens, seed, _ = wanted[place]
+        chosen = {"temperature": 0} if seed is None else {"temperature": 1, "seed": seed}
+        answer = complete(server, prompt=prompt, max_tokens=tokens, stream=bool(place % 2), **chosen)
+        if place % 2:
+            return "".join(event.choices[0].text for event in answer)
+        assert answer.usage.model_extra["speculation"]["accelerated"]
+        return answer.choices[0].text
+
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(said, range(12))) == [text for *_, text in wanted]
+    server.wait_until_idle()
+
+
+def test_the_choices_of_one_request_are_texts_of_their_own(server, model):
+    asked = {"n": 3, "temperature": 1, "seed": 4, "max_tokens": 20, "logprobs": 2}
+    answer = complete(server, **asked)
+    assert [choice.text for choice in answer.choices] == [alone(model, "for index in", 20, seed) for seed in (4, 5, 6)]
+    assert answer.usage.completion_tokens == 60
+    assert all(len(choice.logprobs.tokens) == 20 for choice in answer.choices)
+    streamed = ["", "", ""]
+    for event in complete(server, **asked, stream=True):
+        for choice in event.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == [choice.text for choice in answer.choices]
+
+
+def test_all_kinds_of_requests_share_passes(server, model):
+    """Each says what it says with nobody beside it."""
+    client, greedy = server.client(), {"model": "tiny", "temperature": 0}
+
+    def steps():
+        (_, *steps, (_, end)) = server.steps(prompt="for index in", max_tokens=24, temperature=0)
+        return "".join("".join(data["texts"]) for _, data in steps) + end["text"]
+
+    def chat():
+        said = client.chat.completions.create(**greedy, messages=[{"role": "user", "content": "x"}], max_tokens=20)
+        return said.choices[0].message.content
+
+    def response():
+        return client.responses.create(**greedy, input="print", max_output_tokens=20).output_text
+
+    def streamed():
+        events = client.responses.create(**greedy, input="print", max_output_tokens=20, stream=True)
+        return "".join(event.delta for event in events if event.type == "response.output_text.delta")
+
+    def scored():
+        said = complete(server, temperature=0, max_tokens=24, echo=True, logprobs=1).choices[0]
+        assert len(said.logprobs.tokens) > 24
+        return said.text
+
+    kinds = [steps, chat, response, streamed, scored]
+    wanted = [kind() for kind in kinds]
+    assert at_once(*kinds, *reversed(kinds)) == [*wanted, *reversed(wanted)]
+    assert wanted[0] == wanted[-1].removeprefix("for index in") == alone(model, "for index in", 24)
+    assert wanted[2] == wanted[3] != ""
+
+
+def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeypatch):
+    """A client that goes, one whose processor fails, one whose time is over: the fourth says what it says alone."""
+
+    def failing(processor, ids, scores):
+        if ids.shape[1] < 30:
+            return scores
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(AdditivePenalties, "__call__", failing)
+    wanted = alone(slow, "import os\n", 150)
+    with serving(slow, tiny.tokenizer(), concurrency=4, timeout=60) as server:
+
+        def leaves():
+            with complete(server, max_tokens=3500, temperature=0, stream=True) as stream:
+                next(iter(stream))
+
+        def fails():
+            with pytest.raises(openai.InternalServerError):
+                complete(server, max_tokens=3500, temperature=0, presence_penalty=1)
+
+        *_, text = at_once(
+            leaves, fails, lambda: complete(server, prompt="import os\n", max_tokens=150, temperature=0).choices[0].text
+        )
+        assert text == wanted
+        server.wait_until_idle()
+        counted = server.metrics()
+    for outcome in ("cancelled", "failed", "complete"):
+        assert counted[f'token_recycling_generations_total{{outcome="{outcome}"}}'] == 1
+
+
+def test_deadlines_are_each_ones_own(slow):
+    with serving(slow, tiny.tokenizer(), concurrency=2, timeout=1.0) as server:
+
+        def late():
+            with pytest.raises(openai.APIStatusError) as caught:
+                complete(server, max_tokens=3500, temperature=0)
+            return caught.value.status_code
+
+        status, answer = at_once(late, lambda: complete(server, temperature=0))
+        assert (status, answer.usage.completion_tokens) == (504, 8)
+
+
+def test_what_fails_for_all_ends_all_and_the_next_is_answered(model, monkeypatch):
+    with serving(model, tiny.tokenizer(), concurrency=2) as server:
+        target = server.service.together.target
+
+        def failing(*args, **kwargs):
+            raise RuntimeError("no memory")
+
+        def refused():
+            with pytest.raises(openai.InternalServerError, match="its log says how"):
+                complete(server)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "forward", failing)
+            at_once(refused, refused)
+        assert complete(server).usage.completion_tokens == 8
+
+
+def test_metrics_say_how_many_run_and_wait(slow):
+    with serving(slow, tiny.tokenizer(), concurrency=2) as server:
+        long = {"max_tokens": 3500, "temperature": 0, "stream": True}
+        with complete(server, **long) as first, complete(server, **long) as second:
+            next(iter(first))
+            next(iter(second))
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(complete, server)
+                wait_for(lambda: server.metrics()["token_recycling_texts_waiting"] == 1)
+                assert server.metrics()["token_recycling_texts_running"] == 2
+                first.close()
+                assert waiting.result().usage.completion_tokens == 8
+        server.wait_until_idle()
+        assert server.metrics()["token_recycling_texts_running"] == 0
+
+
+def test_keys_take_turns():
+    worker, order, held = Worker(1), [], threading.Event()
+    worker.submit(held.wait)
+    wait_for(lambda: worker.running)
+    tasks = [worker.submit(order.append, key + str(n), key=key) for key, n in [*(("a", n) for n in range(3)), ("b", 0)]]
+    assert worker.waiting == 4
+    held.set()
+    for task in tasks:
+        task.result(5)
+    assert order == ["a0", "b0", "a1", "a2"]
+
+
+def test_what_was_given_up_takes_no_turn():
+    worker, order, held = Worker(1), [], threading.Event()
+    worker.submit(held.wait)
+    wait_for(lambda: worker.running)
+    given_up, other = worker.submit(order.append, "given up"), worker.submit(order.append, "other")
+    assert given_up.cancel()
+    held.set()
+    other.result(5)
+    assert order == ["other"]
+    with pytest.raises(ZeroDivisionError):
+        worker.submit(lambda: 1 // 0).result(5)
+    wait_for(lambda: not worker.running)
+
+
+def test_what_a_key_learned_is_of_no_use_to_another_beside_it(model, monkeypatch):
+    """Drafts and steps of a key are those of a server where the other has said nothing."""
+    fix_costs(monkeypatch, lambda costs: CostCurve(4096, (1, 64), (1.0, 1.1)))
+    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    settings = {"keys": keys("a", "b"), "isolation": Isolation.per_key, "concurrency": 3}
+
+    def seen(server):
+        return [
+            {**data, "seconds": None}
+            for name, data in server.steps("secret-b", prompt="import os\n", max_tokens=40, temperature=0)
+            if name == "step"
+        ]
+
+    with serving(model, tiny.tokenizer(), **settings) as clean:
+        wanted = seen(clean)
+    with serving(model, tiny.tokenizer(), **settings) as server:
+        at_once(*[lambda: complete(server, "secret-a", prompt="import os\n", max_tokens=40, temperature=0)] * 2)
+        assert seen(server) == wanted
+
+
+def test_a_drafter_in_use_is_not_dropped(model):
+    pool = DrafterPool(Loaded(model, tiny.tokenizer()), "recycling:tree=8", Isolation.per_key, max_keys=1)
+    with pool.acquire("a") as own, pool.acquire("b"), pool.acquire("a") as again:
+        assert again is own
+        assert len(pool) == 2
+    assert len(pool) == 1
+
+
+def test_matrices_are_saved_between_steps(model, tmp_path):
+    settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 2}
+    with serving(model, tiny.tokenizer(), **settings) as server:
+        at_once(*[lambda: complete(server, max_tokens=60)] * 2)
+        wait_for(matrix_path(tmp_path).exists)
+    assert matrix_path(tmp_path).exists()
+
+
+def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
+    model = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
+    with pytest.raises(tr.UnsupportedModelError, match="expected one text"):
+        create_app(model, tiny.tokenizer(), concurrency=2)
+    with pytest.raises(ValueError, match="concurrency of 1 or more, got 0"):
+        create_app(model, tiny.tokenizer(), concurrency=0)
