@@ -259,20 +259,18 @@ def keep_states(cache: Cache, nodes: Sequence[int | None]) -> None:
 
 def join_states(cache: Cache, other: Cache) -> None:
     """Puts the states of another cache's texts behind those of this one's."""
-    for layer, more in zip(recurrent_layers(cache), recurrent_layers(other), strict=True):
-        for own, joining in ((layer.conv_states, more.conv_states), (layer.recurrent_states, more.recurrent_states)):
-            for number, state in joining.items():
-                if state is not None:
-                    own[number] = torch.cat([own[number], state])
+    for own, joining in zip(states_of(cache), states_of(other), strict=True):
+        for number, state in joining.items():
+            if state is not None:
+                own[number] = torch.cat([own[number], state])
 
 
 def select_states(cache: Cache, rows: Sequence[int]) -> None:
     """Keeps the states of these texts alone, in this order."""
-    for layer in recurrent_layers(cache):
-        for states in (layer.conv_states, layer.recurrent_states):
-            for number, state in states.items():
-                if state is not None:
-                    states[number] = state[list(rows)]
+    for states in states_of(cache):
+        for number, state in states.items():
+            if state is not None:
+                states[number] = state[list(rows)]
 
 
 def take_over_states(cache: Cache) -> None:
