@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from transformers import ContinuousBatchingConfig, LlamaForCausalLM, StoppingCriteriaList
+from support.releases import skip_before
+from transformers import LlamaForCausalLM, StoppingCriteriaList
 from transformers.generation.continuous_batching import ContinuousMixin
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
@@ -101,17 +102,24 @@ def test_many_threads_add_to_one_total(model: LlamaForCausalLM) -> None:
 # Ways past our loop
 
 
-SMALL = ContinuousBatchingConfig(max_batch_tokens=16, num_blocks=8)
+def small() -> dict[str, Any]:
+    """Arguments for continuous batching with little memory."""
+    skip_before(5, 4)
+    from transformers import ContinuousBatchingConfig
+
+    return {
+        "warmup": False,
+        "continuous_batching_config": ContinuousBatchingConfig(max_batch_tokens=16, num_blocks=8),
+    }
 
 
 def generate_batch(model: LlamaForCausalLM) -> Any:
-    said = model.generate_batch([[3, 4], [5]], max_new_tokens=3, warmup=False, continuous_batching_config=SMALL)
+    said = model.generate_batch([[3, 4], [5]], max_new_tokens=3, **small())
     return [one.generated_tokens for one in said.values()]
 
 
 def paged(model: LlamaForCausalLM) -> Any:
-    arguments = {"cache_implementation": "paged", "warmup": False, "continuous_batching_config": SMALL}
-    return model.generate(IDS, max_new_tokens=3, do_sample=False, **arguments).tolist()
+    return model.generate(IDS, max_new_tokens=3, do_sample=False, cache_implementation="paged", **small()).tolist()
 
 
 def manager(model: LlamaForCausalLM) -> Any:

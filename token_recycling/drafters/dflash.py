@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from transformers import AutoModel, GenerationConfig, PreTrainedModel
-from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
 from ..candidates.topk import top_candidates
 from ..costs.budget import Budget
 from ..costs.drafting import OwnWork
+from ..differences import DFlashTokenCandidateGenerator, needed
 from ..draft import Context, Draft
 from ..drafter import Drafter, DrafterTraits, check_at_least
 from ..model.inspection import output_layer
@@ -55,6 +55,7 @@ class DFlash(Drafter):
     """Candidates of each place."""
 
     def __post_init__(self) -> None:
+        needed(DFlashTokenCandidateGenerator, "the drafter dflash")
         check_at_least(1, self, "k")
         self.config = _config_of(self.model)
         """The assistant's."""

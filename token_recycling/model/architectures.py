@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PretrainedConfig
 
+from ..differences import rotary
+
 _FAMILIES = """
 afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation big_bird biogpt bitnet bloom camembert codegen cohere
 cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 deepseek_v32 diffllama doge
@@ -152,7 +154,7 @@ def index_border(config: PretrainedConfig) -> Border:
 
 def rotary_border(config: PretrainedConfig) -> Border | None:
     """Where rotary frequencies change with the length of the text, for the scalings that do so."""
-    given = getattr(config, "rope_parameters", None) or {}
+    given = rotary(config)
     borders = []
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:
         kind = parameters.get("rope_type")

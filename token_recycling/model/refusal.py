@@ -6,8 +6,9 @@ import re
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from ..differences import LinearAttentionCacheLayerMixin
 from .architectures import KeyBias
 from .cache_layers import attends_to_blocks
 from .inspection import accepts, is_compiled, parts_of

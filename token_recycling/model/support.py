@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DynamicIndexedLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers.cache_utils import CacheLayerMixin
 
+from ..differences import DynamicIndexedLayer, LinearAttentionCacheLayerMixin
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
 from .inspection import accepts, held_by, parts_of
 from .quantised import quantisation
