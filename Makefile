@@ -19,11 +19,11 @@ demo: setup      ## complete real Python code with the shipped model, plain and 
 test: setup      ## all tests
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 8
 
-test-lowest:     ## all tests with the lowest versions that pyproject.toml allows, in .venv-lowest
-	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-lowest.txt \
-		--editable '.[dev]'
-	.venv-lowest/bin/python -m pytest
+test-lowest: setup ## core tests with the lowest versions that pyproject.toml allows, in .venv-versions-lowest (5 GB)
+	$(RUN)/python -m benchmarks.versions --only lowest
+
+test-versions: setup ## core tests with lowest, middle and newest Python, torch and transformers, into docs/versions.md
+	$(RUN)/python -m benchmarks.versions
 
 BROWSER := $(shell command -v chromium || command -v chromium-headless-shell || command -v chromium-browser || \
 	command -v google-chrome)
@@ -119,5 +119,5 @@ test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, b
 bench-llama-cpp: .venv-llama-cpp/.ready ## MAT in llama-cpp-python, next to its own prompt lookup and none
 	.venv-llama-cpp/bin/python benchmarks/in_llama_cpp.py
 
-.PHONY: help setup demo test test-lowest browser test-browser lint bench bench-default bench-gpu campaign test-vllm test-sglang \
+.PHONY: help setup demo test test-lowest test-versions browser test-browser lint bench bench-default bench-gpu campaign test-vllm test-sglang \
 	bench-vllm bench-sglang test-llama-cpp bench-llama-cpp

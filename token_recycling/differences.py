@@ -146,3 +146,15 @@ def of_rotary(parameters: Mapping[str, Any]) -> dict[str, Any]:
     scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
     default = scaling["rope_type"] == "default"
     return {"rope_theta": parameters["rope_theta"], "rope_scaling": None if default else scaling}
+
+
+def precision_options() -> list[Any]:
+    """What torch says of how precisely it multiplies. Before 2.9 one option said it of all devices; before 2.7 sums of
+    16-bit numbers had none.
+    """
+    matmul = torch.backends.cuda.matmul
+    sums = [matmul.allow_fp16_accumulation] if _TORCH >= (2, 7) else []
+    if _TORCH < (2, 9):
+        return [torch.get_float32_matmul_precision(), matmul.allow_tf32, *sums]
+    backends: Any = torch.backends
+    return [backends.fp32_precision, backends.mkldnn.matmul.fp32_precision, matmul.fp32_precision, *sums]

@@ -27,6 +27,8 @@ from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.draft_model.base import CausalDrafter, ModelDrafter
 from token_recycling.drafters.suffix import Suffix
 
+pytestmark = pytest.mark.core
+
 
 def generated(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
     return partial(tr.generate, model, drafter=drafter)

@@ -38,6 +38,8 @@ from token_recycling.drafters.eagle.train import new_head
 from token_recycling.drafters.eagle.train_options import EagleTraining
 from token_recycling.training.continuations import Continuations
 
+pytestmark = pytest.mark.core
+
 VOCABULARY = 6
 DRAFTERS = {"tree": "published:learns_prompt=true,k=4,tree=0 1 2 00 01 10 000", "chain": "recycling:k=4,tree=chain:3"}
 PROMPTS = [[1, 3, 2], [4], [2, 2, 5, 1, 3], [5, 1]]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support import tiny
+from support.releases import needs
 from transformers import DynamicCache, LlamaForCausalLM
 from transformers.cache_utils import Cache
 
@@ -13,6 +14,8 @@ import token_recycling as tr
 from token_recycling.model.cache_layers import TreeLayer
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import TreeModel
+
+pytestmark = pytest.mark.core
 
 
 def rebuilt(model: LlamaForCausalLM, text: torch.Tensor) -> DynamicCache:
@@ -137,6 +140,7 @@ def test_a_reset_cache_takes_a_batch_of_another_size(model: LlamaForCausalLM) ->
     assert_same(cache, rebuilt(model, batch))
 
 
+@needs(5, 15)
 def test_more_slots_than_there_are_cannot_be_forgotten(model: LlamaForCausalLM) -> None:
     cache = rebuilt(model, tiny.prompt(0, 20))
     TreeCache(cache).keep(19, [19], [[]])
