@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import PretrainedConfig, cache_utils
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel, cache_utils
 from transformers.cache_utils import Cache, DynamicLayer
 
 from .versions import outside, release
@@ -34,11 +34,19 @@ def _found(module: str, name: str, since: tuple[int, int], base: type = object) 
     return type(name, (base,), {"__module__": __name__, "since": since})
 
 
+def lacking(kind: Any, what: str) -> str | None:
+    """Why `what` needs a later release, where `kind` is of this module and not of transformers; else None."""
+    if kind.__module__ != __name__:
+        return None
+    first = ".".join(map(str, kind.since))
+    return f"expected transformers {first} or later for {what}, got {transformers.__version__}"
+
+
 def needed(kind: Any, what: str) -> None:
-    """Raises ValueError where `kind` is of this module and not of transformers: `what` needs a later release."""
-    if kind.__module__ == __name__:
-        first = ".".join(map(str, kind.since))
-        raise ValueError(f"expected transformers {first} or later for {what}, got {transformers.__version__}")
+    """Raises ValueError with that reason, if there is one."""
+    reason = lacking(kind, what)
+    if reason is not None:
+        raise ValueError(reason)
 
 
 if TYPE_CHECKING:
@@ -120,6 +128,25 @@ def write_behind(cache: Cache, held: int, index: int, keys: torch.Tensor, values
 def is_callers(cache: Cache) -> bool:
     """Whether a cache may be that of the caller of `generate`. Before 5.17 there was no mark of it."""
     return _TRANSFORMERS < (5, 17) or getattr(cache, "_is_user_defined", False)
+
+
+_ANOTHER_MODEL_BEFORE = {"doge": (5, 18)}
+"""Families whose code before a release is not what trees were compared with: the self-test decides, and refuses it."""
+
+
+def is_as_compared(family: str) -> bool:
+    """Whether the installed release computes a family as the one that trees were compared with."""
+    return _ANOTHER_MODEL_BEFORE.get(family, (0,)) <= _TRANSFORMERS
+
+
+def with_cache(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What `generate` hands to its loop. In 5.0 it left a cache of the usual kind for the model to make."""
+    usual = (
+        (5, 0) <= _TRANSFORMERS < (5, 1) and model_kwargs.get("use_cache") and model._supports_default_dynamic_cache()
+    )
+    if not usual or model_kwargs.get("past_key_values") is not None:
+        return model_kwargs
+    return {**model_kwargs, "past_key_values": DynamicCache(config=model.config.get_text_config(decoder=True))}
 
 
 def rotary(config: PretrainedConfig) -> dict[str, Any]:

@@ -112,6 +112,13 @@ def test_what_a_release_lacks_is_nothing_of_it_and_named_where_it_is_needed(monk
             here.needed(kind, "this")
 
 
+def test_a_family_that_changed_is_not_taken_for_the_one_that_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = as_of(monkeypatch, "4.57.1")
+    assert not before.is_as_compared("doge")
+    assert before.is_as_compared("llama")
+    assert differences_of_now(monkeypatch).is_as_compared("doge")
+
+
 @pytest.mark.parametrize(
     ("asked", "before", "now"), [(-3, 7, 7), (-30, 0, 0), (0, 0, 10), (4, 4, None), (40, 10, None)]
 )

@@ -27,8 +27,6 @@ from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.draft_model.base import CausalDrafter, ModelDrafter
 from token_recycling.drafters.suffix import Suffix
 
-pytestmark = pytest.mark.core
-
 
 def generated(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
     return partial(tr.generate, model, drafter=drafter)
@@ -82,6 +80,7 @@ TABLE = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", tr.drafter_names())
 @pytest.mark.parametrize(
     ("surface", "way"),

@@ -38,8 +38,6 @@ from token_recycling.drafters.eagle.train import new_head
 from token_recycling.drafters.eagle.train_options import EagleTraining
 from token_recycling.training.continuations import Continuations
 
-pytestmark = pytest.mark.core
-
 VOCABULARY = 6
 DRAFTERS = {"tree": "published:learns_prompt=true,k=4,tree=0 1 2 00 01 10 000", "chain": "recycling:k=4,tree=chain:3"}
 PROMPTS = [[1, 3, 2], [4], [2, 2, 5, 1, 3], [5, 1]]
@@ -198,6 +196,7 @@ def test_texts_of_a_hybrid_follow_the_distribution(shape: str, rows: int, monkey
     assert sampler.stats.mat > 1.3
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("shape", "rows", "sampling"), THREE, ids=named)
 def test_texts_of_three_tokens_follow_the_distribution(shape: str, rows: int, sampling: dict[str, Any]) -> None:
     sampler = Sampler(shape, rows, sampling)
