@@ -110,7 +110,7 @@ def _read(output: str) -> tuple[str, str]:
     by_kind = {kind: number for number, kind in counts.items()}
     result = ", ".join(f"{number} {kind}" for kind, number in by_kind.items() if kind != "skipped")
     reasons: dict[str, int] = {}
-    for number, reason in re.findall(r"^SKIPPED \[(\d+)\] [^ ]+ (.*)$", output, flags=re.MULTILINE):
+    for number, reason in re.findall(r"^SKIPPED \[(\d+)\] [^ ]+ (needs .*)$", output, flags=re.MULTILINE):
         reasons[reason] = reasons.get(reason, 0) + int(number)
     return result, "; ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
 
