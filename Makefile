@@ -19,11 +19,11 @@ demo: setup      ## complete real Python code with the shipped model, plain and 
 test: setup      ## all tests
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 8
 
-test-lowest:     ## all tests with the lowest versions that pyproject.toml allows, in .venv-lowest
-	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-lowest.txt \
-		--editable '.[dev]'
-	.venv-lowest/bin/python -m pytest
+test-lowest: setup ## core tests with the lowest versions that pyproject.toml allows, in .venv-versions-lowest (5 GB)
+	$(RUN)/python -m benchmarks.versions --only lowest
+
+test-versions: setup ## core tests with lowest, middle and newest Python, torch and transformers, into docs/versions.md
+	$(RUN)/python -m benchmarks.versions
 
 BROWSER := $(shell command -v chromium || command -v chromium-headless-shell || command -v chromium-browser || \
 	command -v google-chrome)
@@ -166,6 +166,6 @@ test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU buil
 bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own decoding with a draft model
 	.venv-mlx/bin/python benchmarks/in_mlx.py
 
-.PHONY: help setup demo test test-lowest browser test-browser lint docs docs-serve notebook package bench bench-default \
+.PHONY: help setup demo test test-lowest test-versions browser test-browser lint docs docs-serve notebook package bench bench-default \
 	bench-gpu campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx soak bench-many

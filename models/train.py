@@ -258,6 +258,8 @@ def export(name: Annotated[str, typer.Argument(help="target or draft")]) -> None
     bits = held_out_bits(model, torch.device("cpu"))
     model.save_pretrained(SHIPPED / name)
     AutoTokenizer.from_pretrained(WORK / "tokenizer").save_pretrained(SHIPPED / name)
+    described = SHIPPED / name / "tokenizer_config.json"  # transformers 4 does not know the class that 5 writes
+    described.write_text(described.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
     figures = {
         "parameters": model.num_parameters(),
         "layers": model.config.num_hidden_layers,

@@ -7,6 +7,8 @@ step. A name is imported when it is first used, so that the command line answers
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .versions import warn_outside
+
 if TYPE_CHECKING:
     from .candidates.matrix import AdjacencyMatrix, fingerprint
     from .candidates.matrix_file import MatrixFileError
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from .tree import Tree
 
 __version__ = "0.1.0"
+warn_outside()
 
 __all__ = [
     "Acceleration",

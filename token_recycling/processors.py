@@ -11,6 +11,8 @@ from typing import Any
 
 from transformers.generation import logits_process as processors
 
+from .differences import TopHLogitsWarper
+
 
 class Scope(IntEnum):
     """What a processor looks at; each kind can do all that the kinds before it can."""
@@ -33,7 +35,7 @@ _SCOPES: dict[type, Scope] = {
     processors.TopPLogitsWarper: Scope.EACH_ROW,
     processors.TypicalLogitsWarper: Scope.EACH_ROW,
     processors.EtaLogitsWarper: Scope.SCORES,
-    processors.TopHLogitsWarper: Scope.SCORES,
+    TopHLogitsWarper: Scope.SCORES,
     processors.ExponentialDecayLengthPenalty: Scope.EACH_TEXT,
     processors.ForcedBOSTokenLogitsProcessor: Scope.EACH_TEXT,
     processors.ForcedEOSTokenLogitsProcessor: Scope.EACH_TEXT,

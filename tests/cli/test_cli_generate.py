@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import pytest
 import torch
 from support.commandline import CONTEXT, PROMPT, assert_refused, reference, run, run_json
 
@@ -11,6 +12,8 @@ from token_recycling.candidates.matrix import read_matrix
 from token_recycling.drafters.recycling import RecyclingText
 from token_recycling.model.loading import load
 from token_recycling.text_stream import decoded
+
+pytestmark = pytest.mark.core
 
 
 def test_generate_equals_transformers(loaded, tiny_model_dir):

@@ -9,17 +9,17 @@ import pytest
 import torch
 from support import assistants, tiny
 from support.architectures import Case, model_of
+from support.releases import skip_without
 from support.runs import check_texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
-    Gemma4AssistantConfig,
-    Gemma4TextConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import token_recycling as tr
 from token_recycling.drafters.assistant import Assistant
@@ -181,8 +181,11 @@ def test_tokenizers_are_needed_and_must_share_tokens(target: LlamaForCausalLM) -
 
 
 def test_assistants_that_read_the_targets_cache_are_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    text = Gemma4TextConfig(num_hidden_layers=2, hidden_size_per_layer_input=0, vocab_size_per_layer_input=0)
-    Gemma4AssistantConfig(text_config=text).save_pretrained(tmp_path)
+    skip_without("gemma4_assistant", CONFIG_MAPPING)
+    text = CONFIG_MAPPING["gemma4_text"](
+        num_hidden_layers=2, hidden_size_per_layer_input=0, vocab_size_per_layer_input=0
+    )
+    CONFIG_MAPPING["gemma4_assistant"](text_config=text).save_pretrained(tmp_path)
     assert "got gemma4_assistant, all of whose layers read those in the target's cache" in refusal(
         target, str(tmp_path)
     )

@@ -10,8 +10,7 @@ from support import assistants, tiny
 from support.architectures import VOCABULARY, Case, model_of, named
 from support.recurrent_architectures import RECURRENT
 from support.runs import check_texts, fix_costs
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
-from transformers.cache_utils import DFlashCache
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, cache_utils
 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
@@ -27,7 +26,7 @@ def wanted_chances(model: PreTrainedModel, assistant: PreTrainedModel, text: lis
     states = decoder(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
     config = assistant.config
     block = torch.tensor([[text[-1], *[config.mask_token_id] * (config.block_size - 1)]])
-    cache = DFlashCache(config=config)
+    cache = cache_utils.DFlashCache(config=config)
     cache.set_previous_accepted_tokens(len(text) - 1 - begin)
     outputs = assistant(
         noise_embeds=model.get_input_embeddings()(block),

@@ -13,12 +13,11 @@ from support.architectures import GROUP, MIXED, MLA, MOE, VOCABULARY, Case, mode
 from support.recurrent_architectures import RECURRENT
 from support.runs import check_perfect, check_texts, fix_costs
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
-from transformers.cache_utils import MtpCache
-from transformers.modeling_layers import MtpModel
 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork, Work
+from token_recycling.differences import MtpCache, MtpModel
 from token_recycling.draft import Step
 from token_recycling.drafters.mtp import Mtp, reader
 from token_recycling.model.tree_model import TreeModel

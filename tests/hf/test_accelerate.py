@@ -21,6 +21,8 @@ from transformers import (
 
 import token_recycling as tr
 
+pytestmark = pytest.mark.core
+
 GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
 
 

@@ -14,6 +14,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 
+pytestmark = pytest.mark.core
+
 TREES = ["paper", 6, "chain:4"]
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 from support import tiny
 from support.architectures import VOCABULARY, Case, model_of, named
 from support.batches import EOS, batch
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    WatermarkingConfig,
+)
 
 import token_recycling as tr
+
+pytestmark = pytest.mark.core
 
 TREES = ["paper", 6, "chain:4"]
 ENDS = [5, 9, 14, 22, 33, 41, 60]
@@ -137,7 +146,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "repetition penalty": {"repetition_penalty": 1.3},
     "n-grams": {"no_repeat_ngram_size": 2},
     "minimum": {"min_new_tokens": 6},
-    "watermark": {"watermarking_config": {"greenlist_ratio": 0.5, "bias": 2.0, "context_width": 1}},
+    "watermark": {"watermarking_config": WatermarkingConfig(greenlist_ratio=0.5, bias=2.0, context_width=1)},
 }
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from transformers import ContinuousBatchingConfig, LlamaForCausalLM, StoppingCriteriaList
+from support.releases import needs, skip_before
+from transformers import LlamaForCausalLM, StoppingCriteriaList
 from transformers.generation.continuous_batching import ContinuousMixin
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 import token_recycling as tr
+
+pytestmark = pytest.mark.core
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 IDS = tiny.prompt(0, 6)
@@ -101,17 +104,24 @@ def test_many_threads_add_to_one_total(model: LlamaForCausalLM) -> None:
 # Ways past our loop
 
 
-SMALL = ContinuousBatchingConfig(max_batch_tokens=16, num_blocks=8)
+def small() -> dict[str, Any]:
+    """Arguments for continuous batching with little memory."""
+    skip_before(5, 4)
+    from transformers import ContinuousBatchingConfig
+
+    return {
+        "warmup": False,
+        "continuous_batching_config": ContinuousBatchingConfig(max_batch_tokens=16, num_blocks=8),
+    }
 
 
 def generate_batch(model: LlamaForCausalLM) -> Any:
-    said = model.generate_batch([[3, 4], [5]], max_new_tokens=3, warmup=False, continuous_batching_config=SMALL)
+    said = model.generate_batch([[3, 4], [5]], max_new_tokens=3, **small())
     return [one.generated_tokens for one in said.values()]
 
 
 def paged(model: LlamaForCausalLM) -> Any:
-    arguments = {"cache_implementation": "paged", "warmup": False, "continuous_batching_config": SMALL}
-    return model.generate(IDS, max_new_tokens=3, do_sample=False, **arguments).tolist()
+    return model.generate(IDS, max_new_tokens=3, do_sample=False, cache_implementation="paged", **small()).tolist()
 
 
 def manager(model: LlamaForCausalLM) -> Any:
@@ -131,7 +141,7 @@ def beams(model: LlamaForCausalLM) -> Any:
 
 
 def prompt_lookup(model: LlamaForCausalLM) -> Any:
-    return model.generate(IDS, prompt_lookup_num_tokens=3, **GREEDY).tolist()
+    return model.generate(IDS, prompt_lookup_num_tokens=3, eos_token_id=[63], **GREEDY).tolist()
 
 
 @pytest.mark.parametrize(
@@ -161,6 +171,7 @@ def test_a_way_past_our_loop_is_noted_and_said_once(
     assert sum(reason in record.getMessage() for record in caplog.records) == 1
 
 
+@needs(5, 23)
 def test_transformers_hands_calls_to_no_other_method() -> None:
     """A new way of transformers must be noted: the methods of its modes, and those that make a manager."""
     methods = {name for name in GENERATION_MODES_MAPPING.values() if "/" not in name}

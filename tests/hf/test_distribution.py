@@ -196,6 +196,7 @@ def test_texts_of_a_hybrid_follow_the_distribution(shape: str, rows: int, monkey
     assert sampler.stats.mat > 1.3
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("shape", "rows", "sampling"), THREE, ids=named)
 def test_texts_of_three_tokens_follow_the_distribution(shape: str, rows: int, sampling: dict[str, Any]) -> None:
     sampler = Sampler(shape, rows, sampling)

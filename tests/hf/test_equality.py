@@ -14,6 +14,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 import token_recycling as tr
 from token_recycling.model.tree_model import TreeModel
 
+pytestmark = pytest.mark.core
+
 TREES: list[Any] = ["paper", "static:8", "chain:4", "static:30", "0 1 2 3 00 01 10 000 0000", "2 1 0 02 00 20 001"]
 RULES = ["last", "first", "unordered"]
 PROMPTS, NEW = 40, 16

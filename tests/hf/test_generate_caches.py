@@ -11,10 +11,13 @@ from support import tiny
 from support.architectures import VOCABULARY, Case, model_of, named
 from support.batches import EOS, batch
 from support.drafters import learned
+from support.releases import skip_before
 from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache
 
 import token_recycling as tr
+
+pytestmark = pytest.mark.core
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
 STATIC = ["static", "sliding_window", "hybrid_chunked"]
@@ -30,6 +33,8 @@ FAMILIES = [
 
 
 def of_family(case: Case) -> PreTrainedModel:
+    if case.family == "deepseek_v3":  # whose keys and values differ in size
+        skip_before(5, 0)
     model = model_of(case)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 33]
     return model
@@ -186,8 +191,10 @@ def test_a_chat_on_one_cache() -> None:
             inputs = tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
             )
+            inputs.pop("token_type_ids", None)  # of transformers 4
             held = _common(inputs["input_ids"], text)
-            cache.crop(-max(0, cache.get_seq_length() - held))
+            if cache.get_seq_length() > held:
+                cache.crop(held - cache.get_seq_length())
             kept.append(held)
             text = model.generate(**inputs, past_key_values=cache, suppress_tokens=range(200, 300), **GREEDY)
             reply = tokenizer.decode(text[0, inputs["input_ids"].shape[1] :])

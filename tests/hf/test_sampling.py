@@ -15,6 +15,8 @@ from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 
+pytestmark = pytest.mark.core
+
 WARPERS = [
     {},
     {"temperature": 0.6},

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.architectures import Case, model_of
 from support.recurrent_architectures import RECURRENT
+from support.releases import needs
 from support.strategies import trees
-from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.cache_utils import Cache
 
+from token_recycling.differences import LinearAttentionLayer
 from token_recycling.draft import Draft
 from token_recycling.model.cache_layers import TokenCount
 from token_recycling.model.kv_cache import TreeCache, slots, stop_counting, unroll
@@ -22,6 +24,8 @@ from token_recycling.model.recurrence import Mixer, keep_states, mixers_of, node
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.templates import chain, root_only
 from token_recycling.tree import Tree
+
+pytestmark = needs(5, 14)
 
 FAMILIES = ["qwen3_5_text", "kimi_linear", "lfm2", "falcon_h1", "nemotron_h", "jamba", "mamba2", "inkling_text"]
 """One of each kind of state."""

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from support.releases import skip_without
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from token_recycling.differences import of_rotary
 
 VOCABULARY = 96
 WINDOW = 8
@@ -191,8 +194,11 @@ def model_of(case: Case, attention: str | None = None, seed: int = 0) -> PreTrai
     """The tiny random model of a case; `attention` sdpa or eager."""
     torch.manual_seed(seed)
     chosen = {} if attention is None else {"attn_implementation": attention}
-    known = CONFIG_MAPPING[case.family]
-    config = known(**{name: value for name, value in {**BASE, **case.config}.items() if value is not LEFT_OUT})
+    skip_without(case.family, CONFIG_MAPPING)
+    given = {name: value for name, value in {**BASE, **case.config}.items() if value is not LEFT_OUT}
+    if "rope_parameters" in given:
+        given |= of_rotary(given.pop("rope_parameters"))
+    config = CONFIG_MAPPING[case.family](**given)
     made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **chosen).eval()
     made.generation_config.eos_token_id = made.generation_config.bos_token_id = None
     made.generation_config.pad_token_id = 0

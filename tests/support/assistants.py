@@ -7,19 +7,17 @@ import json
 from typing import Any
 
 import torch
+from support.releases import skip_before, skip_without
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    LlamaForCausalLM,
-    MuseGlimmerAssistantConfig,
-    MuseGlimmerAssistantModel,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
-from transformers.modeling_layers import MtpModel
+from transformers import AutoModel, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from token_recycling.differences import MtpModel
 
 
-def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> MuseGlimmerAssistantModel:
+def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> PreTrainedModel:
     """A random DFlash assistant of two layers for a target, one of them with a window, with blocks of 5."""
+    skip_without("muse_glimmer_assistant", CONFIG_MAPPING)
     text = model.config.get_text_config(decoder=True)
     sizes = {
         "hidden_size": text.hidden_size,
@@ -37,10 +35,10 @@ def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> MuseGlimmerA
         "initializer_range": 0.3,
     }
     torch.manual_seed(seed)
-    return MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**{**sizes, **config})).eval()
+    return AutoModel.from_config(CONFIG_MAPPING["muse_glimmer_assistant"](**{**sizes, **config})).eval()
 
 
-def foreseeing_dflash(model: LlamaForCausalLM) -> MuseGlimmerAssistantModel:
+def foreseeing_dflash(model: LlamaForCausalLM) -> PreTrainedModel:
     """One that has learned how the counting llama goes on."""
     assistant, vocabulary, places = dflash(model), model.config.vocab_size, 14
     optimizer, draws = torch.optim.Adam(assistant.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
@@ -65,6 +63,7 @@ def foreseeing_dflash(model: LlamaForCausalLM) -> MuseGlimmerAssistantModel:
 
 def mtp(model: PreTrainedModel, layers: int = 2, seed: int = 1) -> MtpModel:
     """Random MTP layers for a target, whether or not its family has any."""
+    skip_before(5, 15)
     declared = vars(model.config).copy()
     model.config.num_mtp_layers = layers
     made = MtpModel(model, layers).eval()

@@ -13,8 +13,9 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
+from ..differences import OwnLayer
 from ..model.kv_cache import unroll
 
 _SHORTEST_BAND = 256
@@ -30,7 +31,7 @@ def band_of(slots: int) -> int:
     return band
 
 
-class FixedLayer(CacheLayerMixin):
+class FixedLayer(OwnLayer):
     """One layer's keys and values, (1, heads, capacity, size) each."""
 
     is_compileable = True

@@ -12,8 +12,9 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicIndexedLayer
+from transformers.cache_utils import Cache
 
+from ..differences import DynamicIndexedLayer
 from ..draft import Draft
 from ..drafter import Drafter
 from ..model.kv_cache import TreeCache

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from transformers import AutoModel, GenerationConfig, PreTrainedModel
-from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
 from ..candidates.topk import top_candidates
+from ..differences import DFlashTokenCandidateGenerator, needed
 from ..draft import Context, Draft
 from ..drafter import DrafterTraits, check_at_least
 from ..model.inspection import output_layer
@@ -54,6 +54,7 @@ class DFlash(StatesDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        needed(DFlashTokenCandidateGenerator, "the drafter dflash")
         check_at_least(1, self, "k")
         self.config = _config_of(self.model)
         """The assistant's."""

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..cuda_graphs import Fast, checked, runner_of
+from ..differences import with_cache
 from ..drafter import Drafter
 from ..model.self_test import ready
 from ..registry import make_drafter
@@ -112,7 +113,8 @@ def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto"
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        prepared = with_cache(model, model_kwargs)
+        call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, prepared)
         return run_call(call.ready(model), call, made, Stats(), fast)
 
     return recycle

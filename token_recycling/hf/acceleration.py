@@ -25,6 +25,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from ..cuda_graphs import Fast
+from ..differences import with_cache
 from ..drafter import Drafter
 from ..locks import Lock
 from ..model.support import UnsupportedModelError
@@ -161,7 +162,8 @@ class _Accelerated(PreTrainedModel):
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
-        given = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer)
+        prepared = with_cache(self, model_kwargs)
+        given = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, prepared, streamer)
         with _call_of(self) as call:
             own = call.acceleration
             try:

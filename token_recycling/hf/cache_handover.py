@@ -13,8 +13,9 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache
-from transformers.cache_utils import Cache, DummyLayer, StaticIndexedLayer, StaticLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
+from ..differences import DummyLayer, StaticIndexedLayer, write_behind
 from ..model.architectures import Border
 from ..model.kv_cache import TreeCache, stop_counting, unroll, unsupported_cache
 from ..model.prefill import extend
@@ -122,7 +123,7 @@ def _write(cache: DynamicCache, static: Cache) -> None:
         if layer.keys is None:
             continue
         keys, values = (states[:, :, held:].to(layer.device) for states in (layer.keys, layer.values))
-        static.update(keys, values, index)
+        write_behind(static, held, index, keys, values)
         indexer_keys = getattr(layer, "indexer_keys", None)
         if indexer_keys is not None:
             static.update_indexer(indexer_keys[:, held:], index)

@@ -22,6 +22,7 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from ..differences import is_callers
 from ..model.inspection import prepares_inputs_elsewhere
 from ..model.kv_cache import slots
 from ..model.self_test import ready
@@ -177,7 +178,7 @@ class GenerateCall:
     @property
     def cache_is_seen(self) -> bool:
         """Whether the caller has the cache, or will get it."""
-        return bool(self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
+        return bool(self.config.return_dict_in_generate or is_callers(self.cache))
 
     @property
     def pads(self) -> bool:

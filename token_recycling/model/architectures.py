@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PretrainedConfig
 
+from ..differences import rotary
+
 _FAMILIES = """
 afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation big_bird biogpt bitnet bloom camembert codegen cohere
 cohere2 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 deepseek_v32 diffllama doge
@@ -25,14 +27,16 @@ opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe re
 roc_bert roformer seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm xlm-roberta xlm-roberta-xl xmod youtu
 """
 
-_WITH_STATES = """
+_STATEFUL = """
 bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling2_text inkling_text jamba kimi_linear lfm2 lfm2_moe
 lfm3 mamba mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2 zaya
 """
 _READ_ANEW = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
 """Families whose layers, given several tokens at once, begin as if nothing had been read."""
 
-TESTED = frozenset((_FAMILIES + _WITH_STATES).split())
+WITH_STATES = frozenset(_STATEFUL.split())
+"""Families that may have layers with a state over the text."""
+TESTED = frozenset(_FAMILIES.split()) | WITH_STATES
 """Families for which trees were compared with linear decoding: docs/architectures.md."""
 
 
@@ -136,7 +140,7 @@ EXCEPTIONS: dict[str, Exceptional] = {
     "gpt_neo": Exceptional(
         border=lambda config: Border(config.window_size, "local attention counts cache slots, not positions")
     ),
-    **{family: Exceptional(reads_on=True) for family in _WITH_STATES.split() if family not in _READ_ANEW},
+    **{family: Exceptional(reads_on=True) for family in WITH_STATES if family not in _READ_ANEW},
     **dict.fromkeys(("inkling_text", "inkling2_text"), Exceptional(slots=True, reads_on=True)),
 }
 """Families that masks and positions alone do not make exact."""
@@ -152,7 +156,7 @@ def index_border(config: PretrainedConfig) -> Border:
 
 def rotary_border(config: PretrainedConfig) -> Border | None:
     """Where rotary frequencies change with the length of the text, for the scalings that do so."""
-    given = getattr(config, "rope_parameters", None) or {}
+    given = rotary(config)
     borders = []
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:
         kind = parameters.get("rope_type")

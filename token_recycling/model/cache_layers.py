@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import CacheLayerMixin, DynamicIndexedLayer, DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import DynamicLayer
 
+from ..differences import DynamicIndexedLayer, LinearAttentionLayer, OwnLayer, left_by_crop
 from .remembered import lasting
 
 _GRAIN = 128
@@ -112,9 +113,7 @@ class TreeLayer(DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last `-tokens_to_remove` slots, as in transformers."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"expected a number of slots to forget of 0 or less, got {tokens_to_remove}")
-        self.length = max(0, self.length + tokens_to_remove)
+        self.length = left_by_crop(tokens_to_remove, self.length)
 
     def reset(self) -> None:
         self.length = 0
@@ -202,7 +201,7 @@ def take_states(layer: LinearAttentionLayer, states: LinearAttentionLayer) -> No
         setattr(layer, name, getattr(states, name))
 
 
-class TokenCount(CacheLayerMixin):
+class TokenCount(OwnLayer):
     """Beside layers that keep nothing but states: how many tokens they have read."""
 
     parts: tuple[()] = ()

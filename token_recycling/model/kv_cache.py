@@ -12,19 +12,15 @@ from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from ..differences import (
     DummyLayer,
-    DynamicCache,
     DynamicIndexedLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
-
 from .cache_layers import (
     BlockTreeLayer,
     IndexedTreeLayer,

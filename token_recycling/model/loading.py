@@ -134,7 +134,7 @@ def check_source(name: str) -> None:
 def _device(name: str | None) -> torch.device:
     import torch
 
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     here = [torch.device("cpu"), *([accelerator] if accelerator else [])]
     if name is None:
         return here[-1]

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from .architectures import KeyBias
+from ..differences import LinearAttentionCacheLayerMixin, LinearAttentionLayer, lacking
+from .architectures import WITH_STATES, KeyBias
 from .cache_layers import attends_to_blocks
 from .inspection import accepts, is_compiled, parts_of
 from .kv_cache import can_be_taken
@@ -21,6 +22,10 @@ MASKED_ATTENTION = ("sdpa", "eager")
 def refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], key_bias: KeyBias | None) -> str | None:
     """Why trees cannot be exact, or None; `kept` are the layers of the cache that the model would use."""
     name = type(model).__name__
+    if config.model_type in WITH_STATES:
+        reason = lacking(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
+        if reason is not None:
+            return reason
     others = sorted({type(layer).__name__ for layer in kept if not can_be_taken(layer)})
     if others:
         return f"expected layers that keep one slot a token or a state, got {name} with {', '.join(others)}"

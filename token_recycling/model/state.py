@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ..differences import precision_options
 from .remembered import place
 
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
@@ -137,12 +138,9 @@ def _options() -> list[Any]:
         torch.get_default_dtype(),
         torch.get_default_device(),
         torch.get_deterministic_debug_mode(),
-        torch.backends.fp32_precision,  # type: ignore[attr-defined]
-        torch.backends.mkldnn.matmul.fp32_precision,  # type: ignore[attr-defined]
-        matmul.fp32_precision,
+        *precision_options(),
         matmul.allow_fp16_reduced_precision_reduction,
         matmul.allow_bf16_reduced_precision_reduction,
-        matmul.allow_fp16_accumulation,
         cuda.preferred_blas_library(),
         cuda.flash_sdp_enabled(),
         cuda.mem_efficient_sdp_enabled(),

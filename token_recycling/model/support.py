@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DynamicIndexedLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers.cache_utils import CacheLayerMixin
 
+from ..differences import DynamicIndexedLayer, LinearAttentionCacheLayerMixin, is_as_compared
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
 from .inspection import accepts, held_by, parts_of
 from .quantised import quantisation
@@ -206,7 +203,7 @@ def _found(model: PreTrainedModel) -> Support:
         family,
         how=", ".join(filter(None, [how, "states by node" * recurrent, "paths alone" * (not branches)])),
         # A text decoder inside another model is called through that model, which is another matter.
-        tested=family in TESTED and model.config is config,
+        tested=family in TESTED and is_as_compared(family) and model.config is config,
         quantised=quantised,
         attention=attention,
         named_attention=bool(model._supports_attention_backend) and not indexed,

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.activations import ACT2FN
 
+from ...differences import of_rotary, rotary
 from ...files import replacing
 from ...training.saved import TrainedPartError, describe_part, described_part
 from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
@@ -187,7 +188,7 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
     absent = {name: config[name] for name in _LAYER - set(sizes) if config.get(name) is not None}
     for name in ("model_type", "rope_theta", "rope_scaling", "rope_parameters"):
         absent.pop(name, None)
-    layers = {"num_hidden_layers": 1, "num_key_value_heads": sizes["num_attention_heads"], "rope_parameters": rope}
+    layers = {"num_hidden_layers": 1, "num_key_value_heads": sizes["num_attention_heads"], **of_rotary(rope)}
     if "head_dim" not in absent and family == "qwen3":  # whose own default is 128, whatever the sizes are
         raise ValueError("expected head_dim in the configuration of qwen3 layers, got none")
     if absent.get("hidden_act", "silu") not in ACT2FN:
@@ -259,7 +260,7 @@ def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrained
     assert shape == told, "a head of another shape than those that are made here"
     rope = ("rope_parameters", "rope_scaling", "rope_theta")
     config: dict[str, Any] = {name: getattr(layer, name) for name in sorted(_LAYER.difference(rope))}
-    config["rope_theta"] = layer.rope_parameters["rope_theta"]
+    config["rope_theta"] = rotary(layer)["rope_theta"]
     if shape.version == 1:
         config |= {"architectures": ["LlamaForCausalLMEagle"], "bias": shape.fc_bias}
     else:

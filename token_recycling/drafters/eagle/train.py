@@ -25,8 +25,9 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad, smooth_l1_loss
-from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
 
+from ...differences import of_rotary
 from ...model.inspection import layer_states, output_layer, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
 from ...training.continuations import Continuations
@@ -72,7 +73,7 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
         num_attention_heads=heads,
         num_key_value_heads=math.gcd(heads, _size(target.config, "num_key_value_heads", heads)),
         max_position_embeddings=target.max_length or 2048,
-        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        **of_rotary({"rope_type": "default", "rope_theta": THETA}),
         attn_implementation="sdpa",
     )
     torch.manual_seed(training.seed)
@@ -87,7 +88,7 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
     return head.to(model.device)
 
 
-def _size(config: PreTrainedConfig, name: str, otherwise: int) -> int:
+def _size(config: PretrainedConfig, name: str, otherwise: int) -> int:
     """What a configuration says of all layers, if it does."""
     try:
         said = getattr(config, name)

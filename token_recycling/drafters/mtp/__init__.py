@@ -19,10 +19,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from transformers.modeling_layers import MtpModel
 
 from ...candidates.topk import top_candidates
 from ...costs.budget import Budget
+from ...differences import MtpModel, needed
 from ...draft import Context, Draft
 from ...drafter import DrafterTraits, check_at_least
 from ...model.loading import first_line
@@ -53,6 +53,7 @@ class Mtp(StatesDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        needed(MtpModel, "the drafter mtp")
         check_at_least(1, self, "k", "depth")
         if self.tree != "auto" and (isinstance(self.tree, str) or self.tree < 1):
             raise ValueError(f"expected auto or 1 node or more, got tree={self.tree!r}")

@@ -10,9 +10,8 @@ token that is drafted beyond.
 from __future__ import annotations
 
 import torch
-from transformers.cache_utils import MtpCache
-from transformers.modeling_layers import MtpModel
 
+from ...differences import MtpCache, MtpModel
 from ..eagle.states import UnreadStates
 
 _PIECE = 512

@@ -1,0 +1,33 @@
+"""Tests of what not every supported release of transformers has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+from token_recycling.versions import release
+
+HERE = release(transformers.__version__)
+
+
+def needs(*first: int) -> pytest.MarkDecorator:
+    """A mark: skips a test before a release."""
+    return pytest.mark.skipif(first > HERE, reason=_reason(first))
+
+
+def skip_before(*first: int) -> None:
+    """Skips the test that goes on, or the module that is imported, before a release."""
+    if first > HERE:
+        pytest.skip(_reason(first), allow_module_level=True)
+
+
+def _reason(first: tuple[int, ...]) -> str:
+    return f"needs transformers {'.'.join(map(str, first))}"
+
+
+def skip_without(family: str, known: Any) -> None:
+    """Skips the test that goes on where a family is not among those that are `known`."""
+    if family not in known:
+        pytest.skip(f"needs a transformers that has {family}")

@@ -1,0 +1,55 @@
+"""The releases of torch and transformers that this library runs on, and what is said outside of them.
+
+`docs/versions.md` shows with which of them the tests passed; `make test-versions` makes it. What a release within the
+range lacks is in `differences`. Nothing heavy is imported here: the installed releases are read from what pip wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib import metadata
+
+SUPPORTED = {"transformers": ((4, 57), (5, 23)), "torch": ((2, 6), (2, 15))}
+"""The lowest and the newest release of each that the tests passed with, as far as its second number."""
+
+logger = logging.getLogger("token_recycling")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version: of 2.13.0+cpu these are 2, 13 and 0."""
+    from packaging.version import Version
+
+    return Version(version).release
+
+
+def installed(name: str) -> str | None:
+    """The version of a package; None where there is none, or none that says so."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def outside(found: Mapping[str, str | None], too_old: bool = False) -> str | None:
+    """What is wrong with the versions `found` of the supported packages, in one line, or None; `too_old` looks no
+    further than the lowest ones.
+    """
+    wrong, remedies = [], []
+    for name, (lowest, newest) in SUPPORTED.items():
+        version = found.get(name)
+        if version is None:
+            continue
+        old = release(version)[:2] < lowest
+        if old or (release(version)[:2] > newest and not too_old):
+            first, last = (".".join(map(str, one)) for one in (lowest, newest))
+            wrong.append(f"{name} {first} to {last}, got {version}")
+            remedies.append(f"pip install '{name}>={first},<={last}.99'")
+    return f"expected {' and '.join(wrong)}; {' and '.join(remedies)}, or try what happens" if wrong else None
+
+
+def warn_outside() -> None:
+    """One line on the logger `token_recycling` where an installed release is outside of what was tested."""
+    reason = outside({name: installed(name) for name in SUPPORTED})
+    if reason is not None:
+        logger.warning("token_recycling: %s", reason)
