@@ -3,7 +3,7 @@
 How many tokens a pass should verify follows from how long passes take: between two calls, so that scheduling, sampling
 and this package's own work count too, by the number of tokens (`costs.online`).
 
-Cost per step: a few microseconds a request in Python, and what `forest` says.
+Cost per step: some twenty microseconds, a few a request, and what `forest` says of tokens.
 """
 
 from __future__ import annotations

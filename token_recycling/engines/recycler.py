@@ -5,7 +5,7 @@ here imports transformers or an engine. What is learned follows from tokens and 
 numbers, so that the ranks of a tensor-parallel engine learn the same.
 
 Cost per step: what the target says is compared with the matrix at all positions, and a top-k taken where it is new.
-Drafts besides: `RequestState` one by one, some microseconds a node and 50 to 100 a request; `batches` all at once.
+Drafts are grown for one request after the other here, some microseconds a node; `batches` grows all at once.
 """
 
 from __future__ import annotations

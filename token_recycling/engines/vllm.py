@@ -1,7 +1,8 @@
 """Token Recycling in vLLM, as a proposer of its own: chains, verified by vLLM's rejection sampler.
 
-    vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
-        "model": "token_recycling.engines.vllm.TokenRecycling"}'
+    python -m vllm.entrypoints.openai.api_server --model MODEL --speculative-config \
+        '{"method": "custom_class", "num_speculative_tokens": 24,
+          "model": "token_recycling.engines.vllm.TokenRecycling"}'
 
 vLLM makes one object in every worker (`method="custom_class"`) and calls it for drafts after every step. It shows a
 proposer the texts, not the logits; those of every drafted position, the rejected ones too, pass through the model
@@ -9,7 +10,7 @@ runner's `_sample(logits, spec_decode_metadata)`, which is wrapped here, once a 
 checked when the class is loaded. vLLM verifies no trees, so that the draft of a request is the likeliest chain, and of
 all chains in a step as many tokens are sent as pay (Luo et al., 2408.08696, with the means of the drafter `recycling`).
 
-Cost per step: a top-k over the logits, some ten microseconds a request.
+Cost per step: what `recycler` and `batches` say.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ class TokenRecycling:
             raise ValueError(
                 f"expected pipeline_parallel_size=1, got {parallel.pipeline_parallel_size}: "
                 "the draft would not reach the first stage; use tensor parallelism"
+            )
+        if model.is_hybrid or model.is_attention_free:
+            raise ValueError(
+                "expected a model with a KV cache alone, got one with recurrent layers, from whose state vLLM's runner "
+                "for proposers of one's own does not take rejected tokens back; serve it without speculation"
             )
         options = Options.parse((vllm_config.additional_config or {}).get(_OURS, {}))
         first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
