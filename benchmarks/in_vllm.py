@@ -225,7 +225,7 @@ def report(rows: list[dict[str, Any]], max_new_tokens: int) -> str:
         [
             "# In vLLM",
             "",
-            f"Made by `make bench-vllm`, {rounds} rounds: the shipped model in float32 on a CPU, one thread, greedy, "
+            f"Made by `make bench-vllm`, rounds: {rounds}. The shipped model in float32 on a CPU, one thread, greedy, "
             f"{max_new_tokens} tokens a request; 1, 8 and 32 requests at once. Texts of all rows are "
             f"{'identical' if same else 'NOT identical'}.",
             "",

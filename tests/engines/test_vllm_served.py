@@ -69,7 +69,7 @@ def documented(model: Path) -> list[str]:
     """The command that the documentation has for a server."""
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     blocks = [block for block in page.split("\n\n") if "vllm.entrypoints.openai.api_server" in block]
-    (command,) = (shlex.split(block) for block in blocks if block.startswith("    python -m"))
+    (command,) = (shlex.split(block.replace("\\\n", " ")) for block in blocks if block.startswith("    python -m"))
     return [{"python": sys.executable, "MODEL": str(model)}.get(word, word) for word in command]
 
 
