@@ -125,8 +125,9 @@ test-sglang: .venv-vllm/.ready ## the contract with SGLang's own classes, its ke
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	.venv-vllm/bin/python -m pytest tests/engines/test_sglang_contract.py
 
-bench-vllm: .venv-vllm/.ready ## MAT in vLLM, next to its own drafter and none
-	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python benchmarks/in_vllm.py
+bench-vllm: .venv-vllm/.ready ## tokens a step and speed in vLLM, next to its own drafters and none, into docs/results/vllm.md (C++ compiler)
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps arctic-inference==0.3.0
+	.venv-vllm/bin/python benchmarks/in_vllm.py --minutes $(MINUTES)
 
 bench-sglang: .venv-vllm/.ready ## MAT of trees in SGLang with and without earlier outputs, its kernels stood in for
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23

@@ -1,8 +1,12 @@
 """Token Recycling in vLLM next to vLLM's own drafters and none, on the shipped model: `make bench-vllm`.
 
-Every method decodes the same prompts greedily, one request at a time and all at once. Each runs in a process of its
-own, since vLLM holds one engine; absolute times mean little on a CPU, where this build is not tuned. MAT is tokens a
-step of a request: generated / (generated - accepted drafts). Prints one JSON line a method.
+The work: the shipped prompts, the same prompts again, and sixteen edits of one file, greedily, one request at a time, 8
+and 32 at once. Each method has an engine of its own in a process of its own, and all take turns batch by batch, so that
+what else the machine does falls on all alike. Measured are tokens a step, counted step by step as the engine gives
+them, and tokens a second of processor time, one thread, the engine's whole process.
+
+A part is one round of one number of requests at once, with new engines. Its rows are appended to `--rows` as soon as it
+is over, and parts that stand there are not run again. The report is written from all rows.
 """
 
 from __future__ import annotations
@@ -11,84 +15,235 @@ import argparse
 import hashlib
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4}
-OURS = {"method": "custom_class", "model": "token_recycling.engines.vllm.TokenRecycling"}
+NONE = "none"
+SUFFIX, OURS = "vLLM's suffix", "Token Recycling"
+
+
+def ngram(tokens: int) -> dict[str, Any]:
+    """vLLM's own prompt lookup."""
+    return {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4, "num_speculative_tokens": tokens}
+
+
+METHODS: dict[str, dict[str, Any] | None] = {
+    NONE: None,
+    "vLLM's ngram, 5 tokens": ngram(5),
+    "vLLM's ngram, 10 tokens": ngram(10),
+    SUFFIX: {"method": "suffix", "num_speculative_tokens": 24},
+    OURS: {
+        "method": "custom_class",
+        "model": "token_recycling.engines.vllm.TokenRecycling",
+        "num_speculative_tokens": 24,
+    },
+}
+AT_ONCE = (1, 8, 32)
+WORKS = ("prompts", "again", "edits")
 SURROUNDINGS = {
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",  # with more vLLM's ngram waits for threads on a small machine, 30 times as long
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "NUMBA_NUM_THREADS": "1",  # with more vLLM's ngram waits for threads on a small machine, 30 times as long
+    "VLLM_NO_USAGE_STATS": "1",
 }
-METHODS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
-    "no speculation": (None, {}),
-    "vLLM's ngram": (NGRAM, {}),
-    "Token Recycling": (OURS, {}),
-    "Token Recycling, whole chains": (OURS, {"token_cost": 0}),
-}
+_ANSWER = "answer: "
+"""What a line with a result begins with; engines print other lines too."""
 
 
 def main() -> None:
-    """Runs all methods, or in a process of its own the one that is named."""
+    """Runs the parts that are missing and writes the report; or serves as the engine of one method."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--method", choices=METHODS)
-    parser.add_argument("--tokens", type=int, default=8, help="drafted tokens at most")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--limit", type=int, help="number of prompts")
+    parser.add_argument("--engine", choices=METHODS, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no part after so many")
+    parser.add_argument("--limit", type=int, help="number of prompts and edits")
+    parser.add_argument("--max-new-tokens", type=int, default=120)
+    parser.add_argument("--rows", type=Path, default=ROOT / "build" / "vllm.jsonl", help="results so far")
+    parser.add_argument("--report", type=Path, default=ROOT / "docs" / "results" / "vllm.md")
     arguments = parser.parse_args()
-    if arguments.method:
-        print(json.dumps(measure(arguments.method, arguments.tokens, arguments.max_new_tokens, arguments.limit)))
+    if arguments.engine:
+        serve(arguments.engine, arguments.max_new_tokens)
         return
-    sizes = ["--tokens", str(arguments.tokens), "--max-new-tokens", str(arguments.max_new_tokens)]
-    sizes += ["--limit", str(arguments.limit)] if arguments.limit else []
+    began, rows = time.monotonic(), read(arguments.rows)
+    done = {(row["round"], row["at_once"]) for row in rows}
+    for part in [(turn, at_once) for turn in range(arguments.rounds) for at_once in AT_ONCE]:
+        if part in done:
+            continue
+        if time.monotonic() - began > 60 * arguments.minutes:
+            print("there is more to do: run it again")
+            return
+        made = measure(*part, works(arguments.limit), arguments.max_new_tokens)
+        arguments.rows.parent.mkdir(parents=True, exist_ok=True)
+        with arguments.rows.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in made)
+        rows += made
+        print(f"round {part[0] + 1}, {part[1]} at once: done", flush=True)
+    arguments.report.write_text(report(rows, arguments.max_new_tokens))
+    print(arguments.report.read_text())
+
+
+def works(limit: int | None) -> dict[str, list[str]]:
+    """Texts to continue, by the name of the work."""
+    prompts = [path.read_text() for path in sorted((ROOT / "models" / "prompts").glob("*.py"))][:limit]
+    file = (ROOT / "models" / "train.py").read_text()[:1200]
+    names = list(dict.fromkeys(re.findall(r"\b[a-z_]{5,}\b", file)))[:16]
+    edits = [re.sub(rf"\b{name}\b", f"{name}_new", file) for name in names][:limit]
+    return dict(zip(WORKS, (prompts, prompts, edits), strict=True))
+
+
+def measure(turn: int, at_once: int, texts: dict[str, list[str]], max_new_tokens: int) -> list[dict[str, Any]]:
+    """One part: a row for each method and work."""
+    command = [sys.executable, __file__, "--max-new-tokens", str(max_new_tokens), "--engine"]
     environment = {**os.environ, **SURROUNDINGS}
+    engines = {}
     for method in METHODS:
-        command = [sys.executable, __file__, "--method", method, *sizes]
-        ran = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if ran.returncode:
-            sys.exit(ran.stderr[-2000:])
-        print(ran.stdout.splitlines()[-1], flush=True)
+        engines[method] = subprocess.Popen(
+            [*command, method], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        ask(engines[method], texts["prompts"][:1])  # loads, and compiles what it needs
+    rows = []
+    for work, asked in texts.items():
+        sums = {method: {"tokens": 0, "steps": 0, "seconds": 0.0, "texts": ""} for method in METHODS}
+        for number, first in enumerate(range(0, len(asked), at_once)):
+            order = list(METHODS)[number % len(METHODS) :] + list(METHODS)[: number % len(METHODS)]
+            for method in order:
+                answer = ask(engines[method], asked[first : first + at_once])
+                for name, value in answer.items():
+                    sums[method][name] += value
+        for method, found in sums.items():
+            found["texts"] = hashlib.sha256(found["texts"].encode()).hexdigest()[:8]
+            rows.append({"round": turn, "at_once": at_once, "work": work, "method": method, **found})
+    for engine in engines.values():
+        engine.stdin.close()
+        engine.wait()
+    return rows
 
 
-def measure(method: str, tokens: int, max_new_tokens: int, limit: int | None) -> dict[str, Any]:
-    """MAT and tokens a second, one request at a time, cold, and then all at once."""
+def ask(engine: subprocess.Popen[str], texts: list[str]) -> dict[str, Any]:
+    """What an engine counted while it continued these texts, all at once."""
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    print(json.dumps(texts), file=engine.stdin, flush=True)
+    for line in engine.stdout:
+        if line.startswith(_ANSWER):
+            return json.loads(line.removeprefix(_ANSWER))
+    raise RuntimeError(f"expected an answer of the engine, got its end, with {engine.wait()}; see above")
+
+
+def serve(method: str, max_new_tokens: int) -> None:
+    """Answers every line of texts on standard input."""
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
-    speculation, options = METHODS[method]
     llm = LLM(
         model=str(ROOT / "models" / "target"),
         dtype="float32",
         enforce_eager=True,
         enable_prefix_caching=False,
-        disable_log_stats=False,
-        speculative_config=speculation and {**speculation, "num_speculative_tokens": tokens},
-        additional_config={"token_recycling": options} if speculation is OURS else {},
+        speculative_config=METHODS[method],
     )
-    prompts = [path.read_text() for path in sorted((ROOT / "models" / "prompts").glob("*.py"))][:limit]
-    parameters = SamplingParams(temperature=0, max_tokens=max_new_tokens, ignore_eos=True)
-    found: dict[str, Any] = {"method": method}
-    for name, batches in (("one", [[prompt] for prompt in prompts]), ("all", [prompts])):
-        before, began, said = _accepted(llm), time.perf_counter(), []
-        for batch in batches:
-            said += [answer.outputs[0].token_ids for answer in llm.generate(batch, parameters, use_tqdm=False)]
-        seconds, generated = time.perf_counter() - began, sum(map(len, said))
-        found[name] = {
-            "mat": round(generated / (generated - (_accepted(llm) - before)), 2),
-            "tokens_per_second": round(generated / seconds, 1),
-            "text": hashlib.sha256(repr(said).encode()).hexdigest()[:8],
+    parameters = SamplingParams(
+        temperature=0, max_tokens=max_new_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    numbers = iter(range(10**9))
+    for line in sys.stdin:
+        said: dict[str, list[int]] = {}
+        began, steps = time.process_time(), 0
+        for text in json.loads(line):
+            name = str(next(numbers))
+            said[name] = []
+            llm.llm_engine.add_request(name, text, parameters)
+        for request, tokens in stepped(llm.llm_engine):
+            said[request] += tokens
+            steps += 1
+        found = {
+            "tokens": sum(map(len, said.values())),
+            "steps": steps,
+            "seconds": time.process_time() - began,
+            "texts": repr(list(said.values())),
         }
-    return found
+        print(f"{_ANSWER}{json.dumps(found)}", flush=True)
 
 
-def _accepted(llm: Any) -> int:
-    """Drafted tokens that vLLM has accepted so far."""
-    name = "vllm:spec_decode_num_accepted_tokens"
-    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+def stepped(engine: Any) -> Iterator[tuple[str, list[int]]]:
+    """The tokens that each step gave each request, until all are answered."""
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.outputs[0].token_ids:
+                yield output.request_id, list(output.outputs[0].token_ids)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of parts that were run before."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def report(rows: list[dict[str, Any]], max_new_tokens: int) -> str:
+    """The tables, from all rounds."""
+
+    def of(method: str, work: str, at_once: int) -> list[dict[str, Any]]:
+        return [r for r in rows if (r["method"], r["work"], r["at_once"]) == (method, work, at_once)]
+
+    def mat(method: str, work: str, at_once: int) -> float:
+        found = of(method, work, at_once)
+        return sum(row["tokens"] for row in found) / sum(row["steps"] for row in found)
+
+    def speed(method: str, against: str, work: str, at_once: int) -> float:
+        """The median over rounds."""
+        pairs = zip(of(against, work, at_once), of(method, work, at_once), strict=True)
+        return statistics.median(other["seconds"] / own["seconds"] for other, own in pairs)
+
+    def line(title: str, cell: Any) -> str:
+        cells = [cell(work, at_once) for work in WORKS for at_once in AT_ONCE]
+        return "| " + " | ".join([title, *(each if isinstance(each, str) else f"{each:.2f}" for each in cells)]) + " |"
+
+    def table(titles: Any, cell: Any) -> list[str]:
+        head = [line("", lambda work, at_once: f"{work}, {at_once}"), line("---", lambda *_: "---")]
+        return [*head, *(line(title, lambda *place, title=title: cell(title, *place)) for title in titles)]
+
+    against = {
+        "tokens a step": lambda work, at_once: mat(OURS, work, at_once) / mat(SUFFIX, work, at_once),
+        "tokens a second": lambda work, at_once: speed(OURS, SUFFIX, work, at_once),
+    }
+    same = all(
+        len({row["texts"] for method in METHODS for row in of(method, work, at)}) == 1
+        for work in WORKS
+        for at in AT_ONCE
+    )
+    rounds = len({row["round"] for row in rows})
+    return "\n".join(
+        [
+            "# In vLLM",
+            "",
+            f"Made by `make bench-vllm`, rounds: {rounds}. The shipped model in float32 on a CPU, one thread, greedy, "
+            f"{max_new_tokens} tokens a request; 1, 8 and 32 requests at once. Texts of all rows are "
+            f"{'identical' if same else 'NOT identical'}.",
+            "",
+            "Tokens a step:",
+            "",
+            *table(METHODS, mat),
+            "",
+            "Tokens a second against none, by processor time of the whole engine with its prompts, the median of the "
+            "rounds:",
+            "",
+            *table(METHODS, lambda method, work, at_once: speed(method, NONE, work, at_once)),
+            "",
+            f"{OURS} against {SUFFIX}:",
+            "",
+            *table(against, lambda title, work, at_once: against[title](work, at_once)),
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -219,8 +219,21 @@ def test_rows_stay_in_order_and_within_one(
 
 def test_ngrams_of_places_in_rows() -> None:
     tokens = np.array([[10, 11, 12, 13], [20, 21, 22, 23]], np.int32)
-    found = ngrams_at(tokens, np.array([0, 1, 1]), np.array([0, 1, 3]), 3)
-    assert found.tolist() == [[10, -1, -1], [21, 20, -1], [23, 22, 21]]
+    found = ngrams_at(tokens, np.array([1, 3]), np.array([2, 1]), 3)
+    assert found.tolist() == [[10, -1, -1], [11, 10, -1], [23, 22, 21]]
+
+
+def test_what_is_surprising_is_what_no_row_or_another_says_first() -> None:
+    matrix = NgramMatrix(100, k=2, orders=2, memory=0.01)
+    ngrams = np.array([[7, 3], [8, 3], [9, 3], [6, ABSENT]])
+    logits = np.zeros((4, 100), np.float32)
+    logits[:, 70] = 1
+    logits[1, 99] = 2
+    assert matrix.surprised_by(ngrams, logits).tolist() == [0, 1, 2, 3], "nothing is known"
+    matrix.learn(ngrams[:2], np.array([[70, 1], [70, 1]]), np.array([[0.9, 0.1], [0.9, 0.1]]))
+    assert matrix.surprised_by(ngrams, logits).tolist() == [1, 2, 3]
+    logits[0, 99] = 1
+    assert matrix.surprised_by(ngrams[:1], logits[:1]).tolist() == [], "of equal ones either may be first"
 
 
 def test_ngrams_of_a_text_are_its_last_tokens() -> None:

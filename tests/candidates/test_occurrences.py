@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from token_recycling.candidates import occurrences as module
 from token_recycling.candidates.ngrams import last_ngram
-from token_recycling.candidates.occurrences import BREAK, FOUND, LONGEST, Occurrences, Recorder, occurrences
+from token_recycling.candidates.occurrences import BREAK, FOUND, LONGEST, Occurrences, Recorder, masked, occurrences
 from token_recycling.compiled import compiled
 
 WALKED, LONG = 16, 3
@@ -234,3 +234,12 @@ def test_only_the_end_of_a_text_is_looked_for() -> None:
     assert not past.holds([7, *range(LONGEST)]), "follows another token"
     assert not past.holds(list(range(LONGEST - 1))), "too short to tell"
     assert not past.holds([*range(39), 50])
+
+
+def test_masked_tokens_match_and_are_never_said_to_follow() -> None:
+    index = Occurrences([*masked(np.array([1, 2, 3, 4])).tolist(), 5, 6])
+    followed, lengths = np.empty(FOUND, np.int64), np.empty(FOUND, np.int64)
+    for recent, wanted in (([4, 3, 2, 1], [(5, 4)]), ([5, 4, 3], [(6, 3)]), ([3, 2, 1], []), ([4], [(5, 1)])):
+        newest_first = np.array(recent + [-1] * (LONGEST - len(recent)))
+        found = _found(index.arrays, newest_first, followed, lengths)
+        assert list(zip(followed[:found].tolist(), lengths[:found].tolist(), strict=True)) == wanted

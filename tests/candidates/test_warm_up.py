@@ -79,5 +79,5 @@ def test_only_what_the_options_need_is_compiled() -> None:
     ours = forgotten()
     warm_up(CPU, fills=True, remembers=False, favours=False)
     made = {one.py_func.__name__ for one in ours if one.signatures}
-    assert {"fill", "overwrite", "_top", "count_chosen", "ngrams_below", "_append", "_holds"} <= made
+    assert {"fill", "overwrite", "_top", "count_chosen", "ngrams_below", "append", "_holds"} <= made
     assert not made & {"grow", "_extend", "_branch", "_value"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from token_recycling.candidates.ngram_matrix import NgramMatrix
-from token_recycling.candidates.occurrences import BREAK
+from token_recycling.candidates.occurrences import BREAK, masked
 from token_recycling.engines.recycler import Options, Recycler
 from token_recycling.engines.vllm_cpu import expand_batch_to_tokens, expands
 
@@ -95,7 +95,7 @@ def test_what_followed_is_counted_along_the_nodes_that_came_true() -> None:
 
 
 def test_what_requests_wrote_is_drafted_in_later_ones() -> None:
-    """Their prompts are not; nor does anything stay of what was written where a matrix does not learn."""
+    """Their prompts are not, by which it is found; nor does anything stay where a matrix does not learn."""
     said = list(np.random.default_rng(0).permutation(VOCABULARY)) * 3
     for learns, past, wanted in ((True, 64, said[8:11]), (False, 64, []), (True, 0, [])):
         recycler = Recycler(VOCABULARY, 3, Options(k=4, learns=learns, past=past, suffix=False))
@@ -106,7 +106,7 @@ def test_what_requests_wrote_is_drafted_in_later_ones() -> None:
         assert recycler.chain(later, np.array(said[3:8]), 3) == len(wanted)
         assert later.growing.tokens[1 : len(wanted) + 1].tolist() == wanted
         if wanted:
-            assert recycler.matrix.past.tokens.tolist() == [BREAK, *said[2:37]]
+            assert recycler.matrix.past.tokens.tolist() == [BREAK, *masked(np.array(said[:2])), *said[2:37]]
 
 
 def test_requests_that_are_written_at_once_do_not_mix() -> None:
@@ -115,7 +115,11 @@ def test_requests_that_are_written_at_once_do_not_mix() -> None:
     for length in range(1, 51):
         for state, text in zip(states, texts, strict=True):
             recycler.chain(state, np.array(text[:length]), 3)
-    assert recycler.matrix.past.tokens.tolist() == [BREAK, *range(1, 33), BREAK, *range(51, 83)]
+    prompts = [masked(np.array([token]))[0] for token in (0, 50)]
+    assert recycler.matrix.past.tokens.tolist() == [
+        *(BREAK, prompts[0], *range(1, 33)),
+        *(BREAK, prompts[1], *range(51, 83)),
+    ]
 
 
 def test_nothing_is_counted_for_a_text_that_is_not_a_continuation() -> None:

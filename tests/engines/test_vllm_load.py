@@ -31,7 +31,14 @@ def config(**parallel: Any) -> SimpleNamespace:
         parallel_config=SimpleNamespace(
             **{"pipeline_parallel_size": 1, "data_parallel_rank": 0, "data_parallel_index": 0, "rank": 0, **parallel}
         ),
-        model_config=SimpleNamespace(get_vocab_size=lambda: 32, max_model_len=64, skip_tokenizer_init=True),
+        model_config=SimpleNamespace(
+            get_vocab_size=lambda: 32,
+            max_model_len=64,
+            skip_tokenizer_init=True,
+            is_hybrid=False,
+            is_attention_free=False,
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
         speculative_config=SimpleNamespace(num_speculative_tokens=4),
         additional_config={},
     )
@@ -58,6 +65,14 @@ def test_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stages_in_a_pipeline_are_refused() -> None:
     with pytest.raises(ValueError, match="expected pipeline_parallel_size=1, got 2"):
         adapter.TokenRecycling(config(pipeline_parallel_size=2))
+
+
+@pytest.mark.parametrize("kind", ["is_hybrid", "is_attention_free"])
+def test_models_with_recurrent_layers_are_refused(kind: str) -> None:
+    recurrent = config()
+    setattr(recurrent.model_config, kind, True)
+    with pytest.raises(ValueError, match="expected a model with a KV cache alone, got one with recurrent layers"):
+        adapter.TokenRecycling(recurrent)
 
 
 def test_wrong_options_are_refused() -> None:

@@ -12,6 +12,7 @@ import itertools
 import weakref
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,12 +179,40 @@ def test_the_matrix_is_saved_while_the_engine_works(llm: LLM, folder: Path, monk
 
 
 def test_chains_end_where_they_do_not_pay(llm: LLM, model, monkeypatch) -> None:
-    recycler = runner_of(llm).drafter.recycler
+    batches = runner_of(llm).drafter.batches
     (prompt,) = prompts(1, 9, 9)
     drafted = []
-    for cost in (0.0, 0.3):
+    for costs in (None, 1 + 0.3 * np.arange(64)):
+        passes = costs if costs is None else SimpleNamespace(seconds=costs, took=lambda *_: None)
+        monkeypatch.setattr(batches, "passes", passes)
         before = counts(llm)["draft_tokens"]
-        monkeypatch.setattr(recycler, "options", dataclasses.replace(recycler.options, token_cost=cost))
         assert say(llm, [prompt], greedy(60)) == [wanted(model, prompt, 60)]
         drafted.append(counts(llm)["draft_tokens"] - before)
     assert drafted[1] < drafted[0] / 2
+
+
+def test_what_passes_take_is_learned(llm: LLM, monkeypatch) -> None:
+    """Of steps without a prompt's tokens alone, and of all their tokens."""
+    told: list[int] = []
+    passes = SimpleNamespace(seconds=np.ones(64), took=lambda tokens, seconds: told.append(tokens))
+    monkeypatch.setattr(runner_of(llm).drafter.batches, "passes", passes)
+    before = counts(llm)["draft_tokens"]
+    (text,) = say(llm, prompts(1, 100, 100), greedy(40))
+    drafted = counts(llm)["draft_tokens"] - before
+    assert len(text) == 40
+    assert 0 < len(told) < 39
+    assert len(told) <= sum(told) <= len(told) + drafted
+
+
+def test_the_same_seed_says_the_same_in_any_company(llm: LLM) -> None:
+    """And what it says where nothing is drafted: these requests are not, since vLLM's draws depend on drafts."""
+    asked = prompts(8, 5, 7)  # in one piece: with more vLLM's CPU build fails at seeds
+    seeded = [
+        SamplingParams(temperature=0.9, seed=n, max_tokens=30, ignore_eos=True, detokenize=False) for n in range(4)
+    ]
+    before = counts(llm)["draft_tokens"]
+    alone = [say(llm, [prompt], one)[0] for prompt, one in zip(asked[:4], seeded, strict=True)]
+    assert counts(llm)["draft_tokens"] == before
+    together = say(llm, asked, [*seeded, *[greedy(30)] * 4])
+    assert counts(llm)["draft_tokens"] > before
+    assert together[:4] == alone

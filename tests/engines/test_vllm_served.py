@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
-from support.vllm_engine import SHIPPED, VOCABULARY, engine, greedy, llama, prompts, say, speculation, wanted
+from support.vllm_engine import SHIPPED, VOCABULARY, engine, greedy, llama, prompts, say, wanted
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 PROMPTS = Path(__file__).parents[2] / "models" / "prompts"
@@ -33,9 +34,11 @@ PATIENCE = 420
 
 
 def digest(worker: Any) -> tuple[str, int]:
-    """What a rank's matrix holds, in short."""
+    """What a rank has learned of the model, in short. How long its chains were is its own, and the first rank's drafts
+    are the ones that vLLM takes.
+    """
     matrix = worker.model_runner.drafter.recycler.matrix
-    held = b"".join(array.tobytes() for array in (*matrix.rows, matrix.calibration))
+    held = b"".join(array.tobytes() for array in matrix.rows)
     return hashlib.sha256(held).hexdigest(), int(matrix.candidates.sum())
 
 
@@ -62,6 +65,14 @@ def test_two_ranks_draft_the_same_and_say_what_transformers_says(
     assert int(saved.candidates.sum()) == first[1] > 0, "saved at the end, whole"
 
 
+def documented(model: Path) -> list[str]:
+    """The command that the documentation has for a server."""
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    blocks = [block for block in page.split("\n\n") if "vllm.entrypoints.openai.api_server" in block]
+    (command,) = (shlex.split(block.replace("\\\n", " ")) for block in blocks if block.startswith("    python -m"))
+    return [{"python": sys.executable, "MODEL": str(model)}.get(word, word) for word in command]
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory):
     """The OpenAI server with the shipped model and a matrix file; ended like a service, by SIGTERM."""
@@ -69,14 +80,9 @@ def served(tmp_path_factory: pytest.TempPathFactory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    said = {
-        "--speculative-config": speculation(8),
-        "--additional-config": {"token_recycling": {"matrix": str(folder / "served.matrix")}},
-    }
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(SHIPPED), "--port", str(port)]
-    command += ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1", "--served-model-name", "shipped"]
-    command += ["--shutdown-timeout", "20"]
-    command += [word for name, value in said.items() for word in (name, json.dumps(value))]
+    command = [*documented(SHIPPED), "--port", str(port), "--host", "127.0.0.1", "--served-model-name", "shipped"]
+    command += ["--dtype", "float32", "--enforce-eager", "--shutdown-timeout", "20"]
+    command += ["--additional-config", json.dumps({"token_recycling": {"matrix": str(folder / "served.matrix")}})]
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

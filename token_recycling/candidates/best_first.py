@@ -98,7 +98,7 @@ class GrowingTree(NamedTuple):
 @compiled
 def grow(growing: GrowingTree, recent: np.ndarray, sources: Sources, limits: Limits) -> int:
     """Grows a tree after `recent` (LONGEST,), the newest token first; returns the number of nodes with the root."""
-    costs, made = limits.costs, _plant(growing, recent, sources)
+    costs, made = limits.costs, plant(growing, recent, sources)
     payoff = payoff_of_root(costs)
     while made <= limits.nodes:
         parent, value = np.int64(-1), np.float32(0.0)
@@ -110,7 +110,7 @@ def grow(growing: GrowingTree, recent: np.ndarray, sources: Sources, limits: Lim
                     parent, value = node, its
         if parent < 0 or not may_pay(costs, payoff, made, value):
             break
-        _add(growing, made, parent, growing.drafted[parent], sources)
+        add(growing, made, parent, growing.drafted[parent], sources)
         made += 1
         payoff = with_node(costs, payoff, made, value)
     return payoff.best_nodes
@@ -121,7 +121,7 @@ def fill(growing: GrowingTree, recent: np.ndarray, sources: Sources, template: T
     """Fills a template instead: each node is the candidate of its rank after its parent. Nodes without such a
     candidate, and nodes deeper than `depth`, are left out with all below them. Returns as `grow`.
     """
-    made = _plant(growing, recent, sources)
+    made = plant(growing, recent, sources)
     places = np.empty(len(template.parents), np.int64)
     places[0] = 0
     for node in range(1, len(places)):
@@ -129,14 +129,14 @@ def fill(growing: GrowingTree, recent: np.ndarray, sources: Sources, template: T
         if parent < 0 or rank >= growing.known[parent] or growing.depths[parent] >= depth:
             places[node] = -1
             continue
-        _add(growing, made, parent, rank, sources)
+        add(growing, made, parent, rank, sources)
         places[node] = made
         made += 1
     return made
 
 
 @compiled_part
-def _plant(growing: GrowingTree, recent: np.ndarray, sources: Sources) -> int:
+def plant(growing: GrowingTree, recent: np.ndarray, sources: Sources) -> int:
     """Makes the root; returns the number of nodes."""
     growing.tokens[0], growing.parents[0], growing.ranks[0] = recent[0], -1, 0
     growing.depths[0], growing.values[0] = 0, 1
@@ -147,7 +147,7 @@ def _plant(growing: GrowingTree, recent: np.ndarray, sources: Sources) -> int:
 
 
 @compiled_part
-def _add(growing: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
+def add(growing: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
     """Makes the candidate of that rank a child, the newest node."""
     growing.tokens[node], growing.parents[node] = growing.candidates[parent, rank], parent
     growing.ranks[node] = rank

@@ -2,9 +2,9 @@
 
 `candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
 too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
-`calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two. The header has the
-fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the SHA-256 of the whole file, in which
-its own digits count as zeros: a file with any changed bit is refused.
+`calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two, lower ones masked
+(`occurrences`). The header has the fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the
+SHA-256 of the whole file, in which its own digits count as zeros: a file with any changed bit is refused.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _wrong_shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]
 def _wrong_numbers(tensors: Mapping[str, torch.Tensor]) -> str | None:
     """What is wrong with token ids or the counts of the calibration, or None."""
     vocab_size = len(tensors["candidates"])
-    for name, least in (("candidates", 0), ("context_candidates", 0), ("past", -1)):
+    for name, least in (("candidates", 0), ("context_candidates", 0), ("past", -1 - vocab_size)):
         if name in tensors and tensors[name].numel():
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < least or high >= vocab_size:

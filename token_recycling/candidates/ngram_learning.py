@@ -11,6 +11,7 @@ import numpy as np
 
 from ..compiled import compiled, compiled_part
 from .ngram_rows import FULL, Rows, find_row, key_of
+from .topk import exceeded
 
 
 class Observations(NamedTuple):
@@ -125,3 +126,19 @@ def foresees(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         row = find_row(rows, ngram, len(ngram)) if chosen[node] >= 0 else np.int64(-1)
         found[node] = row >= 0 and rows.candidates[row, 0] == chosen[node]
     return found
+
+
+@compiled
+def surprising(rows: Rows, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """(m,) int64: which of the n-grams (n, orders) have no row as a whole, or one that has another token first than the
+    likeliest by logits (n, vocabulary).
+    """
+    found, ngram, count = np.empty(len(ngrams), np.int64), np.empty(ngrams.shape[1], np.int64), 0
+    for node in range(len(ngrams)):
+        for place in range(len(ngram)):
+            ngram[place] = ngrams[node, place]
+        row = find_row(rows, ngram, len(ngram))
+        if row < 0 or exceeded(logits, node, logits[node, rows.candidates[row, 0]]):
+            found[count] = node
+            count += 1
+    return found[:count]

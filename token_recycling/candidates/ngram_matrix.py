@@ -17,7 +17,7 @@ import torch
 
 from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
 from .mixture import Sources, matching_cells, mixture_calibration
-from .ngram_learning import Observations, foresees, overwrite
+from .ngram_learning import Observations, foresees, overwrite, surprising
 from .ngram_rows import FULL, Rows, find_row
 from .ngrams import ABSENT
 from .occurrences import Occurrences
@@ -145,6 +145,12 @@ class NgramMatrix:
         it is not known.
         """
         return foresees(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
+
+    def surprised_by(self, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        """(m,) int64: which of n n-grams (n, orders) have something to learn from float32 logits (n, vocabulary); not
+        those whose row as a whole has the likeliest token first.
+        """
+        return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
 
     def sources(self, text: Occurrences) -> Sources:
         """What candidates come from: what was learned, and the `text` so far."""

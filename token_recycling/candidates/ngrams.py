@@ -29,11 +29,22 @@ def last_ngram(tokens: np.ndarray, orders: int) -> np.ndarray:
     return ngram
 
 
-def ngrams_at(tokens: np.ndarray, rows: np.ndarray, places: np.ndarray, orders: int) -> np.ndarray:
-    """(n, orders) int64: the n-grams that end at n `places` (n,) of the texts in `rows` (n,) of `tokens`."""
-    back = places[:, None] - np.arange(orders)
-    found = tokens[rows[:, None], np.maximum(back, 0)]
-    return np.where(back < 0, ABSENT, found).astype(np.int64)
+@compiled
+def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: int) -> np.ndarray:
+    """(n, orders) int64: the n-grams that end at the last places of texts in rows (rows, longest): of each as many as
+    `counts` (rows,) says, up to its place `ends` (rows,).
+    """
+    total = np.int64(0)
+    for row in range(len(counts)):
+        total += counts[row]
+    ngrams, made = np.empty((total, orders), np.int64), 0
+    for row in range(len(counts)):
+        for back in range(counts[row] - 1, -1, -1):
+            for order in range(orders):
+                place = ends[row] - back - order
+                ngrams[made, order] = np.int64(tokens[row, place]) if place >= 0 else np.int64(ABSENT)
+            made += 1
+    return ngrams
 
 
 @compiled

@@ -5,6 +5,8 @@ chains are kept, of one token and of three. A look-up walks the newest few place
 finds the longest matches and how often each continuation followed, for any tokens, drafted ones too. SuffixDecoding
 (2411.04975) draws the same from a suffix tree.
 
+Tokens that are only to be matched, never drafted, stand `masked`: the end of a prompt before what was written after it.
+
 An index grows with its tokens up to a number of them, and keeps the newest: 20 bytes each, up to 80 while it grows.
 Cost, in compiled code: some nanoseconds for a token added; less than a microsecond for a look-up in a text, some four
 among a million tokens, which no cache of a processor holds.
@@ -27,6 +29,8 @@ FOUND = 32
 """Most places that a look-up finds."""
 BREAK = -1
 """Stands between two texts: nothing matches across it."""
+_MASK = BREAK - 1
+"""A masked token is this less the token."""
 _LONG = 3
 """Tokens of the longer chain; that of the shorter one is 1."""
 _WALKED = 16
@@ -55,6 +59,11 @@ class OccurrenceArrays(NamedTuple):
         return cls(np.full(capacity, BREAK, np.int32), chains[0], chains[1], np.zeros(1, np.int64))
 
 
+def masked(tokens: np.ndarray) -> np.ndarray:
+    """Tokens (n,) that match as they are and are never said to follow: each becomes a number below `BREAK`."""
+    return _MASK - tokens.astype(np.int64)
+
+
 @compiled_part
 def _bucket(first: int, second: int, third: int, buckets: int) -> int:
     """Where the chain of these tokens begins; of fewer, the rest are `BREAK`."""
@@ -64,20 +73,27 @@ def _bucket(first: int, second: int, third: int, buckets: int) -> int:
     return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(buckets - 1))
 
 
+@compiled_part
+def _unmasked(token: int) -> int:
+    return token if token >= BREAK else _MASK - token
+
+
 @compiled(allocates=False)
-def _append(index: OccurrenceArrays, added: np.ndarray) -> None:
+def append(index: OccurrenceArrays, added: np.ndarray) -> None:
+    """Appends tokens (n,) int64; the oldest make room where there is none."""
     capacity, count = len(index.tokens), index.added[0]
     for new in range(len(added)):
         token, place = np.int64(added[new]), count % capacity
         index.tokens[place] = token
         index.before[0, place] = index.before[1, place] = -1
+        token = _unmasked(token)
         if token >= 0:
             bucket = _bucket(token, BREAK, BREAK, capacity)
             index.before[0, place] = index.newest[0, bucket]
             index.newest[0, bucket] = count
             if count >= _LONG - 1:
-                second = np.int64(index.tokens[(count - 1) % capacity])
-                third = np.int64(index.tokens[(count - 2) % capacity])
+                second = _unmasked(np.int64(index.tokens[(count - 1) % capacity]))
+                third = _unmasked(np.int64(index.tokens[(count - 2) % capacity]))
                 if second >= 0 and third >= 0:
                     bucket = _bucket(token, second, third, capacity)
                     index.before[1, place] = index.newest[1, bucket]
@@ -123,7 +139,7 @@ def occurrences(index: OccurrenceArrays, recent: np.ndarray, followed: np.ndarra
                 length < LONGEST
                 and at - length >= oldest
                 and recent[length] >= 0
-                and index.tokens[(at - length) % capacity] == recent[length]
+                and _same(index.tokens[(at - length) % capacity], recent[length])
             ):
                 length += 1
             if at + 1 < count and length >= least and (chain or length < _LONG):
@@ -133,6 +149,11 @@ def occurrences(index: OccurrenceArrays, recent: np.ndarray, followed: np.ndarra
                     found += 1
             at = np.int64(index.before[chain, at % capacity])
     return found
+
+
+@compiled_part
+def _same(stored: int, token: int) -> bool:
+    return stored == token or stored == _MASK - token
 
 
 class Occurrences:
@@ -161,15 +182,19 @@ class Occurrences:
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends tokens, those of one text in order; a `BREAK` ends a text."""
         added = np.ascontiguousarray(tokens if isinstance(tokens, np.ndarray) else list(tokens), np.int64)
-        total = len(self) + len(added)
+        self.reserve(len(added))
+        if len(added) and len(self.arrays.tokens):
+            append(self.arrays, added)
+
+    def reserve(self, more: int) -> None:
+        """Makes room for so many tokens more, as far as the capacity goes; the arrays may be new ones then."""
+        total = len(self) + more
         wanted = _power_of_two(2 * total)
         wanted = wanted if self.capacity is None else min(wanted, self.capacity)
         if total > len(self.arrays.tokens) < wanted:
             self._rebuild(wanted)
         elif total > _RENUMBERED:
             self._rebuild(len(self.arrays.tokens))
-        if len(added) and len(self.arrays.tokens):
-            _append(self.arrays, added)
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Whether the last token of a text stands here already after the `LONGEST` before it, or one less where these
@@ -183,7 +208,7 @@ class Occurrences:
     def _rebuild(self, capacity: int) -> None:
         held = self.tokens.astype(np.int64)
         self.arrays = OccurrenceArrays.empty(capacity)
-        _append(self.arrays, held)
+        append(self.arrays, held)
 
 
 class Recorder:
@@ -193,11 +218,14 @@ class Recorder:
     there already, as of a text that repeats itself or another, is not added again.
     """
 
-    def __init__(self, past: Occurrences) -> None:
+    def __init__(self, past: Occurrences, before: np.ndarray | None = None) -> None:
+        """`before` (n,): tokens before the text; by the last `LONGEST` of them what follows will be found, and they are
+        never drafted.
+        """
         self._past, self._written_to = past, -1
-        self._held: list[int] = []
-        """The end of the last piece, if there was one, and the tokens since."""
-        self._lead = 0
+        self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
+        """The end of the last piece, or of what stands before the first, and the tokens since."""
+        self._lead = len(self._held)
 
     def add(self, tokens: Iterable[int], ends: bool = False) -> None:
         """What was written since the last call; `ends`: the text ends with it."""

@@ -72,6 +72,22 @@ def _insert(best: np.ndarray, places: np.ndarray, value: float, place: int) -> N
     best[at], places[at] = value, place
 
 
+@compiled_part
+def exceeded(logits: np.ndarray, row: int, least: float) -> bool:
+    """Whether a row of logits (n, vocabulary) has a larger one than `least`."""
+    groups = logits.shape[1] // _GROUP
+    for group in range(groups):
+        larger = 0
+        for place in range(_GROUP):  # without a way out the loop is vectorised
+            larger += logits[row, group * _GROUP + place] > least
+        if larger:
+            return True
+    larger = 0
+    for place in range(groups * _GROUP, logits.shape[1]):
+        larger += logits[row, place] > least
+    return larger > 0
+
+
 @compiled_part(allocates=True, fastmath={"reassoc", "contract", "nsz", "nnan"})
 def _survey(logits: np.ndarray, peaks: np.ndarray) -> float:
     """Fills in the largest logit of every whole group of one row; returns the logarithm of the sum of exponentials.

@@ -1,10 +1,11 @@
 """What the adapters of engines share: one matrix for all requests of a replica, and what belongs to one request.
 
 What may follow is kept and grown by the same compiled functions as in the drafter `recycling` (`candidates`). Nothing
-here imports transformers or an engine. All decisions follow from tokens and logits, never from clocks or random
-numbers, so that the ranks of a tensor-parallel engine draft the same.
+here imports transformers or an engine. What is learned follows from tokens and logits, never from clocks or random
+numbers, so that the ranks of a tensor-parallel engine learn the same.
 
-Cost per step: a top-k over the logits of all positions, and some ten microseconds a request.
+Cost per step: what the target says is compared with the matrix at all positions, and a top-k taken where it is new.
+Drafts are grown for one request after the other here, some microseconds a node; `batches` grows all at once.
 """
 
 from __future__ import annotations
@@ -41,15 +42,18 @@ class Options:
     """Candidates kept after every context."""
     orders: int = 3
     """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
-    memory: float = 16.0
+    memory: float = 64.0
     """Megabytes for contexts of two tokens and more."""
     past: int = 1_048_576
-    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; up to 20 MB."""
+    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; up to 20 MB. The end
+    of each one's prompt is kept with it, by which it is found, and never drafted.
+    """
     suffix: bool = True
     """Draft what followed where the last tokens stood in the request's own text before."""
     token_cost: float = 0.02
-    """What one more token in a pass costs, as a share of a pass over one token; chains end where they do not pay. At 0
-    every chain is as long as the engine allows. Not for trees, whose size is the engine's.
+    """What one more token in a pass costs, as a share of a pass over one token; chains end where they do not pay. vLLM
+    begins with it and learns what its own passes take. At 0 every chain is as long as the engine allows. Not for trees,
+    whose size is the engine's.
     """
     learns: bool = True
     """Learn from all requests. If not, the matrix stays as it was loaded and no request leaves a trace in it."""
@@ -107,7 +111,7 @@ class RequestState:
         they are now part of the text, and belongs to the past of the requests to come.
         """
         if not 0 < self.length <= len(tokens) or tokens[self.length - 1] != self._last:
-            self.text, self.length, self._recorder = Occurrences(), 0, Recorder(self._matrix.past)
+            self.text, self.length, self._recorder = Occurrences(), 0, Recorder(self._matrix.past, tokens)
         elif self._options.learns:
             written = tokens[self.length :].astype(np.int64)
             if self.nodes:
@@ -153,8 +157,15 @@ class Recycler:
 
     def learn(self, ngrams: np.ndarray, logits: torch.Tensor) -> None:
         """Learns from the target's logits (n, vocabulary) after n n-grams (n, orders), the newest token first."""
-        if self.options.learns and len(ngrams):
-            self.matrix.learn(ngrams, *top_candidates(logits, self.options.k))
+        if not self.options.learns or not len(ngrams):
+            return
+        rows = None
+        if logits.device.type == "cpu":  # elsewhere all are copied at once sooner than some are chosen
+            logits = logits.float()
+            rows = self.matrix.surprised_by(ngrams, logits.numpy())
+            ngrams = ngrams[rows]
+        if len(ngrams):
+            self.matrix.learn(ngrams, *top_candidates(logits, self.options.k, rows))
             self._changed = True
 
     def chain(self, state: RequestState, tokens: np.ndarray, depth: int) -> int:
@@ -196,10 +207,14 @@ class Recycler:
         if time.monotonic() - self._saved >= self.options.save_seconds:
             self.save()
 
+    def small(self) -> Recycler:
+        """Another with the same compiled functions, to have them compiled: of few tokens and little memory."""
+        options = dataclasses.replace(self.options, matrix="", learns=True, memory=0.01, past=LONGEST)
+        return Recycler(max(self.options.k, CHILDREN), self.nodes, options)
+
     def warm_up(self) -> None:
         """Compiles what a step needs, on a small matrix, so that no request waits for it."""
-        options = dataclasses.replace(self.options, matrix="", learns=True, memory=0.01, past=LONGEST)
-        small = Recycler(max(self.options.k, CHILDREN), self.nodes, options)
+        small = self.small()
         state, tokens = small.new_state(), np.array([0, 1, 0], np.int32)
         for grown in (small.tree, small.chain, small.chain):
             grown(state, tokens, 1)

@@ -8,7 +8,7 @@ given as tokens and an n x n ancestor mask for each request, and its result carr
 worker's drafts come from the matrix and the text (Luo et al., 2408.08696, with the means of the drafter `recycling`),
 and the logits are learned from. Options are read from the environment variable TOKEN_RECYCLING, as JSON.
 
-Cost per step: a top-k over the logits of all nodes; a microsecond a node and some ten a request.
+Cost per step: a top-k over the logits of all nodes; some microseconds a node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Token Recycling in vLLM, as a proposer of its own: chains, verified by vLLM's rejection sampler.
 
-    vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
-        "model": "token_recycling.engines.vllm.TokenRecycling"}'
+    python -m vllm.entrypoints.openai.api_server --model MODEL --speculative-config \
+        '{"method": "custom_class", "num_speculative_tokens": 24,
+          "model": "token_recycling.engines.vllm.TokenRecycling"}'
 
 vLLM makes one object in every worker (`method="custom_class"`) and calls it for drafts after every step. It shows a
 proposer the texts, not the logits; those of every drafted position, the rejected ones too, pass through the model
@@ -9,7 +10,7 @@ runner's `_sample(logits, spec_decode_metadata)`, which is wrapped here, once a 
 checked when the class is loaded. vLLM verifies no trees, so that the draft of a request is the likeliest chain, and of
 all chains in a step as many tokens are sent as pay (Luo et al., 2408.08696, with the means of the drafter `recycling`).
 
-Cost per step: a top-k over the logits, some ten microseconds a request.
+Cost per step: what `recycler` and `batches` say.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 
 from ..candidates.matrix import fingerprint
 from ..candidates.ngrams import ngrams_at
-from ..costs.budget import paying_chains
+from .batches import Batches
 from .recycler import Options, Recycler
 from .versions import check_signature, check_version
 
@@ -53,6 +54,11 @@ class TokenRecycling:
                 f"expected pipeline_parallel_size=1, got {parallel.pipeline_parallel_size}: "
                 "the draft would not reach the first stage; use tensor parallelism"
             )
+        if model.is_hybrid or model.is_attention_free:
+            raise ValueError(
+                "expected a model with a KV cache alone, got one with recurrent layers, from whose state vLLM's runner "
+                "for proposers of one's own does not take rejected tokens back; serve it without speculation"
+            )
         options = Options.parse((vllm_config.additional_config or {}).get(_OURS, {}))
         first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
         self.recycler = Recycler(
@@ -62,7 +68,10 @@ class TokenRecycling:
             _tokenizer_fingerprint(model) if options.matrix else "",
             saves=first,
         )
-        self.recycler.warm_up()
+        scheduler = vllm_config.scheduler_config
+        most = scheduler.max_num_seqs * (self.recycler.nodes + 1)
+        self.batches = Batches(self.recycler, min(most, scheduler.max_num_batched_tokens))
+        self.batches.warm_up(self.recycler)
         self._max_model_len = model.max_model_len
         self._runner: Any = None
         _repair_cpu_sampler()
@@ -78,15 +87,17 @@ class TokenRecycling:
         """
         self._runner, batch = runner, runner.input_batch
         requests = batch.num_reqs
-        drafted = np.array(metadata.num_draft_tokens if metadata is not None else [0] * requests)
-        scheduled = np.diff(runner.query_start_loc.np[: requests + 1])
-        last = batch.num_computed_tokens_cpu[:requests] + scheduled - 1
-        rows = np.repeat(np.arange(requests), drafted + 1)
-        if len(rows) != len(logits):
-            raise RuntimeError(f"expected {len(rows)} rows of logits, got {len(logits)}; this vLLM is not supported")
-        before_last = np.concatenate([np.arange(count, -1, -1) for count in drafted])
-        ngrams = ngrams_at(batch.token_ids_cpu, rows, last[rows] - before_last, self.recycler.options.orders)
+        counts = np.ones(requests, np.int64)
+        if metadata is not None:
+            counts += metadata.num_draft_tokens
+        if counts.sum() != len(logits):
+            raise RuntimeError(f"expected {counts.sum()} rows of logits, got {len(logits)}; this vLLM is not supported")
+        starts = runner.query_start_loc.np[: requests + 1].astype(np.int64)
+        last = batch.num_computed_tokens_cpu[:requests] + np.diff(starts) - 1
+        ngrams = ngrams_at(batch.token_ids_cpu, last, counts, self.recycler.options.orders)
         self.recycler.learn(ngrams, logits)
+        # Tokens of a prompt have no logits, and cost less.
+        self.batches.passed(len(logits) if len(logits) == starts[-1] else 0)
 
     def propose(
         self,
@@ -99,30 +110,33 @@ class TokenRecycling:
         of its row of `token_ids_cpu`; none while its prompt is still being read.
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        grown: dict[int, np.ndarray] = {}
-        for row, sampled in enumerate(sampled_token_ids):
-            if not sampled:
-                continue
-            request = self._runner.requests[self._runner.input_batch.req_ids[row]]
-            tokens = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
-            state = self.recycler.state_of(request)
-            room = self._room(request, len(tokens))
-            if room > 0:
-                count = self.recycler.chain(state, tokens, room)
-                grown[row] = state.growing.values[1 : count + 1]
-                drafts[row] = state.growing.tokens[1 : count + 1].tolist()
-        running = sum(map(bool, sampled_token_ids))
-        kept = paying_chains(list(grown.values()), running, self.recycler.options.token_cost)
-        for row, count in zip(grown, kept, strict=True):
-            del drafts[row][count:]
+        rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
+        if rows:
+            known, ids = self._runner.requests, self._runner.input_batch.req_ids
+            requests = [known[ids[row]] for row in rows]
+            places = np.array(rows)
+            lengths = num_tokens_no_spec[places].astype(np.int64)
+            rooms = np.array([self._room(*each) for each in zip(requests, lengths.tolist(), strict=True)])
+            for row, draft in zip(
+                rows, self.batches.draft(requests, token_ids_cpu, places, lengths, rooms), strict=True
+            ):
+                drafts[row] = draft
         self.recycler.save_if_due()
         return drafts
 
     def _room(self, request: Any, length: int) -> int:
-        """How many drafted tokens may be accepted within all limits; one more token follows them."""
-        left = self._max_model_len - length
-        if request.sampling_params is not None and request.sampling_params.max_tokens is not None:
-            left = min(left, request.sampling_params.max_tokens - len(request.output_token_ids))
+        """How many drafted tokens may be accepted within all limits; one more token follows them.
+
+        None where a request is sampled with a seed of its own: vLLM draws so many numbers as tokens were drafted, and
+        the same seed would say something else as soon as more was learned.
+        """
+        left, asked = self._max_model_len - length, request.sampling_params
+        if asked is None:
+            return min(left - 1, self.recycler.nodes)
+        if asked.seed is not None and asked.temperature > 0:
+            return 0
+        if asked.max_tokens is not None:
+            left = min(left, asked.max_tokens - len(request.output_token_ids))
         return min(left - 1, self.recycler.nodes)
 
 
