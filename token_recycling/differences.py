@@ -34,7 +34,7 @@ def _found(module: str, name: str, since: tuple[int, int], base: type = object) 
     return type(name, (base,), {"__module__": __name__, "since": since})
 
 
-def lacking(kind: Any, what: str) -> str | None:
+def lacks(kind: Any, what: str) -> str | None:
     """Why `what` needs a later release, where `kind` is of this module and not of transformers; else None."""
     if kind.__module__ != __name__:
         return None
@@ -44,7 +44,7 @@ def lacking(kind: Any, what: str) -> str | None:
 
 def needed(kind: Any, what: str) -> None:
     """Raises ValueError with that reason, if there is one."""
-    reason = lacking(kind, what)
+    reason = lacks(kind, what)
     if reason is not None:
         raise ValueError(reason)
 

@@ -45,7 +45,7 @@ def outside(found: Mapping[str, str | None], too_old: bool = False) -> str | Non
             first, last = (".".join(map(str, one)) for one in (lowest, newest))
             wrong.append(f"{name} {first} to {last}, got {version}")
             remedies.append(f"pip install '{name}>={first},<={last}.99'")
-    return f"expected {' and '.join(wrong)}; {' and '.join(remedies)}, or try what happens" if wrong else None
+    return f"expected {' and '.join(wrong)}; {' and '.join(remedies)}" if wrong else None
 
 
 def warn_outside() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from ..differences import LinearAttentionCacheLayerMixin, LinearAttentionLayer, lacking
+from ..differences import LinearAttentionCacheLayerMixin, LinearAttentionLayer, lacks
 from .architectures import WITH_STATES, KeyBias
 from .cache_layers import attends_to_blocks
 from .inspection import accepts, is_compiled, parts_of
@@ -23,7 +23,7 @@ def refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], k
     """Why trees cannot be exact, or None; `kept` are the layers of the cache that the model would use."""
     name = type(model).__name__
     if config.model_type in WITH_STATES:
-        reason = lacking(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
+        reason = lacks(LinearAttentionLayer, f"{name}, whose layers keep states over the text")
         if reason is not None:
             return reason
     others = sorted({type(layer).__name__ for layer in kept if not can_be_taken(layer)})
