@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from .job import Job
+
+_MAT = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16, 32)
+_SECONDS = tuple(step * 10**power for power in (-3, -2, -1, 0) for step in (1, 2, 5))
 
 
 class Metrics:
@@ -27,6 +30,9 @@ class Metrics:
         self._seconds = counter("seconds", "Seconds by phase.", ["phase"])
         self._saves = counter("matrix_saves", "Savings of a matrix, by whether they succeeded.", ["outcome"])
         self._mat = gauge("mean_accepted_tokens", "Tokens a step since the start (MAT).")
+        by_key = partial(Histogram, namespace="token_recycling", registry=self._registry, labelnames=["key"])
+        self._mat_by_key = by_key("generation_mat", "Tokens a step of a generation (MAT).", buckets=_MAT)
+        self._step_by_key = by_key("step_seconds", "Mean seconds of a step of a generation.", buckets=_SECONDS)
         self.running = gauge("requests_in_progress", "Requests that run or wait.")
         self.generating = gauge("texts_running", "Texts that are generated.")
         self.waiting = gauge("texts_waiting", "Texts that wait for their turn.")
@@ -38,9 +44,7 @@ class Metrics:
         self._requests.labels(path, str(status)).inc()
 
     def count_job(self, job: Job) -> None:
-        """What a request has cost and generated. Calls must not overlap."""
-        if job.outcome is None:
-            return
+        """What a generation that has ended has cost and generated. Calls must not overlap."""
         stats = job.stats
         self._jobs.labels(job.outcome).inc()
         self._fallbacks.inc(job.fallback is not None)
@@ -54,6 +58,9 @@ class Metrics:
         self._sums = [self._sums[0] + stats.tokens, self._sums[1] + stats.steps]
         if self._sums[1]:
             self._mat.set(self._sums[0] / self._sums[1])
+        if stats.steps:
+            self._mat_by_key.labels(job.key).observe(stats.mat)
+            self._step_by_key.labels(job.key).observe(stats.decode_seconds / stats.steps)
 
     def count_save(self, good: bool) -> None:
         """A matrix was saved, or saving it failed."""

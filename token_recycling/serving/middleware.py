@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, error_body
+from .logs import log_answer
 from .metrics import Metrics
 
 
@@ -19,7 +22,7 @@ class LimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        read = 0
+        read, began = 0, time.monotonic()
 
         async def limited() -> Message:
             nonlocal read
@@ -33,6 +36,7 @@ class LimitMiddleware:
             if message["type"] == "http.response.start":
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.count_request(path, message["status"])
+                log_answer(path, message["status"], time.monotonic() - began)
             await send(message)
 
         length = dict(scope["headers"]).get(b"content-length", b"0")

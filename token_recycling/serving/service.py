@@ -31,6 +31,7 @@ from .isolation import Isolation
 from .job import Job
 from .keys import METRICS, Key
 from .logprobs import LogprobRecorder
+from .logs import log_generation
 from .metrics import Metrics
 from .offered_drafters import DEFAULT_OFFERS, OfferedDrafters
 from .requests import ChatBody, Sampling, TextBody
@@ -239,7 +240,9 @@ class Service:
             del self._jobs[job.id]
             self._by_key[job.key] -= 1
             self.metrics.running.set(len(self._jobs))
-            self.metrics.count_job(job)
+            if job.outcome is not None:
+                self.metrics.count_job(job)
+                log_generation(job)
 
     async def open(self) -> None:
         """Measures and compiles what the first requests would wait for, and completes a text as they do. May be called

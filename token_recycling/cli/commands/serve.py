@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +26,13 @@ _KEYS = "TOKEN_RECYCLING_API_KEYS"
 _limit, _learning, _access = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Limits", "Learning", "Access")
 )
+
+
+class LogFormat(str, Enum):
+    """How the server logs."""
+
+    text = "text"
+    json = "json"
 
 
 def serve(
@@ -94,6 +102,9 @@ def serve(
     header_timeout: Annotated[float, _limit(min=0.001, help="Seconds for the headers of a request.")] = 10,
     body_timeout: Annotated[float, _limit(min=0.001, help="Seconds for its body, and to take what is sent.")] = 30,
     grace: Annotated[int, _limit(min=0, help="Seconds that running requests have at shutdown.")] = 10,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="json: a line of JSON for every answer, generation, warning and error.")
+    ] = LogFormat.text,
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
@@ -143,7 +154,19 @@ def serve(
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
         serving = f"serving {settings.name} at {address}/v1; playground at {address}; Ctrl-C ends"
-        _run(HttpServer(app_of(service), limits, grace, partial(console.note, serving), **tls), service, listener)
+        logs = _logs(log_format)
+        started = partial(console.note, serving)
+        _run(HttpServer(app_of(service), limits, grace, started, **tls, **logs), service, listener)
+
+
+def _logs(log_format: LogFormat) -> dict[str, Any]:
+    """The arguments of `HttpServer` for it."""
+    if log_format is LogFormat.text:
+        return {}
+    from ...serving.logs import log_json_lines
+
+    log_json_lines()
+    return {"log_config": None}
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:

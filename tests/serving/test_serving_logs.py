@@ -1,0 +1,75 @@
+"""What the server logs: an event for every answer and generation, as lines of JSON, and nothing of what was said."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from support import tiny
+from support.serving import keys, serving, speaking_llama
+
+from token_recycling.serving.logs import JsonLines, log_json_lines
+
+SECRET = "a secret that is in no log"
+
+
+@pytest.fixture
+def access(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO, "token_recycling.serving.access"):
+        yield caplog
+
+
+def test_answers_and_generations_are_events_without_texts(access: pytest.LogCaptureFixture) -> None:
+    with serving(speaking_llama(), tiny.tokenizer(), keys=keys("ann", "bob")) as server:
+        said = server.post("/v1/completions", {"prompt": SECRET, "max_tokens": 12}, "secret-ann").json()
+        assert server.post("/v1/completions", {"prompt": SECRET, "max_tokens": -1}, "secret-bob").status_code == 400
+        server.wait_until_idle()
+    lines = [json.loads(JsonLines().format(record)) for record in access.records if "access" in record.name]
+    (generation,) = [line for line in lines if line["event"] == "generation"]
+    assert generation["key"] == "ann"
+    assert generation["outcome"] == "complete"
+    assert generation["tokens"] == 12 == said["usage"]["completion_tokens"]
+    assert generation["mat"] == pytest.approx(said["usage"]["speculation"]["mat"], abs=0.01)
+    assert [line["status"] for line in lines if line["event"] == "answer"] == [200, 400]
+    logged = json.dumps(lines)
+    for word in ("secret", said["choices"][0]["text"][:6]):
+        assert word not in logged
+
+
+def test_histograms_are_by_key() -> None:
+    with serving(speaking_llama(), tiny.tokenizer(), keys=keys("ann", "bob", "metrics")) as server:
+        for user in ("ann", "ann", "bob"):
+            server.post("/v1/completions", {"prompt": "for index in", "max_tokens": 8}, f"secret-{user}")
+        server.wait_until_idle()
+        metrics = server.metrics("secret-metrics")
+    for name in ("generation_mat", "step_seconds"):
+        assert metrics[f'token_recycling_{name}_count{{key="ann"}}'] == 2
+        assert metrics[f'token_recycling_{name}_count{{key="bob"}}'] == 1
+
+
+def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    root, own, other = (logging.getLogger(name) for name in ("", "token_recycling", "transformers"))
+    before = [(logger, logger.handlers[:], logger.propagate) for logger in (root, own, other)]
+    try:
+        log_json_lines()
+        try:
+            raise ValueError("something\nin two lines")
+        except ValueError:
+            own.exception("it failed")
+        logging.getLogger("somebody.else").warning("of somebody else")
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers[:], logger.propagate = handlers, propagate
+    first, second = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert (first["level"], first["event"]) == ("error", "it failed")
+    assert "in two lines" in first["trace"]
+    assert second["logger"] == "somebody.else"
+
+
+def test_unknown_paths_are_not_logged_as_they_came(access: pytest.LogCaptureFixture) -> None:
+    with serving(speaking_llama(), tiny.tokenizer()) as server:
+        httpx2.get(f"{server.url}/{SECRET.replace(' ', '-')}")
+    assert [record.fields["path"] for record in access.records if record.name.endswith("access")] == ["other"]
