@@ -40,7 +40,8 @@ SERVERS = {
     "transformers serve": ["-m", "transformers.cli.transformers", *ASKED, "--continuous-batching"],
 }
 """Arguments of Python."""
-REFERENCE = "one at a time"
+REFERENCE, BESIDE = "one at a time", "transformers serve"
+"""Whose texts the others are compared with, and whose times."""
 LEAST = 4
 """Texts of a measurement."""
 Row = dict[str, Any]
@@ -83,8 +84,7 @@ def main(
                         rows.append({**here, "clients": count, **measured(port, str(model), own, count, tokens)})
                         with file.open("a") as kept:
                             kept.write(json.dumps(rows[-1]) + "\n")
-                        rate = rows[-1]["tokens"] / rows[-1]["seconds"]
-                        typer.echo(f"{kind}, {name}, {count} clients: {rate:.0f} tokens/s", err=True)
+                        typer.echo(f"{kind}, {name}, {count} clients: {rate(rows[-1]):.0f} tokens/s", err=True)
     page = output.with_suffix(".md")
     page.write_text(markdown(rows, tokens, threads), encoding="utf-8")
     typer.echo(page.read_text())
@@ -171,8 +171,8 @@ def markdown(rows: list[Row], tokens: int, threads: int) -> str:
         f"{transformers.__version__}: the shipped model, {tokens} greedy tokens after each of the shipped prompts, "
         "over HTTP. *together* is `token-recycling serve --concurrency 16`, *per-request* the same where nothing is "
         "learned from other requests, *plain* without drafts, and *transformers serve* runs with "
-        "`--continuous-batching`. Tokens a second, the best of the rounds, and the median seconds that a client then "
-        "waited for a text.",
+        "`--continuous-batching`. Tokens a second, the best of the rounds, and in parentheses the median time that a "
+        f"client then waited for a text: both in times of *{BESIDE}* with as many clients, in the same run.",
     ]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         chosen = [row for row in rows if row["dtype"] == dtype]
@@ -193,15 +193,27 @@ def markdown(rows: list[Row], tokens: int, threads: int) -> str:
             own = [row for row in chosen if row["server"] == name]
             texts = [item for row in own for item in row["texts"].items() if item[0] in wanted]
             said = [digest == wanted[place] for place, digest in texts]
-            cells = [cell([row for row in own if row["clients"] == count]) for count in counts]
+            cells = [cell(best(chosen, name, count), best(chosen, BESIDE, count)) for count in counts]
             lines.append(f"| {name} | {' | '.join(cells)} | {sum(said)} of {len(said)} |")
     return "\n".join([*lines, "", f"*same texts*: as those of *{REFERENCE}*.", ""])
 
 
-def cell(rows: list[Row]) -> str:
-    """The best of some rounds."""
-    best = max(rows, key=lambda row: row["tokens"] / row["seconds"], default=None)
-    return "" if best is None else f"{best['tokens'] / best['seconds']:.0f} ({best['waited']:.2f} s)"
+def best(rows: list[Row], server: str, clients: int) -> Row | None:
+    """The best round of a server with so many clients."""
+    found = [row for row in rows if row["server"] == server and row["clients"] == clients]
+    return max(found, key=rate, default=None)
+
+
+def rate(row: Row) -> float:
+    """Tokens a second."""
+    return row["tokens"] / row["seconds"]
+
+
+def cell(row: Row | None, beside: Row | None) -> str:
+    """What a server gives and lets wait, in times of another."""
+    if row is None or beside is None:
+        return ""
+    return f"{rate(row) / rate(beside):.2f} ({row['waited'] / beside['waited']:.2f})"
 
 
 if __name__ == "__main__":
