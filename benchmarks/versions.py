@@ -96,12 +96,19 @@ def run(environment: Environment, jobs: int) -> list[Row]:
         _pip(own, f"transformers=={release}")
         found = subprocess.run([own, "-c", _SAY], capture_output=True, text=True, check=True).stdout.split()
         print(f"{environment.name}: Python {found[0]}, torch {found[1]}, transformers {found[2]}", flush=True)
-        tests = [own, "-m", "pytest", "-m", "core and not slow", "-rs", f"--numprocesses={jobs}", "-W", "ignore"]
+        chosen = ["-m", "core and not slow", "-rs", f"--numprocesses={jobs}", "-W", "ignore"]
+        tests = [own, "-m", "pytest", *chosen, *core_files()]
         one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(tests, cwd=ROOT, capture_output=True, text=True, env=one_thread)
         print(done.stdout[-6000:] if done.returncode else "\n".join(done.stdout.splitlines()[-12:]), flush=True)
         rows.append(Row(*found, *_read(done.stdout), failed=done.returncode != 0))
     return rows
+
+
+def core_files() -> list[str]:
+    """The files with core tests. The others import what is not in these environments."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if "pytest.mark.core" in file.read_text(encoding="utf-8")]
 
 
 def _read(output: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from support import tiny
 from support.architectures import VOCABULARY, Case, model_of, named
 from support.batches import EOS, batch
 from support.drafters import learned
-from support.releases import skip_before
+from support.releases import HERE, skip_before
 from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache
 
@@ -35,6 +35,8 @@ FAMILIES = [
 def of_family(case: Case) -> PreTrainedModel:
     if case.family == "deepseek_v3":  # whose keys and values differ in size
         skip_before(5, 0)
+    if case.family == "llama4_text" and (5, 6) <= HERE < (5, 20):
+        pytest.skip("needs a transformers whose chunked masks know static caches: before 5.6, or 5.20")
     model = model_of(case)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 33]
     return model
