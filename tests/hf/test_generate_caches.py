@@ -72,7 +72,8 @@ def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(
         assert model.acceleration.fallback is None
         assert torch.equal(model.generate(**inputs, cache_implementation=implementation, **GREEDY), wanted_batch)
         assert model.acceleration.fallback is None
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "token_recycling"]
+    notices = [record.getMessage() for record in caplog.records if record.name == "token_recycling"]
+    (said,) = [notice for notice in notices if not notice.startswith("compiling")]  # which may happen anywhere, once
     assert "decode in a dynamic one" in said
 
 
