@@ -25,8 +25,7 @@ async def asked(service: Service, body: ChatBody, job: Job) -> Asked:
     top = (body.top_logprobs or 0) if body.logprobs else None
     texts, config, eos = await service.texts(job, ids, body, None, top)
     choices = [Choice(tokenizer, config, eos, build_response_parser(tokenizer, model, ids, tools)) for _ in texts]
-    usage = bool(body.stream_options and body.stream_options.include_usage)
-    return Asked(job, texts, choices, ChatForm(tokenizer, top), (), usage)
+    return Asked(job, texts, choices, ChatForm(tokenizer, top), (), body.wants_usage)
 
 
 def check_tools(service: Service) -> None:

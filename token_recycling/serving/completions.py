@@ -32,8 +32,7 @@ async def asked(service: Service, body: TextBody, job: Job) -> Asked:
         if body.echo:
             shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
             echoes += [shown] * len(made)
-    usage = bool(body.stream_options and body.stream_options.include_usage)
-    return Asked(job, texts, choices, Form(tokenizer, body.logprobs), echoes, usage)
+    return Asked(job, texts, choices, Form(tokenizer, body.logprobs), echoes, body.wants_usage)
 
 
 def _ids(service: Service, prompt: str | list[int]) -> torch.Tensor:

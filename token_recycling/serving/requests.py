@@ -126,6 +126,11 @@ class _Completing(Sampling):
         "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     )  # fmt: skip
 
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> _Completing:
         if self.stream_options is not None and not self.stream:
