@@ -32,7 +32,7 @@ class Exchange:
 
     kind: str
     outcome: str
-    """good, refused, left, lost, wrong or hung."""
+    """good, tie, refused, left, ended, lost, or one of `FAILURES`."""
     seconds: float
     what: str = ""
     """Of a failure, what was expected and what came."""
@@ -73,7 +73,7 @@ class Clients:
                 outcome = "broken"
             if seconds > _PATIENCE:
                 outcome = "hung"
-            self.exchanges.append(Exchange(kind, outcome, seconds, what if outcome in FAILURES else ""))
+            self.exchanges.append(Exchange(kind, outcome, seconds, what if outcome in (*FAILURES, "tie") else ""))
             if outcome in ("lost", "refused"):
                 time.sleep(0.2)
 
@@ -89,10 +89,17 @@ class Clients:
 
     def compared(self, wish: Wish, text: str) -> tuple[str, str]:
         expected = self.plain.text(wish)
-        return ("good", "") if text == expected else ("wrong", f"{wish}: expected {expected!r}, got {text!r}")
+        if text == expected:
+            return "good", ""
+        margin = self.plain.margin(wish, text)
+        if margin is not None and margin < TIE:
+            return "tie", f"{wish.prompt!r}: logits {margin:.1e} apart"
+        return "wrong", f"{wish}: expected {expected!r}, got {text!r}"
 
 
 FAILURES = ("wrong", "hung", "broken")
+TIE = 1e-4
+"""A difference of logits, of size 10 or so, that passes over other numbers of rows may turn round in float32."""
 
 
 class EndedError(Exception):

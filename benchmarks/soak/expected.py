@@ -50,11 +50,29 @@ class Plain:
                 self._texts[wish] = self._generated(wish)
             return self._texts[wish]
 
+    def margin(self, wish: Wish, text: str) -> float | None:
+        """How far apart the two best logits are where `text` leaves the greedy text; None if it is drawn, or goes on
+        where that ends.
+        """
+        if wish.seed is not None:
+            return None
+        tokenizer, ids = self._loaded.tokenizer, self._inputs(wish)
+        how = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
+        made = self._loaded.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=wish.tokens, **how)
+        tokens = made.sequences[0, ids.shape[1] :]
+        for place, logits in enumerate(made.logits):
+            if not text.startswith(tokenizer.decode(tokens[: place + 1], skip_special_tokens=True)):
+                best, next_best = logits[0].topk(2).values.tolist()
+                return best - next_best
+        return None
+
+    def _inputs(self, wish: Wish) -> torch.Tensor:
+        prompt = f"user: {wish.prompt}\nassistant: " if wish.chat else wish.prompt
+        return self._loaded.tokenizer(prompt, return_tensors="pt", add_special_tokens=not wish.chat)["input_ids"]
+
     def _generated(self, wish: Wish) -> str:
         tokenizer, model = self._loaded.tokenizer, self._loaded.model
-        prompt = f"user: {wish.prompt}\nassistant: " if wish.chat else wish.prompt
-        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=not wish.chat)["input_ids"]
-        how = {"do_sample": False}
+        ids, how = self._inputs(wish), {"do_sample": False}
         if wish.seed is not None:
             torch.manual_seed(wish.seed)
             how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}

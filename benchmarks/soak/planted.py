@@ -41,18 +41,21 @@ class Seen:
 
 
 def looked_for(planted: Server, other: Server) -> list[Seen]:
-    """Plants secrets in one of two running servers; what its keys see, the one that planted them last."""
+    """Plants secrets in one of two running servers. What its keys see: another one before that, of texts that are never
+    planted, which shows how far two servers differ anyway; then of the secrets that one, and the one that planted them.
+    """
     owner, stranger = list(planted.keys)[:2]
     draws = random.Random(7)
-    secrets = [" ".join(draws.choices(_WORDS, k=12)) for _ in range(_PROBES)]
+    never, secrets = ([" ".join(draws.choices(_WORDS, k=12)) for _ in range(_PROBES)] for _ in range(2))
+    before = _seen(stranger, planted, other, never)
     for secret in secrets:
         for _ in range(2):
             _steps(planted, owner, secret)
-    beginnings = [" ".join(secret.split()[:6]) for secret in secrets]
-    return [_seen(key, planted, other, beginnings) for key in (stranger, owner)]
+    return [before, *(_seen(key, planted, other, secrets) for key in (stranger, owner))]
 
 
-def _seen(key: str, planted: Server, other: Server, beginnings: list[str]) -> Seen:
+def _seen(key: str, planted: Server, other: Server, texts: list[str]) -> Seen:
+    beginnings = [" ".join(text.split()[:6]) for text in texts]
     sides: tuple[list[Any], list[Any]] = [], []
     for turn in range(_ROUNDS):
         for place, beginning in enumerate(beginnings):

@@ -18,7 +18,7 @@ from .server import Sample
 matplotlib.use("svg")
 from matplotlib import pyplot
 
-_OUTCOMES = ("good", "refused", "left", "ended", "lost", *FAILURES)
+_OUTCOMES = ("good", "tie", "refused", "left", "ended", "lost", *FAILURES)
 
 
 @dataclass
@@ -38,8 +38,8 @@ class Found:
         """What must not have happened."""
         found = [f"{one.kind}: {one.outcome}: {one.what}" for one in self.exchanges if one.outcome in FAILURES]
         found += self.faults.wrong
-        found += [f"{one.key} saw what another key asked for" for one in self.seen[:1] if not one.equal]
-        found += ["the control saw no secret" for one in self.seen[1:] if one.equal]
+        found += [f"{one.key} saw what another key asked for" for one in self.seen[:2] if not one.equal]
+        found += ["the control saw no secret" for one in self.seen[2:] if one.equal]
         return found
 
 
@@ -63,8 +63,10 @@ def _text(found: Found, plots: str) -> str:
         + (f"{len(failures)} things went wrong." if failures else "Nothing went wrong."),
         "",
         "Every text that came back was compared with that of transformers' own `generate`. Refused: the server was "
-        "full and said so. Left: the client went away. Lost and ended: the connection or the stream broke while the "
-        "server was being ended, the only time at which it may. Everything beyond is a failure.",
+        "full and said so. Tie: the text leaves the plain one where two tokens are equally likely, to the rounding of a "
+        "pass; they are listed below with the difference of their logits. Left: the client went away. Lost and ended: "
+        "the connection or the stream broke while the server was being ended, the only time at which it may. Everything "
+        "beyond is a failure.",
         "",
         f"| client | {' | '.join(_OUTCOMES)} | median seconds | slowest |",
         f"|---|{'---|' * (len(_OUTCOMES) + 2)}",
@@ -94,12 +96,13 @@ def _text(found: Found, plots: str) -> str:
         "## What one key can learn of another",
         "",
         "Secrets were planted through one key. Beside a server that never heard of them, another key, and the one that "
-        "planted them as a control, sent their beginnings:",
+        "planted them as a control, sent their beginnings. Before that, the other key sent beginnings of texts that "
+        "were never planted: so far the times of two servers differ anyway.",
         "",
         "| key | probes | texts, steps and drafts | tokens a step, planted and not | time of a step | p |",
         "|---|---|---|---|---|---|",
     ]
-    for one, who in zip(found.seen, ("another key", "the one that planted them"), strict=False):
+    for one, who in zip(found.seen, ("another key, before", "another key", "the one that planted them"), strict=False):
         same = "the same" if one.equal else "differ"
         mat = f"{one.mat[0]:.2f}, {one.mat[1]:.2f}"
         lines.append(f"| {who} | {one.probes} | {same} | {mat} | {one.seconds:.3f} times | {one.chance:.2g} |")
@@ -109,6 +112,9 @@ def _text(found: Found, plots: str) -> str:
         "closes: that the server is busy, and for how long, shows in the time that others wait; with `tree=auto` the "
         "number of nodes follows the measured cost of passes, which all share.",
     ]
+    ties = [one.what for one in found.exchanges if one.outcome == "tie"]
+    if ties:
+        lines += ["", "## Ties", "", *[f"- {tie}" for tie in ties[:50]]]
     if failures:
         lines += ["", "## What went wrong", "", *[f"- {failure}" for failure in failures[:50]]]
     return "\n".join(lines) + "\n"
