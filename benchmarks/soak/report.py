@@ -63,9 +63,9 @@ def _text(found: Found, plots: str) -> str:
         + (f"{len(failures)} things went wrong." if failures else "Nothing went wrong."),
         "",
         "Every text that came back was compared with that of transformers' own `generate`. Refused: the server was "
-        "full and said so. Tie: the text leaves the plain one where two tokens are equally likely, to the rounding of a "
-        "pass; they are listed below with the difference of their logits. Left: the client went away. Lost and ended: "
-        "the connection or the stream broke while the server was being ended, the only time at which it may. Everything "
+        "full and said so. Tie: the text leaves the plain one where two tokens are equally likely, to the rounding of "
+        "a pass; they are listed below with the difference of their logits. Left: the client went away. Lost, ended: "
+        "the connection or the stream broke while the server was being ended, the only time it may. Everything "
         "beyond is a failure.",
         "",
         f"| client | {' | '.join(_OUTCOMES)} | median seconds | slowest |",
