@@ -125,6 +125,15 @@ def write_behind(cache: Cache, held: int, index: int, keys: torch.Tensor, values
     cache.update(filled, values, index, {"cache_position": places})
 
 
+def told_slots(length: torch.Tensor, nodes: int) -> dict[str, torch.Tensor]:
+    """What a forward pass over `nodes` tokens behind `length` (1,) slots is told of where they go. Before 5.4 it asked
+    the cache otherwise, and so the host the device.
+    """
+    if _TRANSFORMERS >= (5, 4):
+        return {}
+    return {"cache_position": length + torch.arange(nodes, device=length.device)}
+
+
 def is_callers(cache: Cache) -> bool:
     """Whether a cache may be that of the caller of `generate`. Before 5.17 there was no mark of it."""
     return _TRANSFORMERS < (5, 17) or getattr(cache, "_is_user_defined", False)

@@ -15,7 +15,6 @@ import torch
 from support import tiny, ways
 from support.drafters import example
 from support.elsewhere import THERE, another_device, put_there
-from support.releases import skip_before
 from support.runs import fix_costs
 from support.ways import Generate
 from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel
@@ -61,8 +60,6 @@ def streamed(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
 
 def fast(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
     """Steps of constant shapes, which are not captured on a CPU."""
-    if model.config.model_type == "gpt2":  # whose forward asked the host for a number
-        skip_before(5, 1)
     return partial(tr.generate, model, drafter=drafter, fast=True)
 
 

@@ -22,6 +22,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from ..accept import GreedyPath, greedy_path
 from ..candidates.topk import grouped_topk
+from ..differences import told_slots
 from ..model.architectures import Reach
 from ..model.tree_inputs import Masks, masks
 from ..tree import Tree
@@ -159,6 +160,7 @@ def verify(
         position_ids=(shape.depths + length)[None],
         past_key_values=cache,
         use_cache=True,
+        **told_slots(length, plan.nodes),
     ).logits[0]
 
     def noise(vocabulary: int) -> torch.Tensor:
