@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.releases import needs, skip_before
+from support.releases import HERE, needs, skip_before
 from transformers import LlamaForCausalLM, StoppingCriteriaList
 from transformers.generation.continuous_batching import ContinuousMixin
 from transformers.generation.utils import GENERATION_MODES_MAPPING
@@ -51,6 +51,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 def test_a_call_is_noted_by_itself(model: LlamaForCausalLM, other: dict[str, Any], thread: bool) -> None:
     """Whatever is called in between, by another thread or in this one."""
+    if "assistant_early_exit" in other and HERE[:2] == (5, 0):
+        pytest.skip("needs a transformers whose early exit works: not 5.0")
     wanted = model.generate(IDS, **GREEDY)
     tr.accelerate(model, "plain")
     noted = []
