@@ -83,8 +83,8 @@ else:
     MtpModel = _found("modeling_layers", "MtpModel", (5, 15))
     MtpCache = _found("cache_utils", "MtpCache", (5, 15))
 
-    # DFlash assistants.
-    DFlashTokenCandidateGenerator = _found("generation.candidate_generator", "DFlashTokenCandidateGenerator", (5, 15))
+    # DFlash assistants: since 5.15, with hidden states by number, as the drafter gives them, since 5.23.
+    DFlashTokenCandidateGenerator = _found("generation.candidate_generator", "DFlashTokenCandidateGenerator", (5, 23))
 
     # A processor: none before.
     TopHLogitsWarper = _found("generation.logits_process", "TopHLogitsWarper", (5, 0))

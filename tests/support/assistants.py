@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import torch
-from support.releases import skip_before, skip_without
+from support.releases import skip_before
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -17,7 +17,7 @@ from token_recycling.differences import MtpModel
 
 def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> PreTrainedModel:
     """A random DFlash assistant of two layers for a target, one of them with a window, with blocks of 5."""
-    skip_without("muse_glimmer_assistant", CONFIG_MAPPING)
+    skip_before(5, 23)
     text = model.config.get_text_config(decoder=True)
     sizes = {
         "hidden_size": text.hidden_size,
