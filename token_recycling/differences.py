@@ -101,9 +101,9 @@ class OwnLayer(cache_utils.CacheLayerMixin):
 
 def left_by_crop(asked: int, held: int) -> int:
     """How many of `held` slots `crop(asked)` leaves. Before 5.15 it was told how many to leave, or as a negative
-    number how many to forget; since then only the latter, or 0.
+    number how many to forget; since then only the latter, or 0, which left nothing before 5.14.
     """
-    if asked < 0:
+    if asked < 0 or (asked == 0 and _TRANSFORMERS >= (5, 14)):
         return max(0, held + asked)
     if _TRANSFORMERS < (5, 15):
         return min(asked, held)
