@@ -28,7 +28,8 @@ from .keys import Key
 from .middleware import LimitMiddleware
 from .postprocess import complete_answer, stream_events
 from .requests import ChatBody, ResponsesBody, StepsBody, TextBody
-from .service import Service, Settings
+from .service import Service
+from .settings import Settings
 from .steps import prepare, server_sent, step_events
 
 if TYPE_CHECKING:

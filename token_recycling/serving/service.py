@@ -9,8 +9,6 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,72 +25,21 @@ from .drafter_pool import DrafterPool
 from .errors import ApiError
 from .grammars import Grammars
 from .handlers import JobWorker, OneModel, ResponsesHandler, State, Worker
-from .isolation import Isolation
 from .job import Job
-from .keys import METRICS, Key
+from .keys import Key
 from .logprobs import LogprobRecorder
 from .logs import log_generation
 from .metrics import Metrics
-from .offered_drafters import DEFAULT_OFFERS, OfferedDrafters
+from .offered_drafters import OfferedDrafters
 from .requests import ChatBody, Sampling, TextBody
 from .sampling import config_of, processors_of
+from .settings import Settings
 from .templates import check_template
 from .texts import Text
 
 _FIRST_TEXT = "The first of the"
 _LONGEST_MEASURED = 16_384
 """Tokens of a prompt up to which the cost of trees is measured at start: beyond, the cache may need much memory."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a model is served: the options of `token-recycling serve`."""
-
-    name: str = "model"
-    """What clients call the model."""
-    drafter: str = "recycling"
-    offers: tuple[str, ...] = DEFAULT_OFFERS
-    """Drafters that a request for steps may name instead, made for that request."""
-    free_options: bool = False
-    """Such a request may change the options of the drafter: for a server with one user."""
-    matrix: Path | None = None
-    """Loaded at start if it is there; the base of all drafters, and, where one is shared, where it is saved."""
-    save_every: float = 60.0
-    """Seconds between two saves of what changed."""
-    isolation: Isolation = Isolation.shared
-    """May be given as its value, such as "per-key"."""
-    keys: tuple[Key, ...] = ()
-    allow_hosts: tuple[str, ...] = ()
-    """Names beside those of this machine to which a loopback address answers where no keys are configured."""
-    max_keys: int = 64
-    """Matrices of keys in memory at most; the least recently used makes room."""
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    concurrency: int = 1
-    """Texts that are generated at once."""
-    max_requests: int = 32
-    """Running and waiting."""
-    max_requests_per_key: int | None = None
-    max_body: float = 2.0
-    """Megabytes of a request's body at most."""
-    timeout: float | None = None
-    """Seconds from the arrival of a request to its last token at most."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "isolation", Isolation(self.isolation))
-        for name in (
-            "concurrency", "max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "max_requests_per_key",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {value}")
-        for name in ("save_every", "max_body", "timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"expected {name} above 0, got {value}")
-        users = [key for key in self.keys if key.name != METRICS]
-        if self.isolation is Isolation.per_key and not users:
-            raise ValueError("expected an API key for isolation per-key, got none; give one, or another isolation")
 
 
 class Service:

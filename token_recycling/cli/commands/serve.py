@@ -121,7 +121,8 @@ def serve(
         from ...serving.app import app_of
         from ...serving.connections import ConnectionLimits
         from ...serving.http_server import HttpServer, check_tls
-        from ...serving.service import Service, Settings
+        from ...serving.service import Service
+        from ...serving.settings import Settings
 
         tls = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
