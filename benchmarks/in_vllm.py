@@ -3,7 +3,8 @@
 The work: the shipped prompts, the same prompts again, and sixteen edits of one file, greedily, one request at a time, 8
 and 32 at once. Each method has an engine of its own in a process of its own, and all take turns batch by batch, so that
 what else the machine does falls on all alike. Measured are tokens a step, counted step by step as the engine gives
-them, and tokens a second of processor time, one thread, the engine's whole process.
+them, and tokens a second: of processor time, one thread, the engine's whole process; or by the clock (`--clock wall`),
+as on a card.
 
 A part is one round of one number of requests at once, with new engines. Its rows are appended to `--rows` as soon as it
 is over, and parts that stand there are not run again. The report is written from all rows.
@@ -20,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
         "num_speculative_tokens": 24,
     },
 }
+CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
 AT_ONCE = (1, 8, 32)
 WORKS = ("prompts", "again", "edits")
 SURROUNDINGS = {
@@ -68,11 +70,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no part after so many")
     parser.add_argument("--limit", type=int, help="number of prompts and edits")
     parser.add_argument("--max-new-tokens", type=int, default=120)
+    parser.add_argument("--clock", choices=CLOCKS, default="processor", help="what seconds are counted by")
     parser.add_argument("--rows", type=Path, default=ROOT / "build" / "vllm.jsonl", help="results so far")
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "results" / "vllm.md")
     arguments = parser.parse_args()
     if arguments.engine:
-        serve(arguments.engine, arguments.max_new_tokens)
+        serve(arguments.engine, arguments.max_new_tokens, CLOCKS[arguments.clock])
         return
     began, rows = time.monotonic(), read(arguments.rows)
     done = {(row["round"], row["at_once"]) for row in rows}
@@ -82,13 +85,15 @@ def main() -> None:
         if time.monotonic() - began > 60 * arguments.minutes:
             print("there is more to do: run it again")
             return
-        made = measure(*part, works(arguments.limit), arguments.max_new_tokens)
+        options = ["--max-new-tokens", str(arguments.max_new_tokens), "--clock", arguments.clock]
+        made = measure(*part, works(arguments.limit), options)
         arguments.rows.parent.mkdir(parents=True, exist_ok=True)
         with arguments.rows.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in made)
         rows += made
         print(f"round {part[0] + 1}, {part[1]} at once: done", flush=True)
-    arguments.report.write_text(report(rows, arguments.max_new_tokens))
+    arguments.report.parent.mkdir(parents=True, exist_ok=True)
+    arguments.report.write_text(report(rows, arguments.max_new_tokens, arguments.clock))
     print(arguments.report.read_text())
 
 
@@ -101,9 +106,9 @@ def works(limit: int | None) -> dict[str, list[str]]:
     return dict(zip(WORKS, (prompts, prompts, edits), strict=True))
 
 
-def measure(turn: int, at_once: int, texts: dict[str, list[str]], max_new_tokens: int) -> list[dict[str, Any]]:
-    """One part: a row for each method and work."""
-    command = [sys.executable, __file__, "--max-new-tokens", str(max_new_tokens), "--engine"]
+def measure(turn: int, at_once: int, texts: dict[str, list[str]], options: list[str]) -> list[dict[str, Any]]:
+    """One part: a row for each method and work; `options` are those of the engines' processes."""
+    command = [sys.executable, __file__, *options, "--engine"]
     environment = {**os.environ, **SURROUNDINGS}
     engines = {}
     for method in METHODS:
@@ -140,7 +145,7 @@ def ask(engine: subprocess.Popen[str], texts: list[str]) -> dict[str, Any]:
     raise RuntimeError(f"expected an answer of the engine, got its end, with {engine.wait()}; see above")
 
 
-def serve(method: str, max_new_tokens: int) -> None:
+def serve(method: str, max_new_tokens: int, clock: Callable[[], float]) -> None:
     """Answers every line of texts on standard input."""
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -158,7 +163,7 @@ def serve(method: str, max_new_tokens: int) -> None:
     numbers = iter(range(10**9))
     for line in sys.stdin:
         said: dict[str, list[int]] = {}
-        began, steps = time.process_time(), 0
+        began, steps = clock(), 0
         for text in json.loads(line):
             name = str(next(numbers))
             said[name] = []
@@ -169,7 +174,7 @@ def serve(method: str, max_new_tokens: int) -> None:
         found = {
             "tokens": sum(map(len, said.values())),
             "steps": steps,
-            "seconds": time.process_time() - began,
+            "seconds": clock() - began,
             "texts": repr(list(said.values())),
         }
         print(f"{_ANSWER}{json.dumps(found)}", flush=True)
@@ -188,7 +193,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def report(rows: list[dict[str, Any]], max_new_tokens: int) -> str:
+def report(rows: list[dict[str, Any]], max_new_tokens: int, clock: str) -> str:
     """The tables, from all rounds."""
 
     def of(method: str, work: str, at_once: int) -> list[dict[str, Any]]:
@@ -225,15 +230,15 @@ def report(rows: list[dict[str, Any]], max_new_tokens: int) -> str:
         [
             "# In vLLM",
             "",
-            f"Made by `make bench-vllm`, rounds: {rounds}. The shipped model in float32 on a CPU, one thread, greedy, "
-            f"{max_new_tokens} tokens a request; 1, 8 and 32 requests at once. Texts of all rows are "
-            f"{'identical' if same else 'NOT identical'}.",
+            f"Made by `make bench-vllm`, rounds: {rounds}. The shipped model in float32, "
+            f"{'on a CPU, one thread, ' if clock == 'processor' else ''}greedy, {max_new_tokens} tokens a request; 1, "
+            f"8 and 32 requests at once. Texts of all rows are {'identical' if same else 'NOT identical'}.",
             "",
             "Tokens a step:",
             "",
             *table(METHODS, mat),
             "",
-            "Tokens a second against none, by processor time of the whole engine with its prompts, the median of the "
+            f"Tokens a second against none, by {clock} time of the whole engine with its prompts, the median of the "
             "rounds:",
             "",
             *table(METHODS, lambda method, work, at_once: speed(method, NONE, work, at_once)),

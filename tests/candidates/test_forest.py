@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from token_recycling.candidates.best_first import GrowingTree, TemplateArrays, fill
+from token_recycling.candidates.copying import PAST, TEXT
 from token_recycling.candidates.forest import SLACK, Asked, Forest, draft
 from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.candidates.ngrams import last_ngram
-from token_recycling.candidates.occurrences import LONGEST, Occurrences
+from token_recycling.candidates.occurrences import BREAK, LONGEST, Occurrences, masked
 from token_recycling.costs.budget import NO_COSTS
 from token_recycling.templates import chain
 
@@ -138,3 +139,37 @@ def test_a_text_that_grows_is_found_as_a_whole() -> None:
     for length in (5, 30, 100):
         drafting([text[:length]], [slot])
     assert drafting([[*text, *text[3:6]]], [slot]) == [text[6 : 6 + NODES]]
+
+
+def test_a_long_match_is_copied_and_where_it_ends_all_that_is_known_is_asked_again() -> None:
+    """Only the chain's nodes within a copy have a single candidate."""
+    drafting, slot = Drafting(), None
+    slot = drafting.take()
+    said = list(range(20, 60))
+    text = [*said, 90, *said[:20]]
+    chances: list[float] = []
+    for end in range(30, len(text) + 1):  # until the calibration has seen that long matches are right
+        (made,) = drafting([text[:end]], [slot])
+        chances.append(float(drafting.forest.arrays.growing.chances[slot, 0, 0]))
+    assert made == said[20 : 20 + NODES]
+    growing, copied = drafting.forest.arrays.growing, drafting.forest.arrays.copied[slot]
+    assert growing.known[slot, 1 : NODES + 1].tolist() == [1] * NODES
+    assert len(set(growing.chances[slot, : NODES + 1, 0].tolist())) == 1, "as likely as the first"
+    assert copied.tolist() == [TEXT, 20 + NODES]
+    (made,) = drafting([[*text, *said[20:35]]], [slot])
+    assert made[:6] == [*said[35:], 90], "the last tokens before the text repeats itself"
+    assert made[6:] == said[: NODES - 6], "what followed the text's own end"
+
+
+def test_what_earlier_texts_said_is_copied_up_to_their_end() -> None:
+    drafting, slot = Drafting(), None
+    slot = drafting.take()
+    said, prompt = list(range(20)), list(range(60, 80))
+    drafting.matrix.past.extend([*masked(np.array(prompt)).tolist(), *said, BREAK, 50, 51])
+    text = [*prompt, *said[:12]]
+    for end in range(1, 13):
+        (made,) = drafting([text[: 20 + end]], [slot])
+        if end == 7:
+            assert made == said[7 : 7 + NODES]
+            assert drafting.forest.arrays.copied[slot].tolist() == [PAST, 20 + 7 + NODES]
+    assert made == said[12:], "nothing of the prompt, nothing beyond the break"

@@ -25,9 +25,10 @@ def _found(arrays: Any, recent: np.ndarray, followed: np.ndarray, lengths: np.nd
 
 def found(index: Occurrences, text: list[int]) -> list[tuple[int, int]]:
     """What followed, and the length of the match, at each place."""
-    followed, lengths = np.zeros(FOUND, np.int64), np.zeros(FOUND, np.int64)
-    places = _found(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), followed, lengths)
-    return list(zip(followed[:places].tolist(), lengths[:places].tolist(), strict=True))
+    places, lengths = np.zeros(FOUND, np.int64), np.zeros(FOUND, np.int64)
+    count = _found(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), places, lengths)
+    followed = [int(module.token_at(index.arrays, place)) for place in places[:count].tolist()]
+    return list(zip(followed, lengths[:count].tolist(), strict=True))
 
 
 def bucket(last: list[int], buckets: int) -> int:
@@ -238,8 +239,5 @@ def test_only_the_end_of_a_text_is_looked_for() -> None:
 
 def test_masked_tokens_match_and_are_never_said_to_follow() -> None:
     index = Occurrences([*masked(np.array([1, 2, 3, 4])).tolist(), 5, 6])
-    followed, lengths = np.empty(FOUND, np.int64), np.empty(FOUND, np.int64)
-    for recent, wanted in (([4, 3, 2, 1], [(5, 4)]), ([5, 4, 3], [(6, 3)]), ([3, 2, 1], []), ([4], [(5, 1)])):
-        newest_first = np.array(recent + [-1] * (LONGEST - len(recent)))
-        found = _found(index.arrays, newest_first, followed, lengths)
-        assert list(zip(followed[:found].tolist(), lengths[:found].tolist(), strict=True)) == wanted
+    for text, wanted in (([1, 2, 3, 4], [(5, 4)]), ([3, 4, 5], [(6, 3)]), ([1, 2, 3], []), ([4], [(5, 1)])):
+        assert found(index, text) == wanted

@@ -142,23 +142,29 @@ def plant(growing: GrowingTree, recent: np.ndarray, sources: Sources) -> int:
     growing.depths[0], growing.values[0] = 0, 1
     for place in range(LONGEST):
         growing.recent[place] = recent[place]
-    _consider(growing, np.int64(0), sources)
+    consider(growing, np.int64(0), sources)
     return np.int64(1)
 
 
 @compiled_part
 def add(growing: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
+    """Makes the candidate of that rank a child, the newest node, and finds what may follow it."""
+    attach(growing, node, parent, rank)
+    consider(growing, node, sources)
+
+
+@compiled_part
+def attach(growing: GrowingTree, node: int, parent: int, rank: int) -> None:
     """Makes the candidate of that rank a child, the newest node."""
     growing.tokens[node], growing.parents[node] = growing.candidates[parent, rank], parent
     growing.ranks[node] = rank
     growing.depths[node] = growing.depths[parent] + 1
     growing.values[node] = growing.values[parent] * growing.chances[parent, rank]
     growing.drafted[parent] = max(growing.drafted[parent], rank + 1)
-    _consider(growing, node, sources)
 
 
 @compiled_part
-def _consider(growing: GrowingTree, node: int, sources: Sources) -> None:
+def consider(growing: GrowingTree, node: int, sources: Sources) -> None:
     """Finds what may follow a node, the likeliest first."""
     mixture, known, depth, above = growing.mixture, np.int64(0), growing.depths[node], node
     for place in range(LONGEST):

@@ -9,7 +9,8 @@ word for word, so that the chances along its chain are corrected by how many of 
 how many were to be; what is not known of it yet is what all texts had of late.
 
 Texts have slots. What compiled code needs of a slot are rows of shared arrays, and of its index, which grows with the
-text, the addresses. Cost: five to eight microseconds a drafted token, nearly all of it the mixture's.
+text, the addresses. Cost: five to eight microseconds a drafted token, nearly all of it the mixture's; next to nothing
+where a long match is copied.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from numba.extending import intrinsic
 
 from ..compiled import compiled, compiled_part
 from ..costs.budget import Payoff, may_pay
-from .best_first import GrowingTree, add, count_chosen, plant
+from .best_first import GrowingTree, count_chosen, plant
+from .copying import begin, extend
 from .mixture import Sources
 from .ngram_rows import Rows
 from .ngrams import ABSENT
 from .occurrences import LONGEST, OccurrenceArrays, Occurrences, append
 
-SLACK = 0.08
+SLACK = 0.05
 """By how much tokens per time may fall short of the most, if every pass brings more tokens: a request is answered in
 fewer passes.
 """
@@ -47,6 +49,8 @@ class ForestArrays(NamedTuple):
     """(s,) int64: nodes that the chain of a slot has, the root included, verified or not."""
     read: np.ndarray
     """(s,) int64: tokens of the text that were read."""
+    copied: np.ndarray
+    """(s, 2) int64: see `copying.begin`."""
     wrong: np.ndarray
     """(s + 1, 2) float64: drafted tokens that were wrong of late, and that were to be; the last row of all texts."""
     addresses: np.ndarray
@@ -142,7 +146,9 @@ def draft(
         correction[one] = _correction(forest.wrong, slot)
         counts[one] = 0
         if asked.rooms[one] > 0:
-            plant(chain, chain.recent, Sources(rows, text, past, calibration))
+            sources = Sources(rows, text, past, calibration)
+            plant(chain, chain.recent, sources)
+            begin(chain, np.int64(0), forest.copied, slot, sources)
             forest.made[slot] = 1
             gains[one] = _gain(chain, np.int64(0), correction[one])
             most += min(asked.rooms[one], np.int64(len(chain.tokens) - 1))
@@ -159,7 +165,7 @@ def draft(
         if gain <= 0 or not may_pay(costs, Payoff(expected, best * (1 - SLACK), total), n + total, gain):
             break
         chain, last = _chain(forest.growing, slot), forest.made[slot]
-        add(chain, last, last - 1, np.int64(0), Sources(rows, _index(forest, slot), past, calibration))
+        extend(chain, last, forest.copied, slot, Sources(rows, _index(forest, slot), past, calibration))
         chain.values[last] = gain
         forest.made[slot] = last + 1
         gains[one] = _gain(chain, last, correction[one]) if last < asked.rooms[one] else 0.0
@@ -245,8 +251,12 @@ class Forest:
         *one, mixture = GrowingTree.empty(*self._shape)
         growing = GrowingTree._make([*(np.zeros((slots, *array.shape), array.dtype) for array in one), mixture])
         made, read, capacities = np.zeros((3, slots), np.int64)
-        wrong, addresses = np.zeros((slots + 1, 2)), np.zeros((slots, 4), np.int64)
-        return ForestArrays(growing, made, read, wrong, addresses, capacities)
+        wrong, copied, addresses = (
+            np.zeros((slots + 1, 2)),
+            np.zeros((slots, 2), np.int64),
+            np.zeros((slots, 4), np.int64),
+        )
+        return ForestArrays(growing, made, read, copied, wrong, addresses, capacities)
 
     def take(self) -> int:
         """A slot for a new text, which is to be cleared first."""

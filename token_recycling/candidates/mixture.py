@@ -22,7 +22,7 @@ import numpy as np
 from ..compiled import compiled_part
 from .calibration import MATCHES, RANKS, cell_of, chance, match_kind, new_calibration
 from .ngram_rows import FULL, Rows, find_row
-from .occurrences import FOUND, LONGEST, OccurrenceArrays, occurrences
+from .occurrences import FOUND, LONGEST, OccurrenceArrays, occurrences, token_at
 
 _SHORTEST_WEIGHT, _LONGER_WEIGHT = np.float32(0.8), np.float32(0.4)
 """Of the shortest n-gram that is known, against nothing, and of every longer one, against the shorter ones."""
@@ -71,10 +71,14 @@ class Mixture(NamedTuple):
     """(c,) int64: which kind of candidate each is, for the calibration."""
     chances: np.ndarray
     """(c,) float32: calibrated probabilities."""
-    followed: np.ndarray
-    """(FOUND,) int64: what followed at places of a text."""
+    places: np.ndarray
+    """(FOUND,) int64: of what followed in a text."""
     lengths: np.ndarray
     """(FOUND,) int64: how many tokens match there."""
+    longest: np.ndarray
+    """(2, 2) int64: in this text and in the past, the length of the longest match, 0 if there is none, and the place of
+    what followed the newest of these.
+    """
 
     @classmethod
     def empty(cls, orders: int, k: int) -> Mixture:
@@ -89,8 +93,9 @@ class Mixture(NamedTuple):
             matches=np.zeros((2, most), np.int64),
             cells=ints(most),
             chances=floats(most),
-            followed=ints(FOUND),
+            places=ints(FOUND),
             lengths=ints(FOUND),
+            longest=np.zeros((2, 2), np.int64),
         )
 
 
@@ -181,16 +186,19 @@ def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, 
 @compiled_part
 def _mix_text(mixture: Mixture, found: int, text: OccurrenceArrays, which: int) -> int:
     """Adds what followed in a text; returns the number of candidates."""
-    places, longest, total = occurrences(text, mixture.recent, mixture.followed, mixture.lengths), 0, np.float32(0)
+    places, longest, total = occurrences(text, mixture.recent, mixture.places, mixture.lengths), 0, np.float32(0)
+    mixture.longest[which, 0] = 0
     for one in range(places):
         kind = match_kind(mixture.lengths[one])
         longest = max(longest, kind)
         total += _PLACE_WEIGHTS[kind]
+        if mixture.lengths[one] > mixture.longest[which, 0]:
+            mixture.longest[which, 0], mixture.longest[which, 1] = mixture.lengths[one], mixture.places[one]
     _fade(mixture, found, _MATCH_WEIGHTS[longest])
     for one in range(places):
         kind = match_kind(mixture.lengths[one])
         share = _MATCH_WEIGHTS[longest] * _PLACE_WEIGHTS[kind] / total
-        place = _add(mixture, found, mixture.followed[one], share)
+        place = _add(mixture, found, token_at(text, mixture.places[one]), share)
         mixture.matches[which, place] = max(mixture.matches[which, place], kind)
         found = max(found, place + 1)
     return found

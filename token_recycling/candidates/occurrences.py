@@ -105,19 +105,25 @@ def append(index: OccurrenceArrays, added: np.ndarray) -> None:
 @compiled
 def _holds(index: OccurrenceArrays, recent: np.ndarray, length: int, token: int) -> bool:
     """Whether the token stands in the index after the first `length` of `recent` (LONGEST,), the newest first."""
-    followed, lengths = np.empty(FOUND, np.int64), np.empty(FOUND, np.int64)
-    found = occurrences(index, recent, followed, lengths)
+    places, lengths = np.empty(FOUND, np.int64), np.empty(FOUND, np.int64)
+    found = occurrences(index, recent, places, lengths)
     whole = False
-    for place in range(found):
-        whole |= lengths[place] == length and followed[place] == token
+    for one in range(found):
+        whole |= lengths[one] == length and token_at(index, places[one]) == token
     return whole
 
 
 @compiled_part
-def occurrences(index: OccurrenceArrays, recent: np.ndarray, followed: np.ndarray, lengths: np.ndarray) -> int:
-    """Fills in what followed where the tokens `recent` (LONGEST,), the newest first, ended before, and how many of them
-    match there: the newest places with three equal tokens first, then the newest with one or two. Returns how many
-    places there are, `FOUND` at most.
+def token_at(index: OccurrenceArrays, place: int) -> int:
+    """Token number `place`; -1 or less where none is to be drafted: at the end, between texts, of a masked one."""
+    return np.int64(index.tokens[place % len(index.tokens)]) if place < index.added[0] else np.int64(BREAK)
+
+
+@compiled_part
+def occurrences(index: OccurrenceArrays, recent: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
+    """Fills in the places of what followed where the tokens `recent` (LONGEST,), the newest first, ended before, and
+    how many of them match there: the newest with three equal tokens first, then the newest with one or two. Returns how
+    many places there are, `FOUND` at most.
     """
     capacity, count, found = len(index.tokens), index.added[0], np.int64(0)
     if not capacity or recent[0] < 0:
@@ -142,11 +148,9 @@ def occurrences(index: OccurrenceArrays, recent: np.ndarray, followed: np.ndarra
                 and _same(index.tokens[(at - length) % capacity], recent[length])
             ):
                 length += 1
-            if at + 1 < count and length >= least and (chain or length < _LONG):
-                token = np.int64(index.tokens[(at + 1) % capacity])
-                if token >= 0:
-                    followed[found], lengths[found] = token, length
-                    found += 1
+            if length >= least and (chain or length < _LONG) and token_at(index, at + 1) >= 0:
+                places[found], lengths[found] = at + 1, length
+                found += 1
             at = np.int64(index.before[chain, at % capacity])
     return found
 
