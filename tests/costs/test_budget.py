@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,7 @@ from support.runs import fix_costs
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.costs.budget import Budget, paying_chains, paying_size
+from token_recycling.costs.budget import Budget, paying_nodes, paying_size, tokens_by_size
 from token_recycling.costs.curve import CostCurve
 from token_recycling.drafters.draft_model.expand import Rules, verified
 from token_recycling.model.pass_costs import PassCosts
@@ -67,28 +65,13 @@ def test_a_graph_is_grown_and_cut_to_what_pays() -> None:
 
 probabilities = st.lists(st.floats(0.01, 1), max_size=4)
 falling = probabilities.map(lambda values: np.array(sorted(values, reverse=True)))
-chains = st.lists(falling, min_size=1, max_size=3)
 
 
-@given(chains, st.integers(0, 3), st.sampled_from([0.0, 0.05, 0.3]))
-def test_no_other_lengths_of_chains_pay_better(values: list[np.ndarray], others: int, cost: float) -> None:
-    requests = len(values) + others
-
-    def rate(lengths: tuple[int, ...]) -> float:
-        expected = requests + sum(float(chain[:length].sum()) for chain, length in zip(values, lengths, strict=True))
-        return expected / (1 + cost * (requests + sum(lengths) - 1))
-
-    chosen = tuple(paying_chains(values, requests, cost))
-    best = max(map(rate, itertools.product(*[range(len(chain) + 1) for chain in values])))
-    assert rate(chosen) == pytest.approx(best, rel=1e-6)
-
-
-def test_chains_are_shorter_in_larger_batches_and_whole_at_no_cost() -> None:
-    chain = np.array([0.9, 0.7, 0.5, 0.3, 0.1], np.float32)
-    lengths = [sum(paying_chains([chain] * requests, requests, 0.1)) / requests for requests in (1, 4, 64)]
-    assert lengths[0] > lengths[1] > lengths[2] > 0
-    assert paying_chains([chain, chain], 2, 0.0) == [5, 5]
-    assert paying_chains([], 0, 0.1) == []
+@given(falling, st.sampled_from([0.0, 0.05, 0.3]))
+def test_no_other_length_of_a_chain_pays_better(values: np.ndarray, cost: float) -> None:
+    costs = 1 + cost * np.arange(len(values) + 1)
+    rates = [(1 + float(values[:length].sum())) / costs[length] for length in range(len(values) + 1)]
+    assert rates[paying_nodes(tokens_by_size(values), costs)] == pytest.approx(max(rates), rel=1e-6)
 
 
 @given(st.lists(falling, max_size=3), st.integers(1, 4), st.lists(st.floats(0, 2), min_size=1, max_size=6))

@@ -3,8 +3,8 @@
 A step emits one token, and every verified node adds its probability of being accepted. Its pass costs t(n), the root
 included. Taken most probable first, further nodes pay as long as the expected tokens per time rise: the tree form of
 the threshold of SpecDec++ (2405.19715, theorem 3.1). Whatever has no fixed size gets it here: trees that grow in
-compiled code (`Payoff`), drafts that are cut once they are made (`paying_nodes`, `Budget`), the trees of several texts
-that fill up one pass (`paying_size`), and the chains of several requests in one pass (`paying_chains`).
+compiled code (`Payoff`), drafts that are cut once they are made (`paying_nodes`, `Budget`), and the trees of several
+texts that fill up one pass (`paying_size`).
 
 `candidates` and `engines` use it too.
 """
@@ -63,31 +63,14 @@ def with_node(costs: np.ndarray, payoff: Payoff, nodes: int, gain: float) -> Pay
     return Payoff(expected, payoff.best_rate, payoff.best_nodes)
 
 
-def tokens_by_size(gains: np.ndarray, texts: int = 1) -> np.ndarray:
-    """(n + 1,) float64: expected tokens of a step of `texts` texts with the first 0, 1, ... n nodes of `gains` (n,)."""
-    return texts + np.concatenate([[0.0], np.cumsum(gains, dtype=np.float64)])
+def tokens_by_size(gains: np.ndarray) -> np.ndarray:
+    """(n + 1,) float64: expected tokens of a step with the first 0, 1, ... n nodes of `gains` (n,)."""
+    return 1 + np.concatenate([[0.0], np.cumsum(gains, dtype=np.float64)])
 
 
 def paying_nodes(expected: np.ndarray, costs: np.ndarray) -> int:
     """The index of the most expected tokens per time, of tokens (n,) and costs (n,); the first of equal ones."""
     return int(np.argmax(expected / costs))
-
-
-def paying_chains(chains: Sequence[np.ndarray], requests: int, token_cost: float) -> list[int]:
-    """How many tokens of each chain to verify, so that a pass brings the most expected tokens per time.
-
-    `chains` holds, for each, its tokens' probabilities of being accepted, which never rise along a chain; `requests`
-    is the number of requests that share the pass, those without a chain included. A pass over r tokens costs
-    1 + token_cost * (r - 1), and its threshold is one for all requests.
-    """
-    if not chains:
-        return []
-    values = np.concatenate(chains)
-    order = np.argsort(-values, kind="stable")
-    costs = 1 + token_cost * (requests - 1 + np.arange(len(values) + 1))
-    kept = paying_nodes(tokens_by_size(values[order], requests), costs)
-    owners = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
-    return np.bincount(owners[order[:kept]], minlength=len(chains)).tolist()
 
 
 def paying_size(chances: Sequence[np.ndarray], costs: np.ndarray, least: int = 1) -> int:

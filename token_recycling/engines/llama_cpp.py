@@ -9,7 +9,7 @@ position after the other for as long as the tokens drawn are the drafted ones: a
 without it. The logits stay in `Llama.scores`; `Llama.eval` of the one object that is attached is wrapped, since only
 there is it certain which tokens the rows of a pass belong to (Luo et al., 2408.08696, with the means of `recycling`).
 
-Cost per step: a top-k over the logits, some ten microseconds.
+Cost per step: a top-k over the logits of what is new, and some microseconds a drafted token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 
 from ..candidates.matrix import vocabulary_fingerprint
 from ..candidates.ngrams import ngrams_of
-from ..costs.budget import paying_chains
+from ..costs.budget import paying_nodes, tokens_by_size
 from .recycler import Options, Recycler, RequestState
 from .versions import check_signature, check_version
 
@@ -91,7 +91,8 @@ class TokenRecycling(LlamaDraftModel):
         self._read = input_ids.astype(np.int32)
         count = self.recycler.chain(self._state, self._read, self.num_pred_tokens)
         growing = self._state.growing
-        (kept,) = paying_chains([growing.values[1 : count + 1]], 1, self.options.token_cost)
+        costs = 1 + self.options.token_cost * np.arange(count + 1)
+        kept = paying_nodes(tokens_by_size(growing.values[1 : count + 1]), costs)
         draft = growing.tokens[1 : kept + 1].astype(np.intc)
         self._evaluated_next = np.append(self._read[-1:], draft)
         self.recycler.save_if_due()
