@@ -19,3 +19,9 @@ class Lock:
 
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()
+
+
+CAPTURING = Lock()
+"""Held while operations are captured as a CUDA graph: a thread that waits for the whole device then ends the capture,
+and another capture begins with waiting.
+"""

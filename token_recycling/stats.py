@@ -16,6 +16,7 @@ import torch
 from . import display
 from .compiled import compiling_seconds
 from .draft import Step
+from .locks import CAPTURING
 
 PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update matrix")
 """The parts of a step, in order (Token Recycling, figure 4): draft, mask and room, model, acceptance, kept slots,
@@ -269,6 +270,7 @@ class Clock:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until an accelerator has done all its queued work."""
+    """Waits until an accelerator has done all its queued work, and for captures of other threads."""
     if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+        with CAPTURING:
+            torch.accelerator.synchronize(device)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..locks import CAPTURING
+
 _MOST = 96
 """Graphs that are kept, the most recent ones."""
 
@@ -47,7 +49,9 @@ class Graphs:
         return result
 
     def _capture(self, function: Callable[[], Any], state: Sequence[torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """Runs twice beforehand, so that everything is loaded and compiled, and puts back what that has changed."""
+        """Runs twice beforehand, so that everything is loaded and compiled, and puts back what that has changed.
+        Threads capture one after the other.
+        """
         before = [tensor.clone() for tensor in state]
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -58,6 +62,7 @@ class Graphs:
                     tensor.copy_(value)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+        # In this mode other threads may do what a capture does not allow, as to ask for memory.
+        with CAPTURING, torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             result = function()
         return graph, result

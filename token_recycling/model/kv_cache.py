@@ -21,6 +21,7 @@ from ..differences import (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
+from ..stats import synchronize
 from .cache_layers import (
     BlockTreeLayer,
     IndexedTreeLayer,
@@ -272,8 +273,7 @@ def _wait_for_copies(cache: Cache) -> None:
     """An offloaded cache copies states to and fro while the host goes on."""
     devices = {layer.device for layer in cache.layers if layer.keys is not None} if cache.offloading else ()
     for device in devices:
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
+        synchronize(device)
 
 
 def _states(cache: Cache, index: int, part: int) -> torch.Tensor:
