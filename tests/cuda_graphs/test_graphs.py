@@ -155,32 +155,3 @@ def test_a_planted_wait_is_found(planted: Callable[[torch.Tensor], torch.Tensor]
     assert "LlamaForCausalLM: expected operations that the host need not wait for" in reason
     with pytest.raises(HostWaitsError), without_waiting():
         planted(torch.ones(1, 3, 4))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("drafter", ["published:tree=static:12", "recycling:tree=12", "plain"])
-def test_captured_steps_give_the_text_without_waiting(drafter: str) -> None:
-    model = tiny.llama().cuda()
-    ids = tiny.prompt(0, 9).cuda()
-    wanted = model.generate(ids, max_new_tokens=60, do_sample=False)
-    tr.accelerate(model, drafter)
-    for _ in range(2):
-        assert torch.equal(model.generate(ids, max_new_tokens=60, do_sample=False), wanted)
-        assert "captured as CUDA graphs" in model.acceleration.stats.path
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_cuda_itself_finds_no_wait_in_a_step() -> None:
-    target = TreeModel(tiny.llama().cuda())
-    steps = runner_or_reason(target)
-    assert isinstance(steps, StepRunner)
-    cache = target.new_cache()
-    with torch.no_grad():
-        steps.begin(cache, 64)
-        source, plan = steps.host_source(8), StepPlan(8, 8, BAND, 8, True, False)
-        steps.rehearse(target, plan, source, Choice())
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            steps.rehearse(target, plan, source, Choice())
-        finally:
-            torch.cuda.set_sync_debug_mode("default")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from support import architectures, tiny
 from support.drafters import example
 from support.oracle import Oracle
 from support.recorded import RecordedGraphs
 from support.runs import decoded
+from support.two_tokens import SAMPLINGS, SIZE, arguments_for, check_distribution, exact
 from transformers import DynamicCache, LlamaForCausalLM, StoppingCriteria
 
 import token_recycling as tr
@@ -148,52 +148,18 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(
         assert stats.mat > 1.5
 
 
-SAMPLINGS = [
-    {"temperature": 0.7, "top_k": 3},
-    pytest.param({}, marks=pytest.mark.slow),
-    pytest.param({"top_p": 0.8, "min_p": 0.05}, marks=pytest.mark.slow),
-    pytest.param({"typical_p": 0.9, "epsilon_cutoff": 0.02}, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize(
+    "sampling", [SAMPLINGS[0], *(pytest.param(how, marks=pytest.mark.slow) for how in SAMPLINGS[1:])]
+)
 @pytest.mark.parametrize("drafter", ["published:tree=0 1 00 01 10,k=4", "recycling:tree=6,k=4"])
 def test_sampled_texts_follow_the_distribution_of_generate(sampling: dict[str, Any], drafter: str) -> None:
-    """Every text of 2 tokens over a vocabulary of 5, against its exact probability."""
-    size, runs = 5, 500
-    model = tiny.llama(7, vocab_size=size, initializer_range=0.2)
-    prompt = torch.tensor([[1, 3, 2]])
-    arguments = {"max_new_tokens": 2, "do_sample": True, "top_k": 0, **sampling}
-    probabilities = _exact(model, prompt, size, arguments)
-    made = tr.make_drafter(drafter)
-    tr.accelerate(model, made, fast=True)
+    model, prompt = tiny.llama(7, vocab_size=SIZE, initializer_range=0.2), torch.tensor([[1, 3, 2]])
+    arguments = arguments_for(sampling)
+    wanted = exact(model, prompt, arguments)
+    tr.accelerate(model, drafter, fast=True)
     torch.manual_seed(3)
-    counts = torch.zeros(size, size)
-    for _ in range(runs):
-        first, second = model.generate(prompt, **arguments)[0, 3:].tolist()
-        counts[first, second] += 1
+    check_distribution(wanted, lambda: model.generate(prompt, **arguments)[:, 3:], 500)
     assert model.acceleration.stats.path.startswith("fast")
-    possible = probabilities > 0
-    assert counts[~possible].sum() == 0
-    expected = (probabilities[possible] * runs).double().numpy()
-    assert chisquare(counts[possible].numpy(), expected * runs / expected.sum()).pvalue > 1e-3
-
-
-@torch.no_grad()
-def _exact(model: LlamaForCausalLM, prompt: torch.Tensor, size: int, arguments: dict[str, Any]) -> torch.Tensor:
-    """(size, size): the probability of every text of two tokens, as transformers' own processors make it."""
-    returned = model.generate(
-        prompt, **{**arguments, "max_new_tokens": 1}, return_dict_in_generate=True, output_scores=True
-    )
-    first = returned.scores[0][0].softmax(-1)
-    rows = []
-    for token in range(size):
-        longer = torch.cat([prompt, torch.tensor([[token]])], dim=1)
-        scores = model.generate(
-            longer, **{**arguments, "max_new_tokens": 1}, return_dict_in_generate=True, output_scores=True
-        ).scores
-        rows.append(scores[0][0].softmax(-1))
-    return first[:, None] * torch.stack(rows)
 
 
 def test_a_seed_gives_a_text_whatever_is_drafted(model: LlamaForCausalLM) -> None:

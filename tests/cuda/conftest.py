@@ -1,0 +1,39 @@
+"""The device of the tests in this folder: a card where there is one, else the CPU, which only tries the tests out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.architectures import SUPPORTED, Case
+from support.recurrent_architectures import RECURRENT
+
+FEW = ("llama", "gpt2", "mixtral", "qwen3_5_text")
+"""Families without a card: all of them are tested on the CPU elsewhere."""
+
+
+def _device(config: pytest.Config) -> torch.device:
+    return torch.device(config.getoption("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        cases: list[Case] = [*SUPPORTED, *RECURRENT]
+        if _device(metafunc.config).type == "cpu":
+            cases = [case for case in cases if str(case) in FEW]
+        metafunc.parametrize("case", cases, ids=str)
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> torch.device:
+    return _device(pytestconfig)
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """Products in float32 are of float32, convolutions too."""
+    convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products

@@ -1,0 +1,102 @@
+"""On a card: batches of every shape, and texts of many threads, together and side by side."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.batches import batch
+from support.on_device import check_path, check_same, moved
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.hf.together import Together
+
+pytestmark = pytest.mark.cuda
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "ends": {"do_sample": False, "eos_token_id": [3, 9, 21]},
+    "penalties": {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+}
+
+
+@pytest.fixture
+def placed(model: LlamaForCausalLM, device: torch.device) -> LlamaForCausalLM:
+    model.generation_config.pad_token_id = 0
+    return model.to(device)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("drafter", ["recycling", "published", "fuse"])
+def test_padded_batches(placed: LlamaForCausalLM, device: torch.device, drafter: str, way: dict[str, Any]) -> None:
+    made = tr.make_drafter("fuse", parts="recycling+suffix") if drafter == "fuse" else tr.make_drafter(drafter)
+    for seed, lengths in enumerate([[4, 9], [1, 1, 1], [12, 3, 7], [5] * 8]):
+        given = moved(batch(lengths, seed, spare=seed % 2), device)
+        wanted = placed.generate(**given, max_new_tokens=24, **way)
+        check_same(placed, given, tr.generate(placed, **given, drafter=made, max_new_tokens=24, **way), wanted)
+
+
+@pytest.mark.parametrize("fast", ["auto", True, False])
+def test_texts_of_many_threads_on_one_model(placed: LlamaForCausalLM, device: torch.device, fast: Any) -> None:
+    """One of them has the slots of the fast path; the others wait where it is insisted on, else go the ordinary way."""
+    prompts = [tiny.prompt(seed, 5 + seed).to(device) for seed in range(8)]
+    wanted = [placed.generate(ids, max_new_tokens=24, do_sample=False) for ids in prompts]
+    drafter = tr.make_drafter("recycling:tree=paper")
+
+    def said(ids: torch.Tensor) -> tuple[torch.Tensor, tr.Stats]:
+        stats = tr.Stats()
+        how: dict[str, Any] = {"drafter": drafter, "fast": fast, "stats": stats, "do_sample": False}
+        return tr.generate(placed, ids, max_new_tokens=24, **how), stats
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(said, prompts))
+    for ids, (ours, stats), theirs in zip(prompts, answers, wanted, strict=True):
+        check_same(placed, {"input_ids": ids}, ours, theirs)
+        if fast is True:
+            check_path(stats, device)
+
+
+def test_threads_with_a_model_each(device: torch.device) -> None:
+    """Graphs of several models are captured and replayed at once."""
+    models = [tr.accelerate(tiny.llama(seed=seed).to(device), "recycling", fast=True) for seed in range(3)]
+    prompts = [tiny.prompt(seed, 7).to(device) for seed in range(3)]
+
+    def said(place: int) -> list[torch.Tensor]:
+        return [models[place].generate(prompts[place], max_new_tokens=32, do_sample=False) for _ in range(4)]
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(said, range(3)))
+    for model, ids, texts in zip(models, prompts, answers, strict=True):
+        check_path(model.acceleration.stats, device)
+        tr.decelerate(model)
+        wanted = model.generate(ids, max_new_tokens=32, do_sample=False)
+        for text in texts:
+            check_same(model, {"input_ids": ids}, text, wanted)
+
+
+def test_texts_that_share_a_running_batch(placed: LlamaForCausalLM, device: torch.device) -> None:
+    """As those of the server do; their seeds are their own."""
+    calls: list[dict[str, Any]] = [
+        {
+            "input_ids": tiny.prompt(seed, 1 + 3 * seed).to(device),
+            "max_new_tokens": 8 + seed,
+            **({"do_sample": True, "temperature": 0.8} if seed % 3 == 2 else {"do_sample": False}),
+        }
+        for seed in range(10)
+    ]
+    wanted = [tiny.seeded(placed.generate, seed=seed, **call)[0] for seed, call in enumerate(calls)]
+    together, drafter = Together(placed), tr.make_drafter("recycling")
+    try:
+        with ThreadPoolExecutor(5) as pool:
+            ours = list(pool.map(lambda seed: together.model(drafter, seed).generate(**calls[seed]), range(len(calls))))
+    finally:
+        together.close()
+    for call, text, theirs in zip(calls, ours, wanted, strict=True):
+        if call["do_sample"]:
+            assert text.shape == theirs.shape
+        else:
+            check_same(placed, call, text, theirs)

@@ -1,0 +1,114 @@
+"""On a card: the fast path, the ordinary path and `generate` write one text, in every precision and way of choosing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.drafters import example
+from support.on_device import check_path, check_same, medium, moved
+from support.runs import decoded
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import token_recycling as tr
+from token_recycling.registry import drafter_names
+
+pytestmark = pytest.mark.cuda
+
+ROOT = Path(__file__).parents[2]
+GREEDY: dict[str, Any] = {"do_sample": False}
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9}
+RESTING = {"plain", "draft_model", "layer_skip"}
+"""Those that draft nothing, or only where it pays: a model drafts for itself here."""
+DRAFTERS = ("plain", "published", "recycling", "recycling:tree=paper", "suffix")
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "ordinary"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_greedy_text_across_bands(device: torch.device, fast: bool, dtype: torch.dtype, drafter: str) -> None:
+    """Long enough that attention runs over more slots in the end than at first."""
+    model, made = medium(device, dtype), tr.make_drafter(drafter)
+    for length in (1, 230):
+        given = {"input_ids": tiny.prompt(length, length, 1024).to(device)}
+        wanted = model.generate(**given, max_new_tokens=64, **GREEDY)
+        for _ in range(2):  # the second time from what was learned, and from graphs that are there
+            text, stats = decoded(model, given["input_ids"], made, fast, max_new_tokens=64)
+            check_same(model, given, torch.cat([given["input_ids"], wanted.new_tensor([text])], dim=1), wanted)
+            assert stats.path == "ordinary" if not fast else True
+            if fast:
+                check_path(stats, device)
+
+
+@pytest.mark.parametrize("length", [1, 40])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_seed_gives_the_text_of_generate_the_ordinary_way(device: torch.device, drafter: str, length: int) -> None:
+    model, ids = tiny.llama().to(device), tiny.prompt(length, length).to(device)
+    made = tr.make_drafter(drafter)
+    for seed in range(3):
+        arguments = {"max_new_tokens": 24, **SAMPLED}
+        wanted, left = tiny.seeded(model.generate, ids, seed=seed, **arguments)
+        ours, left_by_us = tiny.seeded(tr.generate, model, ids, seed=seed, drafter=made, fast=False, **arguments)
+        assert torch.equal(ours, wanted)
+        assert torch.equal(left_by_us, left)
+
+
+def test_a_seed_gives_one_text_on_the_fast_path_whatever_is_drafted(device: torch.device) -> None:
+    model, ids, texts = tiny.llama().to(device), tiny.prompt(0, 6).to(device), set()
+    for drafter in DRAFTERS:
+        made = tr.make_drafter(drafter)
+        for _ in range(2):
+            stats = tr.Stats()
+            arguments: dict[str, Any] = {"max_new_tokens": 24, "drafter": made, "fast": True, "stats": stats, **SAMPLED}
+            text, _ = tiny.seeded(tr.generate, model, ids, seed=4, **arguments)
+            check_path(stats, device)
+            texts.add(tuple(text[0].tolist()))
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("name", drafter_names())
+def test_every_drafter(device: torch.device, name: str, tmp_path: Path) -> None:
+    """By itself it goes the way that holds for it; batches go the ordinary one."""
+    model, drafted = tiny.llama().to(device), 0
+    made = example(name, model, tmp_path)
+    for seed in range(2):
+        given = {"input_ids": tiny.prompt(seed, 1 + 11 * seed).to(device)}
+        wanted = model.generate(**given, max_new_tokens=40, **GREEDY)
+        for _ in range(2):
+            stats = tr.Stats()
+            check_same(
+                model,
+                given,
+                tr.generate(model, **given, drafter=made, max_new_tokens=40, stats=stats, **GREEDY),
+                wanted,
+            )
+            drafted += stats.drafted
+            if not made.traits.hidden_states and not made.traits.states and device.type == "cuda":
+                check_path(stats, device)
+    assert drafted or name in RESTING
+    batch = {"input_ids": torch.cat([tiny.prompt(seed, 9) for seed in range(3)])}
+    batch = moved({**batch, "attention_mask": torch.ones_like(batch["input_ids"])}, device)
+    wanted = model.generate(**batch, max_new_tokens=20, **GREEDY)
+    check_same(model, batch, tr.generate(model, **batch, drafter=made, max_new_tokens=20, **GREEDY), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "drafter", ["published", "recycling", "medusa:heads=models/medusa", "eagle:head=models/eagle3"]
+)
+def test_the_shipped_model_completes_code(
+    device: torch.device, dtype: torch.dtype, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    model = AutoModelForCausalLM.from_pretrained("models/target", dtype=dtype).to(device).eval()
+    tokenizer = AutoTokenizer.from_pretrained("models/target")
+    made = tr.make_drafter(drafter)
+    for path in sorted(Path("models/prompts").glob("*.py"))[:2]:
+        given = {"input_ids": tokenizer(path.read_text(), return_tensors="pt").input_ids.to(device)}
+        wanted, stats = model.generate(**given, max_new_tokens=80, **GREEDY), tr.Stats()
+        ours = tr.generate(model, **given, drafter=made, max_new_tokens=80, stats=stats, **GREEDY)
+        check_same(model, given, ours, wanted)
+        assert stats.mat > 1.2

@@ -1,0 +1,59 @@
+"""Texts on a device are those of `generate` there, or part where rounding decides: an accelerator computes a pass over
+one token with other kernels than one over a tree, in float32 too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from token_recycling.bench.run.divergence import first_divergence
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.125, torch.float16: 0.016}
+"""How far apart the logits of two tokens may be where texts part; the logits of the models here go up to 8."""
+CAPTURED = "captured as CUDA graphs"
+
+
+def moved(given: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Arguments with their tensors on a device."""
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+
+
+def check_same(model: PreTrainedModel, given: dict[str, Any], ours: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Asserts that texts (rows, length) are the same, or part at a near-tie; `given` are the prompts, which may be
+    padded on the left.
+    """
+    ids = given["input_ids"]
+    masks, width = given.get("attention_mask", torch.ones_like(ids)).bool(), ids.shape[1]
+    assert ours.shape[0] == wanted.shape[0]
+    for row, (own, theirs) in enumerate(zip(ours, wanted, strict=True)):
+        several = len(wanted) // len(ids)
+        prompt = ids[row // several][masks[row // several]]
+        parted = first_divergence(model, prompt, theirs[width:].tolist(), own[width:].tolist())
+        if parted is not None:
+            assert parted.between is not None, f"one text ends where another goes on: {parted}"
+            assert abs(parted.between) <= TOLERANCE[model.dtype], str(parted)
+
+
+def check_path(stats: Any, device: torch.device) -> None:
+    """Asserts that fast steps were made: captured, where a device can do that."""
+    assert stats.path.startswith("fast"), stats.path
+    assert device.type != "cuda" or CAPTURED in stats.path, stats.path
+
+
+def medium(device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
+    """A random llama of the sizes that fast kernels are made for: heads of 64, rows of 512, a context of 4,096."""
+    from support import tiny
+
+    return tiny.llama(
+        vocab_size=1024,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.08,
+    ).to(device, dtype)
