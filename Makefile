@@ -91,12 +91,34 @@ bench: setup build/library.datastore ## all methods side by side on the shipped 
 bench-default: setup ## the default drafter and its bars, 25 minutes, into docs/results/default; DATA=FILE is replayed too
 	$(RUN)/python -m benchmarks.default --output docs/results/default $(if $(DATA),--data $(DATA))
 
+ON_GPU = $(RUN)/token-recycling bench --data models/prompts --device cuda --repeats 1 \
+	$(foreach method,generate prompt_lookup_hf:n=10 plain published recycling recycling:tree=80,--method $(method))
 bench-gpu: setup ## the fast path on a CUDA device, llama shapes and the shipped model, into docs/results/gpu
-	for shape in 7B 1B 13B; do $(RUN)/python benchmarks/gpu.py --shape $$shape --seconds 36000 || exit 1; done
-	$(RUN)/python benchmarks/gpu.py
-	for dtype in float32 bfloat16; do $(RUN)/token-recycling bench models/target --data models/prompts --device cuda \
-		--dtype $$dtype --repeats 1 --output docs/results/gpu/$$dtype --method generate --method plain \
-		--method published --method recycling || exit 1; done
+	for shape in 7B 1B 13B; do $(RUN)/python -m benchmarks.gpu --shape $$shape --seconds 36000 || exit 1; done
+	$(RUN)/python -m benchmarks.gpu
+	for dtype in float32 bfloat16; do $(ON_GPU) models/target --dtype $$dtype --output docs/results/gpu/$$dtype || exit 1; done
+	for shape in 1B 7B; do $(RUN)/python -m benchmarks.gpu.grown build/grown/$$shape --shape $$shape && \
+		$(ON_GPU) build/grown/$$shape --dtype bfloat16 --output docs/results/gpu/$$shape --batch 1 --batch 8 --batch 32 \
+		|| exit 1; done
+
+test-gpu: setup  ## the tests that need a CUDA card
+	$(RUN)/python -m pytest -m cuda --device cuda
+
+MILLIONS ?= 400
+TRAIN := $(RUN)/token-recycling train
+WRITTEN := models/target build/models/texts
+train: setup     ## the shipped models and their heads, anew, with MILLIONS=400 of tokens: for a CUDA card; goes on where it was stopped
+	test -e build/models/corpus.json || $(RUN)/python models/train.py prepare
+	for name in target draft; do $(RUN)/python models/train.py fit $$name --tokens $(MILLIONS) && \
+		$(RUN)/python models/train.py export $$name || exit 1; done
+	test -e build/models/texts || $(RUN)/python models/train.py texts --share 6
+	$(TRAIN) medusa $(WRITTEN) --output models/medusa --texts 6016
+	$(TRAIN) specdec-pp $(WRITTEN) --draft models/draft --texts 640 --prompt-tokens 96 --text-tokens 160 \
+		--draft-temperature 0 --target-share 0.5 --rejection-weight 1 --steps 200 --batch 16
+	$(TRAIN) eagle $(WRITTEN) --output models/eagle --version 1 --unrolled 3 --intermediate 1024 --texts 12032 \
+		--prompt-tokens 128 --steps 8000 --rate 4e-3
+	$(TRAIN) eagle $(WRITTEN) --output models/eagle3 --version 3 --unrolled 4 --vocabulary 2048 --intermediate 512 \
+		--texts 12032 --prompt-tokens 128 --steps 4000 --rate 4e-3
 
 bench-many: setup ## 1, 4 and 16 clients: this server, alone and together, and `transformers serve`, into docs/results/many.md; goes on where it was stopped
 	$(RUN)/python benchmarks/many.py
@@ -168,5 +190,5 @@ bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own deco
 	.venv-mlx/bin/python benchmarks/in_mlx.py
 
 .PHONY: help setup demo test test-lowest test-versions browser test-browser lint docs docs-serve notebook package bench bench-default \
-	bench-gpu campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
+	bench-gpu test-gpu train campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx soak bench-many

@@ -62,7 +62,7 @@ def _summary(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
         for table in tables
         for row in table.rows
         for place, column in enumerate(table.columns)
-        if column.startswith(_MET)
+        if column.startswith(_MET) and row[place].text != NONE
     ]
     met, unsure = (sum(map(test, judged)) for test in (lambda text: text.startswith("yes"), lambda text: "," in text))
     return [

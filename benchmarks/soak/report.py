@@ -95,9 +95,9 @@ def _text(found: Found, plots: str) -> str:
         "",
         "## What one key can learn of another",
         "",
-        "Secrets were planted through one key. Beside a server that never heard of them, another key, and the one that "
-        "planted them as a control, sent their beginnings. Before that, the other key sent beginnings of texts that "
-        "were never planted: so far the times of two servers differ anyway.",
+        "Secrets were planted through one key. Then their beginnings were sent by another key and, as a control, by "
+        "the key that planted them, and compared with what a server does that never saw them. How far the times of two "
+        "servers differ anyway was measured first, with beginnings of texts that were never planted.",
         "",
         "| key | probes | texts, steps and drafts | tokens a step, planted and not | time of a step | p |",
         "|---|---|---|---|---|---|",

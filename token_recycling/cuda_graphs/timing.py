@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,20 +54,32 @@ def timed(
         if done > _LEAST_ROUNDS and time.perf_counter() - began > seconds:
             break
         for nodes in sizes:
-            source = runner.host_source(nodes)
-            plan = StepPlan(nodes, source.depths, band_of(length + nodes), k, bool(k), False)
-            runner.cache.shared.length.fill_(length)
-            draft = Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
+            step = one_step(target, runner, length, nodes, k)
             synchronize(target.device)
             start = time.perf_counter()
-            source.send(draft)
-            runner.run(target, plan, source, Choice())
+            step()
             taken = time.perf_counter() - start
             if done:  # the first round captures and compiles
                 best[nodes] = min(taken, best.get(nodes, taken))
             else:
                 began = time.perf_counter()
     return best
+
+
+def one_step(target: TreeModel, runner: StepRunner, length: int, nodes: int, k: int = 8) -> Callable[[], None]:
+    """A step of `nodes` nodes after `length` tokens of a text that the runner has begun: from the draft on the host to
+    what the host reads. To be called without gradients.
+    """
+    source = runner.host_source(nodes)
+    plan = StepPlan(nodes, source.depths, band_of(length + nodes), k, bool(k), False)
+    draft = Draft(star(nodes), torch.zeros(nodes, dtype=torch.long))
+    runner.cache.shared.length.fill_(length)
+
+    def step() -> None:
+        source.send(draft)
+        runner.run(target, plan, source, Choice())
+
+    return step
 
 
 @torch.no_grad()

@@ -1,21 +1,18 @@
-"""The report of `gpu.py`: its rows as tables, and whether the bars are passed."""
+"""The report: rows as tables, and whether the bars are passed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.tune import best_size
 from token_recycling.templates import RANK_ACCEPTANCE
 
+from .measurements import ALONE, Row
+
 MAT = 2.7
 """Of the paper's method on Spec-Bench, Vicuna 7B (Luo et al., 2408.08696)."""
-ALONE = (1, 64)
-"""Nodes of the steps whose forward pass is measured alone."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,10 @@ class Times:
     def generate(self) -> float:
         return self._seconds.get(("generate", "eager", 1), float("nan"))
 
+    @property
+    def compiled(self) -> float:
+        return self._seconds.get(("generate", "compiled", 1), float("nan"))
+
     def overhead(self, nodes: int) -> float:
         """Share of a step that is not the forward pass."""
         return 1 - self.forward(nodes) / self.step(nodes)
@@ -55,6 +56,7 @@ class Times:
 
 BARS = (
     Bar("eager generate / plain step", ">= 4", lambda t: t.generate / t.step(1), lambda x: x >= 4),
+    Bar("compiled generate / plain step", ">= 1", lambda t: t.compiled / t.step(1), lambda x: x >= 1),
     Bar("64-node step / plain step", "<= 1.15", lambda t: t.step(64) / t.step(1), lambda x: x <= 1.15),
     Bar("outside the forward pass, 64 nodes", "< 3%", lambda t: t.overhead(64), lambda x: x < 0.03),
     Bar(f"times fast plain at MAT {MAT}", ">= 2.3", lambda t: MAT * t.step(1) / t.step(64), lambda x: x >= 2.3),
@@ -92,13 +94,15 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
         "",
         "## A step of n nodes",
         "",
-        "| shape | context | eager generate | " + " | ".join(map(str, sizes)) + " | a tree of `tune` |",
+        "| shape | context | eager generate | compiled | " + " | ".join(map(str, sizes)) + " | a tree of `tune` |",
     ]
-    lines.append("|---|---|---|" + "---|" * (len(sizes) + 1))
+    lines.append("|---|---|---|---|" + "---|" * (len(sizes) + 1))
     for shape, context in places:
         own = times[shape, context]
         steps = " | ".join(_ms(own.step(nodes)) for nodes in sizes)
-        lines.append(f"| {shape} | {context} | {_ms(own.generate)} | {steps} | {_grown(own, context)} |")
+        lines.append(
+            f"| {shape} | {context} | {_ms(own.generate)} | {_ms(own.compiled)} | {steps} | {_grown(own, context)} |"
+        )
     lines += [
         "",
         "A tree of `tune`: drafted nodes that bring most tokens per time, if candidates are right as often as the "
@@ -112,12 +116,31 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
     for shape, context in places:
         cells = [_ms(times[shape, context].forward(nodes)) for nodes in ALONE]
         lines.append(f"| {shape} | {context} | " + " | ".join(cells) + " |")
+    lines += ["", *_profiles([row for row in rows if row["what"] == "profile" and "error" not in row])]
     errors = [row for row in rows if "error" in row]
     lines += [
-        "",
         *(f"- {row['shape']}, {row['context']}, {row['kind']}, {row['nodes']} nodes: {row['error']}" for row in errors),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _profiles(rows: list[Row]) -> list[str]:
+    """Where a pass over one token and a step leave the device waiting."""
+    lines = [
+        "## What the device does",
+        "",
+        "From its first operation to its last, milliseconds of one pass or step; the share in which it waits for the "
+        "host; how many operations there are, and what most of the time goes into, milliseconds each.",
+        "",
+        "| shape | context | | nodes | ms | waits | operations | longest |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        longest = ", ".join(f"`{name}` {_ms(seconds)}" for name, seconds in row["longest"][:4])
+        waits = f"{1 - row['busy'] / row['seconds']:.1%}"
+        cells = [row["shape"], row["context"], row["kind"], row["nodes"], _ms(row["seconds"]), waits, row["operations"]]
+        lines.append("| " + " | ".join(map(str, [*cells, longest])) + " |")
+    return [*lines, ""]
 
 
 def judged(bar: Bar, times: Times) -> str:

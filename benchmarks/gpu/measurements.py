@@ -1,0 +1,115 @@
+"""What is measured of a shape after a number of tokens, each a row of its own."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import CompileConfig
+from transformers.generation.streamers import BaseStreamer
+
+from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.cuda_graphs.timing import forward_alone, one_step, timed
+from token_recycling.model.pass_costs import filled
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.stats import synchronize
+
+from .profiled import profiled
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
+ALONE = (1, 64)
+"""Nodes of the steps whose forward pass is measured alone, and that are profiled."""
+_GENERATED, _WARM = 24, 6
+"""Tokens that `generate` writes, and how many of them are not counted: the prompt's, and those that compile."""
+
+Row = dict[str, Any]
+Measurement = Callable[[TreeModel, int], Row]
+
+
+def measurements(shape: str, context: int) -> Iterator[tuple[Row, Measurement]]:
+    """What is to be measured, and how."""
+    at = {"shape": shape, "context": context}
+    yield {**at, "what": "generate", "kind": "eager", "nodes": 1}, partial(_generate, compiled=False)
+    for nodes in SIZES:
+        yield {**at, "what": "step", "kind": "captured", "nodes": nodes}, partial(_step, nodes=nodes)
+    for nodes in ALONE:
+        yield {**at, "what": "forward", "kind": "captured", "nodes": nodes}, partial(_forward, nodes=nodes)
+    yield {**at, "what": "profile", "kind": "eager", "nodes": 1}, _eager_profile
+    for nodes in ALONE:
+        yield {**at, "what": "profile", "kind": "captured", "nodes": nodes}, partial(_step_profile, nodes=nodes)
+    yield {**at, "what": "generate", "kind": "compiled", "nodes": 1}, partial(_generate, compiled=True)
+
+
+class Arrivals(BaseStreamer):
+    """When each token was there."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+@torch.no_grad()
+def _generate(target: TreeModel, context: int, compiled: bool) -> Row:
+    """Seconds of a token of transformers' own `generate`: the median between two of them. `compiled`: with a static
+    cache, for which it compiles the forward pass; the prompt is read by itself then.
+    """
+    given: dict[str, Any] = {"past_key_values": None if compiled else filled(target, context)}
+    if compiled:
+        given = {"cache_implementation": "static", "compile_config": CompileConfig()}
+    ids, arrivals = torch.ones(1, context + 1, dtype=torch.long, device=target.device), Arrivals()
+    target.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=_GENERATED,
+        do_sample=False,
+        streamer=arrivals,
+        **given,
+    )
+    synchronize(target.device)
+    gaps = np.diff(arrivals.times[_WARM:])
+    return {"seconds": statistics.median(gaps.tolist())}
+
+
+def _runner(target: TreeModel) -> StepRunner:
+    runner = runner_or_reason(target)
+    if isinstance(runner, str):
+        raise RuntimeError(f"no fast path: {runner}")
+    return runner
+
+
+def _step(target: TreeModel, context: int, nodes: int) -> Row:
+    return {"seconds": timed(target, _runner(target), context, [nodes], 2.0)[nodes]}
+
+
+def _forward(target: TreeModel, context: int, nodes: int) -> Row:
+    return {"seconds": forward_alone(target, _runner(target), context, nodes)}
+
+
+@torch.no_grad()
+def _eager_profile(target: TreeModel, context: int) -> Row:
+    """Of a pass over one token as `generate` makes it, without what it does between passes."""
+    cache = filled(target, context)
+    ids = torch.ones(1, 1, dtype=torch.long, device=target.device)
+
+    def token() -> None:
+        target.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.argmax(-1).tolist()
+
+    return profiled(token, target.device)
+
+
+@torch.no_grad()
+def _step_profile(target: TreeModel, context: int, nodes: int) -> Row:
+    runner = _runner(target)
+    runner.begin(filled(target, context), context + nodes)
+    return profiled(lambda: one_step(target, runner, context, nodes)(), target.device)
