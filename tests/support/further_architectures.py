@@ -239,8 +239,8 @@ FURTHER_REFUSED = [
 ]
 
 UNMEASURED = {
-    "is refused as qwen4_exp_text is, which is inside it": "qwen4_exp",
-    "needs the package timm to be built": "gemma3n",
+    "refused, as qwen4_exp_text is, which is a part of it": "qwen4_exp",
+    "built by transformers only with the package timm": "gemma3n",
 }
 """Families of which there is no case, by the reason."""
 NOT_DECODER_ONLY = {
