@@ -98,6 +98,14 @@ def test_other_numbers_of_candidates_equal_generate(k: int) -> None:
     assert drafter.matrix.candidates.shape == (64, k)
 
 
+@pytest.mark.parametrize("piece", [16, 29, 30, 31, 40])
+def test_a_first_draft_of_more_nodes_than_are_read_at_once(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("token_recycling.model.prefill.PIECE", piece)
+    for ids, wanted in references("64 tokens")[:4]:
+        drafter = tr.make_drafter("published", tree="static:30")
+        assert torch.equal(tr.generate(model_named("64 tokens"), ids, drafter=drafter, max_new_tokens=NEW), wanted)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])
 @pytest.mark.parametrize("spec", ["published", "recycling"])
 def test_other_architectures_equal_generate(name: str, spec: str) -> None:

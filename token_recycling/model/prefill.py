@@ -101,7 +101,8 @@ def first_pass(model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache)
     unroll(cache)
     text, n, held = text.to(model.device), len(draft.tree), cache.get_seq_length()
     at_once = n == 1 and model.leaves_logits_out
-    before = text[held : len(text) if at_once else max(held, len(text) - 1 + n - PIECE)]
+    with_draft = max(0, PIECE - n)
+    before = text[held : len(text) if at_once else max(held, len(text) - 1 - with_draft)]
     for piece in (before,) if model.leaves_logits_out else before.split(PIECE):
         if len(piece):
             logits = model.read(piece[None], cache, last=1)
