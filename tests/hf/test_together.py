@@ -91,6 +91,40 @@ def test_an_error_is_raised_where_the_call_was_made(model: LlamaForCausalLM, tog
     assert torch.equal(said, model.generate(**arguments))
 
 
+def test_a_fault_of_the_batch_itself_ends_its_texts_and_no_others(
+    model: LlamaForCausalLM, together: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for ever, and the next call is decoded."""
+    drop, faults = RunningBatch._drop, iter([ZeroDivisionError("a fault")])
+
+    def faulty(batch: RunningBatch) -> Any:
+        fault = next(faults, None) if len(batch.rows) > 1 else None
+        if fault is not None:
+            raise fault
+        return drop(batch)
+
+    monkeypatch.setattr(RunningBatch, "_drop", faulty)
+    arguments = {"max_new_tokens": 400, "do_sample": False}
+    drafter = tr.make_drafter("plain")
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(together.model(drafter, 0).generate, input_ids=tiny.prompt(seed, 5), **arguments)
+            for seed in range(2)
+        ]
+        for call in calls:
+            with pytest.raises(ZeroDivisionError, match="a fault"):
+                call.result(30)
+    said = together.model(drafter, 0).generate(tiny.prompt(0, 5), **arguments)
+    assert torch.equal(said, model.generate(tiny.prompt(0, 5), **arguments))
+
+
+def test_a_call_after_the_end_is_refused(model: LlamaForCausalLM, together: Together) -> None:
+    accelerated = together.model(tr.make_drafter("plain"), 0)
+    together.close()
+    with pytest.raises(RuntimeError, match=r"expected a call before Together.close\(\), got one after it"):
+        accelerated.generate(tiny.prompt(0, 5), max_new_tokens=8)
+
+
 def test_what_is_called_between_steps(together: Together) -> None:
     assert together.between_steps(lambda: 3).result(5) == 3
     with pytest.raises(ZeroDivisionError):

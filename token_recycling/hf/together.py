@@ -44,6 +44,7 @@ class Together:
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """What to do before the next step; None: end."""
         self._waiting: dict[Row, Future[None]] = {}
+        self._ending, self._ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._decode, name="decoding", daemon=True)
         self._thread.start()
 
@@ -63,10 +64,11 @@ class Together:
             except Exception as error:
                 called.set_exception(error)
 
-        if self._thread.is_alive():
-            self._asked.put(call)
-        else:
-            call()
+        with self._ending:
+            if not self._ended:
+                self._asked.put(call)
+                return called
+        call()
         return called
 
     def close(self) -> None:
@@ -89,6 +91,8 @@ class Together:
                 streamer.put(torch.tensor(step.tokens))
 
         def join() -> None:
+            if self._ended:
+                raise RuntimeError("expected a call before Together.close(), got one after it; make another Together")
             if selector.sample:
                 row.draws = Draws(seed, target.device)
             self._batch.join(row, take, streamed=streamer is not None)
@@ -109,9 +113,27 @@ class Together:
                 closing = closing or asked is None
                 if asked is not None:
                     asked()
-            for row in self._batch.step() if self._waiting else ():
+            for row in self._step() if self._waiting else ():
                 ended = self._waiting.pop(row)
                 if row.error is None:
                     ended.set_result(None)
                 else:
                     ended.set_exception(row.error)
+        with self._ending:
+            self._ended = True
+        while not self._asked.empty():
+            asked = self._asked.get()
+            if asked is not None:
+                asked()
+
+    def _step(self) -> list[Row]:
+        """The texts that have ended with a step; all of them where a batch fails in a way that it does not provide for,
+        which is given up then.
+        """
+        try:
+            return self._batch.step()
+        except Exception as error:
+            self._batch = RunningBatch(self.target)
+            for row in self._waiting:
+                row.error = row.error or error
+            return list(self._waiting)
