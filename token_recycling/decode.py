@@ -188,12 +188,14 @@ def decode(
     stepper: Callable[[Run], Stepper] = TreeStepper,
     costs: PassCosts | None = None,
     streamed: bool = False,
+    keeps_all: bool = True,
 ) -> Generator[list[Step]]:
     """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
 
     `cache` holds nothing or a prefix of each text, from slot 0 on: `held[row]` tokens of it, if they are not equally
     many. Afterwards it holds of each text all but the last token; where texts differ in length, the slots after the
-    shorter ones are of no text. `after_pass` is called after every pass and may end texts. `stepper` makes the steps,
+    shorter ones are of no text. If not `keeps_all`, texts leave it when they end, and rows of steps are places among
+    those that are left: passes over fewer texts take less time. `after_pass` is called after every pass and may end texts. `stepper` makes the steps,
     and `costs` says what they cost; both are the ordinary ones if not given. `streamed`: the first token is waited for,
     so that the pass over a long prompt verifies no draft, whose rows would delay it; the text takes a step more then.
     """
@@ -213,11 +215,16 @@ def decode(
             run.count(steps)
             if after_pass is not None:
                 after_pass()
-            going = [row for row in going if not sequences[row].ended]
+            going = [row for row in going if not run.rows[row].sequence.ended]
             try:
                 yield steps
             finally:
                 learn(run, steps_of)
+            if not keeps_all and 0 < len(going) < len(run.rows):
+                assert isinstance(steps_of, TreeStepper), "other ways are for one text"
+                steps_of.leave([row for row in run.rows if row.sequence.ended])
+                going = list(range(len(run.rows)))
+                step_costs.share(len(going), max(row.sequence.length for row in run.rows))
     finally:
         steps_of.close()
 

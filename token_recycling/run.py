@@ -152,17 +152,18 @@ class Run:
         for row in drafting:
             with self.own(self.rows[row]):
                 drafts[row] = self.draft(row)
-        return self._divided(drafts) if len(drafts) > 1 and self.costs.asked else drafts
+        return self._divided(drafts, drafting) if len(drafts) > 1 and self.costs.asked else drafts
 
-    def _divided(self, drafts: list[Draft]) -> list[Draft]:
-        """The likeliest nodes of each draft: as many of every text as bring all together the most tokens per time. A
-        pass takes as long as if all texts had as many nodes as the one that has most. A draft that says nothing of how
-        likely its nodes are, or was drawn, stays whole.
+    def _divided(self, drafts: list[Draft], drafting: list[int]) -> list[Draft]:
+        """The likeliest nodes of each draft: as many of every text as bring all that are `drafting` together the most
+        tokens per time. A pass takes as long as if all texts had as many nodes as the one that has most. A draft that
+        says nothing of how likely its nodes are, or was drawn, stays whole.
         """
-        chances = [None if draft.drawn_from else draft.chances for draft in drafts]
-        whole = max((len(draft.tree) for draft, own in zip(drafts, chances, strict=True) if own is None), default=1)
-        size = paying_size([np.ones(1) if own is None else own for own in chances], self.costs.by_nodes, whole)
-        for row, own in enumerate(chances):
+        chances = {row: None if drafts[row].drawn_from else drafts[row].chances for row in drafting}
+        whole = max((len(drafts[row].tree) for row, own in chances.items() if own is None), default=1)
+        known = [np.ones(1) if own is None else own for own in chances.values()]
+        size = paying_size(known, self.costs.by_nodes, whole)
+        for row, own in chances.items():
             if own is not None and len(own) > size:
                 likeliest = np.argsort(-own, kind="stable")[:size]
                 drafts[row] = drafts[row].part(sorted(likeliest.tolist()))
@@ -208,13 +209,14 @@ class Run:
         """Counts the steps of one pass, and what it took."""
         for step in steps:
             self.rows[step.row].stats.count(step)
+        self.costs.nodes = max((len(step.draft.tree) for step in steps), default=1)
         if self.clock.reads_prompt:
             self.clock.reads_prompt = False
             for step in steps:
                 self.rows[step.row].stats.first_tokens += len(step.tokens)
         elif steps:
             longest = max(self.rows[step.row].sequence.length for step in steps)
-            self.costs.took(max(len(step.draft.tree) for step in steps), self.clock.pass_seconds, longest)
+            self.costs.took(self.costs.nodes, self.clock.pass_seconds, longest)
 
     def count_drafting(self) -> None:
         """Counts what drafters have learned."""

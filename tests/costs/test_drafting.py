@@ -47,30 +47,43 @@ def test_no_work_is_negative(told: list[tuple[int, float]]) -> None:
         assert min(own.known) >= -1e-12
 
 
-def test_the_pace_of_a_text_begins_as_the_drafters_and_leaves_it_soon() -> None:
+def test_the_pace_of_a_call_begins_as_the_drafters_and_leaves_it_soon() -> None:
     drafter = Pace()
     for _ in range(4000):
         drafter.count(4, 2)
-    text = drafter.of_text()
-    assert text.rate == drafter.rate == pytest.approx(2, rel=0.01)
+    call = drafter.of_call()
+    assert call.rate == drafter.rate == pytest.approx(2, rel=0.01)
     for _ in range(60):
-        text.count(1, 1.25)
-    assert text.rate == pytest.approx(0.9, rel=0.1)
+        call.count(1, 1.25)
+    assert call.rate == pytest.approx(0.9, rel=0.1)
     assert drafter.rate == pytest.approx(2, rel=0.01)
 
 
 def test_what_does_not_pay_rests_as_long_as_a_look_takes_a_hundredth() -> None:
     for own, steps in ((0.2, 20), (5.0, 64), (0.001, 0)):
-        rests = Rests(Pace(rate=0.9))
+        rests = Rests(Pace(), Pace(rate=0.9))
         assert not rests.next()
         rests.reckon(1, 1.5, own)
         assert [rests.next() for _ in range(steps + 1)] == [True] * steps + [False]
 
 
 def test_what_pays_does_not_rest_in_the_long_run_or_this_once() -> None:
-    rests = Rests(Pace(rate=2.0))
+    rests = Rests(Pace(), Pace(rate=2.0))
     rests.reckon(1, 1.5, 0.5)
     assert not rests.next()
-    rests = Rests(Pace(rate=0.9))
+    rests = Rests(Pace(), Pace(rate=0.9))
     rests.reckon(1, 1.5, 0.5, paid=True)
     assert not rests.next()
+
+
+def test_a_text_does_not_rest_where_those_that_share_its_passes_are_ahead_together() -> None:
+    drafter, call = Pace(), Pace(rate=1.1)
+    unlucky, lucky = Rests(drafter, call), Rests(drafter, call)
+    for _ in range(20):
+        unlucky.reckon(1, 2.0, 0.5)
+        lucky.reckon(4, 2.0, 0.5)
+    assert not unlucky.next()
+    for _ in range(80):
+        lucky.reckon(2, 2.0, 0.5)
+        unlucky.reckon(1, 2.0, 0.5)
+    assert unlucky.next()

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
 from support.batches import EOS, batch
+from support.runs import fix_costs
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
+from token_recycling.costs.curve import CostCurve
+from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.core
 
@@ -101,3 +104,45 @@ def test_each_row_has_its_own_processors(ending: LlamaForCausalLM) -> None:
     emitted = [token for token in text[1, 4:].tolist() if token]
     assert emitted
     assert all(12 <= token < 24 for token in emitted)
+
+
+@pytest.mark.parametrize("cache_is_seen", [True, False])
+def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(
+    counting: LlamaForCausalLM, cache_is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of four texts end soon. For four a node of each costs half a pass, for one an eighth: of the first four
+    tokens that are foreseen two would not pay if the others' were still counted. A cache that somebody will see keeps
+    all texts.
+    """
+    curve = CostCurve(1, (1, 128), (5.0, 132.0))
+    fix_costs(monkeypatch, lambda costs: curve)
+    texts, forward = [], TreeModel.forward
+
+    def watched(target: TreeModel, inputs: dict[str, Any], *others: Any, **options: Any) -> torch.Tensor:
+        texts.append(len(inputs["input_ids"]))
+        return forward(target, inputs, *others, **options)
+
+    drafter = tr.make_drafter("recycling")
+    tr.generate(counting, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=60)
+    monkeypatch.setattr(TreeModel, "forward", watched)
+    ids = torch.tensor([[5, 6], [5, 6], [9, 10], [5, 6]])
+    arguments = {"max_new_tokens": 40, "eos_token_id": 8, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    arguments["return_dict_in_generate"] = cache_is_seen
+    wanted, stats = counting.generate(ids, **arguments), tr.Stats()
+    ours = tr.generate(counting, ids, drafter=drafter, stats=stats, **arguments)
+    if cache_is_seen:
+        ours, wanted = ours.sequences, wanted.sequences
+    assert torch.equal(ours, wanted)
+    assert ours.shape[1] > 12, "one text goes on for longer than the others"
+    assert texts[-1] == (4 if cache_is_seen else 1)
+    assert len(texts) < 8
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_texts_that_end_one_after_the_other_leave_the_others_as_they_are(
+    ending: LlamaForCausalLM, way: dict[str, Any]
+) -> None:
+    for seed in range(4):
+        inputs = batch([6, 2, 9, 4, 7], seed)
+        stats = equal(ending, tr.make_drafter("recycling:tree=4"), **inputs, max_new_tokens=40, **way)
+        assert stats.tokens

@@ -3,7 +3,9 @@
 A drafter's own work is so much a step and so much a node; both are learned from how long it took, and belong to the
 time in which a tree must bring its tokens. And they are spent where nothing is drafted in the end. So whether to draft
 at all is decided by the long run: by the tokens per time of past steps that were drafted, all they took included,
-against plain decoding. What all texts of a drafter had is where a text begins; its own steps soon outweigh that.
+against plain decoding. What all texts of a drafter had is where a text begins; its own steps soon outweigh that. Texts
+that share passes decide by what all of them had: a pass takes as long as the largest tree among them wants, so that one
+that rests alone saves nothing.
 
 Cost per step: a few additions.
 """
@@ -14,7 +16,7 @@ from typing import NamedTuple
 
 from ..locks import Lock
 
-_OF_DRAFTER, _OF_TEXT = 0.999, 0.98
+_OF_DRAFTER, _OF_CALL = 0.999, 0.98
 """What older steps keep with every new one."""
 _STEPS, _RATE = 16.0, 1.25
 """A text begins as if so many steps had been made; the very first one as if drafting paid a little."""
@@ -45,16 +47,17 @@ class Pace:
             self._tokens = self._memory * self._tokens + tokens
             self._time = self._memory * self._time + time
 
-    def of_text(self) -> Pace:
-        """That of a text that begins."""
-        return Pace(self.rate, _OF_TEXT)
+    def of_call(self) -> Pace:
+        """That of a text that begins, or of several that share passes."""
+        return Pace(self.rate, _OF_CALL)
 
 
 class Rests:
     """Of one text: for how many steps nothing is drafted, since that does not pay."""
 
-    def __init__(self, of_drafter: Pace) -> None:
-        self._text, self._drafter = of_drafter.of_text(), of_drafter
+    def __init__(self, of_drafter: Pace, of_call: Pace) -> None:
+        """`of_call`: the pace of the texts that share its passes, by which it is decided."""
+        self._call, self._drafter = of_call, of_drafter
         self._left = 0
 
     def next(self) -> bool:
@@ -67,9 +70,9 @@ class Rests:
         """Counts what a drafted step gave and took in passes, `own` of them whether or not anything was verified. Rests
         where drafting does not pay in the long run, unless this step was foreseen to have `paid`.
         """
-        for pace in (self._text, self._drafter):
+        for pace in (self._call, self._drafter):
             pace.count(tokens, passes)
-        if self._text.rate < 1 and not paid:
+        if self._call.rate < 1 and not paid:
             self._left = min(int(own / _LOOKS), _LONGEST)
 
 

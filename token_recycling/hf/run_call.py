@@ -54,6 +54,7 @@ def run_call(
             stepper=way.stepper,
             costs=way.costs,
             streamed=call.streamer is not None,
+            keeps_all=call.cache_is_seen,
         )
         with closing(passes):  # whatever ends the call, before the next one begins
             for steps in passes:

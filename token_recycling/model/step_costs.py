@@ -7,11 +7,13 @@ calls that have as many texts, and kept with the model.
 from __future__ import annotations
 
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from ..costs.curve import CostCurve, band
+from ..costs.drafting import Pace
 from ..costs.online import OnlineCurve
 from .pass_costs import PassCosts
 
@@ -22,6 +24,9 @@ class StepCosts:
     def __init__(self, passes: PassCosts, texts: int, length: int, like: torch.Tensor | None = None) -> None:
         """`like` are tokens such as will be drafted, of the prompt."""
         self.passes, self.texts, self.length, self._like = passes, texts, length, like
+        self.nodes = 1
+        """Of each text in the newest pass: as many as the one had that had most."""
+        self._paces: WeakKeyDictionary[Pace, Pace] = WeakKeyDictionary()
         self._online: OnlineCurve | None = None
         """At the length that the texts have now; None as long as nobody has asked what passes cost."""
 
@@ -35,6 +40,10 @@ class StepCosts:
         if self._online is not None and (texts != self.texts or band(length) != band(self.length)):
             self._online = self.passes.online(length, texts, self._like)
         self.texts, self.length = texts, length
+
+    def pace(self, of_drafter: Pace) -> Pace:
+        """The pace of all texts here for which a drafter drafts, whose own pace is `of_drafter`."""
+        return self._paces.setdefault(of_drafter, of_drafter.of_call())
 
     @cached_property
     def curve(self) -> CostCurve:

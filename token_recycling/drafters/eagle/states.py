@@ -74,7 +74,7 @@ class StatesText(TextDrafter):
         super().__init__(drafter)
         self._unread, self._costs = unread, costs
         self._tree, self._work = drafter.tree, drafter.work
-        self._rests = Rests(drafter.pace) if drafter.tree == "auto" else None
+        self._rests = Rests(drafter.pace, costs.pace(drafter.pace)) if drafter.tree == "auto" else None
         self._counts: Counter[str] = Counter()
         """What `statistics` gives next."""
         self._passes = 0
@@ -109,7 +109,7 @@ class StatesText(TextDrafter):
         passes, self._passes = self._passes, 0
         if passes and self._rests is not None:
             own = passes * self._work.known.step
-            self._rests.reckon(len(step.tokens), self._costs.of(len(step.draft.tree)) + own, own)
+            self._rests.reckon(len(step.tokens), self._costs.of(self._costs.nodes) + own, own)
 
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()

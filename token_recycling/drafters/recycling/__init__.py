@@ -138,7 +138,7 @@ class RecyclingText(TextDrafter):
         if template is not None:
             self._arrays, self._most = TemplateArrays.of(template), len(template) - 1
         elif drafter.tree == "auto":
-            self._costs, self._most = costs, len(costs.by_nodes) - 1
+            self._costs, self._most = costs, len(costs.by_nodes) * costs.texts - 1  # as of a text that is left alone
         else:
             self._most = int(drafter.tree)  # type: ignore[arg-type]
         self._text = Occurrences(prompt if drafter.suffix else ())
@@ -146,7 +146,7 @@ class RecyclingText(TextDrafter):
         self._growing = GrowingTree.empty(self._most + 1, drafter.orders, drafter.k)
         self._before = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
-        self._rests = Rests(drafter.pace)
+        self._rests = Rests(drafter.pace, costs.pace(drafter.pace))
         self._spent = 0.0
         """Seconds of this step's drafting."""
         self._nodes = 0
@@ -202,7 +202,7 @@ class RecyclingText(TextDrafter):
         """Counts what the step gave and took, `seconds` of it here."""
         verified, work = len(step.draft.tree), self.drafter.work
         work.count(verified, costs.in_passes(seconds))
-        taken = costs.of(verified) + work.known.of(verified)
+        taken = costs.of(costs.nodes) + work.known.of(verified)
         paid = self._growing.values[:nodes].sum() >= costs.of(nodes) + work.known.of(nodes)
         self._rests.reckon(len(step.tokens), taken, own=work.known.of(1), paid=paid)
 
