@@ -195,9 +195,10 @@ def decode(
     `cache` holds nothing or a prefix of each text, from slot 0 on: `held[row]` tokens of it, if they are not equally
     many. Afterwards it holds of each text all but the last token; where texts differ in length, the slots after the
     shorter ones are of no text. If not `keeps_all`, texts leave it when they end, and rows of steps are places among
-    those that are left: passes over fewer texts take less time. `after_pass` is called after every pass and may end texts. `stepper` makes the steps,
-    and `costs` says what they cost; both are the ordinary ones if not given. `streamed`: the first token is waited for,
-    so that the pass over a long prompt verifies no draft, whose rows would delay it; the text takes a step more then.
+    those that are left: passes over fewer texts take less time. `after_pass` is called after every pass and may end
+    texts. `stepper` makes the steps, and `costs` says what they cost; both are the ordinary ones if not given.
+    `streamed`: the first token is waited for, so that the pass over a long prompt verifies no draft, whose rows would
+    delay it; the text takes a step more then.
     """
     held = held or [slots(cache)] * len(sequences)
     rows = [

@@ -20,6 +20,8 @@ import token_recycling as tr
 pytestmark = pytest.mark.core
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
+SPARSE_STATIC = (5, 22)
+"""In 5.14 `generate` itself says something else with a static cache of a model with sparse attention."""
 STATIC = ["static", "sliding_window", "hybrid_chunked"]
 FAMILIES = [
     named("llama"),
@@ -35,6 +37,8 @@ FAMILIES = [
 def of_family(case: Case) -> PreTrainedModel:
     if case.family == "deepseek_v3":  # whose keys and values differ in size
         skip_before(5, 0)
+    if case.family == "deepseek_v32":
+        skip_before(*SPARSE_STATIC)
     if case.family == "llama4_text" and (5, 6) <= HERE < (5, 20):
         pytest.skip("needs a transformers whose chunked masks know static caches: before 5.6, or 5.20")
     model = model_of(case)
@@ -261,6 +265,7 @@ class Collecting:
 
 def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers() -> None:
     """An index breaks ties by the number of slots, of which a static cache has more."""
+    skip_before(*SPARSE_STATIC)
     case = named("deepseek_v32")
     model, ids = tr.accelerate(model_of(case)), tiny.prompt(0, 5, VOCABULARY)
     border = model.config.index_topk
