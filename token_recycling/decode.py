@@ -233,17 +233,21 @@ def decode(
 def begin(run: Run, stepper: Callable[[Run], S]) -> S:
     """What makes the steps of a run, before the first of them."""
     for row in run.rows:
-        if row.held >= row.sequence.length:
-            raise ValueError(
-                f"expected a cache of fewer than the {row.sequence.length} tokens given, got one of {row.held}; "
-                "pass the whole text so far"
-            )
+        check_held(row.held, row.sequence.length)
         row.stats.prompt_tokens += row.sequence.length
     stats = run.rows[0].stats
     stats.drafter = "" if run.prompt_alone else run.drafting(0).describe()
     made = stepper(run)
     stats.path = made.describe()
     return made
+
+
+def check_held(held: int, length: int) -> None:
+    """Raises ValueError for a cache of `held` tokens of a text that is no longer: its last token is the first root."""
+    if held >= length:
+        raise ValueError(
+            f"expected a cache of fewer than the {length} tokens given, got one of {held}; pass the whole text so far"
+        )
 
 
 def learn(run: Run, steps_of: Stepper) -> None:

@@ -34,8 +34,9 @@ class Draft:
     text is not the target's. A drawn node must not be left out of a draft because of what was drawn.
     """
     confidence: np.ndarray | None = None
-    """(n,) float32: how likely the drafter thinks that each node is accepted if its parent is; 1 for the root. It is
-    read where drafts are fused, and calibrated there, so that it need only be in the right order.
+    """(n,) float32: the probability that each node is accepted if its parent is, as well as the drafter knows it; 1 for
+    the root. Where several texts share a pass, nodes are divided between them by it, as it is: a drafter that says too
+    much takes room from other texts. Where drafts are fused it is calibrated.
     """
     needed: frozenset[int] = frozenset()
     """Nodes that the drafter learns from whether they are accepted or not; where drafts are fused, they are kept if

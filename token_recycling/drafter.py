@@ -153,3 +153,10 @@ def check_at_least(least: int, drafter: Drafter, *options: str) -> None:
     for option in options:
         if getattr(drafter, option) < least:
             raise ValueError(f"expected {option} of {least} or more, got {getattr(drafter, option)}")
+
+
+def check_auto_or_nodes(drafter: Drafter, option: str) -> None:
+    """Raises ValueError unless the option is `auto` or a number of nodes."""
+    value = getattr(drafter, option)
+    if value != "auto" and (isinstance(value, str) or value < 1):
+        raise ValueError(f"expected auto or 1 node or more, got {option}={value!r}")

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def drafters() -> list[dict[str, Any]]:
-    """Name, summary and options of every drafter; for one that cannot be imported, the reason instead."""
+    """Name, summary and options of every drafter; for one that cannot be had, the reason instead."""
     found = []
     for name in drafter_names():
         try:
             found.append(drafter(name, drafter_class(name)))
-        except ImportError as error:
+        except Exception as error:  # what it needs is missing; or of another package, which can be wrong in any way
             found.append({"name": name, "summary": f"not available: {error}", "options": []})
     return found
 

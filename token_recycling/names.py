@@ -14,7 +14,7 @@ ENTRY_POINTS = "token_recycling.drafters"
 def drafter_names() -> list[str]:
     """Names of all drafters, the package's own first."""
     own = own_names()
-    return own + sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in own)
+    return own + sorted({point.name for point in metadata.entry_points(group=ENTRY_POINTS)} - set(own))
 
 
 @functools.cache

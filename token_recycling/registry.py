@@ -30,12 +30,29 @@ def drafter_class(name: str) -> type[Drafter]:
             if isinstance(value, type) and issubclass(value, Drafter) and value.__module__ == module.__name__
         )
     elif name in drafter_names():
-        (point,) = metadata.entry_points(group=ENTRY_POINTS, name=name)
-        found = point.load()
+        found = _of_another_package(name)
     else:
         raise ValueError(f"expected a drafter of {', '.join(drafter_names())}, got {name!r}")
     found.name = name
     return found
+
+
+def _of_another_package(name: str) -> type[Drafter]:
+    """The drafter class that an installed package names so; raises ValueError."""
+    points = metadata.entry_points(group=ENTRY_POINTS, name=name)
+    got = " and ".join(point.value for point in points)
+    loaded: list[Any] = []
+    problem: Exception | None = None
+    try:
+        loaded = [point.load() for point in points]
+    except Exception as error:  # somebody's package can be wrong in any way
+        got, problem = f"{got} ({type(error).__name__}: {error})", error
+    if len(loaded) != 1 or not isinstance(loaded[0], type) or not issubclass(loaded[0], Drafter):
+        raise ValueError(
+            f"expected one Drafter class behind the entry point {name!r} of {ENTRY_POINTS}, got {got}; "
+            "correct or uninstall the package that names it"
+        ) from problem
+    return loaded[0]
 
 
 def options_of(drafter: type[Drafter]) -> dict[str, dataclasses.Field[Any]]:

@@ -170,3 +170,8 @@ def template_from(spec: str | int | Tree) -> Tree | None:
             "expected a tree: auto, a number of nodes, paper, chain:N, static:N, rank paths such as '0 1 00', or a "
             f"file of them; got {text!r} ({error})"
         ) from None
+
+
+def size_in_words(spec: str | int | Tree) -> str:
+    """The size of the trees that grow where a user's option names no template."""
+    return f"{spec} nodes, best first" if str(spec).isdigit() else "as large as pays"

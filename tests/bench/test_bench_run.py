@@ -51,6 +51,21 @@ def test_a_row_for_every_method_and_prompt(tmp_path: Path) -> None:
     assert generated["generate"][0]["parts"] is generated["generate"][0]["tried"] is None
 
 
+def test_a_models_own_way_of_choosing_is_left_out() -> None:
+    where = benching.setup(max_new_tokens=16)
+    item, runner = Conversation(tuple(benching.questions(1))), parse("generate").runner(where.model)
+    decoded = lambda: item.run(where, runner, Entry(parse("generate")).sampling)[0].tokens  # noqa: E731
+    wanted = decoded()
+    config = where.model.generation_config
+    config.update(repetition_penalty=5.0, no_repeat_ngram_size=2, do_sample=True, temperature=0.6, eos_token_id=[3])
+    assert decoded() != wanted
+    said = session.without_own_choices(where.model)
+    assert said == ["do_sample=True", "no_repeat_ngram_size=2", "repetition_penalty=5.0", "temperature=0.6"]
+    assert decoded() == wanted
+    assert where.model.generation_config.eos_token_id == [3]
+    assert session.without_own_choices(where.model) == []
+
+
 def test_in_replay_nodes_are_counted_by_path_too(tmp_path: Path) -> None:
     for one in benching.run(benching.setup(), plan(2), tmp_path):
         if one["mode"] != "replay":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import types
 from pathlib import Path
 
 import pytest
 from support.commandline import assert_refused, run, run_json
+from transformers import GenerationConfig
 
 import token_recycling.bench.report
 from token_recycling.bench.run.measure import WorkloadRun
@@ -84,6 +86,14 @@ def test_bench_as_json_and_in_the_default_folder(
         "different_outputs": 0,
         "written": [str(folder / "report.md")],
     }
+
+
+def test_bench_names_what_it_leaves_out(tiny_model_dir: str, texts: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    GenerationConfig(eos_token_id=256, repetition_penalty=1.3).save_pretrained(model)
+    result = run("bench", model, "--data", texts, "--limit", 1, "--no-replay", "--output", tmp_path / "out", *SMALL)
+    assert result.exit_code == 0
+    assert "left out of the model's own generation configuration: repetition_penalty=1.3\n" in result.stderr
 
 
 def test_bench_goes_on_where_it_stopped(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from support.strategies import trees
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling import Context, Draft, Drafter, Step, Tree, listing
 from token_recycling.model.step_costs import StepCosts
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.registry import ENTRY_POINTS, drafter_class, options_of
@@ -26,9 +27,11 @@ from token_recycling.templates import chain
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a package with this drafter were installed."""
-    points = importlib.metadata.EntryPoints(
-        [importlib.metadata.EntryPoint("garbage", f"{Garbage.__module__}:Garbage", ENTRY_POINTS)]
-    )
+    install(monkeypatch, [("garbage", f"{Garbage.__module__}:Garbage")])
+
+
+def install(monkeypatch: pytest.MonkeyPatch, named: list[tuple[str, str]]) -> None:
+    points = importlib.metadata.EntryPoints(importlib.metadata.EntryPoint(*one, ENTRY_POINTS) for one in named)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: points.select(**wanted))
 
 
@@ -132,6 +135,28 @@ def test_a_drafter_of_another_package_is_found_by_name(model: LlamaForCausalLM) 
 def test_values_of_the_wrong_kind_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"for option {text.partition('=')[0]} of garbage"):
         tr.make_drafter(f"garbage:{text}")
+
+
+@pytest.mark.parametrize(
+    ("values", "got"),
+    [
+        (["support.drafters:Garbge"], "support.drafters:Garbge (AttributeError: "),
+        (["support.drawers:Garbage"], "support.drawers:Garbage (ModuleNotFoundError: "),
+        (["support.drafters"], "support.drafters;"),
+        (["support.drafters:Garbage", "support.tiny:llama"], "support.drafters:Garbage and support.tiny:llama;"),
+    ],
+)
+def test_what_is_wrong_with_the_drafter_of_another_package_is_said_and_the_others_are_listed(
+    monkeypatch: pytest.MonkeyPatch, values: list[str], got: str
+) -> None:
+    install(monkeypatch, [("garbage", value) for value in values] + [("other", "support.drafters:Garbage")])
+    message = f"expected one Drafter class behind the entry point 'garbage' of {ENTRY_POINTS}, got {got}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tr.make_drafter("garbage")
+    assert tr.drafter_names()[-2:] == ["garbage", "other"]
+    *_, broken, other = listing.drafters()
+    assert broken["summary"].startswith(f"not available: {message}")
+    assert other["options"][0]["name"] == "shapes"
 
 
 def test_a_drafter_without_draft_says_what_is_missing(model: LlamaForCausalLM) -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import architectures, tiny
+from support import architectures, runs, tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+import token_recycling as tr
 from token_recycling.drafters.draft_model.reader import Reader
 from token_recycling.model.tree_model import TreeModel
 
@@ -114,6 +115,17 @@ def test_the_reach_ends_with_the_positions() -> None:
     assert [reader.reach(torch.zeros(length)) for length in (18, 20, 21)] == [3, 1, 0]
     reader.prefill(tiny.prompt(0, 21)[0])
     assert reader.held == 0
+
+
+@torch.no_grad()
+def test_a_model_without_a_last_position_reaches_on_from_any_text() -> None:
+    model, target = (architectures.model_of(architectures.named("bloom")) for _ in range(2))
+    del model.config.max_position_embeddings
+    reader, text = Reader(TreeModel(model)), torch.tensor([1, 2, 3])
+    assert reader.reach(text) > 1000
+    drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=10)
+    drafting = runs.begun(drafter, text, TreeModel(target))
+    assert drafting.draft(tr.Context(text, room=50)).tree.depth == 10
 
 
 @torch.no_grad()

@@ -128,6 +128,17 @@ def deep_counting(counting: LlamaForCausalLM) -> LlamaForCausalLM:
 _SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads")
 
 
+def test_texts_of_which_the_head_may_say_nothing_are_trained_over(deep: LlamaForCausalLM) -> None:
+    """A head that may say one token, which the target never chooses in these texts."""
+    chosen = deep(input_ids=torch.tensor([[1, 2]])).logits.argmax(-1)
+    other = next(token for token in range(64) if token not in chosen)
+    how = EagleTraining(version=3, vocabulary=1)
+    head = new_head(deep, Continuations([torch.tensor([other])], [1]), how)
+    loss = training_loss(deep, head, examples(deep, head, Continuations([torch.tensor([1, 2])], [1])), how)
+    assert loss.item() == 0
+    assert not loss.requires_grad
+
+
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_head_trained_on_a_model_that_counts_foresees_it(
     version: int, deep_counting: LlamaForCausalLM, tmp_path: Path

@@ -239,6 +239,19 @@ def test_heads_learn_the_tokens_after_the_next_one(model: LlamaForCausalLM) -> N
     assert torch.allclose(hidden, torch.cat([first, second]), atol=1e-5)
 
 
+def test_texts_that_end_at_once_are_trained_over(counting: LlamaForCausalLM) -> None:
+    """Of one token that was said no head can foresee a later one; the other text is learned from all the same."""
+    losses: list[float] = []
+    train_medusa(
+        counting,
+        Continuations([torch.tensor([1, 2]), torch.arange(8)], [1, 1]),
+        MedusaTraining(heads=2, batch=1),
+        Schedule(2),
+        progress=lambda step, steps, loss: losses.append(loss),
+    )
+    assert sorted(loss > 0 for loss in losses) == [False, True]
+
+
 def counted(model: LlamaForCausalLM, folder: Path) -> Continuations:
     prompts = [torch.tensor([seed % VOCABULARY, (seed + 1) % VOCABULARY]) for seed in range(24)]
     return continuations(tr.generate, model, prompts, folder / "texts", max_new_tokens=12)

@@ -120,6 +120,17 @@ def test_a_datastore_of_another_tokenizer_is_refused(loaded, tmp_path: Path) -> 
     assert stats.drafter == "rest: at most 64 nodes from store of 3 tokens"
 
 
+def test_each_target_is_checked_by_its_own_tokenizer(counting: LlamaForCausalLM, loaded, tmp_path: Path) -> None:
+    """Whichever comes first: one whose tokenizer is not known, or one that fits."""
+    other = "0123456789abcdef"
+    build([[1, 2]], tmp_path / "other", other)
+    drafter = Rest(tmp_path / "other")
+    assert "not checked" in runs.begun(drafter, [1], TreeModel(counting)).describe()
+    with pytest.raises(DatastoreError, match=f"expected the target's tokenizer .*, got {other}"):
+        runs.begun(drafter, [1], TreeModel(loaded.model))
+    assert "not checked" in runs.begun(drafter, [1], TreeModel(counting)).describe()
+
+
 def test_a_tokenizer_that_is_not_known_is_said_to_be_unchecked(counting: LlamaForCausalLM, store: Path) -> None:
     stats = tr.Stats()
     tr.generate(counting, torch.tensor([[1]]), drafter=Rest(store), stats=stats, max_new_tokens=2)

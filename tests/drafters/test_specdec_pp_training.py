@@ -100,6 +100,16 @@ def test_the_loss_by_hand() -> None:
     assert float(found) == pytest.approx((accepted + 3 * rejected + 0.5 * accepted + 1.5 * rejected) / 3)
 
 
+def test_a_text_of_which_no_token_was_replaced_is_trained_over() -> None:
+    """Of a text that ends at once the one token may be the target's own: then there is no label."""
+    target, draft = pair()
+    text, losses = Continuations([torch.tensor([3, 4])], [1]), []
+    how = SpecDecTraining(target_share=0.99, batch=1)
+    known = labelled(target, draft, text, how)
+    train_head(draft, known, how, Schedule(3), progress=lambda step, steps, loss: losses.append(loss))
+    assert 0 in losses
+
+
 @pytest.mark.parametrize(("acceptance", "weight"), [(0.5, 6.0), (0.9, 3.0), (0.3, 1.0)])
 def test_the_weight_divides_the_odds(acceptance: float, weight: float) -> None:
     best = weighted(acceptance, weight)

@@ -28,8 +28,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import token_recycling as tr
+from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.model.architectures import TESTED, Border, Reach
 from token_recycling.model.cache_layers import TreeLayer
+from token_recycling.model.loading import Loaded
 from token_recycling.model.self_test import largest_difference, random_text
 from token_recycling.model.tree_inputs import TreeInputs, masks
 from token_recycling.model.tree_model import TreeModel
@@ -329,4 +331,12 @@ def test_of_two_limits_the_shorter_one_holds() -> None:
     model = model_of(named("mpt"))
     for stated, positions, wanted in ((64, 1024, 64), (64, 32, 32)):
         model.config.max_seq_len, model.config.max_position_embeddings = stated, positions
-        assert TreeModel(model).max_length == wanted
+        said = TreeModel(model).max_length, Loaded(model, None).context, BenchmarkConfig(model, None, 8).context
+        assert said == (wanted, wanted, wanted)
+
+
+def test_a_context_that_is_said_in_another_way_holds_everywhere() -> None:
+    model = model_of(named("mpt"))
+    del model.config.max_position_embeddings
+    said = TreeModel(model).max_length, Loaded(model, None).context, BenchmarkConfig(model, None, 8).context
+    assert said == (256, 256, 256)

@@ -187,9 +187,11 @@ def test_a_cache_made_by_plain_generate_is_continued(model: LlamaForCausalLM) ->
 
 
 def test_a_cache_longer_than_the_text_is_refused(model: LlamaForCausalLM) -> None:
-    cache = rebuilt(model, tiny.prompt(0, 20))
-    with pytest.raises(ValueError, match="fewer than the 5 tokens given, got one of 19"):
-        next(tr.stream(model, tiny.prompt(0, 5), past_key_values=cache))
+    """At once, not with the first step."""
+    for length in (5, 19):
+        cache = rebuilt(model, tiny.prompt(0, 20))
+        with pytest.raises(ValueError, match=f"fewer than the {length} tokens given, got one of 19"):
+            tr.stream(model, tiny.prompt(0, length), past_key_values=cache)
 
 
 @settings(max_examples=30)

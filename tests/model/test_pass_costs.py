@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support import architectures, tiny
 from transformers import LlamaForCausalLM
 
-from token_recycling.costs.curve import CostCurve, band
+from token_recycling.costs.curve import CostCurve, band, shared_by
 from token_recycling.files import cache_folder
 from token_recycling.model import pass_costs as measuring
 from token_recycling.model.cost_store import file_of, load, setting
@@ -42,16 +42,18 @@ def test_no_pass_costs_more_than_a_larger_one() -> None:
 
 def test_several_texts_have_as_many_nodes_each() -> None:
     """Of 2 texts a pass has 2, 4, 6, 8 rows; of 3 it has 3 or 6, and 9 were not measured."""
-    assert CURVE.relative(2).tolist() == pytest.approx([1, 4 / 3, 7 / 3, 10 / 3])
-    assert CURVE.relative(3).tolist() == pytest.approx([1, 7 / 3.5])
-    assert CURVE.relative(8).tolist() == CURVE.relative(100).tolist() == [1]
+    times = CURVE.times()
+    assert shared_by(1, times).tolist() == times.tolist()
+    assert shared_by(2, times).tolist() == pytest.approx([3, 4, 7, 10])
+    assert shared_by(3, times).tolist() == pytest.approx([3.5, 7])
+    assert shared_by(8, times).tolist() == shared_by(100, times).tolist() == [10]
 
 
-@given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 100))
-def test_costs_start_at_one_and_never_fall(seconds: list[float], texts: int, seed: int) -> None:
+@given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=12), st.integers(0, 100))
+def test_costs_start_at_one_and_never_fall(seconds: list[float], seed: int) -> None:
     sizes = np.cumsum([1, *np.random.default_rng(seed).integers(1, 9, len(seconds) - 1)]).tolist()
-    relative = CostCurve(256, tuple(sizes), tuple(seconds)).relative(texts)
-    assert len(relative) == max(1, sizes[-1] // texts)
+    relative = CostCurve(256, tuple(sizes), tuple(seconds)).relative()
+    assert len(relative) == sizes[-1]
     assert relative[0] == 1
     assert (np.diff(relative) >= -1e-12).all()
 
@@ -318,3 +320,22 @@ def test_another_length_begins_with_what_steps_of_one_length_taught(
         known.took(8, 40 * float(known.seconds[0]))
     monkeypatch.setattr(measuring, "measure", None)  # nothing is measured again
     assert costs.online(3000, 1).seconds.tolist() == known.seconds.tolist()
+
+
+def test_texts_that_share_a_pass_begin_with_what_passes_over_one_taught(
+    target: TreeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long they are: a measurement would fill a cache of so many slots, while all of them wait."""
+    costs = PassCosts(target)
+    known = costs.online(100, 1)
+    for _ in range(100):
+        known.took(8, 40 * float(known.seconds[0]))
+    monkeypatch.setattr(measuring, "measure", None)
+    assert costs.online(20_000, 3).seconds.tolist() == known.seconds[2::3].tolist()
+    assert costs.online(300, 99).seconds.tolist() == known.seconds[-1:].tolist()
+
+
+def test_another_number_of_texts_is_not_measured_anew(target: TreeModel, measured: list[int]) -> None:
+    assert PassCosts(target).online(100, 2).seconds.tolist() == [1.5]
+    assert PassCosts(target).online(20_000, 3).seconds.tolist() == [1.5]
+    assert measured == [256]

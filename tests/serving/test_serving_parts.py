@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import tiny
+from support import architectures, tiny
 from transformers.cli.serving.utils import GenerateManager
 
 from token_recycling.draft import Retrieval
@@ -15,6 +15,8 @@ from token_recycling.serving.internals import check_installed
 from token_recycling.serving.job import StepReporter
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.postprocess import StopTrimmer
+from token_recycling.serving.requests import Sampling
+from token_recycling.serving.sampling import config_of
 from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
 from token_recycling.serving.templates import check_template
@@ -152,3 +154,9 @@ def test_a_broken_template_is_found_at_start(template, said):
     with pytest.raises(ValueError, match=said) as caught:
         Service(Loaded(tiny.llama(vocab_size=300), tokenizer), Settings())
     assert "--chat-template" in str(caught.value)
+
+
+def test_an_answer_is_as_long_as_the_context_however_the_model_says_it():
+    model = architectures.model_of(architectures.named("mpt"))
+    del model.config.max_position_embeddings
+    assert config_of(Sampling(), model).max_new_tokens == 256

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.curve import CostCurve, shared_by
 from token_recycling.costs.online import OnlineCurve
 from token_recycling.cuda_graphs import Fast
 from token_recycling.drafter import Drafter, TextDrafter
@@ -73,7 +73,9 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch, curve_of: Callable[[PassCosts], C
     """Says what passes cost, whatever they take: by a curve for each model, at every length."""
     monkeypatch.setattr(PassCosts, "curve", lambda costs, length, like=None: curve_of(costs))
     monkeypatch.setattr(
-        PassCosts, "online", lambda costs, length, texts, *_, **__: OnlineCurve(curve_of(costs).times(texts))
+        PassCosts,
+        "online",
+        lambda costs, length, texts, *_, **__: OnlineCurve(shared_by(texts, curve_of(costs).times())),
     )
     monkeypatch.setattr(OnlineCurve, "took", lambda *_: None)
 
@@ -88,7 +90,7 @@ class Costs(PassCosts):
         return self._curve
 
     def online(self, length: int, texts: int, *others: Any, **options: Any) -> OnlineCurve:
-        return OnlineCurve(self._curve.times(texts))
+        return OnlineCurve(shared_by(texts, self._curve.times()))
 
     def agreed(self, value: float) -> float:
         return value

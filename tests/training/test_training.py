@@ -255,6 +255,15 @@ def test_a_loss_that_is_no_number_ends_the_training() -> None:
         fit(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0, Schedule(2))
 
 
+def test_a_batch_with_nothing_to_learn_from_changes_no_weight() -> None:
+    layer, losses = part(), []
+    before = layer.weight.clone()
+    nothing = lambda layer, batch: torch.zeros(())  # noqa: E731
+    fit(layer, batch_at, nothing, Schedule(2), progress=lambda step, steps, loss: losses.append(loss))
+    assert torch.equal(layer.weight, before)
+    assert losses == [0, 0]
+
+
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"rate": 0.0}, {"warmup": 1.0}, {"clip": 0.0}])
 def test_a_plan_is_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected steps"):

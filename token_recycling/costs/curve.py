@@ -33,19 +33,19 @@ class CostCurve:
         if len(self.seconds) != len(self.sizes) or not all(0 < taken < math.inf for taken in self.seconds):
             raise ValueError(f"expected a time above 0 for each of {len(self.sizes)} sizes, got {self.seconds}")
 
-    def relative(self, texts: int = 1) -> np.ndarray:
-        """(nodes,) float64: t(n) / t(1) for n = 1, 2, ... nodes for each of `texts` texts in one pass."""
-        times = self.times(texts)
+    def relative(self) -> np.ndarray:
+        """(nodes,) float64: t(n) / t(1) for n = 1, 2, ... nodes."""
+        times = self.times()
         return times / times[0]
 
-    def times(self, texts: int = 1) -> np.ndarray:
-        """(nodes,) float64: seconds of passes over n = 1, 2, ... nodes of each of `texts` texts.
+    def times(self) -> np.ndarray:
+        """(nodes,) float64: seconds of passes over n = 1, 2, ... nodes.
 
         What lies between two sizes is on the line between them. A pass cannot cost more than a larger one: where it
-        seems to, something else was going on. Of several texts all have the same number of nodes.
+        seems to, something else was going on.
         """
-        rows = np.arange(texts, max(self.sizes[-1], texts) + 1, texts)
-        return np.interp(rows, self.sizes, np.minimum.accumulate(self.seconds[::-1])[::-1])
+        nodes = np.arange(1, self.sizes[-1] + 1)
+        return np.interp(nodes, self.sizes, np.minimum.accumulate(self.seconds[::-1])[::-1])
 
     def convex(self) -> CostCurve:
         """The largest convex curve below this one. Of a brief measurement it is the better estimate: other work on the
@@ -62,6 +62,13 @@ class CostCurve:
 
     def _slope(self, before: int, after: int) -> float:
         return (self.seconds[after] - self.seconds[before]) / (self.sizes[after] - self.sizes[before])
+
+
+def shared_by(texts: int, times: np.ndarray) -> np.ndarray:
+    """(nodes,) float64: seconds of passes over 1, 2, ... nodes of each of `texts` texts, from `times` (rows,) of passes
+    over 1, 2, ... rows in all; more rows than there are times for take as long as the most.
+    """
+    return times[min(texts, len(times)) - 1 :: texts]
 
 
 def band(length: int) -> int:

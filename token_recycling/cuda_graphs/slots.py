@@ -106,10 +106,6 @@ class FixedCache(Cache):
             ]
         )
 
-    @property
-    def nbytes(self) -> int:
-        return sum(store.nbytes for store in self.stores)
-
     def aim(self, nodes: int) -> torch.Tensor:
         """The slots (nodes,) int64 that come next, which the layers will write."""
         self.shared.places = self.shared.length + torch.arange(nodes, device=self.shared.length.device)

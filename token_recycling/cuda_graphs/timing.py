@@ -5,7 +5,6 @@ A tree is filled up to a bucket, so that the curve is a staircase: one node more
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -17,10 +16,9 @@ from ..draft import Draft
 from ..model.pass_costs import filled, with_room
 from ..stats import synchronize
 from ..templates import star
-from .graphs import Graphs
 from .slots import band_of
 from .sources import BUCKETS, bucket_of
-from .step import Choice, StepPlan, TreeArrays, tree_masks
+from .step import Choice, StepPlan
 
 if TYPE_CHECKING:
     from ..model.tree_model import TreeModel
@@ -80,35 +78,3 @@ def one_step(target: TreeModel, runner: StepRunner, length: int, nodes: int, k: 
         runner.run(target, plan, source, Choice())
 
     return step
-
-
-@torch.no_grad()
-def forward_alone(target: TreeModel, runner: StepRunner, length: int, nodes: int, rounds: int = _MOST_ROUNDS) -> float:
-    """Seconds of the model's forward pass over `nodes` nodes after `length` tokens, run as a step runs it and with the
-    same shapes, but alone: what of a step is not this is overhead. The best of some rounds.
-    """
-    runner.begin(filled(target, length), length + nodes)
-    cache, tree = runner.cache, star(nodes)
-    cache.shared.band = band_of(length + nodes)
-    shape = TreeArrays.of(tree, target.device)
-    mask = tree_masks(target.support.layers, shape, cache.shared.length, cache.shared.band, target.dtype)
-    tokens = torch.zeros(1, nodes, dtype=torch.long, device=target.device)
-    positions = (shape.depths + cache.shared.length)[None]
-    cache.aim(nodes)
-
-    def forward() -> torch.Tensor:
-        return target.model(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        ).logits
-
-    best = math.inf
-    graphs = Graphs(target.device)
-    for done in range(rounds + 1):
-        synchronize(target.device)
-        start = time.perf_counter()
-        with target.attending():
-            graphs.run(nodes, forward, [])
-        synchronize(target.device)
-        if done:  # the first round captures and compiles
-            best = min(best, time.perf_counter() - start)
-    return best

@@ -29,7 +29,7 @@ from ..model.inspection import output_layer
 from ..model.placing import Placed, placed_copy
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
-from ..templates import root_only, template_from
+from ..templates import root_only, size_in_words, template_from
 from .draft_model.pairing import config_of, loaded
 from .eagle.states import StatesDrafter, StatesText, UnreadStates
 from .medusa.product import best_product, product_draft
@@ -110,8 +110,8 @@ class DFlash(StatesDrafter):
         return self.model if isinstance(self.model, str) else type(self.model).__name__
 
     def describe(self) -> str:
-        grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
-        return f"dflash: {self._name}, blocks of {self.config.block_size}, tree {self.template or grown}"
+        tree = self.template or size_in_words(self.tree)
+        return f"dflash: {self._name}, blocks of {self.config.block_size}, tree {tree}"
 
 
 def _config_of(model: str | PreTrainedModel) -> Any:
@@ -156,7 +156,7 @@ class DFlashText(StatesText):
     def draft(self, context: Context) -> Draft:
         drafter, places = self.drafter, min(context.room, self.drafter.config.block_size) - 1
         nodes, budget = (places, None) if drafter.template is not None else self._limits()
-        if self._resting or not self._unread.waits or places < 1 or nodes < 1:
+        if self._next_rests() or not self._unread.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._read(context.tokens)[:places]

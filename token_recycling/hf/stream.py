@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from ..cuda_graphs import Fast, checked, stepping
-from ..decode import decode
+from ..decode import check_held, decode
 from ..draft import Step
 from ..drafter import Drafter
 from ..model.kv_cache import slots, unsupported_cache
@@ -64,6 +64,7 @@ def stream(
     reason = unsupported_cache(cache) or target.support.cannot_read_on(slots(cache), len(prompt))
     if reason is not None:
         raise UnsupportedModelError(reason)
+    check_held(slots(cache), len(prompt))
     sequences = [Sequence(prompt, criteria)]
     selectors = [TokenSelector(sequences[0], LogitsProcessorList(logits_processor or []), do_sample)]
     measured = stats if stats is not None else Stats()

@@ -187,6 +187,15 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
     )
 
 
+def context_length(model: PreTrainedModel) -> int | None:
+    """Tokens of the longest text that a model was made for, if its configuration says so; the shorter one if it says it
+    twice.
+    """
+    config = model.config.get_text_config(decoder=True)
+    said = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    return min(filter(None, said), default=None)
+
+
 def output_layer(model: PreTrainedModel) -> torch.nn.Module:
     """What makes logits of hidden states; raises NoHiddenStatesError where a model has none of its own."""
     layer = model.get_output_embeddings()

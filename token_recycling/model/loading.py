@@ -31,7 +31,9 @@ class Loaded:
     @property
     def context(self) -> int | None:
         """Number of tokens the model was made for, if its configuration says so."""
-        return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        from .inspection import context_length
+
+        return context_length(self.model)
 
 
 class Prompt(NamedTuple):

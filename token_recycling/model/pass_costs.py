@@ -16,7 +16,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ..costs.curve import SHORTEST_BAND, TICK, CostCurve, band
+from ..costs.curve import SHORTEST_BAND, TICK, CostCurve, band, shared_by
 from ..costs.online import OnlineCurve
 from ..draft import Draft
 from ..stats import synchronize
@@ -65,15 +65,18 @@ class PassCosts:
         self, length: int, texts: int, like: torch.Tensor | None = None, before: OnlineCurve | None = None
     ) -> OnlineCurve:
         """What is learned, while decoding, of passes over so many texts. It begins with what was saved; else with what
-        was learned `before`, or of other lengths, rather than that a text waits for a measurement; else with one.
+        was learned `before`, or of other lengths, or of one text, rather than that a text waits for a measurement; else
+        with one.
         """
         length = with_room(self.model, band(length))
 
         def begun() -> OnlineCurve:
-            learned = before or self._learned(texts)
-            if learned is not None and self._saved(length) is None:
-                return OnlineCurve(learned.seconds)
-            return OnlineCurve(self.curve(length, like).times(texts))
+            if self._saved(length) is None:
+                if learned := before or self._learned(texts):
+                    return OnlineCurve(learned.seconds)
+                if texts > 1:
+                    return OnlineCurve(shared_by(texts, self.online(length, 1, like).seconds))
+            return OnlineCurve(shared_by(texts, self.curve(length, like).times()))
 
         return self._remembered(begun, "online", length, texts)
 

@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .attention import attending, biased_by_position
-from .inspection import accepts, hidden_states, input_device
+from .inspection import accepts, context_length, hidden_states, input_device
 from .kv_cache import count
 from .recurrence import mixers_of, node_by_node
 from .remembered import turns
@@ -41,6 +41,8 @@ class TreeModel:
             )
         self.model, self.device, self.dtype = model, device, model.dtype
         self.config = model.config.get_text_config(decoder=True)
+        self.max_length = context_length(model)
+        """Tokens of the longest text that it was made for; None if its configuration does not say."""
         self.inputs = TreeInputs(self.support, device, model.dtype)
         """Ids, masks and positions of its passes."""
         self._takes_positions = accepts(model, "position_ids")
@@ -61,12 +63,6 @@ class TreeModel:
     def embedded(self) -> int:
         """Number of ids that a text may hold."""
         return self.model.get_input_embeddings().weight.shape[0]
-
-    @property
-    def max_length(self) -> int | None:
-        """The context the model was made for, if its configuration says so; the shorter one if it says it twice."""
-        said = [getattr(self.config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
-        return min(filter(None, said), default=None)
 
     def attending(self) -> contextlib.AbstractContextManager[None]:
         """For the length of the block, passes of this thread attend as they do over trees."""

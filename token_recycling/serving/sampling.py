@@ -10,6 +10,7 @@ from typing import Any
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
+from ..model.inspection import context_length
 from .errors import ApiError
 from .logprobs import LogprobRecorder
 from .penalties import AdditivePenalties
@@ -31,7 +32,7 @@ def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None
     request says none, None for the context of the model.
     """
     config, given = copy.deepcopy(model.generation_config), given_config(body.generation_config)
-    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    context = context_length(model)
     asked = getattr(body, "max_completion_tokens", None) or body.max_tokens
     # What the request leaves open is as the model's own configuration says, but for transformers' default of 50.
     set_by = {"top_k": config.top_k or 0, "max_new_tokens": default_tokens or context or _LONGEST, **given}

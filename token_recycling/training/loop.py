@@ -74,7 +74,8 @@ def fit(
 ) -> None:
     """Trains the parameters of `part` that require a gradient, in place.
 
-    `batch_at(i)` makes batch number i, without gradients; `loss_of(part, batch)` is a scalar. With a `checkpoint` the
+    `batch_at(i)` makes batch number i, without gradients; `loss_of(part, batch)` is a scalar, and a constant where the
+    batch holds nothing to learn from, such as texts that end at once: the weights stay then. With a `checkpoint` the
     run resumes from that file if it exists, and keeps it up to date; it is left in place at the end. `options` is
     whatever else decides the outcome, such as data and model, as JSON holds it. `progress` is called with the steps
     done, those of all and the last loss. Raises CheckpointError for a file of other options, another part, or a damaged
@@ -93,12 +94,13 @@ def fit(
         loss = loss_of(part, batch)
         if not torch.isfinite(loss):
             raise FloatingPointError(f"expected a finite loss, got {loss.item()} in step {step}; lower the rate")
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate_at(step)
-        optimizer.step()
+        if loss.requires_grad:
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.rate_at(step)
+            optimizer.step()
         if path is not None and (time.monotonic() - saved_at > _SAVE_SECONDS or step + 1 == schedule.steps):
             state = {"part": part.state_dict(), "optimizer": optimizer.state_dict()}
             with replacing(path) as temporary:

@@ -29,7 +29,9 @@ class Entry:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Arguments of `generate`; all are set, so that the model's own configuration cannot add to them."""
+        """Arguments of `generate`: greedy decoding, or draws from all tokens, of which transformers itself would take
+        50. Of the model's own configuration nothing is left (`session.without_own_choices`).
+        """
         if not self.temperature:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, "top_p": 1.0, "top_k": 0}

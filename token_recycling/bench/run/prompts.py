@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
+from ...model.inspection import context_length
 from .data import Question
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ class BenchmarkConfig:
     @property
     def context(self) -> int | None:
         """How many tokens the model was made for, if its configuration says so."""
-        model = self.model.config.get_text_config(decoder=True)
-        return getattr(model, "max_position_embeddings", None) or getattr(model, "max_seq_len", None)
+        return context_length(self.model)
 
     def ids(self, text: str, special: bool = True) -> torch.Tensor:
         """(length,) int64 on the CPU."""

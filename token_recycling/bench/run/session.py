@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import GenerationConfig, PreTrainedModel
+
 from .data import Question, digest
 from .methods import DEFAULT, Method, parse
 from .plan import BenchmarkPlan, Entry, batches, comparison
@@ -16,6 +18,9 @@ _SHARED = (
     *("model_fingerprint", "dtype", "commit"),
 )
 """What of the environment must be the same."""
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_NO_CHOICES = {"_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states"}
+"""Of a generation configuration, what says nothing of how tokens are chosen."""
 
 
 def methods(specs: Sequence[str]) -> list[Method]:
@@ -49,6 +54,17 @@ def plan(
         entries = [Entry(method) for method in named or map(parse, DEFAULT)]
         made.add(comparison(None, entries, questions, replay is not False))
     return made
+
+
+def without_own_choices(model: PreTrainedModel) -> list[str]:
+    """Takes all but the ids of tokens from the model's generation configuration; returns what else it said.
+
+    Penalties and filters of a model's maker change which tokens are chosen, for all methods alike. Figures would be of
+    these too, and not comparable with those of other models and of papers, which decode by the temperature alone.
+    """
+    own = model.generation_config.to_diff_dict()
+    model.generation_config = GenerationConfig(**{name: own.pop(name, None) for name in _IDS})
+    return [f"{name}={value}" for name, value in sorted(own.items()) if name not in _NO_CHOICES]
 
 
 def what_does_not_fit(config: BenchmarkConfig, questions: Sequence[Question]) -> list[str]:

@@ -86,6 +86,8 @@ def bench(
         through_template = loading.uses_chat(loaded, chat)
         config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
         where = environment(loaded.model, model)
+    if own := session.without_own_choices(loaded.model):
+        console.note(f"left out of the model's own generation configuration: {', '.join(own)}")
     if missing := lacking("bench", "matplotlib", "jinja2"):
         console.note(f"writing the report's files {missing}")
     for text in (*plan.notes, *session.what_does_not_fit(config, questions)):

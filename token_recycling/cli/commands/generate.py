@@ -88,7 +88,9 @@ def generate(
 
 
 def _sampling(temperature: float, top_p: float | None, top_k: int | None, seed: int | None) -> dict[str, Any]:
-    """Arguments of `model.generate`; all are set, so that the model's own configuration cannot add to the options."""
+    """Arguments of `model.generate`, among them all for which there is an option. For what there is none, such as a
+    repetition penalty, the model's own configuration holds, as in `model.generate` itself.
+    """
     if not temperature:
         if (top_p, top_k, seed) != (None, None, None):
             raise ValueError(

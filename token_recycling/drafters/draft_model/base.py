@@ -16,7 +16,7 @@ import torch
 
 from ...costs.budget import Budget
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
+from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least, check_auto_or_nodes
 from ...model.pass_costs import PassCosts
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
@@ -176,8 +176,7 @@ class CausalDrafter(ModelDrafter):
         for name in ("theta_prob", "theta_sib"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
-        if self.nodes != "auto" and (isinstance(self.nodes, str) or self.nodes < 1):
-            raise ValueError(f"expected auto or 1 node or more, got nodes={self.nodes!r}")
+        check_auto_or_nodes(self, "nodes")
 
     def step_cost(self, target: TreeModel, model: TreeModel, costs: PassCosts, length: int) -> float:
         """A pass of the drafting model over one token after `length`, as a share of the target's."""

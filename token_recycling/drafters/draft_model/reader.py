@@ -6,6 +6,7 @@ is read: tokens that were not drafted, or not along their own path. Cost per lay
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ class Reader:
 
     def _reach(self, length: int) -> int:
         limit = self.model.max_length
-        return length if limit is None else limit - length + 1
+        return sys.maxsize if limit is None else limit - length + 1
 
     def read(self, text: torch.Tensor) -> torch.Tensor:
         """Logits (1, vocabulary) after `text` (length,), which is or begins with what was read before."""

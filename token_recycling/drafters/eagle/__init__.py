@@ -26,7 +26,7 @@ from ...model.inspection import output_layer, output_width
 from ...model.placing import Placed
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...templates import parse_paths, root_only, template_from
+from ...templates import parse_paths, root_only, size_in_words, template_from
 from ...training.saved import TrainedPartError, check_model
 from ...tree import Tree
 from ..draft_model.expand import Rules, grow, verified
@@ -81,8 +81,8 @@ class Eagle(StatesDrafter):
         )
 
     def describe(self) -> str:
-        grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
-        return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {self.template or grown}"
+        tree = self.template or size_in_words(self.tree)
+        return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {tree}"
 
 
 def check_head(folder: str | Path, saved: SavedHead, target: TreeModel) -> None:
@@ -134,7 +134,7 @@ class EagleText(StatesText):
 
     def draft(self, context: Context) -> Draft:
         depth = min(self.drafter.depth, context.room - 1)
-        if self._resting or depth < 1 or not self._reader.knows:
+        if self._next_rests() or depth < 1 or not self._reader.knows:
             return Draft(root_only(), context.root)
         if self.drafter.template is not None:
             return self._filled(context.tokens, self.drafter.template.cut(context.room - 1))

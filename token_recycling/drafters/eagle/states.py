@@ -88,9 +88,8 @@ class StatesText(TextDrafter):
         budget = Budget(self._costs.by_nodes, self._work.known.step)
         return len(budget.verification) - 1, budget
 
-    @property
-    def _resting(self) -> bool:
-        """Whether nothing is to be drafted. To be asked once a step."""
+    def _next_rests(self) -> bool:
+        """Whether nothing is to be drafted for the next step. To be asked once a step: it counts down."""
         return self._rests is not None and self._rests.next()
 
     def _spent(self, passes: int, since: float) -> None:

@@ -157,7 +157,9 @@ def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: i
 
 
 def training_loss(model: PreTrainedModel, head: EagleHead, batch: Examples, training: EagleTraining) -> torch.Tensor:
-    """Of all passes, a scalar: over places where the target's choice is a token that the head may say."""
+    """Of all passes, a scalar: over places where the target's choice is a token that the head may say. A constant 0
+    where there is none.
+    """
     known = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
     logits = batch.logits
     if head.ids is not None:
@@ -175,7 +177,7 @@ def training_loss(model: PreTrainedModel, head: EagleHead, batch: Examples, trai
             of_states = smooth_l1_loss(found.float(), batch.states[:, 1 + number :][here].float())
             loss = of_states + _TOKEN_WEIGHT * loss
         losses.append(training.decay**number * loss)
-    return torch.stack(losses).sum()
+    return sum(losses, batch.states.new_zeros(()))
 
 
 @torch.no_grad()

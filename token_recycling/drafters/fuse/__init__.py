@@ -21,7 +21,7 @@ import torch
 
 from ...costs.budget import NO_COSTS
 from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, TextDrafter
+from ...drafter import Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
 from ...locks import Lock
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
@@ -54,8 +54,7 @@ class Fuse(Drafter):
     """The parts, as they were made."""
 
     def __post_init__(self) -> None:
-        if self.nodes != "auto" and (isinstance(self.nodes, str) or self.nodes < 1):
-            raise ValueError(f"expected auto or 1 node or more, got nodes={self.nodes!r}")
+        check_auto_or_nodes(self, "nodes")
         if self.asks not in ("all", "paying") or (self.asks == "paying" and self.nodes != "auto"):
             raise ValueError(
                 f"expected asks=all, or asks=paying with nodes=auto, got asks={self.asks}, nodes={self.nodes}"

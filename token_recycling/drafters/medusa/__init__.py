@@ -27,7 +27,7 @@ from ...model.inspection import output_layer
 from ...model.placing import Placed
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...templates import best_paths, root_only, template_from, tree_of
+from ...templates import best_paths, root_only, size_in_words, template_from, tree_of
 from ...tree import Tree
 from .heads import MedusaHeads, check_heads, load_heads
 from .product import best_product, product_draft
@@ -89,8 +89,8 @@ class Medusa(Drafter):
         )
 
     def describe(self) -> str:
-        grown = "as large as pays" if self.tree in ("auto", _STATIC) else f"{self.tree} nodes, best first"
-        return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self.template or grown}"
+        tree = self.template or size_in_words(self.tree)
+        return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {tree}"
 
 
 class MedusaText(TextDrafter):

@@ -24,12 +24,12 @@ from ...candidates.topk import top_candidates
 from ...costs.budget import Budget
 from ...differences import MtpModel, needed
 from ...draft import Context, Draft
-from ...drafter import DrafterTraits, check_at_least
+from ...drafter import DrafterTraits, check_at_least, check_auto_or_nodes
 from ...model.loading import first_line
 from ...model.placing import Placed, placed_copy
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...templates import root_only, tree_of
+from ...templates import root_only, size_in_words, tree_of
 from ...tree import RankPath
 from ..eagle.states import StatesDrafter, StatesText
 from ..medusa.product import product_draft
@@ -55,8 +55,7 @@ class Mtp(StatesDrafter):
         super().__post_init__()
         needed(MtpModel, "the drafter mtp")
         check_at_least(1, self, "k", "depth")
-        if self.tree != "auto" and (isinstance(self.tree, str) or self.tree < 1):
-            raise ValueError(f"expected auto or 1 node or more, got tree={self.tree!r}")
+        check_auto_or_nodes(self, "tree")
         if isinstance(self.layers, str) and self.layers != _OWN:
             raise ValueError(
                 f"expected layers={_OWN}, those in the files of the target, or in Python a MtpModel, got "
@@ -81,8 +80,7 @@ class Mtp(StatesDrafter):
         return made
 
     def describe(self) -> str:
-        size = "as large as pays" if self.tree == "auto" else f"of {self.tree} nodes"
-        return f"mtp: {self.k} candidates a place, {self.depth} places at most, tree {size}"
+        return f"mtp: {self.k} candidates a place, {self.depth} places at most, tree {size_in_words(self.tree)}"
 
 
 def _last(layers: int) -> Sequence[int]:
@@ -145,7 +143,7 @@ class MtpText(StatesText):
     def draft(self, context: Context) -> Draft:
         drafter, places = self.drafter, min(self.drafter.depth, context.room - 1)
         nodes, budget = self._limits()
-        if self._resting or not self._reader.waits or places < 1 or nodes < 1:
+        if self._next_rests() or not self._reader.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._reader.read(context.tokens)

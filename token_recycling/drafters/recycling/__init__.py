@@ -34,7 +34,7 @@ from ...drafter import Drafter, DrafterTraits, TextDrafter
 from ...locks import Lock
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...templates import root_only, template_from
+from ...templates import root_only, size_in_words, template_from
 from ...tree import Tree
 from .priming import prime
 
@@ -114,11 +114,10 @@ class Recycling(Drafter):
         return self.matrix
 
     def describe(self) -> str:
-        grown = "as large as pays" if self.tree == "auto" else f"{self.tree} nodes, best first"
         parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
         said = {"suffix": self.suffix, "earlier outputs": self.past, "primed": self.primed}
         parts += [name for name, used in said.items() if used]
-        return f"recycling: tree {self.template or grown}; {', '.join(parts)}"
+        return f"recycling: tree {self.template or size_in_words(self.tree)}; {', '.join(parts)}"
 
 
 class RecyclingText(TextDrafter):

@@ -19,6 +19,7 @@ import torch
 from ...candidates.trie import Trie
 from ...draft import Context, Draft
 from ...drafter import Drafter, check_at_least
+from ...model.remembered import remembered
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...templates import root_only
@@ -50,7 +51,8 @@ class Rest(Drafter):
                 f"which is min_matching_ngram_size, got {self.max_matching_ngram_size}"
             )
         self._store = Datastore(self.datastore)
-        self._checked: str | None = None
+        self._checked = False
+        """Whether the tokenizer of the last target was known to be the datastore's."""
 
     def fork(self) -> Rest:
         """Opens the datastore once more: it is read only, and not to be copied into memory."""
@@ -63,11 +65,11 @@ class Rest(Drafter):
                 f"{store.path}: expected ids below {target.embedded}, the target's vocabulary, "
                 f"got ids up to {store.vocab_size - 1}; build a datastore with --model of this target"
             )
-        if self._checked is None:
-            self._checked = tokenizer_of(target.model)
-        if store.tokenizer and self._checked and store.tokenizer != self._checked:
+        theirs = remembered(target.model, "tokenizer", lambda: tokenizer_of(target.model), values_matter=False)
+        self._checked = bool(store.tokenizer and theirs)
+        if self._checked and store.tokenizer != theirs:
             raise DatastoreError(
-                f"{store.path}: expected the target's tokenizer {self._checked}, got {store.tokenizer}; "
+                f"{store.path}: expected the target's tokenizer {theirs}, got {store.tokenizer}; "
                 "build a datastore with --model of this target"
             )
         return self
@@ -88,7 +90,7 @@ class Rest(Drafter):
         return Draft(trie.tree(), torch.tensor(trie.tokens, device=context.tokens.device), confidence=confidence)
 
     def describe(self) -> str:
-        unsure = "" if self._checked and self._store.tokenizer else ", its tokenizer not checked"
+        unsure = "" if self._checked else ", its tokenizer not checked"
         return f"rest: at most {self.nodes} nodes from {self._store.path.name} of {len(self._store):,} tokens{unsure}"
 
 

@@ -120,8 +120,8 @@ def states_and_labels(
 
 
 def loss(head: AcceptanceHead, states: torch.Tensor, labels: torch.Tensor, rejection_weight: float) -> torch.Tensor:
-    """Mean weighted binary cross-entropy in nats: -y log a - w (1 - y) log(1 - a)."""
-    return _crossed(labels, head(states), rejection_weight).mean()
+    """Mean weighted binary cross-entropy in nats: -y log a - w (1 - y) log(1 - a). A constant 0 without labels."""
+    return _crossed(labels, head(states), rejection_weight).mean() if len(labels) else labels.new_zeros(())
 
 
 def _crossed(labels: torch.Tensor, odds: torch.Tensor, rejection_weight: float = 1.0) -> torch.Tensor:
