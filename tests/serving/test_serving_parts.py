@@ -43,6 +43,14 @@ def test_a_key_that_is_none_is_refused_without_repeating_it(text):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("secret", ["schl\u00fcssel", "\N{SNOWMAN}", " one", "one\ttwo", "one\x00two"])
+def test_a_key_that_no_client_can_send_is_refused_without_repeating_it(secret):
+    with pytest.raises(ValueError, match="the API key ann in ASCII") as caught:
+        parse_key(f"ann:{secret}")
+    assert secret not in str(caught.value)
+    assert find_key([parse_key("ann:one two")], "Bearer one two").name == "ann"
+
+
 def test_keys_must_differ(tmp_path):
     with pytest.raises(ValueError, match="different names"):
         parse_keys(["ann:one", "ann:two"])
