@@ -14,6 +14,7 @@ from support.serving import chatty, keys, matrix_path, serving, speaking_llama, 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
+from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import create_app
 from token_recycling.serving.drafter_pool import DrafterPool
@@ -269,5 +270,38 @@ def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
     model = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
     with pytest.raises(tr.UnsupportedModelError, match="expected one text"):
         create_app(model, tiny.tokenizer(), concurrency=2)
+def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):
+    """A matrix is copied in the thread that decodes, and written in another."""
+    threads, copied = set(), set()
+    save, copies = NgramMatrix.save, DrafterPool._copied
+
+    def saving(*args):
+        threads.add(threading.current_thread().name)
+        save(*args)
+
+    def copying(*args):
+        copied.add(threading.current_thread().name)
+        return copies(*args)
+
+    monkeypatch.setattr(NgramMatrix, "save", saving)
+    monkeypatch.setattr(DrafterPool, "_copied", copying)
+    settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 2}
+    with serving(model, tiny.tokenizer(), **settings) as server:
+        complete(server, max_tokens=60)
+        wait_for(lambda: threads)
+        assert (copied, "decoding" in threads) == ({"decoding"}, False)
+
+
+def test_so_are_those_that_ask_for_another_way_of_decoding(model, monkeypatch):
+    """transformers' own draws from the generator of the whole process: no seed would hold."""
+    monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
+    service = Service(Loaded(model, tiny.tokenizer()), Settings(concurrency=2))
+    with contextlib.closing(service), pytest.raises(RuntimeError, match=r"prompt lookup.*--concurrency"):
+        asyncio.run(service.open())
+    service = Service(Loaded(model, tiny.tokenizer()), Settings())
+    with contextlib.closing(service):
+        asyncio.run(service.open())
+
+
     with pytest.raises(ValueError, match="concurrency of 1 or more, got 0"):
         create_app(model, tiny.tokenizer(), concurrency=0)

@@ -8,7 +8,6 @@ import copy
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -222,13 +221,10 @@ class Service:
         """Saves what was learned every `save_every` seconds, until cancelled."""
         while True:
             await asyncio.sleep(self.settings.save_every)
-            await asyncio.wrap_future(self._save())
-
-    def _save(self) -> Future[None]:
-        """Saves what was learned, where nobody learns meanwhile."""
-        if self.together is None:
-            return self.worker.submit(self.pool.save)
-        return self.together.between_steps(self.pool.save)
+            if self.together is None:
+                await self.worker.async_submit(self.pool.save)
+            else:
+                await asyncio.to_thread(self.pool.save, self.together.between_steps)
 
     def end_all(self) -> None:
         """Ends all requests with an error, at the end of the grace period."""
@@ -240,7 +236,8 @@ class Service:
         self.closing = True
         for job in list(self._jobs.values()):
             job.cancel()
-        self._save().result()
+        self.worker.close()
+        self.pool.save()
         if self.together is not None:
             self.together.close()
 
