@@ -59,7 +59,7 @@ class Service:
         self.metrics.waiting.set_function(lambda: self.worker.waiting)
         handled = State(JobWorker(self.worker, self.checked_job))
         self.responses = ResponsesHandler(OneModel(loaded, settings.name), handled)
-        self.grammars = Grammars(loaded)
+        self.grammars = Grammars(loaded, settings.isolation, len(settings.keys))
         self._jobs: dict[str, Job] = {}
         self._by_key: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -159,7 +159,8 @@ class Service:
         model = self.loaded.model
         config = config_of(body, model, default_tokens)
         self.limit(job, ids.shape[-1], config)
-        grammar = None if body.response_format is None else await self.grammars.processor(body.response_format)
+        form = body.response_format
+        grammar = None if form is None else await self.grammars.processor(form, job.key)
         texts = []
         for choice in range(body.n or 1):
             recorder = None if top is None else LogprobRecorder(top)
