@@ -1,5 +1,7 @@
 """Many texts at once: each answer is the one that is given alone, and each request ends for itself."""
 
+import asyncio
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,8 @@ from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.handlers import Worker
 from token_recycling.serving.isolation import Isolation
 from token_recycling.serving.penalties import AdditivePenalties
+from token_recycling.serving.service import Service
+from token_recycling.serving.settings import Settings
 
 PROMPTS = ["import os\n", "for index in", "def add(a, b):\n", "x", "print(index)\n    print(index)\n"]
 

@@ -193,7 +193,7 @@ class Service:
 
     async def open(self) -> None:
         """Measures and compiles what the first requests would wait for, and completes a text as they do. May be called
-        again. Raises RuntimeError if that fails.
+        again. Raises RuntimeError if that fails, or where texts are to be decoded together and this one was not.
         """
         if self._opened:
             return
@@ -205,7 +205,11 @@ class Service:
         try:
             await self.worker.async_submit(job.generate_text, texts[0], lambda tokens: None)
         except Exception as error:
-            raise RuntimeError(f"expected to complete a first text, got {type(error).__name__}: {error}") from error
+            why = error.__cause__ or error  # an ApiError does not say it
+            raise RuntimeError(f"expected to complete a first text, got {type(why).__name__}: {why}") from error
+        if self.together is not None and job.fallback is not None:
+            # It would draw from the generator of the whole process, so that seeds would not hold.
+            raise RuntimeError(f"expected texts that share passes, got others: {job.fallback}; leave --concurrency out")
         self._opened = True
 
     @torch.no_grad()
