@@ -180,7 +180,14 @@ def test_api_keys(model):
         for wrong in ("secret-b", "secret-metrics", "a"):
             with pytest.raises(openai.AuthenticationError):
                 complete(server.client(wrong))
-        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/token_recycling/steps"):
+        posted = (
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/responses",
+            "/v1/token_recycling/steps",
+            "/load_model",
+        )
+        for path in posted:
             body = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
             assert server.post(path, body).status_code == 401
         assert httpx2.get(f"{server.url}/v1/models").status_code == 401
@@ -227,6 +234,7 @@ def test_metrics_count_what_usage_says(model):
         refused(server.client(), max_tokens=0)
         counted = server.metrics()
         said = [usage.model_extra["speculation"] for usage in usages]
+        assert '"ready"' in server.post("/load_model", {}, "secret-a").text
         assert counted["token_recycling_generated_tokens_total"] == 90
         assert counted["token_recycling_prompt_tokens_total"] == sum(usage.prompt_tokens for usage in usages)
         for name, metric in (("steps", "steps"), ("drafted_tokens", "drafted_tokens"), ("accepted_tokens",) * 2):

@@ -119,7 +119,7 @@ def _own_routes(service: Service) -> APIRouter:
         return _streaming(server_sent(step_events(service, job, arguments)), job, watch)
 
     @router.post("/load_model")
-    async def load_model(body: dict[str, Any]) -> Response:
+    async def load_model(body: dict[str, Any], key: User) -> Response:
         """`transformers chat` waits for this before anything else; the model is loaded already."""
         service.check_model(body.get("model"))
         ready = {"status": "ready", "model": service.settings.name, "cached": True}
