@@ -10,7 +10,6 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from .errors import error_body
 from .job import Job
 
 
@@ -84,8 +83,6 @@ async def stream_events(source: AsyncGenerator[str], job: Job) -> AsyncGenerator
 
 def _event(event: str, job: Job) -> str:
     data = json.loads(event.removeprefix("data: "))
-    if isinstance(data.get("error"), str):
-        data = error_body(500, data["error"], "generation_failed")
     for holder in (data, data.get("response") or {}):
         if holder.get("usage"):
             holder["usage"]["speculation"] = speculation(job)

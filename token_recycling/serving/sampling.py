@@ -92,6 +92,15 @@ def processors_of(
     return LogitsProcessorList(found)
 
 
+def check_ids(config: GenerationConfig, vocabulary: int) -> None:
+    """Raises ApiError for a token that is none where transformers would not say so before the text begins."""
+    sequences = [*(config.bad_words_ids or ()), *(entry[0] for entry in config.sequence_bias or ())]
+    ids = [token for ids in sequences if isinstance(ids, list) for token in ids if isinstance(token, int)]
+    if max(ids, default=0) >= vocabulary:
+        message = f"generation_config: expected token ids below {vocabulary}, got {max(ids)}"
+        raise ApiError(400, message, "invalid_value")
+
+
 def given_config(text: str | None) -> dict[str, Any]:
     """What the extra field `generation_config`, JSON of a GenerationConfig, sets; raises ApiError."""
     if text is None:

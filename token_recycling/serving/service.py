@@ -31,7 +31,7 @@ from .logs import log_generation
 from .metrics import Metrics
 from .offered_drafters import OfferedDrafters
 from .requests import ChatBody, Sampling, TextBody
-from .sampling import config_of, processors_of
+from .sampling import check_ids, config_of, processors_of
 from .settings import Settings
 from .templates import check_template
 from .texts import Text
@@ -65,6 +65,11 @@ class Service:
         self._lock = threading.Lock()
         self.closing = self._opened = False
         self.created = int(time.time())
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model can say."""
+        return self.loaded.model.get_output_embeddings().weight.shape[0]
 
     @property
     def running(self) -> int:
@@ -138,7 +143,10 @@ class Service:
         return job
 
     def limit(self, job: Job, length: int, config: GenerationConfig) -> None:
-        """Adds a prompt of that length to a job and limits `config.max_new_tokens`; raises ApiError for a long one."""
+        """Adds a prompt of that length to a job and limits `config.max_new_tokens`; raises ApiError for a long one, and
+        for tokens in `config` that are none.
+        """
+        check_ids(config, self.vocabulary)
         job.prompt_tokens += length
         limit, context = self.settings.max_prompt_tokens, self.loaded.context
         if not length:
@@ -171,8 +179,8 @@ class Service:
 
     def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
         """The arguments of `generate` for a prompt (1, length); raises ApiError. `more` goes to `processors_of`."""
-        config, words = copy.deepcopy(config), self.loaded.model.get_output_embeddings().weight.shape[0]
-        processors = processors_of(body, config, ids.shape[-1], words, *more)
+        config = copy.deepcopy(config)
+        processors = processors_of(body, config, ids.shape[-1], self.vocabulary, *more)
         ids = ids.to(self.target.device)
         return {
             "input_ids": ids,
