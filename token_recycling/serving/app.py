@@ -115,7 +115,7 @@ def _own_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         job = service.create_job(key, "steps-", body.drafter, seed=body.seed)
         with _cancelled_on_disconnect(request, job) as watch:
-            arguments = prepare(service, body, job)
+            arguments = await prepare(service, body, job)
         return _streaming(server_sent(step_events(service, job, arguments)), job, watch)
 
     @router.post("/load_model")

@@ -31,6 +31,16 @@ def speculation(job: Job) -> dict[str, Any]:
     }
 
 
+def usage(job: Job, tokens: int) -> dict[str, Any]:
+    """The usage block of an answer of so many tokens."""
+    return {
+        "prompt_tokens": job.prompt_tokens,
+        "completion_tokens": tokens,
+        "total_tokens": job.prompt_tokens + tokens,
+        "speculation": speculation(job),
+    }
+
+
 class StopTrimmer:
     """Cuts a text that comes in pieces before the first stop string."""
 

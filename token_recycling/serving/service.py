@@ -160,12 +160,11 @@ class Service:
 
     async def texts(
         self, job: Job, ids: torch.Tensor, body: TextBody | ChatBody, default_tokens: int | None, top: int | None
-    ) -> tuple[list[Text], GenerationConfig, set[int]]:
-        """The texts that continue a prompt (1, length), their configuration and the tokens that end them; raises
-        ApiError. `default_tokens`: the length where the body says none; `top`: the likeliest tokens that are wanted.
+    ) -> tuple[list[Text], GenerationConfig]:
+        """The texts that continue a prompt (1, length), and their configuration; raises ApiError. `default_tokens`: the
+        length where the body says none; `top`: the likeliest tokens that are wanted.
         """
-        model = self.loaded.model
-        config = config_of(body, model, default_tokens)
+        config = config_of(body, self.loaded.model, default_tokens)
         self.limit(job, ids.shape[-1], config)
         form = body.response_format
         grammar = None if form is None else await self.grammars.processor(form, job.key)
@@ -174,8 +173,7 @@ class Service:
             recorder = None if top is None else LogprobRecorder(top)
             seed = None if body.seed is None else body.seed + choice
             texts.append(Text(self.arguments(body, ids, config, recorder, grammar), seed, recorder))
-        eos = config.eos_token_id if config.eos_token_id is not None else model.generation_config.eos_token_id
-        return texts, config, {eos} if isinstance(eos, int) else set(eos or ())
+        return texts, config
 
     def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
         """The arguments of `generate` for a prompt (1, length); raises ApiError. `more` goes to `processors_of`."""
@@ -209,7 +207,7 @@ class Service:
         drafter = contextlib.nullcontext(self.pool.base.fork())
         job = Job(self.loaded.model, drafter, together=self.together, warm_up=True)
         ids = self.loaded.tokenizer(_FIRST_TEXT, return_tensors="pt")["input_ids"]
-        texts, *_ = await self.texts(job, ids, TextBody(prompt=_FIRST_TEXT), 8, None)
+        texts, _ = await self.texts(job, ids, TextBody(prompt=_FIRST_TEXT), 8, None)
         try:
             await self.worker.async_submit(job.generate_text, texts[0], lambda tokens: None)
         except Exception as error:
