@@ -14,9 +14,9 @@ from support.runs import fix_costs
 from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
 
 import token_recycling as tr
+from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
-from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import create_app
 from token_recycling.serving.drafter_pool import DrafterPool
@@ -270,10 +270,6 @@ def test_matrices_are_saved_between_steps(model, tmp_path):
     assert matrix_path(tmp_path).exists()
 
 
-def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
-    model = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
-    with pytest.raises(tr.UnsupportedModelError, match="expected one text"):
-        create_app(model, tiny.tokenizer(), concurrency=2)
 def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):
     """A matrix is copied in the thread that decodes, and written in another."""
     threads, copied = set(), set()
@@ -307,5 +303,9 @@ def test_so_are_those_that_ask_for_another_way_of_decoding(model, monkeypatch):
         asyncio.run(service.open())
 
 
+def test_models_whose_texts_cannot_share_passes_are_refused_at_start():
+    model = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
+    with pytest.raises(tr.UnsupportedModelError, match="expected one text"):
+        create_app(model, tiny.tokenizer(), concurrency=2)
     with pytest.raises(ValueError, match="concurrency of 1 or more, got 0"):
         create_app(model, tiny.tokenizer(), concurrency=0)

@@ -14,9 +14,9 @@ from token_recycling.model.loading import Loaded
 from token_recycling.serving.internals import check_installed
 from token_recycling.serving.job import StepReporter
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
-from token_recycling.serving.postprocess import StopTrimmer
 from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
+from token_recycling.serving.stopping import StopTrimmer
 from token_recycling.serving.templates import check_template
 from token_recycling.templates import root_only
 

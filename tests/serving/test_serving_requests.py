@@ -1,6 +1,7 @@
 """Keys, limits, cancellation and counts of the server."""
 
 import contextlib
+import json
 import threading
 import time
 
@@ -9,6 +10,7 @@ import openai
 import pytest
 from support import tiny
 from support.serving import chatty, keys, serving, speaking_llama, wait_for
+from transformers import SequenceBiasLogitsProcessor
 
 from token_recycling.serving.errors import ApiError
 from token_recycling.serving.job import Job
@@ -134,6 +136,29 @@ def test_lengths(model):
         pieces = iter([b'{"prompt": "', *[b"x" * 100] * 20, b'"}'])
         answer = httpx2.post(f"{server.url}/v1/completions", content=pieces, timeout=5)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_biases_are_few(open_server):
+    biases = {str(token): 1 for token in range(1025)}
+    error = refused(open_server.client(), logit_bias=biases)
+    assert (error.status_code, error.param) == (400, "logit_bias")
+    given = json.dumps({"suppress_tokens": list(range(1025))})
+    error = refused(open_server.client(), extra_body={"generation_config": given})
+    assert (error.status_code, "suppress_tokens" in error.message) == (400, True)
+
+
+def test_biases_are_made_once_for_all_texts(open_server, monkeypatch):
+    made, usual = [], SequenceBiasLogitsProcessor.__init__
+
+    def counted(self, *args):
+        made.append(self)
+        usual(self, *args)
+
+    monkeypatch.setattr(SequenceBiasLogitsProcessor, "__init__", counted)
+    answer = complete(open_server.client(), prompt=["a", "b"], n=3, logit_bias={"5": 100}, max_tokens=3, temperature=0)
+    word = open_server.service.loaded.tokenizer.decode([5])
+    assert [choice.text for choice in answer.choices] == [word * 3] * 6
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/token_recycling/steps"])

@@ -15,7 +15,7 @@ from transformers.cli.serving.utils import ReasoningText, ToolCall, response_eve
 
 from ..text_stream import IncrementalText
 from .logprobs import Scored
-from .postprocess import StopTrimmer
+from .stopping import StopTrimmer
 
 
 @dataclass

@@ -30,6 +30,7 @@ from ..model.tree_model import TreeModel
 from ..stats import Stats
 from .errors import ApiError, CancelledError, client_error, server_error
 from .logprobs import Scored
+from .stopping import with_own_stopping
 from .texts import Text, TokenStreamer
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class Job:
     ) -> Any:
         # None may predict another's draws.
         seed = secrets.randbits(63) if seed is None else seed
-        arguments = {**arguments, "streamer": _CancellingStreamer(self, streamer)}
+        arguments = {**with_own_stopping(arguments), "streamer": _CancellingStreamer(self, streamer)}
         if self.together is None:
             torch.manual_seed(seed)
             model = self.model

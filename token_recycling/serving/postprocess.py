@@ -1,4 +1,4 @@
-"""What answers have beside the text of the model: statistics of drafting, and an end before the stop string.
+"""What answers have beside the text of the model: the usage block, with statistics of drafting.
 
 The answers of transformers' handler of responses are parsed and serialized again for it, some 20 microseconds an event;
 nothing but OpenAI's format is relied on.
@@ -7,7 +7,7 @@ nothing but OpenAI's format is relied on.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from .job import Job
@@ -39,38 +39,6 @@ def usage(job: Job, tokens: int) -> dict[str, Any]:
         "total_tokens": job.prompt_tokens + tokens,
         "speculation": speculation(job),
     }
-
-
-class StopTrimmer:
-    """Cuts a text that comes in pieces before the first stop string."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop, self._held = stop, ""
-        self.stopped = False
-        """Whether a stop string came."""
-
-    def push(self, piece: str) -> str:
-        """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
-        if self.stopped:
-            return ""
-        self._held += piece
-        places = [place for place in map(self._held.find, self._stop) if place >= 0]
-        if places:
-            safe, self._held, self.stopped = self._held[: min(places)], "", True
-            return safe
-        cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0)
-        safe, self._held = self._held[:cut], self._held[cut:]
-        return safe
-
-    def flush(self) -> str:
-        """What was held back, at the end of the text."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
 def complete_answer(answer: dict[str, Any], job: Job) -> dict[str, Any]:
