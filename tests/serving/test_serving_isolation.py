@@ -4,11 +4,15 @@ A secret is planted through one key. What another key sees of the server is comp
 one where nothing was planted: every draft, and how many tokens every step brought.
 """
 
+import threading
+from concurrent.futures import Future
+
 import pytest
 from support import tiny
 from support.runs import fix_costs
 from support.serving import keys, matrix_path, serving, speaking_llama
 
+from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
 from token_recycling.model.loading import Loaded
@@ -213,6 +217,63 @@ def test_one_that_cannot_be_saved_is_kept(both, tmp_path, monkeypatch, caplog):
     assert "no space left" in caplog.text
     drafters.save()
     assert outcomes == [False, True, True]
+
+
+def test_what_is_learned_after_a_save_in_the_midst_of_a_request_is_saved_too(both, tmp_path):
+    """By the next save, and by making room."""
+    for end in (lambda drafters: drafters.save(), lambda drafters: drafters.acquire("b").__enter__()):
+        drafters = made(both, max_keys=1, matrix=matrix_path(tmp_path))
+        with drafters.acquire("a") as drafter:
+            learn(drafter, 9)
+            drafters.save()
+            learn(drafter, 11)
+        end(drafters)
+        with made(both, matrix=matrix_path(tmp_path)).acquire("a") as drafter:
+            assert learned(drafter) == 11
+
+
+def test_what_did_not_change_is_not_saved_again(both, tmp_path):
+    outcomes = []
+    drafters = made(both, matrix=matrix_path(tmp_path), on_save=outcomes.append)
+    with drafters.acquire("a"):
+        drafters.save()
+    for _ in range(3):
+        drafters.save()
+    assert outcomes == [True, True]
+
+
+def test_nobody_waits_while_a_matrix_is_written(both, tmp_path, monkeypatch):
+    """It is copied where nobody learns, one at a time; the key is used meanwhile, and what it learns is not lost."""
+    drafters, at_rest, written = made(both, max_keys=1, matrix=matrix_path(tmp_path)), [], []
+    usual = NgramMatrix.save
+
+    def copied(copying):
+        called = Future()
+        called.set_result(copying())
+        at_rest.append(called)
+        return called
+
+    def save(matrix, *args):
+        def meanwhile():
+            with drafters.acquire("a") as drafter:
+                learn(drafter, 11)
+
+        beside = threading.Thread(target=meanwhile)
+        beside.start()
+        beside.join(5)
+        written.append(beside.is_alive())
+        usual(matrix, *args)
+
+    with drafters.acquire("a") as drafter:
+        learn(drafter, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(NgramMatrix, "save", save)
+        drafters.save(copied)
+    assert (len(at_rest), written) == (1, [False])
+    for token in (9, 11):
+        with made(both, matrix=matrix_path(tmp_path)).acquire("a") as drafter:
+            assert learned(drafter) == token
+        drafters.save()
 
 
 def test_what_is_wrong_is_said_at_start(both, tmp_path):

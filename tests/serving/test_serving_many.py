@@ -1,5 +1,7 @@
 """Many texts at once: each answer is the one that is given alone, and each request ends for itself."""
 
+import asyncio
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ from support.runs import fix_costs
 from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
 
 import token_recycling as tr
+from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
 from token_recycling.model.loading import Loaded
@@ -20,6 +23,8 @@ from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.handlers import Worker
 from token_recycling.serving.isolation import Isolation
 from token_recycling.serving.penalties import AdditivePenalties
+from token_recycling.serving.service import Service
+from token_recycling.serving.settings import Settings
 
 PROMPTS = ["import os\n", "for index in", "def add(a, b):\n", "x", "print(index)\n    print(index)\n"]
 
@@ -263,6 +268,39 @@ def test_matrices_are_saved_between_steps(model, tmp_path):
         at_once(*[lambda: complete(server, max_tokens=60)] * 2)
         wait_for(matrix_path(tmp_path).exists)
     assert matrix_path(tmp_path).exists()
+
+
+def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):
+    """A matrix is copied in the thread that decodes, and written in another."""
+    threads, copied = set(), set()
+    save, copies = NgramMatrix.save, DrafterPool._copied
+
+    def saving(*args):
+        threads.add(threading.current_thread().name)
+        save(*args)
+
+    def copying(*args):
+        copied.add(threading.current_thread().name)
+        return copies(*args)
+
+    monkeypatch.setattr(NgramMatrix, "save", saving)
+    monkeypatch.setattr(DrafterPool, "_copied", copying)
+    settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 2}
+    with serving(model, tiny.tokenizer(), **settings) as server:
+        complete(server, max_tokens=60)
+        wait_for(lambda: threads)
+        assert (copied, "decoding" in threads) == ({"decoding"}, False)
+
+
+def test_so_are_those_that_ask_for_another_way_of_decoding(model, monkeypatch):
+    """transformers' own draws from the generator of the whole process: no seed would hold."""
+    monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
+    service = Service(Loaded(model, tiny.tokenizer()), Settings(concurrency=2))
+    with contextlib.closing(service), pytest.raises(RuntimeError, match=r"prompt lookup.*--concurrency"):
+        asyncio.run(service.open())
+    service = Service(Loaded(model, tiny.tokenizer()), Settings())
+    with contextlib.closing(service):
+        asyncio.run(service.open())
 
 
 def test_models_whose_texts_cannot_share_passes_are_refused_at_start():

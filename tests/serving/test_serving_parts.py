@@ -14,11 +14,11 @@ from token_recycling.model.loading import Loaded
 from token_recycling.serving.internals import check_installed
 from token_recycling.serving.job import StepReporter
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
-from token_recycling.serving.postprocess import StopTrimmer
 from token_recycling.serving.requests import Sampling
 from token_recycling.serving.sampling import config_of
 from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
+from token_recycling.serving.stopping import StopTrimmer
 from token_recycling.serving.templates import check_template
 from token_recycling.templates import root_only
 
@@ -43,6 +43,14 @@ def test_a_key_that_is_none_is_refused_without_repeating_it(text):
     with pytest.raises(ValueError, match="NAME:KEY") as caught:
         parse_key(text)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("secret", ["schl\u00fcssel", "\N{SNOWMAN}", " one", "one\ttwo", "one\x00two"])
+def test_a_key_that_no_client_can_send_is_refused_without_repeating_it(secret):
+    with pytest.raises(ValueError, match="the API key ann in ASCII") as caught:
+        parse_key(f"ann:{secret}")
+    assert secret not in str(caught.value)
+    assert find_key([parse_key("ann:one two")], "Bearer one two").name == "ann"
 
 
 def test_keys_must_differ(tmp_path):

@@ -1,13 +1,16 @@
 """Keys, limits, cancellation and counts of the server."""
 
 import contextlib
+import json
+import threading
 import time
 
 import httpx2
 import openai
 import pytest
 from support import tiny
-from support.serving import keys, serving, speaking_llama, wait_for
+from support.serving import chatty, keys, serving, speaking_llama, wait_for
+from transformers import SequenceBiasLogitsProcessor
 
 from token_recycling.serving.errors import ApiError
 from token_recycling.serving.job import Job
@@ -135,6 +138,47 @@ def test_lengths(model):
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
+def test_biases_are_few(open_server):
+    biases = {str(token): 1 for token in range(1025)}
+    error = refused(open_server.client(), logit_bias=biases)
+    assert (error.status_code, error.param) == (400, "logit_bias")
+    given = json.dumps({"suppress_tokens": list(range(1025))})
+    error = refused(open_server.client(), extra_body={"generation_config": given})
+    assert (error.status_code, "suppress_tokens" in error.message) == (400, True)
+
+
+def test_biases_are_made_once_for_all_texts(open_server, monkeypatch):
+    made, usual = [], SequenceBiasLogitsProcessor.__init__
+
+    def counted(self, *args):
+        made.append(self)
+        usual(self, *args)
+
+    monkeypatch.setattr(SequenceBiasLogitsProcessor, "__init__", counted)
+    answer = complete(open_server.client(), prompt=["a", "b"], n=3, logit_bias={"5": 100}, max_tokens=3, temperature=0)
+    word = open_server.service.loaded.tokenizer.decode([5])
+    assert [choice.text for choice in answer.choices] == [word * 3] * 6
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/token_recycling/steps"])
+def test_prompts_are_read_beside_what_is_streamed(model, monkeypatch, path):
+    """A long one takes a while: never in the thread of the event loop."""
+    tokenizer, threads = chatty(tiny.tokenizer()), []
+    usual = type(tokenizer)._encode_plus
+    with serving(model, tokenizer) as server:
+
+        def encode(self, *args, **kwargs):
+            threads.append(threading.current_thread().name)
+            return usual(self, *args, **kwargs)
+
+        monkeypatch.setattr(type(tokenizer), "_encode_plus", encode)
+        body = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+        assert server.post(path, {**body, "max_tokens": 1}).status_code == 200
+    assert len(threads) == 1
+    assert threads[0].startswith("asyncio_")
+
+
 def test_time_is_limited(model):
     with serving(model, tiny.tokenizer(), timeout=0.4) as server:
         error = refused(server.client(), max_tokens=3500)
@@ -180,9 +224,17 @@ def test_api_keys(model):
         for wrong in ("secret-b", "secret-metrics", "a"):
             with pytest.raises(openai.AuthenticationError):
                 complete(server.client(wrong))
-        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/token_recycling/steps"):
+        posted = (
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/responses",
+            "/v1/token_recycling/steps",
+            "/load_model",
+        )
+        for path in posted:
             body = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
             assert server.post(path, body).status_code == 401
+        assert '"ready"' in server.post("/load_model", {}, "secret-a").text
         assert httpx2.get(f"{server.url}/v1/models").status_code == 401
         assert httpx2.get(f"{server.url}/metrics").status_code == 401
         assert httpx2.get(f"{server.url}/metrics", headers={"Authorization": "Bearer secret-a"}).status_code == 401
@@ -213,6 +265,26 @@ def test_steps_put_together_are_the_text(open_server):
         assert said["steps"] == len(steps)
         assert (len(steps) == 40) == (drafter == "plain")
         assert end[1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("drafter", ["accelerated", "plain"])
+def test_steps_end_as_completions_do(open_server, drafter):
+    """With the token that is the last one allowed and the model's end too, and before a stop string."""
+    tokenizer = open_server.service.loaded.tokenizer
+    (_, *steps, _) = open_server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
+    ids = [token for _, data in steps for token in data["tokens"]]
+    last = next(place for place in range(4, 40) if ids[place] not in ids[:place])
+    whole = tokenizer.decode(ids)
+    stop = next(whole[at : at + 2] for at in range(8, 40) if whole.index(whole[at : at + 2]) == at)
+    for more in ({"generation_config": f'{{"eos_token_id": {ids[last]}}}'}, {"stop": stop, "max_tokens": 40}, {}):
+        asked = {"prompt": "for index in", "max_tokens": last + 1, "temperature": 0, **more}
+        (_, *steps, (_, end)) = open_server.steps(**asked, drafter=drafter)
+        said = open_server.post("/v1/completions", asked).json()
+        assert end["finish_reason"] == said["choices"][0]["finish_reason"] == ("stop" if more else "length")
+        shown = "".join("".join(data["texts"]) for _, data in steps) + end["text"]
+        assert shown == said["choices"][0]["text"]
+        for counted in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            assert end["usage"][counted] == said["usage"][counted]
 
 
 def test_the_model_is_loaded_as_transformers_chat_asks(open_server):

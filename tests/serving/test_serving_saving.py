@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import torch
 from support import tiny
 from support.commandline import run
 from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
@@ -59,6 +60,27 @@ def test_a_request_that_runs_at_the_end_is_ended_and_kept(tmp_path):
         wait_for(lambda: server.service.running == 1)
     asking.join()
     assert rows(matrix_path(tmp_path)) > 5
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_all_that_was_learned_before_the_end_is_saved(tmp_path, concurrency):
+    """Texts learn once more from the step in which they are ended."""
+    settings = {"matrix": matrix_path(tmp_path), "concurrency": concurrency, "save_every": 0.02, "grace": 0}
+    with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
+        asking = [
+            threading.Thread(target=server.post, args=("/v1/completions", {**ASKED, "prompt": word, "max_tokens": 900}))
+            for word in ("import os", "for index", "print(")
+        ]
+        for one in asking:
+            one.start()
+        wait_for(lambda: server.service.running == 3)
+        wait_for(matrix_path(tmp_path).exists)
+    for one in asking:
+        one.join()
+    with server.service.pool.acquire("") as drafter:
+        drafter.matrix.save(tmp_path / "now")
+    kept, now = (read_matrix_file(path)[0] for path in (matrix_path(tmp_path), tmp_path / "now"))
+    assert all(torch.equal(kept[name], now[name]) for name in now)
 
 
 def test_each_key_has_its_own_file(tmp_path):

@@ -1,7 +1,10 @@
 """Tool calls, reasoning and answers of a given form."""
 
+import asyncio
 import importlib.util
 import json
+import sys
+import types
 
 import pytest
 from support import tiny
@@ -9,7 +12,10 @@ from support.openai_answers import chat, completion, streamed_chat
 from support.serving import TEMPLATE, chatty, serving, speaking_llama
 from transformers import LogitsProcessor
 
+from token_recycling.model.loading import Loaded
+from token_recycling.serving import grammars
 from token_recycling.serving import service as services
+from token_recycling.serving.isolation import Isolation
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE
@@ -132,6 +138,39 @@ def test_tools_are_refused_where_they_would_be_lost(model):
 
 
 # Answers of a given form
+
+
+@pytest.fixture
+def compilers(monkeypatch):
+    """A stand-in for xgrammar: the compilers that are made, each with what it compiled."""
+    made = []
+
+    class Compiler:
+        def __init__(self, tokenizer, cache_enabled, cache_limit_bytes):
+            self.tokenizer, self.keeps, self.bytes, self.compiled = tokenizer, cache_enabled, cache_limit_bytes, []
+            made.append(self)
+
+        def compile_regex(self, pattern):
+            self.compiled.append(pattern)
+
+    known = types.SimpleNamespace(from_huggingface=lambda *args, **kwargs: object())
+    monkeypatch.setitem(sys.modules, "xgrammar", types.SimpleNamespace(GrammarCompiler=Compiler, TokenizerInfo=known))
+    monkeypatch.setattr(grammars, "lacking", lambda *args: "")
+    return made
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+def test_what_is_compiled_is_shared_as_drafters_are(model, tokenizer, compilers, isolation):
+    """What is compiled already takes no time, which would tell that somebody asked for it."""
+    found = grammars.Grammars(Loaded(model, tokenizer), isolation, keys=2)
+    for key in "aba":
+        asyncio.run(found.processor({"type": "regex", "value": f"of {key}"}, key))
+    apart = isolation is Isolation.per_key
+    assert [one.compiled for one in compilers] == ([["of a"] * 2, ["of b"]] if apart else [["of a", "of b", "of a"]])
+    assert all(one.keeps == (isolation is not Isolation.per_request) for one in compilers)
+    assert sum(one.bytes for one in compilers) == 100_000_000
+    assert len({one.tokenizer for one in compilers}) == 1
+
 
 SCHEMA = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
 FORMS = [

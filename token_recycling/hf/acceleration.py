@@ -58,6 +58,8 @@ class Acceleration:
     """Of all calls."""
     fallback: str | None = None
     """Why the call that ended last was left to transformers, or None if it was accelerated."""
+    reached: bool = False
+    """Whether the call that ended last came to be decoded, rather than refused as it was prepared."""
     decode: Callable[..., GenerateDecoderOnlyOutput | torch.Tensor] = run_call
     """Decodes a call."""
 
@@ -111,6 +113,7 @@ def _new_call(model: _Accelerated) -> Iterator[_Call]:
             call.fall_back(_NOT_REACHED)
     finally:
         _innermost.reset(outer)
+        acceleration.reached = call.reached
         acceleration.ended(call.stats, call.fallback)
 
 

@@ -7,18 +7,20 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 from .choices import Choice, Delta
 from .errors import CancelledError, failure
 from .job import Job
 from .logprobs import Scored, of_chat, of_completion
-from .postprocess import speculation
+from .postprocess import usage
 from .service import Service
 from .texts import Text
+from .told import told
 
 
 class Form:
@@ -104,18 +106,23 @@ class Asked:
 
     def usage(self) -> dict[str, Any]:
         """The usage block, at the end."""
-        said = sum(choice.tokens for choice in self.choices)
-        return {
-            "prompt_tokens": self.job.prompt_tokens,
-            "completion_tokens": said,
-            "total_tokens": self.job.prompt_tokens + said,
-            "speculation": speculation(self.job),
-        }
+        return usage(self.job, sum(choice.tokens for choice in self.choices))
 
     async def deltas(self, service: Service) -> AsyncGenerator[tuple[int, Delta, str | None]]:
         """Index, what came, and at its end why each choice ended."""
+
+        def begin(tell: Callable[[tuple[int, list[Scored]]], None]) -> asyncio.Future[Any]:
+            """The tokens of a step, none at the end of a text; those of a prompt that is scored come first."""
+            self.job.texts = len(self.texts)
+
+            def generated(index: int, text: Text) -> asyncio.Future[Any]:
+                call = partial(self.job.generate_text, text, lambda tokens: tell((index, tokens)))
+                return service.worker.async_submit(call, key=self.job.key)
+
+            return asyncio.gather(*starmap(generated, enumerate(self.texts)))
+
         begun: set[int] = set()
-        async with contextlib.aclosing(_generated(service, self.job, self.texts)) as steps:
+        async with contextlib.aclosing(told(self.job, begin)) as steps:
             async for index, tokens in steps:
                 choice = self.choices[index]
                 if self.echoes and index not in begun:
@@ -128,39 +135,6 @@ class Asked:
                     yield index, choice.push(tokens), None
                 else:
                     yield index, choice.end(), choice.finish_reason
-
-
-async def _generated(service: Service, job: Job, texts: Sequence[Text]) -> AsyncGenerator[tuple[int, list[Scored]]]:
-    """The tokens of each step with the index of their text; no tokens: that text is complete. A prompt that is scored
-    comes first. Closing the iterator ends the generation; raises what it raised, nothing if its client has gone.
-    """
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, list[Scored]] | None]()
-    job.texts = len(texts)
-
-    def tell(index: int, tokens: list[Scored]) -> None:
-        loop.call_soon_threadsafe(queue.put_nowait, (index, tokens))
-
-    def on_end(generation: asyncio.Future[Any]) -> None:
-        if not generation.cancelled():
-            generation.exception()  # marks it as retrieved: nothing awaits it once the client has disconnected
-        queue.put_nowait(None)
-
-    try:
-        generation = asyncio.gather(
-            *(
-                service.worker.async_submit(job.generate_text, text, partial(tell, index), key=job.key)
-                for index, text in enumerate(texts)
-            )
-        )
-        generation.add_done_callback(on_end)
-        while (item := await queue.get()) is not None:
-            yield item
-        try:
-            await generation
-        except CancelledError:
-            return
-    finally:
-        job.cancel()
 
 
 async def whole_answer(service: Service, asked: Asked) -> dict[str, Any]:

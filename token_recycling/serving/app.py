@@ -115,11 +115,11 @@ def _own_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         job = service.create_job(key, "steps-", body.drafter, seed=body.seed)
         with _cancelled_on_disconnect(request, job) as watch:
-            arguments = prepare(service, body, job)
+            arguments = await prepare(service, body, job)
         return _streaming(server_sent(step_events(service, job, arguments)), job, watch)
 
     @router.post("/load_model")
-    async def load_model(body: dict[str, Any]) -> Response:
+    async def load_model(body: dict[str, Any], key: User) -> Response:
         """`transformers chat` waits for this before anything else; the model is loaded already."""
         service.check_model(body.get("model"))
         ready = {"status": "ready", "model": service.settings.name, "cached": True}
@@ -186,7 +186,8 @@ def _streaming(source: AsyncGenerator[str], job: Job, watch: asyncio.Task[None])
 @contextlib.contextmanager
 def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[asyncio.Task[None]]:
     """Cancels the job when its client disconnects, even while there is nothing to send; gives the task that watches,
-    which goes on after the block. If the block raises, the job ends, and what the client did wrong is an ApiError.
+    which goes on after the block. If the block raises, the job ends, and what the client did wrong, which shows before
+    a text begins, is an ApiError.
     """
 
     async def cancel_on_disconnect() -> None:
@@ -200,7 +201,7 @@ def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[asyncio.Tas
     except Exception as error:
         watch.cancel()
         job.end()
-        answered = client_error(error)
+        answered = error if job.started else client_error(error)
         if answered is error:
             raise
         raise answered from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 from transformers.cli.serving.utils import build_response_parser, get_response_template
@@ -21,10 +22,10 @@ async def asked(service: Service, body: ChatBody, job: Job) -> Asked:
     tools = None if body.tool_choice == "none" else body.tools or None
     if tools:
         check_tools(service)
-    ids = rendered(tokenizer, body.messages, tools=tools, **(body.chat_template_kwargs or {}))
+    ids = await asyncio.to_thread(rendered, tokenizer, body.messages, tools=tools, **(body.chat_template_kwargs or {}))
     top = (body.top_logprobs or 0) if body.logprobs else None
-    texts, config, eos = await service.texts(job, ids, body, None, top)
-    choices = [Choice(tokenizer, config, eos, build_response_parser(tokenizer, model, ids, tools)) for _ in texts]
+    texts, config = await service.texts(job, ids, body, None, top)
+    choices = [Choice(tokenizer, config, build_response_parser(tokenizer, model, ids, tools)) for _ in texts]
     return Asked(job, texts, choices, ChatForm(tokenizer, top), (), body.wants_usage)
 
 

@@ -15,7 +15,7 @@ from transformers.cli.serving.utils import ReasoningText, ToolCall, response_eve
 
 from ..text_stream import IncrementalText
 from .logprobs import Scored
-from .postprocess import StopTrimmer
+from .stopping import StopTrimmer
 
 
 @dataclass
@@ -45,10 +45,9 @@ class Delta:
 class Choice:
     """One text as it grows."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, config: GenerationConfig, eos: set[int], parser: Any = None
-    ) -> None:
-        self._tokenizer, self._limit, self._eos, self._parser = tokenizer, config.max_new_tokens, eos, parser
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: GenerationConfig, parser: Any = None) -> None:
+        self._tokenizer, self._limit, self._parser = tokenizer, config.max_new_tokens, parser
+        self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
         self._text, self._raw = IncrementalText(tokenizer), DecodeStream([], skip_special_tokens=False)
         self._trimmer = StopTrimmer(config.stop_strings or ())
         self._held: list[tuple[int, Scored]] = []

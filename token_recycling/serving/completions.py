@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import torch
 
 from .answers import Asked, Form
@@ -23,11 +25,11 @@ async def asked(service: Service, body: TextBody, job: Job) -> Asked:
     choices: list[Choice] = []
     echoes: list[str] = []
     for prompt in body.prompts:
-        ids = _ids(service, prompt)
-        made, config, eos = await service.texts(job, ids, body, _DEFAULT_TOKENS, body.logprobs)
+        ids = await asyncio.to_thread(_ids, service, prompt)
+        made, config = await service.texts(job, ids, body, _DEFAULT_TOKENS, body.logprobs)
         for text in made:
             text.scored_prompt = body.logprobs if body.echo else None
-            choices.append(Choice(tokenizer, config, eos))
+            choices.append(Choice(tokenizer, config))
         texts += made
         if body.echo:
             shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)

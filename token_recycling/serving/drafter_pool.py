@@ -5,18 +5,22 @@ shared by users is a side channel. `shared` has one drafter for all. `per-key` h
 of the base. `per-request` has a copy of the base for every request, dropped afterwards. The base is what the matrix
 file holds, or nothing; it never changes.
 
-Any thread may acquire a drafter; it saves where nothing learns meanwhile: in the one thread that generates, or between
-two steps of those that are generated together. A copy of the base costs a millisecond for two megabytes.
+Any thread may acquire a drafter; it saves where nobody learns meanwhile: in the one thread that generates, or, of texts
+that are generated together, a copy that was made between two steps. A copy costs a millisecond for two megabytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..candidates.matrix import fingerprint
 from ..drafter import Drafter
@@ -46,11 +50,12 @@ class DrafterPool:
         self._max_keys, self._on_save = max_keys, on_save
         self.base = make_drafter(spec)
         self._unlearned = self.base.fork()
-        self._kept: OrderedDict[str, Drafter] = OrderedDict()
+        self._kept: OrderedDict[str, Any] = OrderedDict()
         self._changed: set[str] = set()
+        """Those in use, and others that have learned since they were saved."""
         self._used: Counter[str] = Counter()
-        """How many requests have each."""
-        self._lock = threading.RLock()
+        """How many requests have each; one more while it is saved."""
+        self._lock, self._saving = threading.RLock(), threading.Lock()
         self._tokenizer = fingerprint(loaded.tokenizer)
         if matrix is not None:
             if isolation is Isolation.per_request and not matrix.exists():
@@ -78,25 +83,40 @@ class DrafterPool:
                     load_matrix(self._loaded, drafter, file)
                 self._kept[name] = drafter
             self._kept.move_to_end(name)
-            self._changed.add(name)
             self._used[name] += 1
+            self._changed.add(name)
             drafter = self._kept[name]
         try:
             yield drafter
         finally:
-            with self._lock:
-                self._used[name] -= 1
-                self._evict()
+            self._release(name)
 
     def anew(self) -> Drafter:
         """The same drafter with nothing learned, not even what the base has."""
         return self._unlearned.fork()
 
-    def save(self) -> None:
-        """Saves every matrix that changed since it was last saved. A failure is logged, and tried again next time."""
-        with self._lock:
-            for name in sorted(self._changed):
-                self._save(name)
+    def save(self, at_rest: Callable[[Callable[[], Any]], Future[Any]] | None = None) -> None:
+        """Saves every matrix that changed since it was last saved, one after the other. Where others learn meanwhile,
+        `at_rest` calls a function at a moment when they do not. A failure is logged, and tried again next time.
+        """
+        if self._matrix is None:
+            return
+        with self._saving:
+            with self._lock:
+                names = sorted(self._changed)
+            for name in names:
+                with self._lock:
+                    if name not in self._changed:  # it had to make room, and was saved then
+                        continue
+                    self._used[name] += 1
+                saved = False
+                try:
+                    copying = partial(self._copied, name)
+                    saved = self._write(name, copying() if at_rest is None else at_rest(copying).result())
+                finally:
+                    if not saved:
+                        self._changed.add(name)
+                    self._release(name)
 
     def file(self, name: str) -> Path | None:
         """The matrix file of that key, in a folder beside the given file, which is that of the shared drafter."""
@@ -104,22 +124,36 @@ class DrafterPool:
             return None
         return self._matrix.with_name(f"{self._matrix.name}.keys") / name if name else self._matrix
 
-    def _save(self, name: str) -> bool:
-        file, matrix = self.file(name), getattr(self._kept[name], "matrix", None)
-        if file is not None and matrix is not None:
-            try:
-                matrix.save(file, self._tokenizer)
-            except OSError as error:
-                logger.error("the matrix could not be saved in %s: %s", file, error)
-                self._on_save(False)
-                return False
-            self._on_save(True)
+    def _copied(self, name: str) -> Any:
+        """A copy of a matrix from which nobody learns now. Without the lock, which others hold while they read files:
+        one that comes is counted as in use before it counts as changed.
+        """
         self._changed.discard(name)
+        if self._used[name] > 1:
+            self._changed.add(name)
+        return copy.deepcopy(self._kept[name].matrix)
+
+    def _write(self, name: str, matrix: Any) -> bool:
+        """Writes the matrix of a key to its file; False, logged, where that fails."""
+        file = self.file(name)
+        try:
+            matrix.save(file, self._tokenizer)
+        except OSError as error:
+            logger.error("the matrix could not be saved in %s: %s", file, error)
+            self._on_save(False)
+            return False
+        self._on_save(True)
         return True
 
-    def _evict(self) -> None:
-        """Drops the least recently used; one that is in use, or cannot be saved, stays."""
-        for name in [name for name in self._kept if not self._used[name]]:
-            if len(self._kept) <= self._max_keys or (name in self._changed and not self._save(name)):
-                return
-            del self._kept[name]
+    def _release(self, name: str) -> None:
+        """One fewer has it. Drops the least recently used; one that is in use, or cannot be saved, stays."""
+        with self._lock:
+            self._used[name] -= 1
+            for other in [other for other in self._kept if not self._used[other]]:
+                if len(self._kept) <= self._max_keys:
+                    return
+                changed = self._matrix is not None and other in self._changed
+                if changed and not self._write(other, self._kept[other].matrix):
+                    return
+                self._changed.discard(other)
+                del self._kept[other]

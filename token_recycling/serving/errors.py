@@ -47,19 +47,24 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
 
 
 def client_error(error: Exception) -> Exception:
-    """An exception that a request caused, as an ApiError of status 400 if the request is wrong; else as it is."""
+    """What preparing a request raised, as an ApiError of status 400 if the request is wrong; else as it is."""
     if isinstance(error, (ValueError, TypeError, KeyError, TemplateError)):
         return ApiError(400, one_line(error) or type(error).__name__, "invalid_request")
     return error
 
 
+def server_error() -> ApiError:
+    """What a client is told of what failed in the server: that its log says how."""
+    message = "the server failed; its log says how"
+    return ApiError(500, message, "internal_error")
+
+
 def failure(error: Exception) -> dict[str, Any]:
-    """The body for a text that ends with an exception; one that no request caused is logged."""
-    answered = client_error(error)
-    if not isinstance(answered, ApiError):
+    """The body for a text that ends with an exception; one that is not for clients is logged."""
+    if not isinstance(error, ApiError):
         logger.error("a generation failed", exc_info=error)
-        answered = ApiError(500, "the server failed; its log says how", "internal_error")
-    return error_body(answered.status_code, answered.detail, answered.code)
+        error = server_error()
+    return error_body(error.status_code, error.detail, error.code)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -82,5 +87,4 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        message = "the server failed; its log says how"
-        return JSONResponse(error_body(500, message, "internal_error"), 500)
+        return await refused(request, server_error())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,45 +19,69 @@ from ..extras import lacking
 from ..model.loading import Loaded
 from ..text_stream import one_line
 from .errors import ApiError
+from .isolation import Isolation
+
+_KEPT = 100_000_000
+"""Bytes of compiled grammars that are kept in all."""
 
 
 class Grammars:
-    """Compiles the grammars of one model's requests, and keeps the newest."""
+    """Compiles the grammars of one model's requests. The newest are kept for those who share a drafter, and none where
+    nobody does: one that is compiled already is fast, which would tell that somebody else asked for it.
+    """
 
-    def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
-        self._compiler: Any = None
+    def __init__(self, loaded: Loaded, isolation: Isolation, keys: int) -> None:
+        self._loaded, self._isolation = loaded, isolation
+        self._bytes = _KEPT // max(1, keys if isolation is Isolation.per_key else 1)
+        self._compilers: dict[str, Any] = {}
+        """By names of API keys; the name is empty for the compiler that all share."""
 
-    async def processor(self, form: dict[str, Any]) -> Callable[[], LogitsProcessor]:
-        """Makes processors for texts of that form, the field `response_format`; raises ApiError."""
+    async def processor(self, form: dict[str, Any], key: str = "") -> Callable[[], LogitsProcessor]:
+        """Makes processors for texts of that form, the field `response_format`, for a request with the API key of that
+        name; raises ApiError.
+        """
         if missing := lacking("grammar", "xgrammar"):
             message = f"response_format: {form['type']} {missing} on the server"
             raise ApiError(400, message, "unsupported", "response_format")
         try:
             # In a thread: a large schema may take seconds, in which others are answered.
-            compiled = await asyncio.to_thread(self._compiled, form)
+            compiled = await asyncio.to_thread(self._compiled, form, key)
         except (RuntimeError, ValueError, TypeError) as error:
             raise ApiError(400, f"response_format: {one_line(error)}", "invalid_value", "response_format") from error
         return lambda: GrammarProcessor(compiled)
 
-    def _compiled(self, form: dict[str, Any]) -> Any:
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """The tokenizer as xgrammar takes it; raises ValueError."""
         import xgrammar
 
-        if self._compiler is None:
-            model, tokenizer = self._loaded.model, self._loaded.tokenizer
-            stop = model.generation_config.eos_token_id
-            if stop is None:
-                raise ValueError("expected a model that has a token to end a text, got one without")
-            words = model.get_output_embeddings().weight.shape[0]
-            known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=words, stop_token_ids=stop)
-            self._compiler = xgrammar.GrammarCompiler(known, cache_limit_bytes=100_000_000)
+        model, tokenizer = self._loaded.model, self._loaded.tokenizer
+        stop = model.generation_config.eos_token_id
+        if stop is None:
+            raise ValueError("expected a model that has a token to end a text, got one without")
+        words = model.get_output_embeddings().weight.shape[0]
+        return xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=words, stop_token_ids=stop)
+
+    def _compiler(self, key: str) -> Any:
+        import xgrammar
+
+        name = key if self._isolation is Isolation.per_key else ""
+        if name not in self._compilers:
+            keeps = self._isolation is not Isolation.per_request
+            self._compilers[name] = xgrammar.GrammarCompiler(
+                self._tokenizer, cache_enabled=keeps, cache_limit_bytes=self._bytes
+            )
+        return self._compilers[name]
+
+    def _compiled(self, form: dict[str, Any], key: str) -> Any:
+        compiler = self._compiler(key)
         if form["type"] == "json_object":
-            return self._compiler.compile_builtin_json_grammar()
+            return compiler.compile_builtin_json_grammar()
         if form["type"] == "regex":
-            return self._compiler.compile_regex(form["value"])
+            return compiler.compile_regex(form["value"])
         wanted = form["json_schema"]
         # Where any space may follow, a model may go on with spaces for ever.
-        return self._compiler.compile_json_schema(
+        return compiler.compile_json_schema(
             wanted["schema"], any_whitespace=False, strict_mode=bool(wanted.get("strict"))
         )
 

@@ -66,6 +66,10 @@ class Worker(GenerateManager):
     def async_submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
         return asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
+    def close(self) -> None:
+        """Waits for all that was submitted; nothing more may be."""
+        self._pool.shutdown()
+
     def _next(self) -> None:
         """What is next: one task of a key, which is the last one then."""
         with self._lock:

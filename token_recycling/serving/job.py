@@ -28,9 +28,9 @@ from ..hf.together import Together
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..stats import Stats
-from ..text_stream import one_line
-from .errors import ApiError, CancelledError
+from .errors import ApiError, CancelledError, client_error, server_error
 from .logprobs import Scored
+from .stopping import with_own_stopping
 from .texts import Text, TokenStreamer
 
 if TYPE_CHECKING:
@@ -130,17 +130,8 @@ class Job:
 
     def generate(self, streamer: BaseStreamer | None = None, **arguments: Any) -> Any:
         """The model's own `generate`, in a thread that generates."""
-        try:
-            with self._turn() as drafter:
-                result = self._generated(drafter, self.seed, streamer, arguments)
-        except (ApiError, CancelledError):
-            raise
-        except Exception as error:
-            if streamer is None:
-                raise
-            # Once a stream has begun, transformers sends the error's text between quotation marks, without escapes.
-            logger.exception("the generation %s failed", self.id)
-            raise RuntimeError(one_line(error).replace("\\", "/").replace('"', "'")) from error
+        with self._turn() as drafter:
+            result = self._generated(drafter, self.seed, streamer, arguments)
         # Only now, so that the statistics are there when the stream ends.
         if streamer is not None:
             streamer.end()
@@ -158,7 +149,9 @@ class Job:
 
     @contextmanager
     def _turn(self) -> Iterator[Drafter]:
-        """The time in which a text is generated, with the drafter of all of them; with the last one the job ends."""
+        """The time in which a text is generated, with the drafter of all of them; with the last one the job ends. What
+        fails in it is logged, and raised as an ApiError that does not say how.
+        """
         try:
             self.check()
             with self._changing:
@@ -173,9 +166,12 @@ class Job:
                     self._generating -= 1
         except CancelledError:
             raise
-        except BaseException:
+        except Exception as error:
             self._failed = True
-            raise
+            if isinstance(error, ApiError):
+                raise
+            logger.exception("the generation %s failed", self.id)
+            raise server_error() from error
         finally:
             with self._changing:
                 over = not self._generating and (self._begun == self.texts or self._failed or self.cancelled)
@@ -189,7 +185,7 @@ class Job:
     ) -> Any:
         # None may predict another's draws.
         seed = secrets.randbits(63) if seed is None else seed
-        arguments = {**arguments, "streamer": _CancellingStreamer(self, streamer)}
+        arguments = {**with_own_stopping(arguments), "streamer": _CancellingStreamer(self, streamer)}
         if self.together is None:
             torch.manual_seed(seed)
             model = self.model
@@ -200,6 +196,10 @@ class Job:
         with generating as acceleration:
             try:
                 return model.generate(**arguments)
+            except (ValueError, TypeError) as error:
+                if acceleration.reached:
+                    raise
+                raise client_error(error) from error  # transformers refuses what the configuration of the request says
             finally:
                 with self._changing:
                     self.stats += acceleration.stats

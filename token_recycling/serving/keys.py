@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
+_SECRET = re.compile(r"[!-~]([ -~]*[!-~])?")
 METRICS = "metrics"
 """The name of the key that opens /metrics and nothing else."""
 
@@ -34,6 +35,11 @@ def parse_key(text: str) -> Key:
     if not colon or not secret or not _NAME.fullmatch(name):
         raise ValueError(
             "expected an API key as NAME:KEY, the name of letters, digits, '.', '_' and '-', got something else"
+        )
+    if not _SECRET.fullmatch(secret):
+        raise ValueError(
+            f"expected the API key {name} in ASCII characters that can be printed, without a space at its ends, got "
+            "others, which no client can send in a header"
         )
     return Key(name, _digest(secret))
 

@@ -1,4 +1,4 @@
-"""What answers have beside the text of the model: statistics of drafting, and an end before the stop string.
+"""What answers have beside the text of the model: the usage block, with statistics of drafting.
 
 The answers of transformers' handler of responses are parsed and serialized again for it, some 20 microseconds an event;
 nothing but OpenAI's format is relied on.
@@ -7,10 +7,9 @@ nothing but OpenAI's format is relied on.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from .errors import error_body
 from .job import Job
 
 
@@ -32,36 +31,14 @@ def speculation(job: Job) -> dict[str, Any]:
     }
 
 
-class StopTrimmer:
-    """Cuts a text that comes in pieces before the first stop string."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop, self._held = stop, ""
-        self.stopped = False
-        """Whether a stop string came."""
-
-    def push(self, piece: str) -> str:
-        """The text that is safe to send with this piece; an end that may begin a stop string is held back."""
-        if self.stopped:
-            return ""
-        self._held += piece
-        places = [place for place in map(self._held.find, self._stop) if place >= 0]
-        if places:
-            safe, self._held, self.stopped = self._held[: min(places)], "", True
-            return safe
-        cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stop), default=0)
-        safe, self._held = self._held[:cut], self._held[cut:]
-        return safe
-
-    def flush(self) -> str:
-        """What was held back, at the end of the text."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
+def usage(job: Job, tokens: int) -> dict[str, Any]:
+    """The usage block of an answer of so many tokens."""
+    return {
+        "prompt_tokens": job.prompt_tokens,
+        "completion_tokens": tokens,
+        "total_tokens": job.prompt_tokens + tokens,
+        "speculation": speculation(job),
+    }
 
 
 def complete_answer(answer: dict[str, Any], job: Job) -> dict[str, Any]:
@@ -84,8 +61,6 @@ async def stream_events(source: AsyncGenerator[str], job: Job) -> AsyncGenerator
 
 def _event(event: str, job: Job) -> str:
     data = json.loads(event.removeprefix("data: "))
-    if isinstance(data.get("error"), str):
-        data = error_body(500, data["error"], "generation_failed")
     for holder in (data, data.get("response") or {}):
         if holder.get("usage"):
             holder["usage"]["speculation"] = speculation(job)

@@ -7,19 +7,22 @@ not known is refused, so that no client is surprised by what was silently left o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
-from transformers import PreTrainedTokenizerBase
+from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
+from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
 from .errors import ApiError
+from .stopping import Stops
+from .templates import Message, Part
 
 MOST_TEXTS = 128
 """Texts of one request, as in OpenAI's API."""
+MOST_BIASES = 1024
+"""Tokens whose logits one request changes, each some work at every step."""
 _Text = Annotated[str, StringConstraints(min_length=1)]
 _Id = Annotated[int, Field(ge=0)]
-_LISTED = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 _Refused = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
 
@@ -69,11 +72,6 @@ class Body(BaseModel, extra="forbid", strict=True):
             raise ApiError(400, message, "unknown_parameter", unknown[0])
         return known
 
-    @property
-    def stops(self) -> Sequence[str]:
-        """The stop strings."""
-        return getattr(self, "stop", None) or ()
-
 
 class StreamOptions(BaseModel, extra="forbid", strict=True):
     """What a stream has beside its text."""
@@ -86,7 +84,7 @@ class Sampling(Body):
     """How tokens are chosen, and when a text ends."""
 
     stop: Annotated[
-        list[_Text] | None, _LISTED, Field(max_length=16, description="up to 16; the text ends before the first")
+        Stops | None, Field(description="up to 16, each of up to 128 characters; the text ends before the first")
     ] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="tokens of an answer at most")] = None
     frequency_penalty: Annotated[
@@ -97,7 +95,7 @@ class Sampling(Body):
     ] = None
     logit_bias: Annotated[
         dict[Annotated[str, StringConstraints(pattern=r"^\d+$")], Annotated[float, Field(ge=-100, le=100)]] | None,
-        Field(description="added to the logits of token ids"),
+        Field(max_length=MOST_BIASES, description="added to the logits of token ids, up to 1,024"),
     ] = None
     top_k: Annotated[int | None, Field(ge=-1, description="draws from the `k` likeliest; 0 and -1: from all")] = None
     min_p: Annotated[
@@ -106,6 +104,12 @@ class Sampling(Body):
     repetition_penalty: Annotated[
         float | None, Field(gt=0, description="divides logits of tokens that stand in the prompt or the answer (CTRL)")
     ] = None
+
+    @cached_property
+    def bias(self) -> SequenceBiasLogitsProcessor | None:
+        """`logit_bias`, for all texts of the request: making it takes a while."""
+        biases = [[[int(token)], value] for token, value in (self.logit_bias or {}).items()]
+        return SequenceBiasLogitsProcessor(biases) if biases else None
 
 
 class _Completing(Sampling):
@@ -185,20 +189,6 @@ class TextBody(_Completing):
         """Each a text or token ids."""
         prompt: Any = self.prompt
         return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-
-
-class Part(BaseModel, extra="allow"):
-    """A part of a message: text, since nothing else is supported."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-
-class Message(BaseModel, extra="allow"):
-    """One message of a chat."""
-
-    role: str
-    content: str | list[Part] | None = None
 
 
 class _Templated(Body):

@@ -7,14 +7,16 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
-from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from ..model.inspection import context_length
 from .errors import ApiError
 from .logprobs import LogprobRecorder
 from .penalties import AdditivePenalties
-from .requests import Sampling
+from .requests import MOST_BIASES, Sampling
+from .stopping import Stops
 
 _SAMPLING = {
     "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -23,6 +25,7 @@ _SAMPLING = {
     "eos_token_id", "pad_token_id", "bos_token_id", "stop_strings", "renormalize_logits", "remove_invalid_values",
 }  # fmt: skip
 """What the extra field `generation_config` may set: how tokens are chosen, not what is computed or kept."""
+_STOPS: TypeAdapter[list[str]] = TypeAdapter(Stops)
 _LONGEST = 1024
 """Tokens of an answer where neither the request nor the context of the model sets a limit."""
 
@@ -44,7 +47,7 @@ def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None
             "top_k": None if body.top_k is None else max(0, body.top_k),
             "min_p": body.min_p,
             "repetition_penalty": body.repetition_penalty,
-            "stop_strings": list(body.stops) or None,
+            "stop_strings": body.stop or None,
             "max_new_tokens": asked,
         }.items()
         if value is not None
@@ -55,7 +58,9 @@ def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None
 
 
 def settled(config: GenerationConfig, temperature: float | None, top_p: float | None) -> GenerationConfig:
-    """The configuration, drawing or greedy as the request's temperature and top_p say."""
+    """The configuration, drawing or greedy as the request's temperature and top_p say, with stop strings in a list."""
+    stops = config.stop_strings
+    config.stop_strings = [stops] if isinstance(stops, str) else stops or None
     if temperature == 0:
         config.do_sample = False
     elif temperature or top_p is not None:
@@ -82,15 +87,24 @@ def processors_of(
         config.repetition_penalty = 1.0
     if body.frequency_penalty or body.presence_penalty:
         found.append(AdditivePenalties(body.frequency_penalty or 0, body.presence_penalty or 0, prompt_tokens))
-    if body.logit_bias:
-        bias = {int(token): value for token, value in body.logit_bias.items()}
-        if max(bias) >= vocabulary:
-            message = f"logit_bias: expected token ids below {vocabulary}, got {max(bias)}"
+    if body.bias is not None:
+        largest = max(map(int, body.logit_bias or ()))
+        if largest >= vocabulary:
+            message = f"logit_bias: expected token ids below {vocabulary}, got {largest}"
             raise ApiError(400, message, "invalid_value", "logit_bias")
-        found.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]))
+        found.append(body.bias)
     if grammar is not None:
         found.append(grammar())
     return LogitsProcessorList(found)
+
+
+def check_ids(config: GenerationConfig, vocabulary: int) -> None:
+    """Raises ApiError for a token that is none where transformers would not say so before the text begins."""
+    sequences = [*(config.bad_words_ids or ()), *(entry[0] for entry in config.sequence_bias or ())]
+    ids = [token for ids in sequences if isinstance(ids, list) for token in ids if isinstance(token, int)]
+    if max(ids, default=0) >= vocabulary:
+        message = f"generation_config: expected token ids below {vocabulary}, got {max(ids)}"
+        raise ApiError(400, message, "invalid_value")
 
 
 def given_config(text: str | None) -> dict[str, Any]:
@@ -112,4 +126,15 @@ def given_config(text: str | None) -> dict[str, Any]:
     )
     if others:
         raise ApiError(400, f"generation_config: expected {', '.join(sorted(_SAMPLING))}, got {', '.join(others)}")
-    return {name: value for name, value in given.items() if name in _SAMPLING}
+    given = {name: value for name, value in given.items() if name in _SAMPLING}
+    for name, value in given.items():
+        if isinstance(value, list) and len(value) > MOST_BIASES:
+            message = f"generation_config: expected lists of at most {MOST_BIASES}, got {len(value)} in {name}"
+            raise ApiError(400, message, "invalid_value")
+    if "stop_strings" in given:
+        try:
+            given["stop_strings"] = _STOPS.validate_python(given["stop_strings"])
+        except ValidationError as error:
+            message = f"generation_config: expected stop_strings as `stop` has them: {error.errors()[0]['msg']}"
+            raise ApiError(400, message, "invalid_value") from None
+    return given

@@ -8,7 +8,6 @@ import copy
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from .logs import log_generation
 from .metrics import Metrics
 from .offered_drafters import OfferedDrafters
 from .requests import ChatBody, Sampling, TextBody
-from .sampling import config_of, processors_of
+from .sampling import check_ids, config_of, processors_of
 from .settings import Settings
 from .templates import check_template
 from .texts import Text
@@ -60,12 +59,17 @@ class Service:
         self.metrics.waiting.set_function(lambda: self.worker.waiting)
         handled = State(JobWorker(self.worker, self.checked_job))
         self.responses = ResponsesHandler(OneModel(loaded, settings.name), handled)
-        self.grammars = Grammars(loaded)
+        self.grammars = Grammars(loaded, settings.isolation, len(settings.keys))
         self._jobs: dict[str, Job] = {}
         self._by_key: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.closing = self._opened = False
         self.created = int(time.time())
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model can say."""
+        return self.loaded.model.get_output_embeddings().weight.shape[0]
 
     @property
     def running(self) -> int:
@@ -139,7 +143,10 @@ class Service:
         return job
 
     def limit(self, job: Job, length: int, config: GenerationConfig) -> None:
-        """Adds a prompt of that length to a job and limits `config.max_new_tokens`; raises ApiError for a long one."""
+        """Adds a prompt of that length to a job and limits `config.max_new_tokens`; raises ApiError for a long one, and
+        for tokens in `config` that are none.
+        """
+        check_ids(config, self.vocabulary)
         job.prompt_tokens += length
         limit, context = self.settings.max_prompt_tokens, self.loaded.context
         if not length:
@@ -153,26 +160,25 @@ class Service:
 
     async def texts(
         self, job: Job, ids: torch.Tensor, body: TextBody | ChatBody, default_tokens: int | None, top: int | None
-    ) -> tuple[list[Text], GenerationConfig, set[int]]:
-        """The texts that continue a prompt (1, length), their configuration and the tokens that end them; raises
-        ApiError. `default_tokens`: the length where the body says none; `top`: the likeliest tokens that are wanted.
+    ) -> tuple[list[Text], GenerationConfig]:
+        """The texts that continue a prompt (1, length), and their configuration; raises ApiError. `default_tokens`: the
+        length where the body says none; `top`: the likeliest tokens that are wanted.
         """
-        model = self.loaded.model
-        config = config_of(body, model, default_tokens)
+        config = config_of(body, self.loaded.model, default_tokens)
         self.limit(job, ids.shape[-1], config)
-        grammar = None if body.response_format is None else await self.grammars.processor(body.response_format)
+        form = body.response_format
+        grammar = None if form is None else await self.grammars.processor(form, job.key)
         texts = []
         for choice in range(body.n or 1):
             recorder = None if top is None else LogprobRecorder(top)
             seed = None if body.seed is None else body.seed + choice
             texts.append(Text(self.arguments(body, ids, config, recorder, grammar), seed, recorder))
-        eos = config.eos_token_id if config.eos_token_id is not None else model.generation_config.eos_token_id
-        return texts, config, {eos} if isinstance(eos, int) else set(eos or ())
+        return texts, config
 
     def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
         """The arguments of `generate` for a prompt (1, length); raises ApiError. `more` goes to `processors_of`."""
-        config, words = copy.deepcopy(config), self.loaded.model.get_output_embeddings().weight.shape[0]
-        processors = processors_of(body, config, ids.shape[-1], words, *more)
+        config = copy.deepcopy(config)
+        processors = processors_of(body, config, ids.shape[-1], self.vocabulary, *more)
         ids = ids.to(self.target.device)
         return {
             "input_ids": ids,
@@ -193,7 +199,7 @@ class Service:
 
     async def open(self) -> None:
         """Measures and compiles what the first requests would wait for, and completes a text as they do. May be called
-        again. Raises RuntimeError if that fails.
+        again. Raises RuntimeError if that fails, or where texts are to be decoded together and this one was not.
         """
         if self._opened:
             return
@@ -201,11 +207,15 @@ class Service:
         drafter = contextlib.nullcontext(self.pool.base.fork())
         job = Job(self.loaded.model, drafter, together=self.together, warm_up=True)
         ids = self.loaded.tokenizer(_FIRST_TEXT, return_tensors="pt")["input_ids"]
-        texts, *_ = await self.texts(job, ids, TextBody(prompt=_FIRST_TEXT), 8, None)
+        texts, _ = await self.texts(job, ids, TextBody(prompt=_FIRST_TEXT), 8, None)
         try:
             await self.worker.async_submit(job.generate_text, texts[0], lambda tokens: None)
         except Exception as error:
-            raise RuntimeError(f"expected to complete a first text, got {type(error).__name__}: {error}") from error
+            why = error.__cause__ or error  # an ApiError does not say it
+            raise RuntimeError(f"expected to complete a first text, got {type(why).__name__}: {why}") from error
+        if self.together is not None and job.fallback is not None:
+            # It would draw from the generator of the whole process, so that seeds would not hold.
+            raise RuntimeError(f"expected texts that share passes, got others: {job.fallback}; leave --concurrency out")
         self._opened = True
 
     @torch.no_grad()
@@ -222,13 +232,10 @@ class Service:
         """Saves what was learned every `save_every` seconds, until cancelled."""
         while True:
             await asyncio.sleep(self.settings.save_every)
-            await asyncio.wrap_future(self._save())
-
-    def _save(self) -> Future[None]:
-        """Saves what was learned, where nobody learns meanwhile."""
-        if self.together is None:
-            return self.worker.submit(self.pool.save)
-        return self.together.between_steps(self.pool.save)
+            if self.together is None:
+                await self.worker.async_submit(self.pool.save)
+            else:
+                await asyncio.to_thread(self.pool.save, self.together.between_steps)
 
     def end_all(self) -> None:
         """Ends all requests with an error, at the end of the grace period."""
@@ -240,7 +247,8 @@ class Service:
         self.closing = True
         for job in list(self._jobs.values()):
             job.cancel()
-        self._save().result()
+        self.worker.close()
+        self.pool.save()
         if self.together is not None:
             self.together.close()
 

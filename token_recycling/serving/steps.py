@@ -6,7 +6,7 @@ The same API key, limits, isolation and cancellation as every other request. The
 |---|---|
 | `prompt` or `messages` | a text to continue, or a chat, for which the chat template is used |
 | `drafter` | `accelerated` (default): the server's; `anew`: it with nothing learned; `plain`: none; one of `--offer` |
-| `max_tokens`, `seed`, `stop`, and all that says how tokens are chosen | as in /v1/completions |
+| `max_tokens`, `seed`, `stop`, and all that says how tokens are chosen | as in /v1/chat/completions |
 
 The answer is a stream of server-sent events, each with a name and JSON:
 
@@ -30,27 +30,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from ..draft import Step
-from ..text_stream import IncrementalText
-from .errors import CancelledError, failure
+from .choices import Choice
+from .errors import failure
 from .job import Job
-from .postprocess import speculation
+from .logprobs import Scored
+from .postprocess import usage
 from .requests import StepsBody
 from .sampling import config_of
 from .service import Service
 from .templates import rendered
+from .told import told
 
 
-def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
+async def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
     """The arguments of `generate` for a request; raises ApiError."""
+    tokenizer = service.loaded.tokenizer
     if body.messages is not None:
         service.check_chat()
-        ids = rendered(service.loaded.tokenizer, body.messages)
+        ids = await asyncio.to_thread(rendered, tokenizer, body.messages)
     else:
-        ids = service.loaded.tokenizer(body.prompt, return_tensors="pt")["input_ids"]
+        ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
     config = config_of(body, service.loaded.model)
     service.limit(job, ids.shape[-1], config)
     return service.arguments(body, ids, config)
@@ -58,44 +61,27 @@ def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
 
 async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> AsyncGenerator[tuple[str, Any]]:
     """The events of a request; closing the iterator ends the generation."""
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
-    def on_step(step: Step, seconds: float) -> None:
-        loop.call_soon_threadsafe(queue.put_nowait, _plain_numbers(step, seconds))
+    def begin(tell: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:
+        job.on_step = lambda step, seconds: tell(_plain_numbers(step, seconds))
+        return service.worker.async_submit(job.generate, key=job.key, **arguments)
 
-    def on_end(generation: asyncio.Future[Any]) -> None:
-        if not generation.cancelled():
-            generation.exception()  # marks it as retrieved: nothing awaits it once the client has disconnected
-        queue.put_nowait(None)
-
-    job.on_step = on_step
     tokenizer = service.loaded.tokenizer
-    text, steps, tokens = IncrementalText(tokenizer), 0, 0
+    text, index = Choice(tokenizer, arguments["generation_config"]), 0
     try:
         yield "start", {"id": job.id, "model": service.settings.name, "prompt_tokens": job.prompt_tokens}
-        generation = service.worker.async_submit(job.generate, key=job.key, **arguments)
-        generation.add_done_callback(on_end)
-        while (step := await queue.get()) is not None:
-            step["texts"] = [text.push([token]) for token in step["tokens"]]
-            draft = step["draft"]
-            draft["texts"] = [tokenizer.decode([token]) for token in draft["tokens"]]
-            steps, tokens = steps + 1, tokens + len(step["tokens"])
-            yield "step", {"index": steps - 1, **step}
-        try:
-            await generation
-        except CancelledError:
-            return
-        except Exception as error:
-            yield "error", failure(error)
-            return
-        full = tokens >= arguments["generation_config"].max_new_tokens
-        usage = {
-            "prompt_tokens": job.prompt_tokens,
-            "completion_tokens": tokens,
-            "total_tokens": job.prompt_tokens + tokens,
-            "speculation": speculation(job),
-        }
-        yield "end", {"text": text.flush(), "finish_reason": "length" if full else "stop", "usage": usage}
+        async with contextlib.aclosing(told(job, begin)) as steps:
+            async for step in steps:
+                step["texts"] = [text.push([Scored(token)]).text for token in step["tokens"]]
+                draft = step["draft"]
+                draft["texts"] = [tokenizer.decode([token]) for token in draft["tokens"]]
+                yield "step", {"index": index, **step}
+                index += 1
+        if not job.cancelled:
+            said = {"text": text.end().text, "finish_reason": text.finish_reason}
+            yield "end", {**said, "usage": usage(job, text.tokens)}
+    except Exception as error:
+        yield "error", failure(error)
     finally:
         job.cancel()
 

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import BaseModel
 from transformers.cli.serving.utils import BaseHandler, Modality
 
 from ..text_stream import one_line
-from .requests import Message
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
+
+
+class Part(BaseModel, extra="allow"):
+    """A part of a message: text, since nothing else is supported."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class Message(BaseModel, extra="allow"):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[Part] | None = None
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **variables: Any) -> torch.Tensor:
