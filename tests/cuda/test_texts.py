@@ -97,7 +97,8 @@ def test_every_drafter(device: torch.device, name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "drafter", ["published", "recycling", "medusa:heads=models/medusa", "eagle:head=models/eagle3"]
+    "drafter",
+    ["published", "recycling:tree=16", "medusa:heads=models/medusa,tree=16", "eagle:head=models/eagle3,tree=16"],
 )
 def test_the_shipped_model_completes_code(
     device: torch.device, dtype: torch.dtype, drafter: str, monkeypatch: pytest.MonkeyPatch
