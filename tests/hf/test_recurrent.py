@@ -76,6 +76,15 @@ def test_texts_and_caches_are_those_of_generate(model: PreTrainedModel, lengths:
     same(model, Garbage(), **prompts(lengths, seed=5))
 
 
+def test_a_text_that_ends_with_its_first_token_leaves_the_others(model: PreTrainedModel) -> None:
+    """Nothing has been kept by then."""
+    inputs = prompts([5, 12, 9])
+    first = model.generate(**inputs, max_new_tokens=1, do_sample=False, pad_token_id=0)[:, -1].tolist()
+    for end in first:
+        arguments = {**inputs, "max_new_tokens": 14, "do_sample": False, "eos_token_id": end, "pad_token_id": 0}
+        assert torch.equal(tr.generate(model, drafter=DRAFTER, **arguments), model.generate(**arguments))
+
+
 @pytest.mark.parametrize(
     "way",
     [

@@ -203,6 +203,8 @@ class TreeCache:
         """Keeps these texts alone, in this order, with `slots` slots; a text may only move to an earlier place, whose
         text goes.
         """
+        if not self._stores:
+            self._take_over()
         for store in self._stores:
             for place, row in enumerate(rows):
                 if place != row:
