@@ -31,9 +31,11 @@ def device(pytestconfig: pytest.Config) -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def exact_products() -> Iterator[None]:
-    """Products in float32 are of float32, convolutions too."""
-    convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+def exact_convolutions(device: torch.device) -> Iterator[None]:
+    """On a card convolutions in float32 are of float32 too, as products are."""
+    if device.type == "cpu":
+        yield
+        return
+    own = torch.backends.cudnn
+    with own.flags(own.enabled, own.benchmark, own.benchmark_limit, own.deterministic, allow_tf32=False):
+        yield
