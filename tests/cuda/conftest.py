@@ -14,7 +14,10 @@ FEW = ("llama", "gpt2", "mixtral", "qwen3_5_text")
 
 
 def _device(config: pytest.Config) -> torch.device:
-    return torch.device(config.getoption("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
+    given = config.getoption("device")
+    if given == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError("expected a CUDA card for --device cuda, got none; --device cpu tries the tests out")
+    return torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
