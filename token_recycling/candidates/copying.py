@@ -23,38 +23,37 @@ TEXT, PAST, NOTHING = 0, 1, -1
 
 
 @compiled_part
-def begin(growing: GrowingTree, node: int, copied: np.ndarray, slot: int, sources: Sources) -> None:
-    """Sees whether the likeliest candidate after a node that has just been considered begins a copy.
-
-    `copied` (slots, 2) int64: what the chain of a slot is copied from, and the number there of its last candidate.
+def begin(growing: GrowingTree, node: int, copied: np.ndarray, sources: Sources) -> None:
+    """Sees whether the likeliest candidate after a node that has just been considered begins a copy. `copied` (2,)
+    int64: what the chain is copied from, and the number there of its last candidate.
     """
-    copied[slot, 0] = NOTHING
+    copied[0] = NOTHING
     if not growing.known[node] or growing.chances[node, 0] < _SURE:
         return
     longest, likeliest = growing.mixture.longest, growing.candidates[node, 0]
     for origin in (TEXT, PAST):
         place = longest[origin, 1]
         if longest[origin, 0] >= _LEAST and _token(sources, origin, place) == likeliest:
-            copied[slot, 0], copied[slot, 1] = origin, place
+            copied[0], copied[1] = origin, place
             return
 
 
 @compiled_part
-def extend(growing: GrowingTree, node: int, copied: np.ndarray, slot: int, sources: Sources) -> None:
+def extend(growing: GrowingTree, node: int, copied: np.ndarray, sources: Sources) -> None:
     """Makes the likeliest candidate of a chain's last node its newest, `node`, and finds what may follow that."""
     last = node - 1
     attach(growing, node, last, np.int64(0))
-    if copied[slot, 0] != NOTHING:
-        place = copied[slot, 1] + 1
-        token = _token(sources, copied[slot, 0], place)
+    if copied[0] != NOTHING:
+        place = copied[1] + 1
+        token = _token(sources, copied[0], place)
         if token >= 0:
-            copied[slot, 1] = place
+            copied[1] = place
             growing.candidates[node, 0], growing.cells[node, 0] = token, growing.cells[last, 0]
             growing.chances[node, 0] = growing.chances[last, 0]
             growing.known[node], growing.drafted[node] = 1, 0
             return
     consider(growing, node, sources)
-    begin(growing, node, copied, slot, sources)
+    begin(growing, node, copied, sources)
 
 
 @compiled_part

@@ -148,7 +148,7 @@ def draft(
         if asked.rooms[one] > 0:
             sources = Sources(rows, text, past, calibration)
             plant(chain, chain.recent, sources)
-            begin(chain, np.int64(0), forest.copied, slot, sources)
+            begin(chain, np.int64(0), forest.copied[slot], sources)
             forest.made[slot] = 1
             gains[one] = _gain(chain, np.int64(0), correction[one])
             most += min(asked.rooms[one], np.int64(len(chain.tokens) - 1))
@@ -165,7 +165,7 @@ def draft(
         if gain <= 0 or not may_pay(costs, Payoff(expected, best * (1 - SLACK), total), n + total, gain):
             break
         chain, last = _chain(forest.growing, slot), forest.made[slot]
-        extend(chain, last, forest.copied, slot, Sources(rows, _index(forest, slot), past, calibration))
+        extend(chain, last, forest.copied[slot], Sources(rows, _index(forest, slot), past, calibration))
         chain.values[last] = gain
         forest.made[slot] = last + 1
         gains[one] = _gain(chain, last, correction[one]) if last < asked.rooms[one] else 0.0
@@ -251,11 +251,8 @@ class Forest:
         *one, mixture = GrowingTree.empty(*self._shape)
         growing = GrowingTree._make([*(np.zeros((slots, *array.shape), array.dtype) for array in one), mixture])
         made, read, capacities = np.zeros((3, slots), np.int64)
-        wrong, copied, addresses = (
-            np.zeros((slots + 1, 2)),
-            np.zeros((slots, 2), np.int64),
-            np.zeros((slots, 4), np.int64),
-        )
+        copied, addresses = np.zeros((slots, 2), np.int64), np.zeros((slots, 4), np.int64)
+        wrong = np.zeros((slots + 1, 2))
         return ForestArrays(growing, made, read, copied, wrong, addresses, capacities)
 
     def take(self) -> int:

@@ -186,18 +186,17 @@ def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, 
 @compiled_part
 def _mix_text(mixture: Mixture, found: int, text: OccurrenceArrays, which: int) -> int:
     """Adds what followed in a text; returns the number of candidates."""
-    places, longest, total = occurrences(text, mixture.recent, mixture.places, mixture.lengths), 0, np.float32(0)
+    places, total = occurrences(text, mixture.recent, mixture.places, mixture.lengths), np.float32(0)
     mixture.longest[which, 0] = 0
     for one in range(places):
-        kind = match_kind(mixture.lengths[one])
-        longest = max(longest, kind)
-        total += _PLACE_WEIGHTS[kind]
+        total += _PLACE_WEIGHTS[match_kind(mixture.lengths[one])]
         if mixture.lengths[one] > mixture.longest[which, 0]:
             mixture.longest[which, 0], mixture.longest[which, 1] = mixture.lengths[one], mixture.places[one]
-    _fade(mixture, found, _MATCH_WEIGHTS[longest])
+    weight = _MATCH_WEIGHTS[match_kind(mixture.longest[which, 0])]
+    _fade(mixture, found, weight)
     for one in range(places):
         kind = match_kind(mixture.lengths[one])
-        share = _MATCH_WEIGHTS[longest] * _PLACE_WEIGHTS[kind] / total
+        share = weight * _PLACE_WEIGHTS[kind] / total
         place = _add(mixture, found, token_at(text, mixture.places[one]), share)
         mixture.matches[which, place] = max(mixture.matches[which, place], kind)
         found = max(found, place + 1)
