@@ -196,6 +196,14 @@ def context_length(model: PreTrainedModel) -> int | None:
     return min(filter(None, said), default=None)
 
 
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """How many tokens a model has logits for."""
+    head = model.get_output_embeddings()
+    if head is None:
+        return model.config.get_text_config(decoder=True).vocab_size
+    return getattr(head, "out_features", None) or head.weight.shape[0]  # packed weights have another shape, or none
+
+
 def output_layer(model: PreTrainedModel) -> torch.nn.Module:
     """What makes logits of hidden states; raises NoHiddenStatesError where a model has none of its own."""
     layer = model.get_output_embeddings()

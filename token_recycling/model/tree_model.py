@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .attention import attending, biased_by_position
-from .inspection import accepts, context_length, hidden_states, input_device
+from .inspection import accepts, context_length, hidden_states, input_device, vocabulary_size
 from .kv_cache import count
 from .recurrence import mixers_of, node_by_node
 from .remembered import turns
@@ -54,10 +54,7 @@ class TreeModel:
     @property
     def vocab_size(self) -> int:
         """Number of logits, which is the number of ids a draft may name."""
-        head = self.model.get_output_embeddings()
-        if head is None:
-            return self.config.vocab_size
-        return getattr(head, "out_features", None) or head.weight.shape[0]  # packed weights have another shape, or none
+        return vocabulary_size(self.model)
 
     @property
     def embedded(self) -> int:

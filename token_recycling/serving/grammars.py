@@ -16,6 +16,7 @@ import torch
 from transformers import LogitsProcessor
 
 from ..extras import lacking
+from ..model.inspection import vocabulary_size
 from ..model.loading import Loaded
 from ..text_stream import one_line
 from .errors import ApiError
@@ -59,7 +60,7 @@ class Grammars:
         stop = model.generation_config.eos_token_id
         if stop is None:
             raise ValueError("expected a model that has a token to end a text, got one without")
-        words = model.get_output_embeddings().weight.shape[0]
+        words = vocabulary_size(model)
         return xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=words, stop_token_ids=stop)
 
     def _compiler(self, key: str) -> Any:

@@ -67,11 +67,6 @@ class Service:
         self.created = int(time.time())
 
     @property
-    def vocabulary(self) -> int:
-        """How many tokens the model can say."""
-        return self.loaded.model.get_output_embeddings().weight.shape[0]
-
-    @property
     def running(self) -> int:
         """Number of requests that run or wait."""
         return len(self._jobs)
@@ -146,7 +141,7 @@ class Service:
         """Adds a prompt of that length to a job and limits `config.max_new_tokens`; raises ApiError for a long one, and
         for tokens in `config` that are none.
         """
-        check_ids(config, self.vocabulary)
+        check_ids(config, self.target.vocab_size)
         job.prompt_tokens += length
         limit, context = self.settings.max_prompt_tokens, self.loaded.context
         if not length:
@@ -178,7 +173,7 @@ class Service:
     def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
         """The arguments of `generate` for a prompt (1, length); raises ApiError. `more` goes to `processors_of`."""
         config = copy.deepcopy(config)
-        processors = processors_of(body, config, ids.shape[-1], self.vocabulary, *more)
+        processors = processors_of(body, config, ids.shape[-1], self.target.vocab_size, *more)
         ids = ids.to(self.target.device)
         return {
             "input_ids": ids,
