@@ -71,9 +71,8 @@ def _generate(target: TreeModel, context: int, compiled: bool) -> Row:
     """Seconds of a token of transformers' own `generate`: the median between two of them. `compiled`: with a static
     cache, for which it compiles the forward pass; the prompt is read by itself then.
     """
-    given: dict[str, Any] = {"past_key_values": None if compiled else filled(target, context)}
-    if compiled:
-        given = {"cache_implementation": "static", "compile_config": CompileConfig()}
+    static = {"cache_implementation": "static", "compile_config": CompileConfig()}
+    given: dict[str, Any] = static if compiled else {"past_key_values": filled(target, context)}
     ids, arrivals = torch.ones(1, context + 1, dtype=torch.long, device=target.device), Arrivals()
     target.model.generate(
         ids,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from token_recycling.bench.report.table import NONE, Cell, Table, as_markdown
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.tune import best_size
 from token_recycling.templates import RANK_ACCEPTANCE
@@ -72,93 +74,75 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
         by_place.setdefault((row["shape"], row["context"]), []).append(row)
     places = sorted(by_place, key=lambda place: (order.index(place[0]), place[1]))
     hardware = where["accelerator"] or f"no accelerator: {where['cpu']}, {where['threads']} threads"
-    lines = [
+    times = {place: Times(by_place[place]) for place in places}
+    profiles = [row for row in rows if row["what"] == "profile" and "error" not in row]
+    errors = [row for row in rows if "error" in row]
+    pieces = [
         "# Fast steps on an accelerator",
-        "",
         f"Written by `{command}`. {hardware}, {where['dtype']}, torch {where['torch']}, transformers "
         f"{where['transformers']}, commit {where['commit']}. Llama shapes with random weights; milliseconds, the best "
         "of some rounds; a step goes from the draft on the host to what the host reads.",
-        "",
         "## Bars",
-        "",
         "They are set for the 7B shape on a card like an H200.",
-        "",
-        "| shape | context | " + " | ".join(f"{bar.name} ({bar.wanted})" for bar in BARS) + " |",
-        "|---|---|" + "---|" * len(BARS),
-    ]
-    times = {place: Times(by_place[place]) for place in places}
-    for shape, context in places:
-        cells = [judged(bar, times[shape, context]) for bar in BARS]
-        lines.append(f"| {shape} | {context} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
+        _table(
+            [f"{bar.name} ({bar.wanted})" for bar in BARS],
+            [[*place, *(judged(bar, times[place]) for bar in BARS)] for place in places],
+        ),
         "## A step of n nodes",
-        "",
-        "| shape | context | eager generate | compiled | " + " | ".join(map(str, sizes)) + " | a tree of `tune` |",
-    ]
-    lines.append("|---|---|---|---|" + "---|" * (len(sizes) + 1))
-    for shape, context in places:
-        own = times[shape, context]
-        steps = " | ".join(_ms(own.step(nodes)) for nodes in sizes)
-        lines.append(
-            f"| {shape} | {context} | {_ms(own.generate)} | {_ms(own.compiled)} | {steps} | {_grown(own, context)} |"
-        )
-    lines += [
-        "",
+        _table(
+            ["eager generate", "compiled", *map(str, sizes), "a tree of tune"],
+            [[*place, *_steps(times[place], sizes), _grown(times[place], place[1])] for place in places],
+        ),
         "A tree of `tune`: drafted nodes that bring most tokens per time, if candidates are right as often as the "
         "shipped model's are, and what it would gain over plain steps.",
-        "",
         "## The forward pass alone",
-        "",
-        "| shape | context | " + " | ".join(f"{nodes} nodes" for nodes in ALONE) + " |",
-        "|---|---|" + "---|" * len(ALONE),
-    ]
-    for shape, context in places:
-        cells = [_ms(times[shape, context].forward(nodes)) for nodes in ALONE]
-        lines.append(f"| {shape} | {context} | " + " | ".join(cells) + " |")
-    lines += ["", *_profiles([row for row in rows if row["what"] == "profile" and "error" not in row])]
-    errors = [row for row in rows if "error" in row]
-    lines += [
-        *(f"- {row['shape']}, {row['context']}, {row['kind']}, {row['nodes']} nodes: {row['error']}" for row in errors),
-    ]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _profiles(rows: list[Row]) -> list[str]:
-    """Where a pass over one token and a step leave the device waiting."""
-    lines = [
+        _table(
+            [f"{nodes} nodes" for nodes in ALONE],
+            [[*place, *(_ms(times[place].forward(nodes)) for nodes in ALONE)] for place in places],
+        ),
         "## What the device does",
-        "",
         "From its first operation to its last, milliseconds of one pass or step; the share in which it waits for the "
         "host; how many operations there are, and what most of the time goes into, milliseconds each.",
-        "",
-        "| shape | context | | nodes | ms | waits | operations | longest |",
-        "|---|---|---|---|---|---|---|---|",
+        _table(["kind", "nodes", "ms", "waits", "operations", "longest"], map(_profile, profiles)),
+        *(f"- {row['shape']}, {row['context']}, {row['kind']}, {row['nodes']} nodes: {row['error']}" for row in errors),
     ]
-    for row in rows:
-        longest = ", ".join(f"`{name}` {_ms(seconds)}" for name, seconds in row["longest"][:4])
-        waits = f"{1 - row['busy'] / row['seconds']:.1%}"
-        cells = [row["shape"], row["context"], row["kind"], row["nodes"], _ms(row["seconds"]), waits, row["operations"]]
-        lines.append("| " + " | ".join(map(str, [*cells, longest])) + " |")
-    return [*lines, ""]
+    return "\n\n".join(pieces) + "\n"
+
+
+def _table(columns: list[str], rows: Iterable[list[Any]]) -> str:
+    """Columns after those of the shape and the context."""
+    cells = [[Cell(str(value)) for value in row] for row in rows]
+    return as_markdown(Table("", ["shape", "context", *columns], cells))
+
+
+def _steps(times: Times, sizes: list[int]) -> list[str]:
+    return [_ms(seconds) for seconds in (times.generate, times.compiled, *map(times.step, sizes))]
+
+
+def _profile(row: Row) -> list[Any]:
+    """Where a pass over one token, or a step, leaves the device waiting."""
+    waits = f"{1 - row['busy'] / row['seconds']:.1%}"
+    longest = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in row["longest"][:4])
+    place = [row["shape"], row["context"], row["kind"], row["nodes"]]
+    return [*place, _ms(row["seconds"]), waits, row["operations"], longest]
 
 
 def judged(bar: Bar, times: Times) -> str:
     """What was reached, and whether it is enough."""
     value = bar.value(times)
     if value != value:
-        return "-"
+        return NONE
     written = f"{value:.1%}" if "%" in bar.wanted else f"{value:.2f}"
     return f"{written} {'pass' if bar.passes(value) else 'FAIL'}"
 
 
 def _ms(seconds: float) -> str:
-    return "-" if seconds != seconds else f"{1e3 * seconds:.2f}"
+    return NONE if seconds != seconds else f"{1e3 * seconds:.2f}"
 
 
 def _grown(times: Times, context: int) -> str:
     curve = times.curve(context)
     if curve is None:
-        return "-"
+        return NONE
     size = best_size(curve, RANK_ACCEPTANCE)
     return f"{size.nodes} nodes, {size.times_plain:.2f}"
