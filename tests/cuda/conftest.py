@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.architectures import SUPPORTED, Case
 from support.recurrent_architectures import RECURRENT
+from transformers import LlamaForCausalLM
 
 FEW = ("llama", "gpt2", "mixtral", "qwen3_5_text")
 """Families without a card: all of them are tested on the CPU elsewhere."""
@@ -42,3 +43,10 @@ def exact_convolutions(device: torch.device) -> Iterator[None]:
     own = torch.backends.cudnn
     with own.flags(own.enabled, own.benchmark, own.benchmark_limit, own.deterministic, allow_tf32=False):
         yield
+
+
+@pytest.fixture
+def placed(model: LlamaForCausalLM, device: torch.device) -> LlamaForCausalLM:
+    """A random llama on the device, which pads with 0."""
+    model.generation_config.pad_token_id = 0
+    return model.to(device)

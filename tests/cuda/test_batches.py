@@ -24,12 +24,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def placed(model: LlamaForCausalLM, device: torch.device) -> LlamaForCausalLM:
-    model.generation_config.pad_token_id = 0
-    return model.to(device)
-
-
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize("drafter", ["recycling", "published", "fuse"])
 def test_padded_batches(placed: LlamaForCausalLM, device: torch.device, drafter: str, way: dict[str, Any]) -> None:

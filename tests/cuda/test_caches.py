@@ -21,12 +21,6 @@ EAGER: dict[str, Any] = {"disable_compile": True}
 """transformers compiles for static caches by itself on a card; a test of that has its own."""
 
 
-@pytest.fixture
-def placed(model: LlamaForCausalLM, device: torch.device) -> LlamaForCausalLM:
-    model.generation_config.pad_token_id = 0
-    return model.to(device)
-
-
 def _close(ours: Cache, wanted: Cache, length: int) -> None:
     for own, theirs in zip(ours.layers, wanted.layers, strict=True):
         for name in ("keys", "values"):

@@ -16,6 +16,7 @@ from support import architectures, tiny
 from transformers import LlamaForCausalLM
 
 from token_recycling.costs.curve import CostCurve, band, shared_by
+from token_recycling.costs.online import OnlineCurve
 from token_recycling.files import cache_folder
 from token_recycling.model import pass_costs as measuring
 from token_recycling.model.cost_store import file_of, load, setting
@@ -311,26 +312,23 @@ def test_the_convex_curve_passes_below_what_seems_dear() -> None:
     assert flat.convex().relative().tolist() == flat.relative().tolist()
 
 
-def test_another_length_begins_with_what_steps_of_one_length_taught(
-    target: TreeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    costs = PassCosts(target)
-    known = costs.online(100, 1)
-    for _ in range(100):
-        known.took(8, 40 * float(known.seconds[0]))
-    monkeypatch.setattr(measuring, "measure", None)  # nothing is measured again
-    assert costs.online(3000, 1).seconds.tolist() == known.seconds.tolist()
-
-
-def test_texts_that_share_a_pass_begin_with_what_passes_over_one_taught(
-    target: TreeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However long they are: a measurement would fill a cache of so many slots, while all of them wait."""
-    costs = PassCosts(target)
-    known = costs.online(100, 1)
+@pytest.fixture
+def known(target: TreeModel, monkeypatch: pytest.MonkeyPatch) -> OnlineCurve:
+    """What steps of one text and one length have taught; nothing is measured again."""
+    known = PassCosts(target).online(100, 1)
     for _ in range(100):
         known.took(8, 40 * float(known.seconds[0]))
     monkeypatch.setattr(measuring, "measure", None)
+    return known
+
+
+def test_another_length_begins_with_what_steps_of_one_length_taught(target: TreeModel, known: OnlineCurve) -> None:
+    assert PassCosts(target).online(3000, 1).seconds.tolist() == known.seconds.tolist()
+
+
+def test_texts_that_share_a_pass_begin_with_what_passes_over_one_taught(target: TreeModel, known: OnlineCurve) -> None:
+    """However long they are: a measurement would fill a cache of so many slots, while all of them wait."""
+    costs = PassCosts(target)
     assert costs.online(20_000, 3).seconds.tolist() == known.seconds[2::3].tolist()
     assert costs.online(300, 99).seconds.tolist() == known.seconds[-1:].tolist()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from support import tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from token_recycling.bench.run.divergence import first_divergence
@@ -45,8 +46,6 @@ def check_path(stats: Any, device: torch.device) -> None:
 
 def medium(device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
     """A random llama of the sizes that fast kernels are made for: heads of 64, rows of 512, a context of 4,096."""
-    from support import tiny
-
     return tiny.llama(
         vocab_size=1024,
         hidden_size=512,
