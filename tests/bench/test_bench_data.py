@@ -31,10 +31,10 @@ def test_questions_in_the_form_of_spec_bench(tmp_path: Path) -> None:
     rows.append(question(300, "rag", "When?", reference=[["1624", "17th century"]]))
     (tmp_path / "spec_bench").mkdir()
     found = load([written(tmp_path / "spec_bench" / "question.jsonl", *rows)])
-    assert [one.category for one in found] == ["mt_bench"] * 8 + ["translation", "rag"]
-    assert [one.name for one in found[:2]] == ["spec_bench/80", "spec_bench/81"]
+    assert [one.category for one in found] == ["mt_bench", "translation", "rag"] + ["mt_bench"] * 7
+    assert [one.name for one in found[:4]] == ["spec_bench/80", "spec_bench/200", "spec_bench/300", "spec_bench/81"]
     assert found[0].turns == ("Hello.", "And?")
-    assert [one.references for one in found[7:]] == [(), ("Good day",), ("1624",)]
+    assert [one.references for one in found[:4]] == [(), ("Good day",), ("1624",), ()]
     assert {one.form for one in found} == {"turns"}
 
 

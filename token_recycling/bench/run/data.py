@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +40,8 @@ class Question:
 
 
 def load(specs: Sequence[str], limit: int | None = None) -> list[Question]:
-    """The questions of all sets, in order, of every category the first `limit`; raises ValueError or OSError.
+    """The questions of all sets, of every category the first `limit`; raises ValueError or OSError. Categories take
+    turns, so that a run that was stopped has measured as many questions of each.
 
     A set is given as a name of `SOURCES`, which is downloaded, as a path, or as NAME=PATH.
     """
@@ -49,15 +51,16 @@ def load(specs: Sequence[str], limit: int | None = None) -> list[Question]:
             raise ValueError(
                 f"expected every question once, got {name!r} {times} times; give sets of one name as NAME=PATH"
             )
-    if limit is None:
-        return found
-    seen: Counter[str] = Counter()
-    kept = []
-    for question in found:
-        seen[question.category] += 1
-        if seen[question.category] <= limit:
-            kept.append(question)
-    return kept
+    return _in_turns(found, limit)
+
+
+def _in_turns(questions: Sequence[Question], limit: int | None = None) -> list[Question]:
+    """The first of every category, then the second of each, and so on; of each the first `limit`."""
+    by_category: dict[str, list[Question]] = {}
+    for question in questions:
+        by_category.setdefault(question.category, []).append(question)
+    rounds = zip_longest(*(members[:limit] for members in by_category.values()))
+    return [question for each in rounds for question in each if question is not None]
 
 
 def digest(questions: Iterable[Question]) -> str:
@@ -156,5 +159,6 @@ def _categorised(name: str, questions: list[Question]) -> list[Question]:
     if len(categories) == 1:
         return [replace(question, category=name) for question in questions]
     if categories >= MT_BENCH:
-        return [replace(q, category="mt_bench") if q.category in MT_BENCH else q for q in questions]
+        turns = _in_turns(questions)
+        return [replace(q, category="mt_bench") if q.category in MT_BENCH else q for q in turns]
     return questions
