@@ -25,9 +25,9 @@ from rich.table import Table
 
 import token_recycling
 from token_recycling import Drafter, Stats, make_drafter
-from token_recycling.drafters.draft_model.expand import Rules, grow
-from token_recycling.drafters.draft_model.graph import Graph
-from token_recycling.drafters.draft_model.reader import Reader
+from token_recycling.drafters._shared.expand import Rules, grow
+from token_recycling.drafters._shared.graph import Graph
+from token_recycling.drafters._shared.reader import Reader
 from token_recycling.model.tree_model import TreeModel
 
 ROOT = Path(__file__).parent.parent

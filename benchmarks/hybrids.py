@@ -21,11 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.bench.run.outcome import Stopwatch
-from token_recycling.draft import Draft
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import read_prompts
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.templates import chain, root_only
+from token_recycling.trees.draft import Draft
+from token_recycling.trees.templates import chain, root_only
 
 VOCABULARY, PROMPT, NEW = 8192, 64, 128
 SIZES = (1, 2, 4, 8, 16)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.sglang_standins import Scheduler, stand_in, worker  # noqa: E402
 
-from token_recycling.engines.recycler import Options, Recycler  # noqa: E402
+from token_recycling.recycling.recycler import Options, Recycler  # noqa: E402
 
 
 def main() -> None:

@@ -28,7 +28,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 import token_recycling
-from token_recycling import Stats, generate, stats
+from token_recycling import Stats, generate
+from token_recycling.loop import stats
 
 ROOT = Path(__file__).parent.parent
 DRAFTERS = ("plain", "recycling", "published")

@@ -21,13 +21,13 @@ import typer
 from token_recycling import make_drafter
 from token_recycling.bench.run.data import load
 from token_recycling.bench.run.prompts import BenchmarkConfig, replayed
-from token_recycling.draft import Context, Draft, Step
-from token_recycling.drafter import TextDrafter
+from token_recycling.drafters._base import TextDrafter
 from token_recycling.model import loading
 from token_recycling.model.pass_costs import PassCosts
 from token_recycling.model.self_test import ready
 from token_recycling.model.step_costs import StepCosts
-from token_recycling.tree import Tree
+from token_recycling.trees.draft import Context, Draft, Step
+from token_recycling.trees.tree import Tree
 
 ROOT = Path(__file__).parent.parent
 PARTS = 4

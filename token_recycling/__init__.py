@@ -7,24 +7,23 @@ step. A name is imported when it is first used, so that the command line answers
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .versions import warn_outside
+from ._util.versions import warn_outside
 
 if TYPE_CHECKING:
-    from .candidates.matrix import AdjacencyMatrix, fingerprint
-    from .candidates.matrix_file import MatrixFileError
     from .cuda_graphs import NoFastPathError
-    from .draft import Context, Draft, Step
-    from .drafter import Drafter, DrafterTraits, TextDrafter
+    from .drafters._base import Drafter, DrafterTraits, TextDrafter
+    from .drafters._registry import drafter_names, make_drafter
     from .hf.accelerate import accelerate, accelerated, custom_generate, decelerate, generate
     from .hf.acceleration import Acceleration
     from .hf.check import check
     from .hf.stream import stream
+    from .loop.stats import Stats
     from .model.self_test import unsupported
     from .model.support import Support, UnsupportedModelError
-    from .names import drafter_names
-    from .registry import make_drafter
-    from .stats import Stats
-    from .tree import Tree
+    from .recycling.matrix import AdjacencyMatrix, fingerprint
+    from .recycling.matrix_file import MatrixFileError
+    from .trees.draft import Context, Draft, Step
+    from .trees.tree import Tree
 
 __version__ = "0.1.0"
 warn_outside()
@@ -58,21 +57,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    "candidates.matrix": ("AdjacencyMatrix", "fingerprint"),
-    "candidates.matrix_file": ("MatrixFileError",),
     "cuda_graphs": ("NoFastPathError",),
-    "draft": ("Context", "Draft", "Step"),
-    "drafter": ("Drafter", "DrafterTraits", "TextDrafter"),
+    "drafters._base": ("Drafter", "DrafterTraits", "TextDrafter"),
+    "drafters._registry": ("drafter_names", "make_drafter"),
     "hf.accelerate": ("accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
     "hf.acceleration": ("Acceleration",),
     "hf.check": ("check",),
     "hf.stream": ("stream",),
+    "loop.stats": ("Stats",),
     "model.self_test": ("unsupported",),
     "model.support": ("Support", "UnsupportedModelError"),
-    "names": ("drafter_names",),
-    "registry": ("make_drafter",),
-    "stats": ("Stats",),
-    "tree": ("Tree",),
+    "recycling.matrix": ("AdjacencyMatrix", "fingerprint"),
+    "recycling.matrix_file": ("MatrixFileError",),
+    "trees.draft": ("Context", "Draft", "Step"),
+    "trees.tree": ("Tree",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -103,10 +103,10 @@ def medusa_heads(model):
 
 def eagle_head(model):
     """A folder with a head of version 1 that has learned nothing."""
+    from token_recycling.drafters._shared.training.continuations import Continuations
     from token_recycling.drafters.eagle.formats import save_head
     from token_recycling.drafters.eagle.train import new_head
     from token_recycling.drafters.eagle.train_options import EagleTraining
-    from token_recycling.training.continuations import Continuations
 
     folder = tempfile.mkdtemp()
     save_head(folder, new_head(model, Continuations([], []), EagleTraining(version=1)), model)

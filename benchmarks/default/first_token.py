@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from token_recycling import Drafter, make_drafter, stream
+from token_recycling._util.text_stream import StepRecorder
 from token_recycling.bench.row_format import VERSION
 from token_recycling.bench.run.items import Item
 from token_recycling.bench.run.outcome import Stopwatch
 from token_recycling.bench.run.plan import Entry, Workload
 from token_recycling.bench.run.prompts import BenchmarkConfig
-from token_recycling.text_stream import StepRecorder
 
 from .figures import PROCESSOR, WALL
 from .scenarios import GENERATE

@@ -24,8 +24,8 @@ import transformers
 import typer
 from rich.console import Console
 
+from token_recycling._util.files import replacing
 from token_recycling.bench.run.environment import environment
-from token_recycling.files import replacing
 from token_recycling.model.tree_model import TreeModel
 
 from .measurements import SIZES, Measurement, Row, measurements

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from token_recycling._util.device import synchronize
 from transformers import CompileConfig
 from transformers.generation.streamers import BaseStreamer
 
@@ -22,8 +23,7 @@ from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.cuda_graphs.timing import one_step, timed
 from token_recycling.model.pass_costs import filled
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.stats import synchronize
-from token_recycling.templates import star
+from token_recycling.trees.templates import star
 
 from .profiled import profiled
 

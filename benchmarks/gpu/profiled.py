@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from token_recycling._util.device import synchronize
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
-
-from token_recycling.stats import synchronize
 
 _LONGEST = 6
 

@@ -9,7 +9,7 @@ from typing import Any
 from token_recycling.bench.report.table import NONE, Cell, Table, as_markdown
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.tune import best_size
-from token_recycling.templates import RANK_ACCEPTANCE
+from token_recycling.trees.templates import RANK_ACCEPTANCE
 
 from .measurements import ALONE, Row
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from token_recycling.candidates.matrix_file import read_matrix_file
+from token_recycling.recycling.matrix_file import read_matrix_file
 
 from .server import Server
 

@@ -20,7 +20,7 @@ from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.runners import DraftedRunner
 from token_recycling.bench.run.session import methods as named
 from token_recycling.model.support import UnsupportedModelError
-from token_recycling.templates import chain, root_only
+from token_recycling.trees.templates import chain, root_only
 
 
 def decoded(spec: str, model: LlamaForCausalLM, *prompts: torch.Tensor, tokens: int = 30) -> Outcome:
@@ -145,8 +145,8 @@ class New(Drafter):
 
 def test_a_new_drafter_is_a_method(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "drafter_names", lambda: [*drafter_names(), "new"])
-    monkeypatch.setattr("token_recycling.registry.drafter_names", lambda: ["new"])
-    monkeypatch.setattr("token_recycling.registry.drafter_class", lambda name: New)
+    monkeypatch.setattr("token_recycling.drafters._registry.drafter_names", lambda: ["new"])
+    monkeypatch.setattr("token_recycling.drafters._registry.drafter_class", lambda name: New)
     method = parse("new:length=3")
     assert (method.spec, method.label, method.batches, method.remembers) == (
         "new:length=3",

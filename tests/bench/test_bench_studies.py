@@ -10,7 +10,7 @@ from support import benching
 from token_recycling.bench.run import session, studies
 from token_recycling.bench.run.data import Question
 from token_recycling.bench.run.studies import STUDIES, template
-from token_recycling.templates import paper
+from token_recycling.trees.templates import paper
 
 
 @pytest.mark.parametrize("nodes", studies.BREADTHS)

@@ -27,11 +27,11 @@ from benchmarks.campaign.minimise import minimised, smaller
 from benchmarks.campaign.program import script
 from benchmarks.campaign.report import read
 from benchmarks.campaign.run import Result, run
-from token_recycling import decode
-from token_recycling.accept import accept_walk
 from token_recycling.costs.drafting import OwnWork
 from token_recycling.costs.online import OnlineCurve
 from token_recycling.cuda_graphs import timing
+from token_recycling.loop import step as decode
+from token_recycling.loop.accept import accept_walk
 from token_recycling.model import pass_costs
 
 REPETITIVE = Call(rows=((3, 7, 3, 7, 3),))

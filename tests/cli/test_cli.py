@@ -10,17 +10,13 @@ import pytest
 import rich.progress
 import torch
 from support.commandline import CONTEXT, PROMPT, assert_refused, run, run_json
-from transformers import (
-    RwkvConfig,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import RwkvConfig, T5Config, T5ForConditionalGeneration
 
 from token_recycling import AdjacencyMatrix, Tree, __version__, fingerprint
-from token_recycling.candidates.ngram_matrix import NgramMatrix
-from token_recycling.candidates.occurrences import BREAK
 from token_recycling.cli.console import working
-from token_recycling.listing import busiest
+from token_recycling.drafters._listing import busiest
+from token_recycling.recycling.ngram_matrix import NgramMatrix
+from token_recycling.recycling.occurrences import BREAK
 
 
 @pytest.mark.parametrize("self_test", [False, True])

@@ -7,8 +7,8 @@ import torch
 from support import benching
 from support.commandline import PROMPT, reference, run, run_json
 
+from token_recycling._util.text_stream import IncrementalText, decoded, pieces
 from token_recycling.cli.console import TINTS, by_step
-from token_recycling.text_stream import IncrementalText, decoded, pieces
 
 FIXED = ("--drafter", "recycling:tree=8")
 """A tree whose size does not depend on the machine."""

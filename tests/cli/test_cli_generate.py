@@ -8,10 +8,10 @@ import torch
 from support.commandline import CONTEXT, PROMPT, assert_refused, reference, run, run_json
 
 from token_recycling import fingerprint
-from token_recycling.candidates.matrix import read_matrix
+from token_recycling._util.text_stream import decoded
 from token_recycling.drafters.recycling import RecyclingText
 from token_recycling.model.loading import load
-from token_recycling.text_stream import decoded
+from token_recycling.recycling.matrix import read_matrix
 
 pytestmark = pytest.mark.core
 

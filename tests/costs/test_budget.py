@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 import token_recycling as tr
 from token_recycling.costs.budget import Budget, paying_nodes, paying_size, tokens_by_size
 from token_recycling.costs.curve import CostCurve
-from token_recycling.drafters.draft_model.expand import Rules, verified
+from token_recycling.drafters._shared.expand import Rules, verified
 from token_recycling.model.pass_costs import PassCosts
 
 CHEAP = Budget(np.array([1.0, 1.0, 1.0, 2.0]), step=0.1)

@@ -21,7 +21,7 @@ from token_recycling.model import pass_costs as measuring
 from token_recycling.model.cost_store import load
 from token_recycling.model.pass_costs import PassCosts, measure, with_room
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.templates import chain, paper, parse_paths, written
+from token_recycling.trees.templates import chain, paper, parse_paths, written
 
 FLAT = CostCurve(256, (1, 4), (1.0, 1.0))
 STEEP = CostCurve(256, (1, 2, 4), (1.0, 1.25, 2.25))

@@ -14,7 +14,7 @@ from support.runs import decoded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import token_recycling as tr
-from token_recycling.registry import drafter_names
+from token_recycling.drafters._registry import drafter_names
 
 pytestmark = pytest.mark.cuda
 

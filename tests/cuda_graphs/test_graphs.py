@@ -18,9 +18,9 @@ from token_recycling.cuda_graphs.sources import DeviceSource, HostSource
 from token_recycling.cuda_graphs.step import Choice, StepPlan, Verified, verify
 from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.cuda_graphs.syncs import HostWaitsError, without_waiting
-from token_recycling.draft import Draft
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.draft import Draft
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 

@@ -19,8 +19,8 @@ import token_recycling as tr
 from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.step import StepPlan
 from token_recycling.cuda_graphs.support import runner_or_reason
+from token_recycling.drafters._registry import drafter_names
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.registry import drafter_names
 
 GREEDY = {"do_sample": False}
 

@@ -13,12 +13,12 @@ from transformers import LlamaForCausalLM
 from transformers.generation import logits_process as warpers
 
 from token_recycling import Draft, Tree
-from token_recycling.accept import accept_greedy, greedy_path
-from token_recycling.candidates.topk import grouped_topk
+from token_recycling._util.topk import grouped_topk
 from token_recycling.cuda_graphs.noise import _GAMMA, _mixed, gumbel
 from token_recycling.cuda_graphs.slots import FixedCache, band_of
 from token_recycling.cuda_graphs.sources import BUCKETS, HostSource, bucket_of
 from token_recycling.cuda_graphs.step import PADDING, Choice, Report, StepPlan, TreeArrays, shape_of, tree_masks
+from token_recycling.loop.accept import accept_greedy, greedy_path
 from token_recycling.model.architectures import Reach
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import TreeModel

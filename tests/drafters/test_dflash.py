@@ -16,7 +16,7 @@ import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
 from token_recycling.drafters.dflash import DFlash, DFlashText, _without_norm
-from token_recycling.templates import best_paths
+from token_recycling.trees.templates import best_paths
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support.draft_tables import FORK, Table, Told, grown
 
 from token_recycling import Tree
-from token_recycling.drafters.draft_model.expand import Rules
-from token_recycling.drafters.draft_model.graph import Graph
+from token_recycling.drafters._shared.expand import Rules
+from token_recycling.drafters._shared.graph import Graph
 
 CPU = torch.device("cpu")
 

@@ -24,9 +24,9 @@ from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
-from token_recycling.drafters.draft_model.base import ModelText
+from token_recycling.drafters._shared.base import ModelText
+from token_recycling.loop.text import Sequence, TokenSelector
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.sequence import Sequence, TokenSelector
 
 WAYS: dict[str, dict[str, Any]] = {
     "sequence": {"mode": "sequence", "depth": 4, "nodes": 4},

@@ -10,7 +10,7 @@ from support import architectures, runs, tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.drafters.draft_model.reader import Reader
+from token_recycling.drafters._shared.reader import Reader
 from token_recycling.model.tree_model import TreeModel
 
 CASES = [

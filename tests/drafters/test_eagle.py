@@ -27,11 +27,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork, Work
-from token_recycling.draft import Step
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head
 from token_recycling.model.inspection import NoHiddenStatesError
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.draft import Step
 
 EAGLE_31 = {**SPECULATORS, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 4]}
 CONFIGS = {"EAGLE-1": EAGLE_1, "EAGLE-3": EAGLE_3, "EAGLE-3.1": EAGLE_31}

@@ -29,10 +29,10 @@ from support.eagle_heads import (
 )
 from transformers import DynamicCache
 
+from token_recycling.drafters._shared.training.saved import TrainedPartError
 from token_recycling.drafters.eagle import Eagle, check_head
 from token_recycling.drafters.eagle.formats import SavedHead, load_head, save_head
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.training.saved import TrainedPartError
 
 QWEN_3 = {**LAYER, "model_type": "qwen3", "head_dim": 8, "layer_types": ["full_attention"], "use_sliding_window": False}
 KNOWN: dict[str, dict[str, Any]] = {

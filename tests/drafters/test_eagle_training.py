@@ -13,6 +13,8 @@ from support.eagle_heads import EAGLE_1, EAGLE_3, IDS, outputs_of, own_states, t
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
+from token_recycling.drafters._shared.training.continuations import Continuations, continuations
+from token_recycling.drafters._shared.training.declaration import Schedule
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head, save_head
 from token_recycling.drafters.eagle.train import (
@@ -25,8 +27,6 @@ from token_recycling.drafters.eagle.train import (
     unrolled,
 )
 from token_recycling.drafters.eagle.train_options import EagleTraining
-from token_recycling.training.continuations import Continuations, continuations
-from token_recycling.training.declaration import Schedule
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_head_trained_on_a_model_that_counts_foresees_it(
 def test_an_interrupted_training_ends_with_the_same_head(
     version: int, deep: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
+    monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
     texts = Continuations([tiny.prompt(seed, 12)[0] for seed in range(6)], [3] * 6)
     how, schedule = EagleTraining(version=version, unrolled=2, batch=2), Schedule(6, rate=0.01)
     wanted = train_eagle(deep, texts, how, schedule)

@@ -23,8 +23,8 @@ from transformers.generation import logits_process
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
+from token_recycling.drafters._shared.base import CausalDrafter, ModelDrafter
 from token_recycling.drafters.draft_model import DraftModel
-from token_recycling.drafters.draft_model.base import CausalDrafter, ModelDrafter
 from token_recycling.drafters.suffix import Suffix
 
 

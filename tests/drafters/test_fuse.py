@@ -23,10 +23,10 @@ from token_recycling import Context, Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
-from token_recycling.drafter import DrafterTraits
+from token_recycling.drafters._base import DrafterTraits
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.fuse.worth import Forecast, MarginalValue
-from token_recycling.templates import parse_paths, root_only
+from token_recycling.trees.templates import parse_paths, root_only
 
 
 @pytest.mark.parametrize("names", [*itertools.combinations_with_replacement(tr.drafter_names(), 2)], ids="+".join)

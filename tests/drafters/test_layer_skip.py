@@ -12,13 +12,7 @@ from support.tiny import gpt2
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.drafters.layer_skip.layers import (
-    best_layers,
-    cost_without,
-    decoder_layers,
-    speed,
-    without_layers,
-)
+from token_recycling.drafters.layer_skip.layers import best_layers, cost_without, decoder_layers, speed, without_layers
 from token_recycling.model.tree_model import TreeModel
 
 

@@ -11,8 +11,8 @@ from support.chi_square import fit
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.candidates.trie import Trie
 from token_recycling.drafters.lookahead import Pool, Window
+from token_recycling.recycling.trie import Trie
 
 
 def published_mask(columns: int, levels: int, guesses: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,16 +14,16 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
-from token_recycling.draft import Context, Step
+from token_recycling.drafters._shared.training.continuations import Continuations, continuations
+from token_recycling.drafters._shared.training.declaration import Schedule
+from token_recycling.drafters._shared.training.saved import TrainedPartError
 from token_recycling.drafters.medusa import Medusa
 from token_recycling.drafters.medusa.heads import MedusaHeads, load_heads, save_heads
 from token_recycling.drafters.medusa.train import NOTHING, accuracy, examples, train_medusa
 from token_recycling.drafters.medusa.train_options import MedusaTraining
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.templates import best_paths, tree_of, written
-from token_recycling.training.continuations import Continuations, continuations
-from token_recycling.training.declaration import Schedule
-from token_recycling.training.saved import TrainedPartError
+from token_recycling.trees.draft import Context, Step
+from token_recycling.trees.templates import best_paths, tree_of, written
 
 VOCABULARY = 16
 
@@ -282,7 +282,7 @@ def test_heads_trained_on_a_model_that_counts_foresee_it(counting: LlamaForCausa
 def test_an_interrupted_training_ends_with_the_same_heads(
     counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
+    monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
     texts, how, schedule = counted(counting, tmp_path), MedusaTraining(heads=2, batch=5), Schedule(12, rate=0.01)
     wanted = train_medusa(counting, texts, how, schedule)
 

@@ -14,11 +14,11 @@ from support.languages import LINE, TWO_LEVELS, P, Text, drafted, fits, texts
 from support.strategies import drafts
 
 from token_recycling import Context, Draft, Tree
-from token_recycling.accept import accept_walk
 from token_recycling.costs.budget import NO_COSTS
 from token_recycling.drafters.fuse import merge as fusing
 from token_recycling.drafters.fuse.merge import FuseCalibration, MergedDraft, best, kept_first, merge_drafts
-from token_recycling.templates import chain, parse_paths, root_only
+from token_recycling.loop.accept import accept_walk
+from token_recycling.trees.templates import chain, parse_paths, root_only
 
 ROOT = 5
 CONTEXT = Context(torch.tensor([1, ROOT]), room=99)

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork, Work
-from token_recycling.differences import MtpCache, MtpModel
-from token_recycling.draft import Step
 from token_recycling.drafters.mtp import Mtp, reader
+from token_recycling.model.compat import MtpCache, MtpModel
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.draft import Step
 
 (INKLING,) = (one.config for one in RECURRENT if one.family == "inkling_text")
 EXPERTS: dict[str, Any] = {**MOE, **GROUP}

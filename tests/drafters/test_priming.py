@@ -12,11 +12,11 @@ from support import tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from token_recycling import MatrixFileError
-from token_recycling.candidates.ngram_matrix import FULL, NgramMatrix
-from token_recycling.candidates.ngrams import ABSENT
 from token_recycling.drafters.recycling.priming import prime, primed_file
 from token_recycling.model.inspection import weights_fingerprint
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.recycling.ngram_matrix import FULL, NgramMatrix
+from token_recycling.recycling.ngrams import ABSENT
 
 BEGIN = 9
 

@@ -18,12 +18,12 @@ from support.runs import fix_costs
 from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
-from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork, Work
 from token_recycling.drafters import recycling
 from token_recycling.model.pass_costs import PassCosts
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.recycling.ngram_matrix import NgramMatrix
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "as it comes": {},

@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling import Context
-from token_recycling.candidates.occurrences import BREAK
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.recycling.occurrences import BREAK
 
 
 def sure(following: list[int], vocab_size: int = 64) -> torch.Tensor:

@@ -17,9 +17,9 @@ from support.tiny import related
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
+from token_recycling.drafters._shared.training.saved import TrainedPartError
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head, save_head
 from token_recycling.model.inspection import hidden_states, output_width
-from token_recycling.training.saved import TrainedPartError
 
 DRAFT = Path(__file__).parents[2] / "models" / "draft"
 

@@ -12,13 +12,13 @@ from support import tiny
 from support.commandline import assert_refused, run, run_json
 from transformers import LlamaForCausalLM
 
+from token_recycling.drafters._shared.training.continuations import Continuations
+from token_recycling.drafters._shared.training.declaration import Schedule
 from token_recycling.drafters.specdec_pp import train as specdec_pp
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head
 from token_recycling.drafters.specdec_pp.train import Labelled, judged, labelled, loss, train_head, weighted
 from token_recycling.drafters.specdec_pp.train_options import SpecDecTraining
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.training.continuations import Continuations
-from token_recycling.training.declaration import Schedule
 
 
 def counts_wrongly_from_eight() -> LlamaForCausalLM:
@@ -151,7 +151,7 @@ def test_a_head_learns_where_both_models_part() -> None:
 
 
 def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("token_recycling.training.loop._SAVE_SECONDS", 0)
+    monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
     target, draft = pair()
     how = SpecDecTraining(depth=2, batch=3, seed=1)
     known = labelled(target, draft, counted(7), how)

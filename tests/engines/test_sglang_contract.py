@@ -23,7 +23,7 @@ from sglang.srt.speculative import ngram_worker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from token_recycling.engines import sglang as adapter
-from token_recycling.engines.recycler import Options, Recycler
+from token_recycling.recycling.recycler import Options, Recycler
 
 NODES = 8
 

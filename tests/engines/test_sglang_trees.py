@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.engines.recycler import Options, Recycler
 from token_recycling.engines.sglang import Trees, settle_arguments
+from token_recycling.recycling.recycler import Options, Recycler
 
 VOCABULARY, NODES = 12, 8
 

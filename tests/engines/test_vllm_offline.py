@@ -166,7 +166,7 @@ def test_what_belongs_to_a_request_goes_with_it(llm: LLM) -> None:
 
 
 def test_the_matrix_is_saved_while_the_engine_works(llm: LLM, folder: Path, monkeypatch) -> None:
-    from token_recycling.candidates.ngram_matrix import NgramMatrix
+    from token_recycling.recycling.ngram_matrix import NgramMatrix
 
     recycler = runner_of(llm).drafter.recycler
     say(llm, prompts(1), greedy(8))

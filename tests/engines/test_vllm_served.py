@@ -58,7 +58,7 @@ def test_two_ranks_draft_the_same_and_say_what_transformers_says(
     assert first == second
     llm.llm_engine.engine_core.shutdown()
 
-    from token_recycling.candidates.ngram_matrix import NgramMatrix
+    from token_recycling.recycling.ngram_matrix import NgramMatrix
 
     saved = NgramMatrix(VOCABULARY)
     saved.load(path)
@@ -143,8 +143,8 @@ def test_at_its_end_the_matrix_is_saved_and_the_package_reads_it(served) -> None
     process.send_signal(signal.SIGTERM)
     process.wait(60)
 
-    from token_recycling.candidates.matrix import fingerprint
-    from token_recycling.candidates.ngram_matrix import NgramMatrix
+    from token_recycling.recycling.matrix import fingerprint
+    from token_recycling.recycling.ngram_matrix import NgramMatrix
 
     saved = NgramMatrix(8192)
     saved.load(path, tokenizer=fingerprint(AutoTokenizer.from_pretrained(SHIPPED)))

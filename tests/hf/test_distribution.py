@@ -30,13 +30,13 @@ from support.recurrent_architectures import RECURRENT
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
-from token_recycling import decode as loop
-from token_recycling.accept import accept_walk
-from token_recycling.draft import Draft, Step
+from token_recycling.drafters._shared.training.continuations import Continuations
 from token_recycling.drafters.eagle.formats import save_head
 from token_recycling.drafters.eagle.train import new_head
 from token_recycling.drafters.eagle.train_options import EagleTraining
-from token_recycling.training.continuations import Continuations
+from token_recycling.loop import step as loop
+from token_recycling.loop.accept import accept_walk
+from token_recycling.trees.draft import Draft, Step
 
 VOCABULARY = 6
 DRAFTERS = {"tree": "published:learns_prompt=true,k=4,tree=0 1 2 00 01 10 000", "chain": "recycling:k=4,tree=chain:3"}

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, StoppingCriteriaList
 
 import token_recycling as tr
 from token_recycling.hf.together import Together
-from token_recycling.many import RunningBatch
+from token_recycling.loop.continuous import RunningBatch
 
 WAYS: list[dict[str, Any]] = [
     {"do_sample": False},

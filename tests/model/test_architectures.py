@@ -11,17 +11,7 @@ import pytest
 import torch
 from support import tiny
 from support.architecture_page import ALL, TOLERANCE, attentions, measured, page
-from support.architectures import (
-    BORDERS,
-    KEY_POSITIONS,
-    SUPPORTED,
-    VOCABULARY,
-    WINDOWS,
-    Case,
-    forget,
-    model_of,
-    named,
-)
+from support.architectures import BORDERS, KEY_POSITIONS, SUPPORTED, VOCABULARY, WINDOWS, Case, forget, model_of, named
 from support.further_architectures import BLOCKS, FURTHER_BORDERS, FURTHER_WINDOWS
 from support.oracle import TREES, Oracle
 from transformers import DynamicCache, PreTrainedModel

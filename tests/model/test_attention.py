@@ -12,10 +12,10 @@ from support.architectures import Case, model_of, named
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import token_recycling as tr
-from token_recycling.draft import Draft
 from token_recycling.model import attention
 from token_recycling.model.prefill import prefill
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.draft import Draft
 
 TREE = tr.Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 LENGTH = 12

@@ -13,11 +13,11 @@ from support.architectures import Case, model_of, named
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.draft import Draft
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.pass_costs import PassCosts, measure
 from token_recycling.model.prefill import extend, prefill
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.draft import Draft
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
 ORDERS = list(itertools.product([True, False], repeat=3))

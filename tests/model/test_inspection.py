@@ -12,8 +12,7 @@ from support.architectures import SUPPORTED, Case
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.draft import Context, Draft, Step
-from token_recycling.drafter import Drafter, DrafterTraits
+from token_recycling.drafters._base import Drafter, DrafterTraits
 from token_recycling.model.inspection import (
     NoHiddenStatesError,
     accepts,
@@ -22,7 +21,8 @@ from token_recycling.model.inspection import (
     layer_states,
     output_layer,
 )
-from token_recycling.tree import Tree
+from token_recycling.trees.draft import Context, Draft, Step
+from token_recycling.trees.tree import Tree
 
 TREE = Tree.from_paths([(0,), (1,), (0, 0)])
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support import architectures, tiny
 from transformers import LlamaForCausalLM
 
+from token_recycling._util.files import cache_folder
 from token_recycling.costs.curve import CostCurve, band, shared_by
 from token_recycling.costs.online import OnlineCurve
-from token_recycling.files import cache_folder
 from token_recycling.model import pass_costs as measuring
 from token_recycling.model.cost_store import file_of, load, setting
 from token_recycling.model.pass_costs import CPU_SIZES, PassCosts, measure

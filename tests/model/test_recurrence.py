@@ -15,15 +15,15 @@ from support.releases import needs
 from support.strategies import trees
 from transformers.cache_utils import Cache
 
-from token_recycling.differences import LinearAttentionLayer
-from token_recycling.draft import Draft
 from token_recycling.model.cache_layers import TokenCount
+from token_recycling.model.compat import LinearAttentionLayer
 from token_recycling.model.kv_cache import TreeCache, slots, stop_counting, unroll
 from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import Mixer, keep_states, mixers_of, node_by_node, recurrent_layers
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.templates import chain, root_only
-from token_recycling.tree import Tree
+from token_recycling.trees.draft import Draft
+from token_recycling.trees.templates import chain, root_only
+from token_recycling.trees.tree import Tree
 
 pytestmark = needs(5, 14)
 

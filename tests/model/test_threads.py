@@ -15,11 +15,11 @@ from support.architectures import BORDERS, Case, model_of, named
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.draft import Draft
 from token_recycling.model.inspection import hidden_states
 from token_recycling.model.prefill import prefill
 from token_recycling.model.remembered import remembered
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.draft import Draft
 
 TREE = tr.Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 TEXT = tiny.prompt(0, 13)

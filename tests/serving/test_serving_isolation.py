@@ -12,12 +12,12 @@ from support import tiny
 from support.runs import fix_costs
 from support.serving import keys, matrix_path, serving, speaking_llama
 
-from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
+from token_recycling.drafters._registry import make_drafter
 from token_recycling.model.loading import Loaded
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.registry import make_drafter
+from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.isolation import Isolation, default_isolation, is_loopback
 
@@ -179,7 +179,7 @@ PAST_ALONE = "recycling:tree=8,suffix=false,orders=1,k=1"
 
 @pytest.mark.parametrize("isolation", Isolation)
 def test_what_another_wrote_is_drafted_only_where_all_is_shared(model, tokenizer, isolation, monkeypatch):
-    monkeypatch.setattr("token_recycling.candidates.ngram_matrix.NgramMatrix.learn", lambda *_: None)
+    monkeypatch.setattr("token_recycling.recycling.ngram_matrix.NgramMatrix.learn", lambda *_: None)
     settings = {"drafter": PAST_ALONE, "keys": keys("a", "b"), "isolation": isolation}
     with serving(model, tokenizer, **settings) as server:
         own = [seen(server, "secret-a")[1]["drafted_tokens"] for _ in range(2)]
@@ -209,7 +209,7 @@ def test_one_that_cannot_be_saved_is_kept(both, tmp_path, monkeypatch, caplog):
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("token_recycling.candidates.ngram_matrix.NgramMatrix.save", full)
+        patch.setattr("token_recycling.recycling.ngram_matrix.NgramMatrix.save", full)
         for name in "ab":
             with drafters.acquire(name) as drafter:
                 learn(drafter, 9)

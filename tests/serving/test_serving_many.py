@@ -14,10 +14,10 @@ from support.runs import fix_costs
 from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
 
 import token_recycling as tr
-from token_recycling.candidates.ngram_matrix import NgramMatrix
 from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
 from token_recycling.model.loading import Loaded
+from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
 from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.handlers import Worker

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from support import architectures, tiny
 from transformers.cli.serving.utils import GenerateManager
 
-from token_recycling.draft import Retrieval
-from token_recycling.drafter import Drafter, DrafterTraits, TextDrafter
+from token_recycling.drafters._base import Drafter, DrafterTraits, TextDrafter
 from token_recycling.model.loading import Loaded
+from token_recycling.recycling.matrix import Retrieval
 from token_recycling.serving.internals import check_installed
 from token_recycling.serving.job import StepReporter
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
@@ -20,7 +20,7 @@ from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
 from token_recycling.serving.stopping import StopTrimmer
 from token_recycling.serving.templates import check_template
-from token_recycling.templates import root_only
+from token_recycling.trees.templates import root_only
 
 TEXTS = st.text("ab\n", max_size=30)
 

@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import token_recycling as tr
 from token_recycling.model.self_test import largest_difference, random_text
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.templates import chain
+from token_recycling.trees.templates import chain
 
 ALL = [*SUPPORTED, *RECURRENT, *FURTHER]
 LENGTHS = (6, 26)

@@ -14,7 +14,7 @@ from support.releases import skip_without
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from token_recycling.differences import of_rotary
+from token_recycling.model.compat import of_rotary
 
 VOCABULARY = 96
 WINDOW = 8

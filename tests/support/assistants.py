@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from token_recycling.differences import MtpModel
+from token_recycling.model.compat import MtpModel
 
 
 def dflash(model: PreTrainedModel, seed: int = 1, **config: Any) -> PreTrainedModel:

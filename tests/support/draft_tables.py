@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from token_recycling.drafters.draft_model.expand import Rules, grow
-from token_recycling.drafters.draft_model.graph import Graph
+from token_recycling.drafters._shared.expand import Rules, grow
+from token_recycling.drafters._shared.graph import Graph
 
 Table = dict[int, dict[int, float]]
 

@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling.drafters._registry import drafter_class
+from token_recycling.drafters._shared.training.continuations import Continuations
 from token_recycling.drafters.assistant import Assistant
 from token_recycling.drafters.dflash import DFlash
 from token_recycling.drafters.draft_model import DraftModel
@@ -33,9 +35,7 @@ from token_recycling.drafters.specdec_pp import SpecDecPP
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead
 from token_recycling.model.inspection import decoder_layers, output_width
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.registry import drafter_class
-from token_recycling.templates import chain
-from token_recycling.training.continuations import Continuations
+from token_recycling.trees.templates import chain
 
 
 def example(name: str, model: PreTrainedModel, folder: Path) -> Drafter:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from token_recycling.versions import release
+from token_recycling._util.versions import release
 
 THERE = torch.device("cuda:0")
 aten = torch.ops.aten

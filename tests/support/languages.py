@@ -12,8 +12,8 @@ import torch
 from scipy.stats import chisquare
 
 from token_recycling import Draft, Step, Tree
-from token_recycling.drafters.draft_model.expand import draw
-from token_recycling.templates import chain, parse_paths
+from token_recycling.drafters._shared.expand import draw
+from token_recycling.trees.templates import chain, parse_paths
 
 TOKENS, LENGTH, RUNS = 3, 4, 2500
 Text = tuple[int, ...]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from token_recycling import Tree
-from token_recycling.candidates.best_first import GrowingTree, Limits, TemplateArrays, fill, grow
-from token_recycling.candidates.mixture import Sources
-from token_recycling.candidates.ngram_matrix import NgramMatrix
-from token_recycling.candidates.ngrams import ABSENT, last_ngram
-from token_recycling.candidates.occurrences import LONGEST, Occurrences
 from token_recycling.costs.budget import NO_COSTS
+from token_recycling.recycling.best_first import GrowingTree, Limits, TemplateArrays, fill, grow
+from token_recycling.recycling.mixture import Sources
+from token_recycling.recycling.ngram_matrix import NgramMatrix
+from token_recycling.recycling.ngrams import ABSENT, last_ngram
+from token_recycling.recycling.occurrences import LONGEST, Occurrences
 
 DEEP = 99
 

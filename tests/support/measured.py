@@ -6,7 +6,7 @@ from collections import Counter
 
 from token_recycling.bench.report.reading import compare
 from token_recycling.bench.report.summary import Summary
-from token_recycling.templates import grow, paper
+from token_recycling.trees.templates import grow, paper
 
 ENVIRONMENT = {
     "machine": "x86_64",

@@ -12,10 +12,10 @@ import torch
 from support.architectures import VOCABULARY
 
 import token_recycling as tr
-from token_recycling import templates
-from token_recycling.drafter import TextDrafter
+from token_recycling.drafters._base import TextDrafter
 from token_recycling.model.step_costs import StepCosts
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees import templates
 
 TREES = {
     "the paper's": templates.paper(),

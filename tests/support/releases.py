@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from token_recycling.versions import release
+from token_recycling._util.versions import release
 
 HERE = release(transformers.__version__)
 

@@ -15,7 +15,7 @@ import token_recycling as tr
 from token_recycling.costs.curve import CostCurve, shared_by
 from token_recycling.costs.online import OnlineCurve
 from token_recycling.cuda_graphs import Fast
-from token_recycling.drafter import Drafter, TextDrafter
+from token_recycling.drafters._base import Drafter, TextDrafter
 from token_recycling.model.pass_costs import PassCosts
 from token_recycling.model.step_costs import StepCosts
 from token_recycling.model.tree_model import TreeModel

@@ -21,8 +21,8 @@ import uvicorn
 from support import tiny
 from support.serving import matrix_path, speaking_llama, wait_for
 
-from token_recycling.candidates.matrix_file import read_matrix_file
 from token_recycling.model.loading import Loaded
+from token_recycling.recycling.matrix_file import read_matrix_file
 from token_recycling.serving import create_app
 from token_recycling.serving.drafter_pool import DrafterPool
 from token_recycling.serving.isolation import Isolation

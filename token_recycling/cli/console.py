@@ -18,13 +18,13 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from ..text_stream import one_line
+from .._util.text_stream import one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
+    from ..loop.stats import Stats
     from ..model.support import Support
-    from ..stats import Stats
     from .side_by_side import SideBySide
 
 TINTS = ("black on bright_cyan", "black on bright_yellow")

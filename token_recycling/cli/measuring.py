@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
+from .._util.text_stream import one_line
 from ..bench.run.measure import Event, calls
 from ..bench.run.plan import BenchmarkPlan
-from ..text_stream import one_line
 from . import console
 
 

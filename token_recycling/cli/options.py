@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..names import drafter_names
+from ..drafters._registry import drafter_names
 
 
 def completed_drafters(typed: str) -> list[str]:

@@ -11,7 +11,7 @@ from . import console
 if TYPE_CHECKING:
     import torch
 
-    from ..drafter import Drafter
+    from ..drafters._base import Drafter
 
 
 def drafter_and_model(
@@ -20,7 +20,7 @@ def drafter_and_model(
     """What is quick to check comes first, so that a wrong path or option is not waited for."""
     loading.check_source(model)
     with console.working(f"loading {model}"):
-        from ..registry import make_drafter
+        from ..drafters._registry import make_drafter
 
         return make_drafter(drafter), loading.load(model, dtype, device, threads)
 

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from ..bench.run.divergence import Divergence, first_divergence
 from ..bench.run.outcome import Outcome
 from ..bench.run.runners import DraftedRunner, TransformersRunner
-from ..drafter import Drafter
-from ..stats import Stats
+from ..drafters._base import Drafter
+from ..loop.stats import Stats
 
 
 @dataclass(frozen=True)

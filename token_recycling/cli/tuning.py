@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
+from .._util.files import replacing
 from ..costs import tune
 from ..costs.curve import CostCurve
-from ..drafter import Drafter
+from ..drafters._base import Drafter
+from ..drafters._registry import make_drafter
 from ..drafters.recycling import Recycling
 from ..drafters.recycling.priming import primed_file
-from ..files import replacing
 from ..hf.accelerate import accelerated
+from ..loop.stats import Stats
 from ..model import loading
 from ..model.cost_store import file_of, setting
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
-from ..registry import make_drafter
-from ..stats import Stats
-from ..templates import parse_paths, written
+from ..trees.templates import parse_paths, written
 from . import console
 
 CHANCES = (0.5, 0.7, 0.9)

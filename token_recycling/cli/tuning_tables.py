@@ -10,7 +10,7 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.table import Column, Table
 
-from ..templates import parse_paths
+from ..trees.templates import parse_paths
 from .console import percent, say
 from .cost_picture import picture
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..compiled import compiled_part
+from .._util.compiled import compiled_part
 
 NO_COSTS = np.empty(0)
 """Instead of t(n): every node pays."""

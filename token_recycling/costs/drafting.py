@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..locks import Lock
+from .._util.locks import Lock
 
 _OF_DRAFTER, _OF_CALL = 0.999, 0.98
 """What older steps keep with every new one."""

@@ -24,7 +24,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..locks import Lock
+from .._util.locks import Lock
 from .curve import TICK
 
 _LOAD_AT_FIRST, _LOAD = 1.0, 0.05

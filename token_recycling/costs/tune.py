@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..templates import grow
-from ..tree import Tree
+from ..trees.templates import grow
+from ..trees.tree import Tree
 from .budget import paying_nodes, tokens_by_size
 from .curve import CostCurve
 

@@ -17,12 +17,12 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..costs.curve import CostCurve
-from ..decode import Stepper, TreeStepper
-from ..drafter import Drafter
+from ..drafters._base import Drafter
+from ..loop.run import Run
+from ..loop.step import Stepper, TreeStepper
+from ..loop.text import Sequence, TokenSelector
 from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
-from ..run import Run
-from ..sequence import Sequence, TokenSelector
 
 if TYPE_CHECKING:
     from .runner import StepRunner

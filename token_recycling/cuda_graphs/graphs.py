@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..locks import CAPTURING
+from .._util.locks import CAPTURING
 
 _MOST = 96
 """Graphs that are kept, the most recent ones."""

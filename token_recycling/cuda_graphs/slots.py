@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from ..differences import OwnLayer
+from ..model.compat import OwnLayer
 from ..model.kv_cache import unroll
 
 _SHORTEST_BAND = 256

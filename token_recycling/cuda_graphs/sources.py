@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..draft import Draft, Retrieval
+from ..recycling.matrix import Retrieval
+from ..trees.draft import Draft
 from .step import PADDING, TreeArrays, shape_of
 
 BUCKETS = (1, 8, 16, 32, 64, 96, 128, 192, 256)

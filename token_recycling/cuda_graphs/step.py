@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
-from ..accept import GreedyPath, greedy_path
-from ..candidates.topk import grouped_topk
-from ..differences import told_slots
+from .._util.topk import grouped_topk
+from ..loop.accept import GreedyPath, greedy_path
 from ..model.architectures import Reach
+from ..model.compat import told_slots
 from ..model.tree_inputs import Masks, masks
-from ..tree import Tree
+from ..trees.tree import Tree
 from .noise import gumbel
 from .slots import FixedCache
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from ..accept import step_of
-from ..draft import Draft, Step
-from ..run import Run
+from ..loop.accept import step_of
+from ..loop.run import Run
+from ..trees.draft import Draft, Step
 from .runner import StepRunner
 from .slots import band_of
 from .sources import BUCKETS, DeviceSource, HostSource, bucket_of

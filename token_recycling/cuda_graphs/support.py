@@ -14,19 +14,19 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ..differences import DynamicIndexedLayer
-from ..draft import Draft
-from ..drafter import Drafter
+from ..drafters._base import Drafter
+from ..loop.processors import Scope, scope
+from ..loop.text import Sequence, TokenSelector
+from ..model.compat import DynamicIndexedLayer
 from ..model.kv_cache import TreeCache
 from ..model.prefill import prefill
 from ..model.remembered import remembered
 from ..model.state import State, hooks_of, hooks_of_all_modules
 from ..model.support import Support
 from ..model.tree_model import TreeModel
-from ..processors import Scope, scope
-from ..sequence import Sequence, TokenSelector
-from ..templates import root_only
-from ..tree import Tree
+from ..trees.draft import Draft
+from ..trees.templates import root_only
+from ..trees.tree import Tree
 from .runner import StepRunner, state_of
 from .step import Choice, StepPlan
 from .syncs import HostWaitsError, without_waiting

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .._util.device import synchronize
 from ..costs.curve import CostCurve
-from ..draft import Draft
 from ..model.pass_costs import filled, with_room
-from ..stats import synchronize
-from ..templates import star
+from ..trees.draft import Draft
+from ..trees.templates import star
 from .slots import band_of
 from .sources import BUCKETS, bucket_of
 from .step import Choice, StepPlan

@@ -21,18 +21,18 @@ from typing import Any
 import torch
 from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
-from ..candidates.topk import top_candidates
-from ..differences import DFlashTokenCandidateGenerator, needed
-from ..draft import Context, Draft
-from ..drafter import DrafterTraits, check_at_least
+from .._util.topk import top_candidates
+from ..model.compat import DFlashTokenCandidateGenerator, needed
 from ..model.inspection import output_layer
 from ..model.placing import Placed, placed_copy
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
-from ..templates import root_only, size_in_words, template_from
-from .draft_model.pairing import config_of, loaded
-from .eagle.states import StatesDrafter, StatesText, UnreadStates
-from .medusa.product import best_product, product_draft
+from ..trees.draft import Context, Draft
+from ..trees.templates import root_only, size_in_words, template_from
+from ._base import DrafterTraits, check_at_least
+from ._shared.pairing import config_of, loaded
+from ._shared.product import best_product, product_draft
+from ._shared.states import StatesDrafter, StatesText, UnreadStates
 
 _EXPECTED = "a DFlash assistant"
 _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")

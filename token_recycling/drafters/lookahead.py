@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..candidates.trie import Trie
-from ..draft import Context, Draft, Step
-from ..drafter import Drafter, TextDrafter, check_at_least
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
+from ..recycling.trie import Trie
+from ..trees.draft import Context, Draft, Step
+from ._base import Drafter, TextDrafter, check_at_least
 
 Ngram = tuple[int, ...]
 

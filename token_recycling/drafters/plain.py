@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..draft import Context, Draft
-from ..drafter import Drafter, DrafterTraits
-from ..templates import root_only
+from ..trees.draft import Context, Draft
+from ..trees.templates import root_only
+from ._base import Drafter, DrafterTraits
 
 
 @dataclass

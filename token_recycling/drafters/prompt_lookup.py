@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..draft import Context, Draft
-from ..drafter import Drafter, TextDrafter, check_at_least
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
-from ..templates import chain, root_only
+from ..trees.draft import Context, Draft
+from ..trees.templates import chain, root_only
+from ._base import Drafter, TextDrafter, check_at_least
 
 
 @dataclass

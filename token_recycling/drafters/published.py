@@ -14,14 +14,14 @@ from typing import get_args
 
 import torch
 
-from ..candidates.matrix import AdjacencyMatrix, UpdateRule, check_vocabulary
-from ..draft import Context, Draft, Retrieval, Step
-from ..drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
-from ..locks import Lock
+from .._util.locks import Lock
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
-from ..templates import template_from
-from ..tree import Tree
+from ..recycling.matrix import AdjacencyMatrix, Retrieval, UpdateRule, check_vocabulary
+from ..trees.draft import Context, Draft, Step
+from ..trees.templates import template_from
+from ..trees.tree import Tree
+from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
 
 
 @dataclass

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..candidates.suffix_automaton import SuffixAutomaton
-from ..candidates.warm_up import warm_up_suffix
-from ..draft import Context, Draft
-from ..drafter import Drafter, TextDrafter, check_at_least
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
-from ..templates import chain, root_only
+from ..recycling.suffix_automaton import SuffixAutomaton
+from ..recycling.warm_up import warm_up_suffix
+from ..trees.draft import Context, Draft
+from ..trees.templates import chain, root_only
+from ._base import Drafter, TextDrafter, check_at_least
 
 
 @dataclass

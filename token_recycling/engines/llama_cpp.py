@@ -17,7 +17,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from ..extras import lacking
+from .._util.extras import lacking
 
 if missing := lacking("llama-cpp", "llama_cpp"):
     raise ModuleNotFoundError(f"the adapter of llama.cpp {missing}")
@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from ..candidates.matrix import vocabulary_fingerprint
-from ..candidates.ngrams import ngrams_of
 from ..costs.budget import paying_nodes, tokens_by_size
-from .recycler import Options, Recycler, RequestState
+from ..recycling.matrix import vocabulary_fingerprint
+from ..recycling.ngrams import ngrams_of
+from ..recycling.recycler import Options, Recycler, RequestState
 from .versions import check_signature, check_version
 
 LOWEST, BEYOND = (0, 3, 36), (0, 4)

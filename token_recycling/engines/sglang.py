@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..candidates.best_first import GrowingTree
-from ..candidates.matrix import fingerprint
-from .recycler import Options, Recycler
+from ..recycling.best_first import GrowingTree
+from ..recycling.matrix import fingerprint
+from ..recycling.recycler import Options, Recycler
 from .versions import check_signature, check_version
 
 NAME = "TOKEN_RECYCLING"

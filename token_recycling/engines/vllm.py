@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..candidates.matrix import fingerprint
-from ..candidates.ngrams import ngrams_at
-from .batches import Batches
-from .recycler import Options, Recycler
+from ..recycling.batches import Batches
+from ..recycling.matrix import fingerprint
+from ..recycling.ngrams import ngrams_at
+from ..recycling.recycler import Options, Recycler
 from .versions import check_signature, check_version
 
 logger = logging.getLogger("token_recycling")

@@ -15,11 +15,11 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..cuda_graphs import Fast, checked, runner_of
-from ..differences import with_cache
-from ..drafter import Drafter
+from ..drafters._base import Drafter
+from ..drafters._registry import make_drafter
+from ..loop.stats import Stats
+from ..model.compat import with_cache
 from ..model.self_test import ready
-from ..registry import make_drafter
-from ..stats import Stats
 from .acceleration import Acceleration, is_accelerated, make_accelerated, make_plain, view
 from .generate_call import GenerateCall
 from .run_call import run_call

@@ -24,13 +24,13 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
+from .._util.locks import Lock
 from ..cuda_graphs import Fast
-from ..differences import with_cache
-from ..drafter import Drafter
-from ..locks import Lock
+from ..drafters._base import Drafter
+from ..loop.stats import Stats
+from ..model.compat import with_cache
 from ..model.support import UnsupportedModelError
 from ..model.tree_model import TreeModel
-from ..stats import Stats
 from .generate_call import GenerateCall
 from .run_call import run_call
 

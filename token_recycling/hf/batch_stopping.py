@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from transformers import StoppingCriteriaList
 
-from ..sequence import Sequence
+from ..loop.text import Sequence
 
 
 class BatchStopping:

@@ -15,12 +15,12 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PretrainedConfig, QuantizedCache, StaticCache
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
-from ..differences import DummyLayer, StaticIndexedLayer, write_behind
+from ..loop.text import Sequence, TokenSelector
 from ..model.architectures import Border
+from ..model.compat import DummyLayer, StaticIndexedLayer, write_behind
 from ..model.kv_cache import TreeCache, stop_counting, unroll, unsupported_cache
 from ..model.prefill import extend
 from ..model.tree_model import TreeModel
-from ..sequence import Sequence, TokenSelector
 
 _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer)
 

@@ -22,13 +22,13 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ..differences import is_callers
+from ..loop.processors import Scope, scope
+from ..model.compat import is_callers
 from ..model.inspection import prepares_inputs_elsewhere
 from ..model.kv_cache import slots
 from ..model.self_test import ready
 from ..model.support import Support, UnsupportedModelError
 from ..model.tree_model import TreeModel
-from ..processors import Scope, scope
 from .cache_handover import unsupported_handover
 
 _KNOWN_INPUTS = {

@@ -10,12 +10,12 @@ from transformers import StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..cuda_graphs import Fast, stepping
-from ..decode import decode
-from ..drafter import Drafter
+from ..drafters._base import Drafter
+from ..loop.stats import Stats
+from ..loop.step import decode
+from ..loop.text import Sequence, TokenSelector
 from ..model.remembered import say_once
 from ..model.tree_model import TreeModel
-from ..sequence import Sequence, TokenSelector
-from ..stats import Stats
 from .batch_stopping import BatchStopping
 from .cache_handover import CacheHandover, fill_up
 from .generate_call import GenerateCall

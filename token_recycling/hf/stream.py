@@ -12,16 +12,16 @@ from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from ..cuda_graphs import Fast, checked, stepping
-from ..decode import check_held, decode
-from ..draft import Step
-from ..drafter import Drafter
+from ..drafters._base import Drafter
+from ..drafters._registry import make_drafter
+from ..loop.stats import Stats
+from ..loop.step import check_held, decode
+from ..loop.text import Sequence, TokenSelector
 from ..model.kv_cache import slots, unsupported_cache
 from ..model.prefill import checked_prompt
 from ..model.self_test import ready
 from ..model.support import UnsupportedModelError
-from ..registry import make_drafter
-from ..sequence import Sequence, TokenSelector
-from ..stats import Stats
+from ..trees.draft import Step
 
 
 def stream(

@@ -18,15 +18,15 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cuda_graphs import Fast
-from ..draft import Step
-from ..drafter import Drafter
-from ..many import RunningBatch
+from ..drafters._base import Drafter
+from ..loop.continuous import RunningBatch
+from ..loop.run import Row
+from ..loop.stats import Stats
+from ..loop.text import Draws
 from ..model.kv_cache import slots
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
-from ..run import Row
-from ..sequence import Draws
-from ..stats import Stats
+from ..trees.draft import Step
 from .acceleration import Acceleration, view
 from .generate_call import GenerateCall
 from .run_call import Output, beginnings, run_call

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PretrainedConfig
 
-from ..differences import rotary
+from .compat import rotary
 
 _FAMILIES = """
 afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation big_bird biogpt bitnet bloom camembert codegen cohere

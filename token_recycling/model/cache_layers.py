@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from ..differences import DynamicIndexedLayer, LinearAttentionLayer, OwnLayer, left_by_crop
+from .compat import DynamicIndexedLayer, LinearAttentionLayer, OwnLayer, left_by_crop
 from .remembered import lasting
 
 _GRAIN = 128

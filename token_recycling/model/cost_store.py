@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .._util.files import cache_folder, replacing
 from ..costs.curve import CostCurve
-from ..files import cache_folder, replacing
 from .remembered import say_once
 
 if TYPE_CHECKING:

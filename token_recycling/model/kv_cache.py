@@ -14,14 +14,7 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ..differences import (
-    DummyLayer,
-    DynamicIndexedLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
-)
-from ..stats import synchronize
+from .._util.device import synchronize
 from .cache_layers import (
     BlockTreeLayer,
     IndexedTreeLayer,
@@ -31,6 +24,13 @@ from .cache_layers import (
     TokenCount,
     TreeLayer,
     attends_to_blocks,
+)
+from .compat import (
+    DummyLayer,
+    DynamicIndexedLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
 )
 from .recurrence import join_states, keep_states, recurrent_layers, select_states, take_over_states
 from .remembered import lasting

@@ -16,11 +16,11 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from .._util.device import synchronize
 from ..costs.curve import SHORTEST_BAND, TICK, CostCurve, band, shared_by
 from ..costs.online import OnlineCurve
-from ..draft import Draft
-from ..stats import synchronize
-from ..templates import star
+from ..trees.draft import Draft
+from ..trees.templates import star
 from . import cost_store as store
 from .kv_cache import TreeCache, unroll
 from .prefill import prefill

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from ..locks import Lock
+from .._util.locks import Lock
 from .tree_model import TreeModel
 
 T = TypeVar("T")

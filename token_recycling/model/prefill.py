@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
-from ..draft import Draft
-from ..templates import chain, root_only
+from ..trees.draft import Draft
+from ..trees.templates import chain, root_only
 from .kv_cache import TreeCache, unroll
 from .tree_model import TreeModel
 

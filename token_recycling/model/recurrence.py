@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ..differences import LinearAttentionCacheLayerMixin
+from .compat import LinearAttentionCacheLayerMixin
 from .inspection import parts_of
 
 _OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})

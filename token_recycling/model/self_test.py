@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from ..draft import Draft
-from ..templates import chain, star
-from ..tree import Tree
+from ..trees.draft import Draft
+from ..trees.templates import chain, star
+from ..trees.tree import Tree
 from .inspection import accepts
 from .kv_cache import unroll
 from .prefill import cross_border, prefill

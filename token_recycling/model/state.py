@@ -17,7 +17,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..differences import precision_options
+from .compat import precision_options
 from .remembered import place
 
 _OF_TORCH = frozenset(vars(torch.nn.Module()))

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from ..differences import DynamicIndexedLayer, LinearAttentionCacheLayerMixin, is_as_compared
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
+from .compat import DynamicIndexedLayer, LinearAttentionCacheLayerMixin, is_as_compared
 from .inspection import accepts, held_by, parts_of
 from .quantised import quantisation
 from .refusal import MASKED_ATTENTION, refusal

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ..draft import Draft
-from ..tree import Tree
+from ..trees.draft import Draft
+from ..trees.tree import Tree
 from .architectures import Reach
 from .remembered import lasting
 from .support import Support

@@ -13,7 +13,7 @@ from tokenizers.decoders import DecodeStream
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.utils import ReasoningText, ToolCall, response_events_to_chunks
 
-from ..text_stream import IncrementalText
+from .._util.text_stream import IncrementalText
 from .logprobs import Scored
 from .stopping import StopTrimmer
 

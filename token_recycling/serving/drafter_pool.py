@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..candidates.matrix import fingerprint
-from ..drafter import Drafter
+from ..drafters._base import Drafter
+from ..drafters._registry import make_drafter
 from ..model.loading import Loaded, load_matrix
-from ..registry import make_drafter
+from ..recycling.matrix import fingerprint
 from .isolation import Isolation
 
 logger = logging.getLogger("token_recycling.serving")

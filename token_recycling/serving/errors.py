@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
-from ..text_stream import one_line
+from .._util.text_stream import one_line
 
 logger = logging.getLogger("token_recycling.serving")
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

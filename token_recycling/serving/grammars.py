@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from ..extras import lacking
+from .._util.extras import lacking
+from .._util.text_stream import one_line
 from ..model.inspection import vocabulary_size
 from ..model.loading import Loaded
-from ..text_stream import one_line
 from .errors import ApiError
 from .isolation import Isolation
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 
-from ..extras import lacking
+from .._util.extras import lacking
 
 _EXPECTED: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("response", "ResponseHandler"): {

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..draft import Context, Draft, Step
-from ..drafter import Drafter, DrafterTraits, TextDrafter
+from ..drafters._base import Drafter, DrafterTraits, TextDrafter
 from ..hf.accelerate import accelerated
 from ..hf.acceleration import Acceleration
 from ..hf.together import Together
+from ..loop.stats import Stats
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
-from ..stats import Stats
+from ..trees.draft import Context, Draft, Step
 from .errors import ApiError, CancelledError, client_error, server_error
 from .logprobs import Scored
 from .stopping import with_own_stopping

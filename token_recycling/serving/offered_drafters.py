@@ -15,9 +15,9 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import listing
-from ..drafter import Drafter
-from ..registry import make_drafter, written_options
+from ..drafters import _listing as listing
+from ..drafters._base import Drafter
+from ..drafters._registry import make_drafter, written_options
 from .errors import ApiError
 
 DEFAULT_OFFERS = ("recycling", "published", "suffix", "prompt_lookup", "lookahead")

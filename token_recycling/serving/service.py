@@ -14,12 +14,12 @@ import torch
 from transformers import GenerationConfig
 
 from ..cuda_graphs import costs_of
-from ..drafter import Drafter
+from ..drafters._base import Drafter
+from ..drafters._registry import make_drafter
 from ..hf.together import Together
 from ..model.loading import Loaded
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
-from ..registry import make_drafter
 from .drafter_pool import DrafterPool
 from .errors import ApiError
 from .grammars import Grammars

@@ -33,7 +33,7 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from ..draft import Step
+from ..trees.draft import Step
 from .choices import Choice
 from .errors import failure
 from .job import Job

@@ -17,7 +17,7 @@ import torch
 from pydantic import BeforeValidator, Field, StringConstraints
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
-from ..text_stream import IncrementalText
+from .._util.text_stream import IncrementalText
 
 Stops = Annotated[
     list[Annotated[str, StringConstraints(min_length=1, max_length=128)]],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel
 from transformers.cli.serving.utils import BaseHandler, Modality
 
-from ..text_stream import one_line
+from .._util.text_stream import one_line
 
 if TYPE_CHECKING:
     import torch

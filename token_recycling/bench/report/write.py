@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ...extras import lacking
+from ..._util.extras import lacking
 from . import findings, tables, words
 from .reading import read
 from .sections import Section, sections_of

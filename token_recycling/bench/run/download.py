@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from ...files import cache_folder, replacing
+from ..._util.files import cache_folder, replacing
 
 _TIMEOUT = 30
 

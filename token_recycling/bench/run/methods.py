@@ -13,8 +13,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ...names import drafter_names
-from ...registry import make_drafter, written_options
+from ...drafters._registry import drafter_names, make_drafter, written_options
 from ..row_format import BASELINE, REPLAY_BASELINE
 from .oracle import Hindsight, OracleRunner
 from .runners import DraftedRunner, Runner, TransformersRunner

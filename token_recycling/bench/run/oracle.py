@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from ...draft import Context
-from ...drafters.draft_model.base import ModelDrafter
-from ...drafters.draft_model.expand import Rules
-from ...drafters.draft_model.pairing import DraftModelOption
+from ...drafters._shared.base import ModelDrafter
+from ...drafters._shared.expand import Rules
+from ...drafters._shared.pairing import DraftModelOption
 from ...model.prefill import prefill
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
+from ...trees.draft import Context
 from .outcome import Outcome
 from .runners import DraftedRunner
 

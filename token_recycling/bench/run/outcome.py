@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ...stats import Stats, synchronize
-from ...tree import RankPath
+from ..._util.device import synchronize
+from ...loop.stats import Stats
+from ...trees.tree import RankPath
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from ...decode import decode
-from ...drafter import Drafter
+from ...drafters._base import Drafter
+from ...loop.stats import Stats
+from ...loop.step import decode
+from ...loop.text import Sequence, TokenSelector
 from ...model.self_test import ready
-from ...sequence import Sequence, TokenSelector
-from ...stats import Stats
-from ...tree import RankPath, Tree
+from ...trees.tree import RankPath, Tree
 from .outcome import Outcome, Stopwatch
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ...stats import Stats
-from ...tree import RankPath
+from ...loop.stats import Stats
+from ...trees.tree import RankPath
 from ..row_format import VERSION
 from .divergence import first_divergence
 from .items import Item

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...drafter import Drafter
+from ..._util.text_stream import StepRecorder
+from ...drafters._base import Drafter
 from ...hf.accelerate import accelerated
 from ...model.support import UnsupportedModelError
-from ...text_stream import StepRecorder
 from .outcome import Outcome, Stopwatch
 from .replay import replay
 

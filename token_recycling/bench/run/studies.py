@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ...registry import drafter_class, options_of, split_outside, written_options
-from ...templates import RANK_ACCEPTANCE, grow
-from ...tree import Tree
+from ...drafters._registry import drafter_class, options_of, split_outside, written_options
+from ...trees.templates import RANK_ACCEPTANCE, grow
+from ...trees.tree import Tree
 from ..row_format import BASELINE, REPLAY_BASELINE, STOPPING
 from .data import Question
 from .methods import Drafted, Method, Oracle, parse

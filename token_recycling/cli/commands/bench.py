@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ...extras import lacking
+from ..._util.extras import lacking
 from ...model import loading
 from .. import console
 from ..options import Chat, Device, DType, Json, Model, Threads, completed_drafters

@@ -35,8 +35,8 @@ def compare(
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
     encoded = running.encoded(loaded, given, chat)
 
-    from ...registry import make_drafter
-    from ...text_stream import decoded, pieces
+    from ..._util.text_stream import decoded, pieces
+    from ...drafters._registry import make_drafter
     from .. import side_by_side
 
     # First calls cost extra on both sides; what is learned here goes with the drafter that learned it.

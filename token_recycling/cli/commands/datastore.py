@@ -29,9 +29,9 @@ def build(
         raise ValueError(f"expected a file for --output, got the folder {output}")
     loading.check_source(model)
     with console.working(f"loading the tokenizer of {model}"):
-        from ...candidates.matrix import fingerprint
+        from ...drafters._shared.training.corpus import documents
         from ...drafters.rest import datastore as library
-        from ...training.corpus import documents
+        from ...recycling.matrix import fingerprint
 
         library.suffix_sorter()
         tokenizer = loading.load_tokenizer(model)

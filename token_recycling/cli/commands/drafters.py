@@ -11,7 +11,7 @@ from ..options import Json
 def drafters(as_json: Json = False) -> None:
     """Lists the drafters and their options, as --drafter NAME:OPTION=VALUE,... takes them."""
     with console.working("looking for drafters"):
-        from ... import listing
+        from ...drafters import _listing as listing
 
         found = listing.drafters()
     if as_json:

@@ -50,9 +50,9 @@ def generate(
     stops = {"stop_strings": stop, "tokenizer": loaded.tokenizer} if stop else {}
     arguments = loading.arguments(loaded, ids, max_new_tokens, **sampling, **stops)
 
-    from ...candidates.matrix import fingerprint
+    from ..._util.text_stream import IncrementalText, StepRecorder, decoded
     from ...hf.accelerate import accelerated
-    from ...text_stream import IncrementalText, StepRecorder, decoded
+    from ...recycling.matrix import fingerprint
 
     text = IncrementalText(loaded.tokenizer)
     waiting = contextlib.ExitStack()

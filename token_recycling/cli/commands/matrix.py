@@ -24,9 +24,9 @@ def matrix(
     if not file.is_file():
         raise ValueError(f"expected a matrix file, got {file}: there is none")
     with console.working(f"reading {file.name}"):
-        from ... import listing
-        from ...candidates.matrix import fingerprint, matrix_in
-        from ...candidates.matrix_file import read_matrix_file
+        from ...drafters import _listing as listing
+        from ...recycling.matrix import fingerprint, matrix_in
+        from ...recycling.matrix_file import read_matrix_file
 
         tensors, header = read_matrix_file(file)
         found = matrix_in(tensors)

@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ... import drafters
-from ...extras import lacking
+from ..._util.extras import lacking
+from ...drafters._shared.training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
 from ...model import loading
-from ...training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
 from .. import console
 from ..options import Device, DType, Json, Model, Threads
 
 if TYPE_CHECKING:
-    from ...training.continuations import Continuations
+    from ...drafters._shared.training.continuations import Continuations
 
 _Options = TypeVar("_Options", TextOptions, Schedule, Training)
 
@@ -102,7 +102,7 @@ def _run(
         loading.check_source(each)
     folder = output or _beside(draft, name)
     with console.working(f"loading {' and '.join(models)}"):
-        from ...drafters.draft_model.pairing import paired
+        from ...drafters._shared.pairing import paired
         from ...model.tree_model import TreeModel
 
         package = f"{drafters.__name__}.{name}"
@@ -150,9 +150,9 @@ def _beside(draft: str | None, name: str) -> Path:
 
 def _texts(loaded: loading.Loaded, files: Sequence[Path], path: Path, how: TextOptions) -> Continuations:
     """The target's continuations of pieces of `files`, kept in the file `path`; raises ValueError."""
+    from ...drafters._shared.training.continuations import continuations, pieces
+    from ...drafters._shared.training.corpus import documents
     from ...hf.accelerate import generate
-    from ...training.continuations import continuations, pieces
-    from ...training.corpus import documents
 
     with console.working("reading", loading.bytes_of(files)) as advance:
         prompts = pieces(documents(files, loaded.tokenizer, advance), how.prompt_tokens, how.texts, how.seed)

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...model.loading import tokenizer_beside
 from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
-from ..draft_model.base import CausalDrafter
-from ..draft_model.pairing import DraftModelOption, Pairs, config_of, drafting_beside
+from .._shared.base import CausalDrafter
+from .._shared.pairing import DraftModelOption, Pairs, config_of, drafting_beside
 from .translated import TranslatedReader, Translation
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
 from ...model.tree_model import TreeModel
-from ..draft_model.reader import Reader
+from .._shared.reader import Reader
 
 
 class Translation:

@@ -20,19 +20,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...draft import Context, Draft
-from ...drafter import DrafterTraits, check_at_least
 from ...model.inspection import output_layer, output_width
 from ...model.placing import Placed
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...templates import parse_paths, root_only, size_in_words, template_from
-from ...training.saved import TrainedPartError, check_model
-from ...tree import Tree
-from ..draft_model.expand import Rules, grow, verified
+from ...trees.draft import Context, Draft
+from ...trees.templates import parse_paths, root_only, size_in_words, template_from
+from ...trees.tree import Tree
+from .._base import DrafterTraits, check_at_least
+from .._shared.expand import Rules, grow, verified
+from .._shared.states import StatesDrafter, StatesText
+from .._shared.training.saved import TrainedPartError, check_model
 from .formats import SavedHead, load_head
 from .reader import HeadReader, PlacedHead
-from .states import StatesDrafter, StatesText
 
 _STATIC = "static"
 _EAGLE_1 = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"

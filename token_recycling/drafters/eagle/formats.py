@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.activations import ACT2FN
 
-from ...differences import of_rotary, rotary
-from ...files import replacing
-from ...training.saved import TrainedPartError, describe_part, described_part
+from ..._util.files import replacing
+from ...model.compat import of_rotary, rotary
+from .._shared.training.saved import TrainedPartError, describe_part, described_part
 from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 
 KIND = "eagle"

@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from .._shared.states import UnreadStates
 from .head import EagleHead
-from .states import UnreadStates
 
 _PIECE = 512
 """Rows that are read at once."""

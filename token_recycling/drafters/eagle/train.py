@@ -27,12 +27,12 @@ import torch
 from torch.nn.functional import pad, smooth_l1_loss
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
 
-from ...differences import of_rotary
+from ...model.compat import of_rotary
 from ...model.inspection import layer_states, output_layer, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
-from ...training.continuations import Continuations
-from ...training.declaration import Schedule, Trained, TrainingRun
-from ...training.loop import Shuffled, fit, frozen
+from .._shared.training.continuations import Continuations
+from .._shared.training.declaration import Schedule, Trained, TrainingRun
+from .._shared.training.loop import Shuffled, fit, frozen
 from .formats import THETA, save_head
 from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 from .train_options import EagleTraining

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...training.declaration import Training, option
+from .._shared.training.declaration import Training, option
 
 
 @dataclass(frozen=True)

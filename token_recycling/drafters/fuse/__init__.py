@@ -19,14 +19,14 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
+from ..._util.locks import Lock
 from ...costs.budget import NO_COSTS
-from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
-from ...locks import Lock
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...registry import make_drafter, name_and_options, split_outside
-from ...templates import root_only
+from ...trees.draft import Context, Draft, Step
+from ...trees.templates import root_only
+from .._base import Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
+from .._registry import make_drafter, name_and_options, split_outside
 from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts, warm_up
 from .worth import Forecast, MarginalValue
 

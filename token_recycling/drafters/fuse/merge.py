@@ -24,13 +24,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...candidates.calibration import CELLS, cell_of, chance, count, match_kind, new_calibration
-from ...candidates.trie import Trie
-from ...compiled import compiled
+from ..._util.compiled import compiled
 from ...costs.budget import paying_nodes
-from ...draft import Context, Draft
-from ...templates import chain
-from ...tree import Tree
+from ...recycling.calibration import CELLS, cell_of, chance, count, match_kind, new_calibration
+from ...recycling.trie import Trie
+from ...trees.draft import Context, Draft
+from ...trees.templates import chain
+from ...trees.tree import Tree
 
 _UNSURE = 0.5
 """Confidence in the best candidate of a drafter that states none; each further one is taken for half as good."""

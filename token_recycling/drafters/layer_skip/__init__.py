@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from ...locks import Lock
+from ..._util.locks import Lock
 from ...model.pass_costs import PassCosts
 from ...model.prefill import continued
 from ...model.step_costs import StepCosts
 from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
-from ..draft_model.base import CausalDrafter, Mode, ModelText
+from .._shared.base import CausalDrafter, Mode, ModelText
 from .layers import best_layers, cost_without, why_not, without_layers
 
 _SAMPLE, _LONGEST = 64, 512

@@ -19,18 +19,18 @@ from pathlib import Path
 
 import torch
 
-from ...candidates.topk import top_candidates
+from ..._util.topk import top_candidates
 from ...costs.budget import Budget
-from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, TextDrafter, check_at_least
 from ...model.inspection import output_layer
 from ...model.placing import Placed
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...templates import best_paths, root_only, size_in_words, template_from, tree_of
-from ...tree import Tree
+from ...trees.draft import Context, Draft, Step
+from ...trees.templates import best_paths, root_only, size_in_words, template_from, tree_of
+from ...trees.tree import Tree
+from .._base import Drafter, DrafterTraits, TextDrafter, check_at_least
+from .._shared.product import best_product, product_draft
 from .heads import MedusaHeads, check_heads, load_heads
-from .product import best_product, product_draft
 
 _STATIC = "static"
 

@@ -22,7 +22,7 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from ...model.inspection import output_width
-from ...training.saved import TrainedPartError, check_model, load_part, save_part
+from .._shared.training.saved import TrainedPartError, check_model, load_part, save_part
 
 KIND = "medusa"
 

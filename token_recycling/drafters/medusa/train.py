@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from ...model.inspection import hidden_states, output_layer, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
-from ...training.continuations import Continuations
-from ...training.declaration import Schedule, Trained, TrainingRun
-from ...training.loop import Shuffled, fit, frozen
+from .._shared.training.continuations import Continuations
+from .._shared.training.declaration import Schedule, Trained, TrainingRun
+from .._shared.training.loop import Shuffled, fit, frozen
 from .heads import MedusaHeads, save_heads
 from .train_options import MedusaTraining
 

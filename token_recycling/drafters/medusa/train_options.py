@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...training.declaration import Training, option
+from .._shared.training.declaration import Training, option
 
 
 @dataclass(frozen=True)

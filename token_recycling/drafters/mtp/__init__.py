@@ -20,19 +20,19 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ...candidates.topk import top_candidates
+from ..._util.topk import top_candidates
 from ...costs.budget import Budget
-from ...differences import MtpModel, needed
-from ...draft import Context, Draft
-from ...drafter import DrafterTraits, check_at_least, check_auto_or_nodes
+from ...model.compat import MtpModel, needed
 from ...model.loading import first_line
 from ...model.placing import Placed, placed_copy
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...templates import root_only, size_in_words, tree_of
-from ...tree import RankPath
-from ..eagle.states import StatesDrafter, StatesText
-from ..medusa.product import product_draft
+from ...trees.draft import Context, Draft
+from ...trees.templates import root_only, size_in_words, tree_of
+from ...trees.tree import RankPath
+from .._base import DrafterTraits, check_at_least, check_auto_or_nodes
+from .._shared.product import product_draft
+from .._shared.states import StatesDrafter, StatesText
 from .reader import MtpReader
 
 _OWN = "own"

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from ...differences import MtpCache, MtpModel
-from ..eagle.states import UnreadStates
+from ...model.compat import MtpCache, MtpModel
+from .._shared.states import UnreadStates
 
 _PIECE = 512
 """Rows that are read at once."""

@@ -19,23 +19,23 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ...candidates.best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
-from ...candidates.matrix import check_vocabulary
-from ...candidates.ngram_matrix import NgramMatrix, check_options
-from ...candidates.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
-from ...candidates.occurrences import LONGEST, Occurrences, Recorder
-from ...candidates.topk import top_candidates
-from ...candidates.warm_up import warm_up
-from ...compiled import compiling_seconds
+from ..._util.compiled import compiling_seconds
+from ..._util.locks import Lock
+from ..._util.topk import top_candidates
 from ...costs.budget import NO_COSTS
 from ...costs.drafting import OwnWork, Pace, Rests
-from ...draft import Context, Draft, Step
-from ...drafter import Drafter, DrafterTraits, TextDrafter
-from ...locks import Lock
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...templates import root_only, size_in_words, template_from
-from ...tree import Tree
+from ...recycling.best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
+from ...recycling.matrix import check_vocabulary
+from ...recycling.ngram_matrix import NgramMatrix, check_options
+from ...recycling.ngrams import ABSENT, last_ngram, ngrams_below, ngrams_of
+from ...recycling.occurrences import LONGEST, Occurrences, Recorder
+from ...recycling.warm_up import warm_up
+from ...trees.draft import Context, Draft, Step
+from ...trees.templates import root_only, size_in_words, template_from
+from ...trees.tree import Tree
+from .._base import Drafter, DrafterTraits, TextDrafter
 from .priming import prime
 
 _DEEPEST = 64

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ...candidates.matrix_file import check_header, read_matrix_file, write_matrix
-from ...candidates.ngram_matrix import NgramMatrix
-from ...candidates.topk import top_candidates
-from ...files import cache_folder
+from ..._util.files import cache_folder
+from ..._util.topk import top_candidates
 from ...model.inspection import weights_fingerprint
 from ...model.tree_model import TreeModel
+from ...recycling.matrix_file import check_header, read_matrix_file, write_matrix
+from ...recycling.ngram_matrix import NgramMatrix
 
 logger = logging.getLogger("token_recycling")
 

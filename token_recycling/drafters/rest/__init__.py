@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...candidates.trie import Trie
-from ...draft import Context, Draft
-from ...drafter import Drafter, check_at_least
 from ...model.remembered import remembered
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ...templates import root_only
+from ...recycling.trie import Trie
+from ...trees.draft import Context, Draft
+from ...trees.templates import root_only
+from .._base import Drafter, check_at_least
 from .datastore import Datastore, DatastoreError, tokenizer_of
 
 

@@ -21,10 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PreTrainedModel
 
-from ...candidates.matrix import fingerprint
-from ...extras import lacking
-from ...files import replacing
+from ..._util.extras import lacking
+from ..._util.files import replacing
 from ...model.loading import tokenizer_beside
+from ...recycling.matrix import fingerprint
 
 FORMAT, VERSION = "token_recycling.datastore", "1"
 END = -1

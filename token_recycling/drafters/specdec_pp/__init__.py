@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from ...locks import Lock
+from ..._util.locks import Lock
 from ...model.inspection import output_width
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
-from ..draft_model.base import ModelDrafter, ModelText
-from ..draft_model.expand import Rules, Stop
-from ..draft_model.graph import Graph
-from ..draft_model.pairing import DraftModelOption
+from .._shared.base import ModelDrafter, ModelText
+from .._shared.expand import Rules, Stop
+from .._shared.graph import Graph
+from .._shared.pairing import DraftModelOption
 from .head import KIND, AcceptanceHead, load_head
 
 

@@ -3,7 +3,7 @@ before (Huang et al., 2405.19715, section 3.2).
 
 It reads the draft model's last hidden state after that token, and is small: depth x (width^2 + width) + width + 1
 weights. Cost per token: depth + 1 matrix products of one row. A head is saved as the part `specdec_pp` of the draft
-model that it was trained on (`training/saved.py`), by default in a folder of that name in the draft model's.
+model that it was trained on (`drafters/_shared/training/saved.py`), by default in a folder of that name in the draft model's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...model.inspection import output_width
-from ...training.saved import TrainedPartError, check_model, load_part, save_part
+from .._shared.training.saved import TrainedPartError, check_model, load_part, save_part
 
 KIND = "specdec_pp"
 """Of the part, and the name of its folder within that of the draft model."""

@@ -23,9 +23,9 @@ from torch.nn import functional
 
 from ...model.inspection import hidden_states, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
-from ...training.continuations import Continuations, digest
-from ...training.declaration import Schedule, Trained, TrainingRun
-from ...training.loop import Shuffled, fit
+from .._shared.training.continuations import Continuations, digest
+from .._shared.training.declaration import Schedule, Trained, TrainingRun
+from .._shared.training.loop import Shuffled, fit
 from .head import AcceptanceHead, save_head
 from .train_options import SpecDecTraining
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...training.declaration import Training, option
+from .._shared.training.declaration import Training, option
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Generator
 from typing import Any
 
-from ...extras import lacking
+from ..._util.extras import lacking
 
 if missing := lacking("mlx", "mlx", "mlx_lm"):
     raise ModuleNotFoundError(f"the adapter of mlx-lm {missing}")

@@ -12,10 +12,10 @@ import mlx_lm
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from ...candidates.matrix import check_vocabulary, fingerprint
 from ...costs.curve import CostCurve
 from ...costs.online import OnlineCurve
-from ..recycler import Options, Recycler
+from ...recycling.matrix import check_vocabulary, fingerprint
+from ...recycling.recycler import Options, Recycler
 from ..versions import check_version
 from .cache import layers_of
 

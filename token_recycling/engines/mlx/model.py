@@ -22,9 +22,9 @@ import mlx.core as mx
 import numpy as np
 import torch
 
-from ...candidates.ngrams import ngrams_of
-from ...compiled import compiling_seconds
+from ..._util.compiled import compiling_seconds
 from ...costs.budget import paying_nodes, tokens_by_size
+from ...recycling.ngrams import ngrams_of
 from .cache import Before, most_rows
 
 if TYPE_CHECKING:

@@ -1,0 +1,254 @@
+"""Drafters: how they are found and made, and that none of them can change the output."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import tiny
+from support.drafters import Garbage
+from support.strategies import trees
+from transformers import DynamicCache, LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling.drafters import _listing as listing
+from token_recycling.drafters._registry import ENTRY_POINTS, drafter_class, options_of
+from token_recycling.model.step_costs import StepCosts
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.templates import chain
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a package with this drafter were installed."""
+    install(monkeypatch, [("garbage", f"{Garbage.__module__}:Garbage")])
+
+
+def install(monkeypatch: pytest.MonkeyPatch, named: list[tuple[str, str]]) -> None:
+    points = importlib.metadata.EntryPoints(importlib.metadata.EntryPoint(*one, ENTRY_POINTS) for one in named)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: points.select(**wanted))
+
+
+def test_the_packages_own_drafters_are_found() -> None:
+    assert {"plain", "recycling"} <= set(tr.drafter_names())
+    for name in tr.drafter_names():
+        assert issubclass(drafter_class(name), Drafter)
+        assert drafter_class(name).name == name
+
+
+def test_a_drafter_is_made_from_name_and_options() -> None:
+    drafter = tr.make_drafter("published", k=4, update="first", tree="chain:2")
+    assert (drafter.name, drafter.k, drafter.update) == ("published", 4, "first")
+    assert tr.make_drafter(drafter) is drafter
+    assert tr.make_drafter().name == "recycling"
+    assert "plain" in tr.make_drafter("plain").describe()
+
+
+def test_options_are_read_from_text() -> None:
+    drafter = tr.make_drafter("published:k=16,tree=chain:3,update=unordered")
+    assert (drafter.k, drafter.tree, drafter.update) == (16, "chain:3", "unordered")
+    assert tr.make_drafter("recycling:tree=30").tree == 30
+    assert tr.make_drafter("recycling:tree=0 1 00").tree == "0 1 00"
+    assert tr.make_drafter("published:k=2,tree=chain:2", k=3).k == 3
+    assert {"k", "tree", "update"} <= set(options_of(type(drafter)))
+    assert "matrix" not in options_of(type(drafter))
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("nonsense", {}, "expected a drafter of .*plain.*recycling.*got 'nonsense'"),
+        ("", {}, "expected a drafter of"),
+        ("published", {"width": 3}, "expected an option of published: k, tree, update.*; got 'width'"),
+        ("recycling:width=3", {}, "got 'width'"),
+        ("recycling", {"matrix": None}, "got 'matrix'"),
+        ("plain:k=3", {}, "it has none; got 'k'"),
+        ("recycling:k", {}, "NAME=VALUE after 'recycling', got 'k'"),
+        ("recycling:k=many", {}, "expected int for option k of recycling, got 'many'"),
+        ("published:k=0", {}, "k of 1 or more, got 0"),
+        ("published:update=newest", {}, "update rule of last, first, unordered"),
+    ],
+)
+def test_what_names_no_drafter_is_refused(spec: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tr.make_drafter(spec, **options)
+
+
+def test_what_is_no_drafter_is_refused() -> None:
+    with pytest.raises(TypeError, match="got int"):
+        tr.make_drafter(3)
+    with pytest.raises(TypeError, match="got a made drafter and k"):
+        tr.make_drafter(tr.make_drafter("plain"), k=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tree": "nonsense"}, "expected a tree"),
+        ({"tree": "paper", "k": 4}, "ranks below k = 4, got rank 7"),
+        ({"tree": "0 9."}, "ranks below k = 8, got rank 9"),
+        ({"k": 65}, "k from 1 to its size, got vocabulary 64 and k 65"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(model: LlamaForCausalLM, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        next(tr.stream(model, tiny.prompt(0, 3), "published", **options))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_prompt_is_learned_from_if_the_option_says_so(counting: LlamaForCausalLM, learns: bool) -> None:
+    """Of the prompt 2 4 6 the last token is the first root, learned from either way."""
+    drafter = tr.make_drafter("published", k=2, tree="chain:1", learns_prompt=learns)
+    (step,) = tr.stream(counting, torch.tensor([2, 4, 6]), drafter, max_new_tokens=1)
+    assert step.tokens == [7]
+    assert drafter.matrix.filled.nonzero().flatten().tolist() == ([2, 4, 6] if learns else [6])
+    assert drafter.matrix.candidates[4].tolist() == ([5, 6] if learns else [0, 0])
+
+
+def test_a_drafter_that_learned_another_vocabulary_is_refused(model: LlamaForCausalLM) -> None:
+    drafter = tr.make_drafter("recycling")
+    next(tr.stream(tiny.llama(vocab_size=70), tiny.prompt(0, 3), drafter))
+    with pytest.raises(ValueError, match="a target of 70 tokens, as this drafter has learned, got one of 64"):
+        next(tr.stream(model, tiny.prompt(0, 3), drafter))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_drafter_of_another_package_is_found_by_name(model: LlamaForCausalLM) -> None:
+    assert tr.drafter_names()[-1] == "garbage"
+    drafter = tr.make_drafter("garbage:seed=3,scale=0.5,loud=true,note=x")
+    assert isinstance(drafter, Garbage)
+    assert (drafter.name, drafter.seed, drafter.scale, drafter.loud, drafter.note) == ("garbage", 3, 0.5, True, "x")
+    ids = tiny.prompt(0, 5)
+    assert torch.equal(
+        tr.generate(model, ids, drafter="garbage", max_new_tokens=9), model.generate(ids, max_new_tokens=9)
+    )
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("text", ["seed=1.5", "scale=big", "loud=perhaps"])
+def test_values_of_the_wrong_kind_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"for option {text.partition('=')[0]} of garbage"):
+        tr.make_drafter(f"garbage:{text}")
+
+
+@pytest.mark.parametrize(
+    ("values", "got"),
+    [
+        (["support.drafters:Garbge"], "support.drafters:Garbge (AttributeError: "),
+        (["support.drawers:Garbage"], "support.drawers:Garbage (ModuleNotFoundError: "),
+        (["support.drafters"], "support.drafters;"),
+        (["support.drafters:Garbage", "support.tiny:llama"], "support.drafters:Garbage and support.tiny:llama;"),
+    ],
+)
+def test_what_is_wrong_with_the_drafter_of_another_package_is_said_and_the_others_are_listed(
+    monkeypatch: pytest.MonkeyPatch, values: list[str], got: str
+) -> None:
+    install(monkeypatch, [("garbage", value) for value in values] + [("other", "support.drafters:Garbage")])
+    message = f"expected one Drafter class behind the entry point 'garbage' of {ENTRY_POINTS}, got {got}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tr.make_drafter("garbage")
+    assert tr.drafter_names()[-2:] == ["garbage", "other"]
+    *_, broken, other = listing.drafters()
+    assert broken["summary"].startswith(f"not available: {message}")
+    assert other["options"][0]["name"] == "shapes"
+
+
+def test_a_drafter_without_draft_says_what_is_missing(model: LlamaForCausalLM) -> None:
+    class Idle(Drafter):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Idle must define draft\(\)"):
+        next(tr.stream(model, tiny.prompt(0, 3), Idle()))
+
+
+@pytest.mark.parametrize("length", [4, 40])
+def test_a_drafter_is_told_what_it_needs(length: int) -> None:
+    """The prompt at the start, then in turn a context to draft from and the step that came of it; so it is where the
+    first token of a long prompt does not wait for a draft.
+    """
+    model = tiny.llama(max_position_embeddings=64)
+    calls: list[tuple[str, list[int]]] = []
+
+    class Listening(Drafter):
+        def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> Listening:
+            assert target.vocab_size == 64
+            calls.append(("start", prompt.tolist()))
+            return self
+
+        def draft(self, context: Context) -> Draft:
+            waited = length > 32 and len(calls) == 1
+            assert context.room == (1 if waited else 6 - (len(context.tokens) - length))
+            calls.append(("draft", context.tokens.tolist()))
+            return Draft(chain(1), torch.cat([context.root, context.root]))
+
+        def observe(self, step: Step) -> None:
+            calls.append(("observe", step.tokens))
+
+    ids = tiny.prompt(0, length)
+    text = model.generate(ids, max_new_tokens=6)[0].tolist()
+    list(tr.stream(model, ids, Listening(), max_new_tokens=6))
+    assert calls[0] == ("start", text[:length])
+    seen = text[:length]
+    for (first, drafted_from), (second, emitted) in zip(calls[1::2], calls[2::2], strict=True):
+        assert (first, second) == ("draft", "observe")
+        assert drafted_from == seen
+        seen = seen + emitted
+    assert seen == text
+
+
+MODEL = tiny.llama(vocab_size=5, num_hidden_layers=1)
+TEXTS = [(ids, MODEL.generate(ids, max_new_tokens=24)) for ids in (tiny.prompt(seed, 3 + seed, 5) for seed in range(4))]
+
+
+@settings(max_examples=40)
+@given(st.lists(trees(max_nodes=20), min_size=1, max_size=4), st.integers(0, 10**6), st.integers(0, 3))
+def test_no_drafter_can_change_the_output(shapes: list[Tree], seed: int, text: int) -> None:
+    """Random tokens of a small vocabulary on random trees: often right, mostly wrong, never harmful."""
+    ids, wanted = TEXTS[text]
+    cache = DynamicCache(config=MODEL.config)
+    drafter = Garbage(shapes, seed, vocab_size=5)
+    steps = list(tr.stream(MODEL, ids, drafter, max_new_tokens=24, past_key_values=cache))
+    assert [token for step in steps for token in step.tokens] == wanted[0, ids.shape[1] :].tolist()
+    assert cache.get_seq_length() == wanted.shape[1] - 1
+    assert len(drafter.steps) == len(steps)
+
+
+@settings(max_examples=20)
+@given(st.lists(trees(max_nodes=20), min_size=1, max_size=4), st.integers(0, 10**6))
+def test_no_drafter_can_change_a_seeded_sample(shapes: list[Tree], seed: int) -> None:
+    ids = TEXTS[0][0]
+    sampling = {"do_sample": True, "max_new_tokens": 16, "seed": seed}
+    wanted, state = tiny.seeded(MODEL.generate, ids, **sampling)
+    ours, our_state = tiny.seeded(tr.generate, MODEL, ids, drafter=Garbage(shapes, seed, 5), **sampling)
+    assert torch.equal(ours, wanted)
+    assert torch.equal(our_state, state)
+
+
+def test_the_drafter_that_contributing_shows_is_complete(
+    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (tmp_path / "bigram.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    drafter = importlib.import_module("bigram").Bigram(length=4)
+    ids, stats = tiny.prompt(0, 9), tr.Stats()
+    ours = tr.generate(model, ids, drafter=drafter, max_new_tokens=60, stats=stats)
+    assert torch.equal(ours, model.generate(ids, max_new_tokens=60))
+    assert stats.mat > 1
+    assert stats.drafter == "bigram: at most 4 tokens"
+
+
+def test_a_draft_of_another_text_is_refused(model: LlamaForCausalLM) -> None:
+    class Astray(Drafter):
+        def draft(self, context: Context) -> Draft:
+            return Draft(chain(1), (context.tokens[-1] + torch.tensor([1, 2])) % 64)
+
+    with pytest.raises(ValueError, match=r"expected a draft whose root is the text's newest token, \d+, got \d+ from"):
+        next(tr.stream(model, tiny.prompt(0, 3), Astray()))

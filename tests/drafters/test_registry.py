@@ -1,0 +1,90 @@
+"""What a user writes: options in parentheses, options without a name, and what is wrong with the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from token_recycling.drafters._registry import make_drafter, name_and_options, split_outside, written_options
+
+
+@pytest.mark.parametrize(
+    ("text", "sign", "pieces"),
+    [
+        ("", ",", [""]),
+        ("a,b", ",", ["a", "b"]),
+        ("a(b,c),d", ",", ["a(b,c)", "d"]),
+        ("a(b(c+d)+e)+f(g)+h", "+", ["a(b(c+d)+e)", "f(g)", "h"]),
+        ("tree=0 1 00", "=", ["tree", "0 1 00"]),
+        ("parts(k=3)=2", "=", ["parts(k=3)", "2"]),
+    ],
+)
+def test_signs_in_parentheses_do_not_split(text: str, sign: str, pieces: list[str]) -> None:
+    assert split_outside(text, sign) == pieces
+
+
+@pytest.mark.parametrize("text", ["(", ")", "a(b,c", "a)b(c", "a(b))"])
+def test_halves_of_parentheses_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected as many '\(' as '\)'"):
+        split_outside(text, ",")
+
+
+def test_options_are_read() -> None:
+    assert written_options("x", "") == {}
+    assert written_options("x", "a=1,b=two words,c=f(d=3,e=4)") == {"a": "1", "b": "two words", "c": "f(d=3,e=4)"}
+    assert written_options("x", "model=a=b") == {"model": "a=b"}
+
+
+def test_one_option_may_go_without_its_name() -> None:
+    wanted = {"parts": "a(k=3,l=4)+b", "nodes": "9"}
+    assert written_options("x", "a(k=3,l=4)+b,nodes=9", "parts") == wanted
+    assert written_options("x", "parts=a(k=3,l=4)+b,nodes=9", "parts") == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "unnamed", "message"),
+    [
+        ("a", "", "expected options as NAME=VALUE after 'x', got 'a'"),
+        ("a(b=3)", "", r"expected options as NAME=VALUE after 'x', got 'a\(b=3\)'"),
+        ("a,b", "parts", "expected options as NAME=VALUE after 'x', got 'b'"),
+        ("a=1,a=2", "", "expected every option of x once, got a twice"),
+        ("a,parts=b", "parts", "expected every option of x once, got parts twice"),
+    ],
+)
+def test_what_is_no_option_is_refused(text: str, unnamed: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        written_options("x", text, unnamed)
+
+
+def test_a_name_may_have_options_in_parentheses() -> None:
+    assert name_and_options("suffix") == ("suffix", "")
+    assert name_and_options(" recycling(tree=16,k=8)") == ("recycling", "tree=16,k=8")
+    assert name_and_options("fuse(a(b=1)+c,nodes=3)") == ("fuse", "a(b=1)+c,nodes=3")
+
+
+@pytest.mark.parametrize("text", ["", "a b)", "(a)", "a(b)c", "a:b=3", "a=3"])
+def test_what_is_no_name_with_options_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected NAME or NAME\(OPTION=VALUE,...\)"):
+        name_and_options(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"k": "8"}, "expected int for option k of recycling, got '8' of type str"),
+        ({"k": True}, "got True of type bool"),
+        ({"suffix": "no"}, "expected bool for option suffix"),
+        ({"remembers": "0.1"}, "expected float for option remembers"),
+        ({"tree": 3.5}, "expected str or int or Tree for option tree"),
+    ],
+)
+def test_options_in_python_are_of_their_kind(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
+        make_drafter("recycling", **options)
+
+
+def test_numbers_of_other_kinds_are_numbers() -> None:
+    drafter = make_drafter("recycling", k=np.int64(4), remembers=np.float32(0.25), memory=1)
+    assert (drafter.k, drafter.memory) == (4, 1)

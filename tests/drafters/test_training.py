@@ -1,0 +1,346 @@
+"""The shared parts of training: the target's own texts, the loop, the files; interrupted runs end as others do."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling.cli.commands import train
+from token_recycling.drafters._shared.training import continuations as texts
+from token_recycling.drafters._shared.training.continuations import Continuations, ContinuationsError, pieces
+from token_recycling.drafters._shared.training.declaration import Schedule
+from token_recycling.drafters._shared.training.loop import CheckpointError, Shuffled, fit, frozen
+from token_recycling.drafters._shared.training.saved import TrainedPartError, check_model, load_part, save_part
+from token_recycling.model.inspection import weights_fingerprint
+
+continuations = partial(texts.continuations, tr.generate)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def prompts(count: int) -> list[torch.Tensor]:
+    return [tiny.prompt(seed, 3 + seed % 3)[0] for seed in range(count)]
+
+
+# pieces
+
+
+def test_pieces_cover_documents_without_overlap() -> None:
+    found = pieces([np.arange(10), np.arange(100, 107)], length=4, count=99)
+    assert sorted(piece.tolist() for piece in found) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+        [100, 101, 102, 103],
+        [104, 105, 106],
+    ]
+
+
+def test_pieces_of_a_document_stand_together_and_depend_on_the_seed() -> None:
+    documents = [np.full(40, number) for number in range(5)]
+    order = [int(piece[0]) for piece in pieces(documents, length=4, count=30, seed=1)]
+    assert len(order) == 30
+    assert sum(one != other for one, other in itertools.pairwise(order)) == 4
+    assert order == [int(piece[0]) for piece in pieces(documents, length=4, count=30, seed=1)]
+    assert order != [int(piece[0]) for piece in pieces(documents, length=4, count=30, seed=2)]
+
+
+def test_only_short_documents_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected a text of 8 tokens or more"):
+        pieces([np.arange(3)], length=8, count=1)
+
+
+# continuations
+
+
+def test_greedy_texts_are_those_of_generate(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    model.generation_config.eos_token_id = [5, 11]
+    made = continuations(model, prompts(5), tmp_path / "texts", max_new_tokens=20, batch=3)
+    model.generation_config.pad_token_id = 0
+    for text, prompt, length in zip(made.texts, prompts(5), made.prompt_lengths, strict=True):
+        wanted = model.generate(prompt[None], attention_mask=torch.ones(1, len(prompt)), max_new_tokens=20)[0]
+        assert text.tolist() == wanted.tolist()
+        assert length == len(prompt)
+    assert any(len(text) < length + 20 for text, length in zip(made.texts, made.prompt_lengths, strict=True))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_interrupted_run_goes_on(
+    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    monkeypatch.setattr("token_recycling.drafters._shared.training.continuations._SAVE_SECONDS", 0)
+    how = {"max_new_tokens": 8, "batch": 2, "temperature": temperature, "seed": 3}
+    wanted = continuations(model, prompts(6), tmp_path / "whole", **how)
+    reported = []
+
+    def interrupt(done: int, total: int) -> None:
+        reported.append((done, total))
+        if done == 4:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        continuations(model, prompts(6), tmp_path / "parts", progress=interrupt, **how)
+    assert reported == [(0, 6), (2, 6), (4, 6)]
+    reported.clear()
+    made = continuations(
+        model, prompts(6), tmp_path / "parts", progress=lambda done, total: reported.append((done, total)), **how
+    )
+    assert reported == [(4, 6), (6, 6)]
+    assert [text.tolist() for text in made.texts] == [text.tolist() for text in wanted.texts]
+    assert made.prompt_lengths == wanted.prompt_lengths
+
+
+def test_sampled_texts_depend_on_the_seed_alone(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    made = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        torch.manual_seed(len(made))
+        found = continuations(model, prompts(3), tmp_path / name, max_new_tokens=8, temperature=1.0, seed=seed)
+        made.append([text.tolist() for text in found.texts])
+    assert made[0] == made[1] != made[2]
+
+
+def test_a_text_ends_where_the_context_does(tmp_path: Path) -> None:
+    model = tiny.llama(max_position_embeddings=12)
+    made = continuations(model, prompts(2), tmp_path / "texts", max_new_tokens=64)
+    assert max(map(len, made.texts)) == 12
+
+
+@pytest.mark.parametrize("changed", [{"max_new_tokens": 5}, {"seed": 1}, {"temperature": 0.5}, {"batch": 1}])
+def test_a_file_of_other_options_is_refused(model: LlamaForCausalLM, tmp_path: Path, changed: dict[str, float]) -> None:
+    how = {"max_new_tokens": 4, **changed}
+    continuations(model, prompts(2), tmp_path / "texts", max_new_tokens=4)
+    (name,) = changed
+    with pytest.raises(ContinuationsError, match=f"with {name} {changed[name]}"):
+        continuations(model, prompts(2), tmp_path / "texts", **how)
+
+
+def test_a_file_of_another_model_or_prompts_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    continuations(model, prompts(2), tmp_path / "texts", max_new_tokens=4)
+    with pytest.raises(ContinuationsError, match="with model"):
+        continuations(tiny.llama(seed=1), prompts(2), tmp_path / "texts", max_new_tokens=4)
+    with pytest.raises(ContinuationsError, match="with prompts"):
+        continuations(model, prompts(3), tmp_path / "texts", max_new_tokens=4)
+
+
+def test_a_damaged_file_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_bytes(b"no texts")
+    with pytest.raises(ContinuationsError, match="expected a safetensors file"):
+        continuations(model, prompts(2), tmp_path / "texts")
+
+
+def test_the_last_texts_are_held_out() -> None:
+    texts = Continuations([torch.tensor([number]) for number in range(10)], [1] * 10)
+    train, held_out = texts.split(0.2)
+    assert [int(text) for text in train.texts] == list(range(8))
+    assert [int(text) for text in held_out.texts] == [8, 9]
+    assert held_out.prompt_lengths == [1, 1]
+    with pytest.raises(ValueError, match="expected texts to train on"):
+        Continuations([torch.tensor([0])], [1]).split(0.1)
+
+
+# the loop
+
+
+def part(seed: int = 0) -> torch.nn.Linear:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2)
+
+
+def batch_at(number: int) -> torch.Tensor:
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
+
+
+def loss_of(layer: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return (layer(batch) - batch[:, :2]).square().mean()
+
+
+def test_the_loss_falls() -> None:
+    losses = []
+    fit(part(), batch_at, loss_of, Schedule(60, rate=0.05), progress=lambda step, steps, loss: losses.append(loss))
+    assert len(losses) == 60
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_the_rate_rises_and_falls() -> None:
+    rates = [Schedule(100, rate=2.0, warmup=0.1).rate_at(step) for step in range(100)]
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[10] == 2.0
+    assert 0 < rates[-1] < 0.01
+
+
+def test_every_example_comes_once_an_epoch_in_a_new_order() -> None:
+    shuffled = Shuffled(10, batch=4, seed=1)
+    seen = [place for number in range(5) for place in shuffled[number]]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+    assert [Shuffled(10, batch=4, seed=1)[number] for number in (3, 2)] == [shuffled[3], shuffled[2]]
+    assert Shuffled(10, batch=4, seed=2)[0] != shuffled[0]
+    with pytest.raises(ValueError, match="batch of 1 or more"):
+        Shuffled(10, batch=0)
+
+
+def test_a_frozen_model_wants_no_gradient_until_the_end() -> None:
+    layer = part()
+    layer.bias.requires_grad_(False)
+    with frozen(layer):
+        assert not layer.weight.requires_grad
+    assert layer.weight.requires_grad
+    assert not layer.bias.requires_grad
+
+
+def test_frozen_parameters_stay() -> None:
+    layer = part()
+    layer.bias.requires_grad_(False)
+    before = layer.bias.clone(), layer.weight.clone()
+    fit(layer, batch_at, loss_of, Schedule(3))
+    assert torch.equal(layer.bias, before[0])
+    assert not torch.equal(layer.weight, before[1])
+
+
+def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
+    wanted = part()
+    fit(wanted, batch_at, loss_of, Schedule(10))
+
+    def interrupt(step: int, steps: int, loss: float) -> None:
+        if step == 6:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        fit(part(), batch_at, loss_of, Schedule(10), tmp_path / "checkpoint", {"data": [1, 2]}, interrupt)
+    steps: list[int] = []
+    resumed = part(seed=9)
+    fit(
+        resumed,
+        batch_at,
+        loss_of,
+        Schedule(10),
+        tmp_path / "checkpoint",
+        {"data": (1, 2)},
+        lambda step, *_: steps.append(step),
+    )
+    assert steps == [7, 8, 9, 10]
+    assert torch.equal(resumed.weight, wanted.weight)
+    assert torch.equal(resumed.bias, wanted.bias)
+
+
+def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    fit(part(), batch_at, loss_of, Schedule(2), path, {"data": "a"})
+    with pytest.raises(CheckpointError, match="with data b, got a"):
+        fit(part(), batch_at, loss_of, Schedule(2), path, {"data": "b"})
+    with pytest.raises(CheckpointError, match="with plan"):
+        fit(part(), batch_at, loss_of, Schedule(3), path, {"data": "a"})
+    with pytest.raises(CheckpointError, match="of this part"):
+        fit(torch.nn.Linear(3, 4), batch_at, loss_of, Schedule(2), path, {"data": "a"})
+    path.write_bytes(b"none")
+    with pytest.raises(CheckpointError, match="expected a checkpoint"):
+        fit(part(), batch_at, loss_of, Schedule(2), path, {"data": "a"})
+
+
+def test_a_loss_that_is_no_number_ends_the_training() -> None:
+    with pytest.raises(FloatingPointError, match="lower the rate"):
+        fit(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0, Schedule(2))
+
+
+def test_a_batch_with_nothing_to_learn_from_changes_no_weight() -> None:
+    layer, losses = part(), []
+    before = layer.weight.clone()
+    nothing = lambda layer, batch: torch.zeros(())  # noqa: E731
+    fit(layer, batch_at, nothing, Schedule(2), progress=lambda step, steps, loss: losses.append(loss))
+    assert torch.equal(layer.weight, before)
+    assert losses == [0, 0]
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"rate": 0.0}, {"warmup": 1.0}, {"clip": 0.0}])
+def test_a_plan_is_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected steps"):
+        Schedule(**{"steps": 1, **wrong})  # type: ignore[arg-type]
+
+
+# files of trained parts
+
+
+def test_a_part_is_read_as_it_was_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    save_part(tmp_path / "new", "kind", {"w": torch.ones(2)}, model, {"layers": 3})
+    tensors, facts = load_part(tmp_path / "new", "kind")
+    assert tensors["w"].tolist() == [1, 1]
+    assert facts["layers"] == 3
+    check_model(tmp_path, facts, model)
+    check_model(tmp_path, facts, model.to(torch.bfloat16))
+
+
+def test_a_part_of_another_model_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
+    _, facts = load_part(tmp_path, "kind")
+    for other, words in (
+        (tiny.llama(vocab_size=32), "vocab size 32, got one for 64"),
+        (tiny.llama(hidden_size=16), "hidden size 16, got one for 32"),
+        (tiny.llama(seed=1), "expected a part for this model"),
+    ):
+        with pytest.raises(TrainedPartError, match=words):
+            check_model(tmp_path, facts, other)
+
+
+def test_a_damaged_part_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="token-recycling train some-kind"):
+        load_part(tmp_path, "some_kind")
+    save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
+    (tmp_path / "kind.safetensors").write_bytes(b"none")
+    with pytest.raises(TrainedPartError, match="expected a safetensors file"):
+        load_part(tmp_path, "kind")
+    (tmp_path / "kind.json").write_text("[]")
+    with pytest.raises(TrainedPartError, match="expected a kind of version 1"):
+        load_part(tmp_path, "kind")
+    (tmp_path / "kind.json").write_text("{")
+    with pytest.raises(TrainedPartError, match="expected JSON"):
+        load_part(tmp_path, "kind")
+
+
+def test_a_fingerprint_may_leave_out_the_type(model: LlamaForCausalLM) -> None:
+    """Rows of a benchmark state the type beside it, so that those of one model in two types can be compared."""
+    model.to(torch.bfloat16)
+    narrow = weights_fingerprint(model), weights_fingerprint(model, typed=False)
+    model.to(torch.float32)
+    wide = weights_fingerprint(model), weights_fingerprint(model, typed=False)
+    assert narrow[0] != wide[0]
+    assert narrow[1] == wide[1]
+
+
+# what a method declares
+
+DECLARED = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from ...training.declaration import Training, option
+
+@dataclass(frozen=True)
+class OtherTraining(Training):
+    """Trains something else."""
+    layers: int = option(2, "How many layers.", min=1)
+    hidden: float = 0.5
+    defaults = {"steps": 7}
+    held_out_use = "are held out"
+'''
+
+
+def test_a_drafter_that_declares_a_training_has_its_command(tmp_path: Path) -> None:
+    (tmp_path / "train_options.py").write_text(DECLARED)
+    command = train.command_for("other_drafter", tmp_path / "train_options.py")
+    taken = inspect.signature(command).parameters
+    assert (taken["layers"].default, taken["steps"].default, taken["texts"].default) == (2, 7, 3000)
+    assert taken["output"].default is inspect.Parameter.empty
+    assert command.__doc__ == "Trains something else."
+    assert not {"hidden", "draft"} & set(taken)

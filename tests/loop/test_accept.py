@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from support.strategies import drafts
+
+from token_recycling import Draft, Step, Tree
+from token_recycling.loop.accept import accept_greedy, accept_walk
+from token_recycling.trees.templates import chain, paper, parse_paths, root_only
+
+
+def never(token: int) -> bool:
+    return False
+
+
+def ending_with(end: int) -> Callable[[int], bool]:
+    return lambda token: token == end
+
+
+def argmax(logits: torch.Tensor) -> int:
+    return int(logits.argmax())
+
+
+def logits_for(choices: list[int], vocab_size: int = 10) -> torch.Tensor:
+    """Logits whose argmax at node i is `choices[i]`."""
+    return torch.eye(vocab_size)[torch.tensor(choices)] + torch.linspace(0, 0.1, vocab_size)
+
+
+def draft(paths: str, tokens: list[int]) -> Draft:
+    return Draft(parse_paths(paths), torch.tensor(tokens))
+
+
+WALKS = [accept_greedy, lambda draft, logits, append: accept_walk(draft, logits, append, argmax)]
+both_ways = pytest.mark.parametrize("accept", WALKS, ids=["greedy", "walk"])
+
+
+@both_ways
+def test_the_longest_path_of_greedy_choices_is_accepted(accept: Callable[..., Step]) -> None:
+    # root 1 -> {2, 3}; 2 -> {4, 5}; 3 -> {6}. The model says 3 after 1, then 6, then 9.
+    tree = draft("0 1 00 01 10", [1, 2, 3, 4, 5, 6])
+    step = accept(tree, logits_for([3, 4, 6, 7, 8, 9]), never)
+    assert (step.accepted, step.tokens) == ([0, 2, 5], [3, 6, 9])
+    assert (step.finished, step.beyond) == (False, None)
+
+
+@both_ways
+def test_a_right_child_of_a_wrong_parent_is_not_accepted(accept: Callable[..., Step]) -> None:
+    step = accept(draft("0 1 00 01 10", [1, 2, 3, 4, 5, 6]), logits_for([7, 4, 6, 0, 0, 0]), never)
+    assert (step.accepted, step.tokens) == ([0], [7])
+
+
+@both_ways
+def test_a_lone_root_emits_the_next_token(accept: Callable[..., Step]) -> None:
+    step = accept(Draft(root_only(), torch.tensor([5])), logits_for([8]), ending_with(8))
+    assert (step.accepted, step.tokens, step.finished, step.beyond) == ([0], [8], True, None)
+
+
+@both_ways
+def test_the_text_ends_inside_an_accepted_path(accept: Callable[..., Step]) -> None:
+    tree = Draft(chain(4), torch.tensor([1, 2, 3, 4, 5]))
+    step = accept(tree, logits_for([2, 3, 4, 5, 6]), ending_with(3))
+    assert (step.accepted, step.tokens) == ([0, 1], [2, 3])
+    assert (step.finished, step.beyond) == (True, 2)
+    assert step.learnable == [0, 1]
+
+
+@both_ways
+def test_an_end_that_no_node_carries_leaves_nothing_out(accept: Callable[..., Step]) -> None:
+    step = accept(Draft(chain(2), torch.tensor([1, 2, 3])), logits_for([2, 7, 0]), ending_with(7))
+    assert (step.tokens, step.finished, step.beyond) == ([2, 7], True, None)
+    assert step.learnable == slice(None)
+
+
+@both_ways
+def test_siblings_of_the_end_are_still_learned_from(accept: Callable[..., Step]) -> None:
+    tree = draft("0 1 2 10 11", [1, 4, 9, 5, 6, 7])
+    step = accept(tree, logits_for([9, 0, 0, 0, 0, 0]), ending_with(9))
+    assert (step.accepted, step.tokens, step.finished, step.beyond) == ([0], [9], True, 2)
+    assert step.learnable == [0, 1, 3]
+
+
+@both_ways
+def test_of_equal_siblings_the_longer_branch_is_followed(accept: Callable[..., Step]) -> None:
+    tree = draft("0 1 10", [1, 2, 2, 3])
+    step = accept(tree, logits_for([2, 3, 3, 4]), never)
+    assert (step.accepted, step.tokens) == ([0, 2, 3], [2, 3, 4])
+
+
+@both_ways
+def test_of_equal_paths_the_first_is_accepted(accept: Callable[..., Step]) -> None:
+    tree = draft("0 1 00 10", [1, 2, 2, 3, 3])
+    assert accept(tree, logits_for([2, 3, 3, 4, 4]), never).accepted == [0, 1, 3]
+
+
+def reference(draft: Draft, logits: torch.Tensor) -> list[int]:
+    """Longest agreeing path, first end, by looking at every path."""
+    choices, tokens = logits.argmax(-1).tolist(), draft.tokens.tolist()
+    agreeing = [
+        lineage
+        for lineage in draft.tree.lineages
+        if all(tokens[node] == choices[draft.tree.parents[node]] for node in lineage[1:])
+    ]
+    return list(max(agreeing, key=len))
+
+
+def random_logits(draft: Draft, seed: int) -> torch.Tensor:
+    size = int(draft.tokens.max()) + 2
+    return torch.randn(len(draft.tree), min(size, 5), generator=torch.Generator().manual_seed(seed))
+
+
+@given(drafts(vocab_size=3), st.integers(0, 10**6))
+def test_greedy_acceptance_equals_looking_at_every_path(draft: Draft, seed: int) -> None:
+    logits = random_logits(draft, seed)
+    appended: list[int] = []
+    step = accept_greedy(draft, logits, lambda token: appended.append(token) or False)
+    wanted = reference(draft, logits)
+    assert step.accepted == wanted
+    assert step.tokens == appended == [int(logits[node].argmax()) for node in wanted]
+
+
+def by_text(draft: Draft, logits: torch.Tensor) -> torch.Tensor:
+    """The same logits at nodes that stand after the same tokens, as a model gives them."""
+    first: dict[tuple[int, ...], int] = {}
+    texts = [tuple(draft.tokens[list(lineage)].tolist()) for lineage in draft.tree.lineages]
+    return torch.stack([logits[first.setdefault(text, node)] for node, text in enumerate(texts)])
+
+
+def assert_both_ways_alike(draft: Draft, logits: torch.Tensor, append: Callable[[], Callable[[int], bool]]) -> None:
+    greedy, walk = (accept(draft, logits, append()) for accept in WALKS)
+    assert (greedy.accepted, greedy.tokens) == (walk.accepted, walk.tokens)
+    assert (greedy.finished, greedy.beyond) == (walk.finished, walk.beyond)
+
+
+def up_to(room: int) -> Callable[[int], bool]:
+    """A text that ends with its `room`-th token."""
+    seen: list[int] = []
+    return lambda token: seen.append(token) or len(seen) == room
+
+
+@given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(0, 4), st.integers(1, 6))
+def test_both_ways_accept_the_same_path(draft: Draft, seed: int, end: int, room: int) -> None:
+    logits = random_logits(draft, seed)
+    assert_both_ways_alike(draft, logits, lambda: ending_with(end))
+    assert_both_ways_alike(draft, logits, lambda: up_to(room))
+
+
+@settings(max_examples=300)
+@given(drafts(vocab_size=2), st.integers(0, 10**6), st.integers(1, 6))
+def test_both_ways_accept_the_same_path_among_equal_siblings(draft: Draft, seed: int, room: int) -> None:
+    """As a matrix that knows nothing drafts: logits are those of the text, whichever node carries it."""
+    logits = by_text(draft, random_logits(draft, seed))
+    assert_both_ways_alike(draft, logits, lambda: never)
+    assert_both_ways_alike(draft, logits, lambda: up_to(room))
+
+
+def test_both_ways_accept_the_same_path_in_a_tree_of_equal_tokens() -> None:
+    """Every text is carried by many nodes, and every depth may be the last one that is right."""
+    tree = paper()
+    for right in range(tree.depth + 2):
+        choices = [7 if depth < right else 3 for depth in tree.depths]
+        made = Draft(tree, torch.full((len(tree),), 7))
+        assert_both_ways_alike(made, logits_for(choices), lambda: never)
+        step = accept_greedy(made, logits_for(choices), never)
+        assert len(step.accepted) == min(right, tree.depth) + 1
+
+
+@pytest.mark.parametrize("end", [2, 3, 4])
+def test_both_ways_accept_the_same_path_where_a_text_ends_among_equal_siblings(end: int) -> None:
+    """The longest path that the draft could have gone is then not the one that was followed."""
+    made, logits = draft("0 1 10", [1, 2, 2, 3]), logits_for([2, 3, 3, 4])
+    assert_both_ways_alike(made, logits, lambda: ending_with(end))
+
+
+@both_ways
+def test_nothing_beyond_the_end_is_learned_among_equal_siblings(accept: Callable[..., Step]) -> None:
+    """Nodes 1 and 2 carry the token that ends the text: what the model says after it is not to be learned."""
+    step = accept(draft("0 1 10", [1, 2, 2, 3]), logits_for([2, 3, 3, 4]), ending_with(2))
+    assert step.learnable == [0]
+
+
+@given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(1, 6))
+def test_trimming_gives_the_head_of_the_untrimmed_step(draft: Draft, seed: int, room: int) -> None:
+    logits = random_logits(draft, seed)
+    whole = accept_greedy(draft, logits, never)
+    seen: list[int] = []
+    step = accept_greedy(draft, logits, lambda token: seen.append(token) or len(seen) == room)
+    assert step.tokens == whole.tokens[:room] == seen
+    assert step.accepted == whole.accepted[:room]
+    assert step.finished == (len(whole.tokens) >= room)
+    assert step.beyond == (whole.accepted[room] if len(whole.accepted) > room else None)
+    learned = range(len(draft.tree))[step.learnable] if isinstance(step.learnable, slice) else step.learnable
+    left_out = set(range(len(draft.tree))) - set(learned)
+    assert left_out == (set() if step.beyond is None else set(draft.tree.below(step.beyond)))
+    assert not left_out & set(step.accepted)
+
+
+def test_choices_are_made_in_order_and_only_where_the_text_goes() -> None:
+    tree = Draft(chain(3), torch.tensor([1, 2, 3, 4]))
+    logits = logits_for([2, 3, 9, 5])
+    events: list[tuple[str, int]] = []
+
+    def choose(row: torch.Tensor) -> int:
+        node = next(index for index in range(4) if torch.equal(logits[index], row))
+        events.append(("choose", node))
+        return argmax(row)
+
+    accept_walk(tree, logits, lambda token: events.append(("append", token)) or False, choose)
+    assert events == [("choose", 0), ("append", 2), ("choose", 1), ("append", 3), ("choose", 2), ("append", 9)]
+
+
+@pytest.mark.parametrize("tokens", [[0, 0, 1, 2, 3], [0, 5, 5, 0, 1], [0, 2, 3, 2, 2]])
+def test_sampled_tokens_follow_the_targets_distribution(tokens: list[int]) -> None:
+    """Whatever is drafted: the first token at the root's odds, the second at those of the accepted child."""
+    vocab_size, runs = 6, 6000
+    tree = Tree((-1, 0, 0, 1, 2), (0, 0, 1, 0, 0))
+    draft = Draft(tree, torch.tensor(tokens))
+    logits = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(row: torch.Tensor) -> int:
+        return int(torch.multinomial(row.softmax(-1), 1, generator=generator))
+
+    steps = [accept_walk(draft, logits, never, draw) for _ in range(runs)]
+    first = Counter(step.tokens[0] for step in steps)
+    odds = logits.double().softmax(-1)
+    assert chisquare([first[token] for token in range(vocab_size)], odds[0] * runs).pvalue > 0.001
+    for child in (1, 2):
+        after = Counter(step.tokens[1] for step in steps if step.tokens[0] == tokens[child])
+        if child == 2 and tokens[1] == tokens[2]:  # what follows equal siblings is chosen once, at the first
+            continue
+        assert chisquare([after[token] for token in range(vocab_size)], odds[child] * after.total()).pvalue > 0.001

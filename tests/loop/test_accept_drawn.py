@@ -1,0 +1,263 @@
+"""Drafts that were drawn at random: every emitted token has the target's distribution, and what is published elsewhere
+has not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from support.languages import LINE, TOKENS, TWO_LEVELS, Q, Tabled, Text, drafted, fits, texts
+
+from token_recycling import Draft, Step, Tree
+from token_recycling.drafters._shared.expand import Rules, draw, grow
+from token_recycling.loop import accept
+from token_recycling.loop.accept import accept_siblings, accept_walk
+from token_recycling.trees.templates import parse_paths
+
+
+class Reading:
+    """Reads like `Reader`, from the table q."""
+
+    def __init__(self, text: Text) -> None:
+        self.paths = [text]
+
+    def read(self, text: torch.Tensor) -> torch.Tensor:
+        return Q[self.paths[0]].log()[None]
+
+    def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        self.paths += [(*self.paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
+        return torch.stack([Q[path].log() for path in self.paths[-len(tokens) :]])
+
+
+def graph(text: Text) -> Draft:
+    """Three steps with merges; what is copied was drawn for another path, after which q is another."""
+    rules = Rules(depth=3, k=2, nodes=14, theta_prob=0.1, tau=1)
+    tokens = torch.tensor(text or [0])
+    made = grow(Reading(text), tokens, rules, TOKENS, warp=lambda logits: logits)
+    places = made.unrolled(rules.nodes)
+    COPIES.append(sum(place.copied for place in places))
+    return made.draft(places, torch.device("cpu"))
+
+
+def stopped(text: Text) -> Draft:
+    """At most three tokens; none after a 0, so that what is drawn decides how long the draft is."""
+    tokens = torch.tensor(text or [0])
+    made = grow(
+        Reading(text), tokens, Rules(3, 1, 3), TOKENS, lambda logits: logits, lambda graph: graph.tokens[-1] == 0
+    )
+    return made.draft(made.unrolled(3), torch.device("cpu"))
+
+
+def without_the_last(text: Text) -> Draft:
+    """The same without the token after which drafting stopped: left out because of what was drawn."""
+    draft = stopped(text)
+    return draft.cut(len(draft.tree) - 2) if draft.tokens[-1] == 0 else draft
+
+
+def doubled(text: Text, copies_first: bool = False) -> Draft:
+    """A drawn tree in which every drawn token of the first layer stands twice: the copy is chosen, and has drawn
+    children of its own.
+    """
+    made = drafted(TWO_LEVELS, text)
+    tokens, sources = [int(made.tokens[0])], {}
+    first = made.tokens[1:3].tolist()
+    layer = [(token, drawn) for token in first for drawn in ((False, True) if copies_first else (True, False))]
+    parents = [-1]
+    for token, drawn in layer:
+        if drawn:
+            sources[len(tokens)] = Q[text]
+        tokens.append(token)
+        parents.append(0)
+    for place, (token, _) in enumerate(layer, start=1):
+        q = Q[(*text, token)]
+        for following in draw(q[None], 2)[0].tolist():
+            sources[len(tokens)] = q
+            tokens.append(following)
+            parents.append(place)
+    ranks = (0, *range(4), *(0, 1) * 4)
+    return Draft(Tree(tuple(parents), ranks), torch.tensor(tokens), sources)
+
+
+COPIES: list[int] = []
+DRAFTS: dict[str, Callable[[Text], Draft]] = {
+    "a drawn sequence": lambda text: drafted(LINE, text),
+    "a drawn tree": lambda text: drafted(TWO_LEVELS, text),
+    "all tokens drawn": lambda text: drafted(parse_paths("0 1 2 00 01 02"), text),
+    "a drawn graph": graph,
+    "a drawn sequence that stops by what was drawn": stopped,
+    "drawn and chosen siblings": lambda text: drafted(TWO_LEVELS, text, last_is_chosen=True),
+    "drawn siblings and copies of them": doubled,
+    "copies of drawn siblings before them": lambda text: doubled(text, copies_first=True),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_texts_have_the_targets_distribution(name: str) -> None:
+    COPIES.clear()
+    assert fits(texts(DRAFTS[name], accept_walk)) > 0.001
+    assert bool(sum(COPIES)) == (name == "a drawn graph")
+
+
+def test_leaving_out_a_token_because_of_what_was_drawn_is_not_exact() -> None:
+    assert fits(texts(without_the_last, accept_walk)) < 1e-6
+
+
+def test_a_draft_said_to_be_chosen_is_verified_as_exactly() -> None:
+    """One draw a node does not ask where the tokens are from; it only accepts fewer."""
+    made = DRAFTS["a drawn tree"]
+    assert fits(texts(lambda text: replace(made(text), drawn_from=None), accept_walk)) > 0.001
+
+
+def without_residual(target: torch.Tensor, tokens: Sequence[int], sources: Sequence[torch.Tensor]) -> tuple:
+    for place, token in enumerate(tokens):
+        if torch.rand(()) * sources[place][token] < target[token]:
+            return place, target
+    return None, target
+
+
+def without_renewing_q(target: torch.Tensor, tokens: Sequence[int], sources: Sequence[torch.Tensor]) -> tuple:
+    left = target
+    for place, token in enumerate(tokens):
+        if torch.rand(()) * sources[place][token] < left[token]:
+            return place, left
+        left = (left - sources[place]).clamp(min=0)
+        left = left / left.sum()
+    return None, left
+
+
+@pytest.mark.parametrize("wrong", [without_residual, without_renewing_q])
+def test_the_check_finds_a_wrong_acceptance(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., tuple]) -> None:
+    monkeypatch.setattr(accept, "accept_siblings", wrong)
+    assert fits(texts(DRAFTS["a drawn tree"], accept_walk)) < 1e-6
+
+
+def published(draft: Draft, logits: torch.Tensor, append: Callable[[int], bool], selector: Tabled) -> Step:
+    """As the authors of Graph-structured Speculative Decoding accept sampled drafts: every node by itself with
+    min(1, p/q), the longest accepted path, then a token of the target without a residual.
+    """
+    tree, tokens = draft.tree, draft.tokens.tolist()
+    accepted = [True] * len(tree)
+    for node in range(1, len(tree)):
+        p = selector.distribution(logits[tree.parents[node]])
+        q = (draft.drawn_from or {}).get(node, p)  # of a copy nothing better is known here
+        accepted[node] = bool(torch.rand(()) * q[tokens[node]] < p[tokens[node]])
+    whole = [lineage for lineage in tree.lineages if all(accepted[node] for node in lineage)]
+    path = list(max(whole, key=len))
+    emitted = []
+    for node in path[1:]:
+        emitted.append(tokens[node])
+        if append(tokens[node]):
+            return Step(draft, logits, path, emitted, True)
+    emitted.append(selector(logits[path[-1]]))
+    return Step(draft, logits, path, emitted, append(emitted[-1]))
+
+
+@pytest.mark.parametrize("name", ["a drawn sequence", "a drawn tree", "a drawn graph"])
+def test_the_published_acceptance_of_graphs_is_not_exact(name: str) -> None:
+    assert fits(texts(DRAFTS[name], published)) < 1e-6
+
+
+@pytest.fixture
+def dice(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the uniform numbers that come next."""
+
+    def throw(*numbers: float) -> None:
+        coming: Iterator[float] = iter(numbers)
+        monkeypatch.setattr(accept.torch, "rand", lambda *_, **__: torch.tensor(next(coming)))
+
+    return throw
+
+
+def test_a_rejected_token_worked_by_hand(dice: Callable[..., None]) -> None:
+    """Token 1 has p/q = 3/7. What is left is max(0, p - q) = (0.3, 0, 0.1) of 0.4; of q, (2, 0, 1) of 3."""
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.7, 0.1])
+    dice(3 / 7 - 0.01)
+    assert accept_siblings(p, [1], [q])[0] == 0
+    dice(3 / 7 + 0.01)
+    place, left = accept_siblings(p, [1], [q])
+    assert place is None
+    torch.testing.assert_close(left, torch.tensor([0.75, 0.0, 0.25]))
+    # The next sibling, 2, has 0.25 / (1/3) = 3/4; after it only token 0 is left: (0.75 - 2/3, 0, 0).
+    dice(0.99, 0.74)
+    assert accept_siblings(p, [1, 2], [q, q])[0] == 1
+    dice(0.99, 0.76)
+    place, left = accept_siblings(p, [1, 2], [q, q])
+    assert place is None
+    torch.testing.assert_close(left, torch.tensor([1.0, 0.0, 0.0]))
+
+
+def test_a_drawn_token_that_the_target_likes_better_is_always_accepted(dice: Callable[..., None]) -> None:
+    dice(0.999999)
+    assert accept_siblings(torch.tensor([0.5, 0.5]), [0], [torch.tensor([0.4, 0.6])])[0] == 0
+
+
+def test_equal_distributions_accept_everything(dice: Callable[..., None]) -> None:
+    p = torch.softmax(torch.randn(50, generator=torch.Generator().manual_seed(0)), dim=-1)
+    for token in range(50):
+        dice(0.9999999)
+        assert accept_siblings(p, [token], [p.clone()])[0] == 0
+
+
+@given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 5))
+def test_what_is_left_is_a_distribution_without_the_rejected(seed: int, size: int, k: int) -> None:
+    torch.manual_seed(seed)
+    p, q = torch.softmax(2 * torch.randn(size), dim=-1), torch.softmax(2 * torch.randn(size), dim=-1)
+    tokens = draw(q[None], min(k, size))[0].tolist()
+    place, left = accept_siblings(p, tokens, [q] * len(tokens))
+    assert float(left.sum()) == pytest.approx(1, abs=1e-4)
+    assert bool((left >= 0).all())
+    rejected = tokens if place is None else tokens[:place]
+    assert all(float(left[token]) < 1e-6 for token in rejected)
+
+
+def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:
+    q = torch.tensor([0.0, 0.5, 0.5])
+    with pytest.raises(ValueError, match=r"got token 0 with probability 0; see Draft.drawn_from"):
+        accept_siblings(torch.tensor([0.6, 0.2, 0.2]), [0], [q])
+    with pytest.raises(ValueError, match="got token 1"):
+        accept_siblings(torch.tensor([0.98, 0.01, 0.01]), [1, 1], [torch.tensor([0.0, 1.0, 0.0])] * 2)
+
+
+def test_tokens_are_drawn_without_replacement_and_in_order() -> None:
+    """Every pair of three tokens, against q(a) q(b) / (1 - q(a))."""
+    torch.manual_seed(0)
+    q, runs = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64), 20_000
+    counts = Counter(map(tuple, draw(q.expand(runs, -1), 2).tolist()))
+    pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
+    assert sum(counts[pair] for pair in pairs) == runs
+    wanted = [runs * float(q[a] * q[b] / (1 - q[a])) for a, b in pairs]
+    assert chisquare([counts[pair] for pair in pairs], wanted).pvalue > 0.001
+
+
+def test_impossible_tokens_are_drawn_last() -> None:
+    assert draw(torch.tensor([[0.0, 0.5, 0.0, 0.5]]), 4)[0, :2].sort().values.tolist() == [1, 3]
+
+
+def test_a_cut_draft_keeps_what_is_known_of_its_nodes() -> None:
+    made = drafted(TWO_LEVELS, ())
+    cut = made.cut(1)
+    assert sorted(cut.drawn_from) == [1, 2]
+    assert cut.drawn_from[1] is made.drawn_from[1]
+    assert made.cut(2) is made
+    assert Draft(LINE, torch.tensor([0, 1, 2])).cut(1).drawn_from is None
+
+
+def test_the_distribution_is_computed_once_a_token_and_trimmed_at_the_end() -> None:
+    asked: list[int] = []
+
+    class Counting(Tabled):
+        def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+            asked.append(1)
+            return super().distribution(logits)
+
+    torch.manual_seed(0)
+    made = drafted(TWO_LEVELS, ())
+    step = accept_walk(made, torch.zeros(7, 3), lambda token: True, Counting())
+    assert (len(asked), len(step.tokens), step.accepted, step.finished) == (1, 1, [0], True)

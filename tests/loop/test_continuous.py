@@ -1,0 +1,333 @@
+"""Texts that join and leave a running batch: each is what it is alone, whatever its neighbours do."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import architectures, tiny
+from support.architectures import named
+from support.chi_square import fit
+from support.drafters import example
+from support.recurrent_architectures import RECURRENT
+from support.runs import fix_costs
+from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
+from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+import token_recycling as tr
+from token_recycling.costs.curve import CostCurve
+from token_recycling.loop.continuous import RunningBatch, why_not_many
+from token_recycling.loop.run import Row
+from token_recycling.loop.text import Draws, Sequence, TokenSelector
+from token_recycling.model.prefill import PIECE
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.templates import chain, root_only
+
+LLAMA = tiny.llama(seed=3)
+SHARED = tr.make_drafter("recycling")
+
+
+class GoneError(Exception):
+    """A client that has left."""
+
+
+class Texts:
+    """Texts of one batch, and what each has said."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.batch = model, RunningBatch(TreeModel(model))
+        self.said: dict[Row, list[int]] = {}
+        self.ended: list[Row] = []
+
+    def join(
+        self,
+        ids: torch.Tensor,
+        new: int,
+        drafter: str | tr.Drafter = "recycling",
+        seed: int | None = None,
+        processors: Any = (),
+        criteria: Any = (),
+        take: Callable[[Any], None] = lambda step: None,
+        streamed: bool = True,
+    ) -> Row:
+        """Lets a text join; it is sampled where there is a seed."""
+        limit = MaxLengthCriteria(ids.shape[1] + new)
+        sequence = Sequence(ids[0], StoppingCriteriaList([limit, *criteria]))
+        selector = TokenSelector(sequence, LogitsProcessorList(processors), seed is not None)
+        draws = None if seed is None else Draws(seed, ids.device)
+        row = Row(sequence, selector, tr.make_drafter(drafter), tr.Stats(), draws=draws)
+        said = self.said[row] = []
+
+        def told(step: tr.Step) -> None:
+            said.extend(step.tokens)
+            take(step)
+
+        self.batch.join(row, told, streamed=streamed)
+        return row
+
+    def step(self) -> None:
+        self.ended += self.batch.step()
+
+    def finish(self) -> None:
+        while self.batch.rows:
+            self.step()
+
+
+def alone(model: PreTrainedModel, ids: torch.Tensor, new: int, **more: Any) -> list[int]:
+    return model.generate(ids, max_new_tokens=new, **{"do_sample": False, **more})[0, ids.shape[1] :].tolist()
+
+
+def sampled_alone(ids: torch.Tensor, new: int, seed: int) -> list[int]:
+    torch.manual_seed(seed)
+    return alone(LLAMA, ids, new, do_sample=True, temperature=0.8, top_k=0)
+
+
+@settings(max_examples=3)
+@given(st.integers(0, 10**6))
+def test_whatever_joins_and_leaves_each_text_is_what_it_is_alone(case: int) -> None:
+    """Greedy, penalised and sampled texts join at any step, some leave at any step, of whatever length."""
+    choices, texts, wanted = random.Random(case), Texts(LLAMA), {}
+    for number in range(8):
+        ids, new = tiny.prompt(choices.randrange(999), choices.choice([1, 3, 33, 70])), choices.randint(1, 30)
+        seed: int | None = None
+        kind = choices.choice(["greedy", "penalised", "sampled"])
+        processors: list[Any] = []
+        if kind == "sampled":
+            seed, processors = number, [TemperatureLogitsWarper(0.8)]
+            said = sampled_alone(ids, new, number)
+        elif kind == "penalised":
+            processors = [RepetitionPenaltyLogitsProcessor(1.3)]
+            said = alone(LLAMA, ids, new, repetition_penalty=1.3)
+        else:
+            said = alone(LLAMA, ids, new)
+        drafter = choices.choice([SHARED, "suffix", "plain", tr.make_drafter("published", tree="chain:3")])
+        row = texts.join(ids, new, drafter, seed, processors, streamed=choices.random() < 0.5)
+        wanted[row] = said
+        while choices.random() < 0.5:
+            texts.step()
+            if choices.random() < 0.2 and texts.batch.rows:
+                texts.batch.leave(choices.choice(texts.batch.rows), GoneError())
+    texts.finish()
+    assert len(texts.ended) == len(set(texts.ended)) == len(wanted)
+    for row, said in wanted.items():
+        own = texts.said[row]
+        assert own == said[: len(own)]
+        assert isinstance(row.error, GoneError) or own == said
+        assert row.stats.tokens == len(own)
+
+
+@pytest.mark.parametrize("name", tr.drafter_names())
+def test_every_drafter_drafts_among_others(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+    texts, drafter = Texts(model), example(name, model, tmp_path)
+    prompts = [tiny.prompt(seed, 3 + 2 * seed).repeat(1, 2) for seed in range(3)]
+    rows = []
+    for ids in prompts:
+        rows.append(texts.join(ids, 12, drafter))
+        texts.step()
+        texts.step()
+    texts.finish()
+    for row, ids in zip(rows, prompts, strict=True):
+        assert row.error is None, row.error
+        assert texts.said[row] == alone(model, ids, 12)
+
+
+CASES = [
+    named("gpt2"),
+    named("mistral", "window of 8"),
+    named("gemma3_text", "window of 8"),
+    named("gpt_oss", "window of 8"),
+    named("bloom"),
+    *[case for case in RECURRENT if case.family in ("qwen3_next", "lfm2", "falcon_h1", "mamba2")],
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_families_whose_layers_see_or_keep_other_things(case: architectures.Case) -> None:
+    model, new = architectures.model_of(case), 20
+    model.generation_config.pad_token_id = 0
+    if why_not_many(TreeModel(model)) is not None:
+        pytest.skip("its texts cannot share passes")
+    texts = Texts(model)
+    prompts = [tiny.prompt(seed, length, architectures.VOCABULARY) for seed, length in enumerate([12, 1, 40, 5])]
+    rows = []
+    for ids in prompts:
+        rows.append(texts.join(ids, new, "suffix"))
+        for _ in range(3):
+            texts.step()
+    texts.finish()
+    for row, ids in zip(rows, prompts, strict=True):
+        assert row.error is None, row.error
+        assert texts.said[row] == alone(model, ids, new)
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise GoneError
+
+
+class FailingDrafter(tr.Drafter):
+    def __init__(self, at: str) -> None:
+        setattr(self, at, failing)
+
+    def draft(self, context: tr.Context) -> tr.Draft:
+        return tr.make_drafter("plain").draft(context)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"processors": [lambda ids, scores: scores if ids.shape[1] < 9 else failing()]},
+        {"criteria": [lambda ids, scores, **_: False if ids.shape[1] < 9 else failing()]},
+        {"take": failing},
+        *({"drafter": FailingDrafter(at)} for at in ("start", "draft", "observe")),
+    ],
+    ids=["processor", "criterion", "client", "start", "draft", "observe"],
+)
+def test_what_fails_for_one_text_ends_that_text_alone(wrong: dict[str, Any]) -> None:
+    texts, ids = Texts(LLAMA), [tiny.prompt(seed, 5) for seed in range(3)]
+    first = texts.join(ids[0], 20)
+    texts.step()
+    failed = texts.join(ids[1], 20, **wrong)
+    last = texts.join(ids[2], 20)
+    texts.finish()
+    assert isinstance(failed.error, GoneError)
+    assert texts.said[failed] == alone(LLAMA, ids[1], 20)[: len(texts.said[failed])]
+    for row, own in ((first, ids[0]), (last, ids[2])):
+        assert row.error is None
+        assert texts.said[row] == alone(LLAMA, own, 20)
+
+
+def test_a_text_draws_its_own_random_numbers() -> None:
+    """And none of the program's."""
+    texts, ids = Texts(LLAMA), tiny.prompt(0, 5)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    rows = [texts.join(ids, 20, seed=seed, processors=[TemperatureLogitsWarper(0.8)]) for seed in (1, 2, 1)]
+    texts.finish()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [texts.said[row] for row in rows] == [sampled_alone(ids, 20, seed) for seed in (1, 2, 1)]
+
+
+@dataclass
+class Drawing(tr.Drafter):
+    """Draws one token, from a distribution that is not the model's: what is accepted depends on other draws then."""
+
+    @property
+    def traits(self) -> tr.DrafterTraits:
+        return tr.DrafterTraits(draws=True)
+
+    def draft(self, context: tr.Context) -> tr.Draft:
+        if context.room < 2:
+            return tr.Draft(root_only(), context.root)
+        source = torch.tensor([0.1, 0.2, 0.3, 0.4])
+        drawn = torch.multinomial(source, 1)
+        return tr.Draft(chain(1), torch.cat([context.root, drawn]), {1: source})
+
+
+def test_texts_with_drawn_drafts_have_the_distribution_of_the_model() -> None:
+    """They are other texts than alone, of the same distribution: those of two tokens are counted."""
+    model = tiny.llama(13, context=0.3, vocab_size=4, initializer_range=0.4, hidden_size=16, num_hidden_layers=1)
+    texts, ids, drafter = Texts(model), torch.tensor([[1, 3, 2]]), Drawing()
+    rows = [texts.join(ids, 2, drafter, seed, streamed=False) for seed in range(500)]
+    texts.finish()
+    possible = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+    with torch.no_grad():
+        shares = model(torch.cat([ids.expand(16, -1), possible], dim=1)).logits[:, 2:4].double().softmax(-1)
+    exact = shares.gather(2, possible[:, :, None])[..., 0].prod(dim=1)
+    assert fit(Counter(tuple(texts.said[row]) for row in rows), possible, exact, least=3) > 1e-3
+    assert sum((row.stats for row in rows), tr.Stats()).accepted.total() > 100
+
+
+def test_a_long_prompt_is_read_between_the_steps_of_others() -> None:
+    model = tiny.llama(max_position_embeddings=4096)
+    texts, long = Texts(model), tiny.prompt(1, 3 * PIECE + 20)
+    short = texts.join(tiny.prompt(0, 5), 40)
+    texts.step()
+    row = texts.join(long, 6)
+    said = []
+    while not texts.said[row]:
+        said.append(len(texts.said[short]))
+        texts.step()
+    assert len(said) == 4
+    assert said == sorted(set(said)), "the other text went on between the pieces"
+    texts.finish()
+    assert texts.said[row] == alone(model, long, 6)
+    assert row.stats.prompt_tokens == long.shape[1]
+    assert row.stats.prefill_seconds > 0
+
+
+def sizes(monkeypatch: pytest.MonkeyPatch, texts: int, curve: CostCurve) -> set[int]:
+    """Nodes of the trees that are verified while so many texts are decoded, all of which repeat themselves."""
+    fix_costs(monkeypatch, lambda costs: curve)
+    batch, seen = Texts(tiny.counting_llama()), set()
+    for _ in range(texts):
+        batch.join(torch.arange(16)[None].repeat(1, 3), 40, take=lambda step: seen.add(len(step.draft.tree)))
+    while len(batch.batch.rows) == texts:
+        batch.step()
+    return seen
+
+
+def test_nodes_are_divided_by_what_passes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows are free up to 16, one text has more of them than each of four; where each costs a pass of its own,
+    and nothing is left to share, none is drafted.
+    """
+    free = CostCurve(4096, (1, 16, 17, 64), (1.0, 1.0, 20.0, 70.0))
+    assert max(sizes(monkeypatch, 1, free)) > max(sizes(monkeypatch, 4, free)) > 1
+    assert max(sizes(monkeypatch, 4, free)) <= 4
+    dear = CostCurve(4096, (1, 4, 5, 64), (1.0, 1.0, 50.0, 700.0))
+    assert sizes(monkeypatch, 4, dear) == {1}
+
+
+def test_room_that_leavers_had_is_taken_by_those_who_join() -> None:
+    texts = Texts(LLAMA)
+    for seed in range(8):
+        texts.join(tiny.prompt(seed, 5), 6)
+        texts.join(tiny.prompt(seed + 20, 30), 12)
+        texts.step()
+        texts.step()
+        assert texts.batch._together is not None
+        (store,) = texts.batch._together._kept._stores
+        assert store.buffer.shape[1] == len(texts.batch.rows)
+        assert store._whole.shape[1] <= 16
+    texts.finish()
+    assert all(row.error is None for row in texts.ended)
+    assert texts.batch._together is None, "nothing is held for nobody"
+
+
+def test_models_whose_texts_cannot_share_passes_are_refused() -> None:
+    model = architectures.model_of(named("llama", "dynamic rotary scaling from 32"))
+    with pytest.raises(tr.UnsupportedModelError, match="expected one text"):
+        RunningBatch(TreeModel(model))
+    split = tiny.llama()
+    split._tp_size = 2
+    with pytest.raises(tr.UnsupportedModelError, match="in one process, got one in 2"):
+        RunningBatch(TreeModel(split))
+
+
+def test_drafters_that_need_other_hidden_states_do_not_share_a_batch(tmp_path: Path) -> None:
+    class Seeing(tr.Drafter):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @property
+        def traits(self) -> Any:
+            return tr.DrafterTraits(states=lambda layers: [self.number])
+
+        def draft(self, context: tr.Context) -> tr.Draft:
+            return tr.make_drafter("plain").draft(context)
+
+    texts = Texts(LLAMA)
+    texts.join(tiny.prompt(0, 5), 6, Seeing(1))
+    texts.join(tiny.prompt(1, 5), 6, Seeing(1))
+    with pytest.raises(ValueError, match=r"needs the hidden states \[1\]"):
+        texts.join(tiny.prompt(2, 5), 6, Seeing(2))
+    texts.finish()
+    assert all(row.error is None for row in texts.ended)

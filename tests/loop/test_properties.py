@@ -1,0 +1,271 @@
+"""What must hold for every tree, draft, padding, cut and length, by hypothesis against brute force."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import tiny
+from support.drafters import Garbage
+from support.strategies import drafts, trees
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+import token_recycling as tr
+from token_recycling.loop.accept import accept_walk
+from token_recycling.model.architectures import Reach
+from token_recycling.model.kv_cache import TreeCache
+from token_recycling.model.tree_inputs import masks
+from token_recycling.trees.draft import Draft
+
+VOCABULARY = 5
+
+
+def following(seed: int, vocab_size: int = 3) -> list[int]:
+    """What the target says, whatever is drafted: a text of 20 tokens."""
+    return torch.randint(0, vocab_size, (20,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(1, 8))
+def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft: Draft, seed: int, room: int) -> None:
+    """Brute force: of all texts that the tree drafts, the longest with which the target's text begins."""
+    said, tokens = following(seed), draft.tokens.tolist()
+    drafted = {tuple(tokens[node] for node in lineage[1:]) for lineage in draft.tree.lineages}
+    longest = max(length for length in range(len(said)) if tuple(said[:length]) in drafted)
+    text: list[int] = []
+    nodes = torch.arange(len(tokens))[:, None]
+
+    def choose(logits: torch.Tensor) -> int:
+        lineage = draft.tree.lineages[int(logits)]
+        assert [tokens[node] for node in lineage[1:]] == text, "called at the node of the text so far"
+        return said[len(text)]
+
+    def append(token: int) -> bool:
+        text.append(token)
+        return len(text) == room
+
+    step = accept_walk(draft, nodes, append, choose)
+    assert step.tokens == text == said[: min(longest + 1, room)]
+    assert [tokens[node] for node in step.accepted[1:]] == text[:-1]
+    assert step.accepted[1:] == [node for node in step.accepted[1:] if draft.tree.parents[node] in step.accepted]
+    assert step.finished == (len(text) == room)
+    assert (step.beyond is not None) == (room <= longest)
+
+
+@given(drafts(vocab_size=2), st.integers(0, 10**6))
+def test_a_walk_among_equal_siblings_still_says_what_the_target_says(draft: Draft, seed: int) -> None:
+    said, tokens = following(seed, vocab_size=2), draft.tokens.tolist()
+    text: list[int] = []
+    step = accept_walk(
+        draft, torch.zeros(len(tokens), 1), lambda token: text.append(token) or False, lambda _: said[len(text)]
+    )
+    assert step.tokens == said[: len(text)]
+    assert [tokens[node] for node in step.accepted[1:]] == step.tokens[:-1]
+    assert step.tokens[-1] not in {tokens[child] for child in draft.tree.children[step.accepted[-1]]}
+
+
+@given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(0, 6))
+def test_a_cut_draft_accepts_as_much_of_the_same_text(draft: Draft, seed: int, depth: int) -> None:
+    said = following(seed)
+
+    def accepted(draft: Draft) -> list[int]:
+        text: list[int] = []
+        logits = torch.zeros(len(draft.tree), 1)
+        return accept_walk(draft, logits, lambda token: text.append(token) or False, lambda _: said[len(text)]).tokens
+
+    assert accepted(draft.cut(depth)) == accepted(draft)[: depth + 1]
+
+
+@given(trees(), st.sampled_from([("full", 0), ("sliding", 3), ("chunked", 4)]), st.integers(0, 9), st.integers(0, 9))
+def test_a_node_sees_its_own_line_within_reach_and_nothing_else(
+    tree: tr.Tree, reach: tuple[str, int], length: int, hole: int
+) -> None:
+    """Of `length` slots of text and `hole` slots of no text after them, as in the shorter rows of a batch."""
+    kind, size = reach
+    n = len(tree)
+    visible = torch.zeros(1, 1, n, length + hole + n, dtype=torch.bool)
+    visible[..., :length] = True
+    visible[..., length + hole :] = tree.on(torch.device("cpu")).ancestors
+    depths = torch.tensor(tree.depths)[None] + length
+    keys = torch.cat([torch.arange(length + hole)[None], depths], dim=1)
+    made = masks({"any": Reach(kind, size) if size else Reach()}, visible, depths, keys, torch.float32)
+    assert isinstance(made, torch.Tensor)
+    for node, lineage in enumerate(tree.lineages):
+        here = length + tree.depths[node]
+        line = [*range(length), *(length + tree.depths[other] for other in lineage)]
+        slots = [*range(length), *(length + hole + other for other in lineage)]
+        seen = {
+            slot
+            for slot, position in zip(slots, line, strict=True)
+            if kind == "full"
+            or (kind == "sliding" and here - position < size)
+            or (kind == "chunked" and here // size == position // size)
+        }
+        assert set((made[0, 0, node] == 0).nonzero().flatten().tolist()) == seen
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.integers(0, 10**6),
+)
+def test_a_cache_keeps_exactly_the_accepted_slots(rows: list[tuple[int, int]], n: int, seed: int) -> None:
+    """Rows of different lengths keep different numbers of nodes, in order, behind what they had."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths, held = [length for length, _ in rows], max(length for length, _ in rows)
+    accepted = [torch.randperm(n, generator=generator)[: min(kept, n)].sort().values.tolist() for _, kept in rows]
+    states = torch.randn(2, 2, len(rows), 2, held + n, 3, generator=generator)
+    cache = DynamicCache()
+    for layer in range(2):
+        cache.update(states[layer, 0], states[layer, 1], layer)
+    TreeCache(cache).keep(held, lengths, accepted)
+    longest = max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True))
+    for layer, part in itertools.product(range(2), range(2)):
+        kept = (cache.layers[layer].keys, cache.layers[layer].values)[part]
+        assert kept.shape == (len(rows), 2, longest, 3)
+        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+            slots = [*range(length), *(held + node for node in nodes)]
+            assert torch.equal(kept[row, :, : len(slots)], states[layer, part, row][:, slots])
+
+
+LLAMA = tiny.llama(5, vocab_size=VOCABULARY, num_hidden_layers=1)
+LLAMA.generation_config.pad_token_id = 0
+POSITIONS = 24
+
+
+def _gpt2() -> GPT2LMHeadModel:
+    """Its learned positions end with the 24th token: a later one is an error."""
+    torch.manual_seed(3)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS, "initializer_range": 0.5}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=None, **sizes)).eval()
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+GPT2 = _gpt2()
+
+
+@cache
+def alone(model: PreTrainedModel, seed: int, length: int, new: int) -> list[int]:
+    """What plain `generate` says after a prompt by itself."""
+    return model.generate(tiny.prompt(seed, length, VOCABULARY), max_new_tokens=new)[0, length:].tolist()
+
+
+def together(
+    model: PreTrainedModel, prompts: list[tuple[int, int]], spare: int, new: int, drafter: tr.Drafter, **more: int
+) -> list[list[int]]:
+    """What accelerated `generate` says after each of several prompts of a seed and a length, padded on the left."""
+    width = max(length for _, length in prompts) + spare
+    texts = [tiny.prompt(seed, length, VOCABULARY) for seed, length in prompts]
+    ids = torch.cat([torch.nn.functional.pad(text, (width - text.shape[1], 0)) for text in texts])
+    mask = torch.tensor([[0] * (width - length) + [1] * length for _, length in prompts])
+    with tr.accelerated(model, drafter) as acceleration:
+        found = model.generate(ids, attention_mask=mask, max_new_tokens=new, **more)
+    assert acceleration.fallback is None
+    return found[:, width:].tolist()
+
+
+SHAPES = st.lists(trees(max_nodes=14), min_size=1, max_size=3)
+PROMPTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10)), min_size=1, max_size=5)
+
+
+@settings(max_examples=40)
+@given(PROMPTS, st.integers(0, 3), st.sampled_from([1, 7, 16]), SHAPES, st.integers(0, 10**6), st.integers(1, 5))
+def test_a_row_says_what_it_says_alone(
+    prompts: list[tuple[int, int]], spare: int, new: int, shapes: list[tr.Tree], seed: int, end: int
+) -> None:
+    """Whatever else is in the batch, however it is padded, whatever is drafted; 5 is no token and ends nothing."""
+    rows = together(LLAMA, prompts, spare, new, Garbage(shapes, seed, VOCABULARY), eos_token_id=end)
+    for row, (prompt, length) in zip(rows, prompts, strict=True):
+        wanted = alone(LLAMA, prompt, length, 16)[:new]
+        wanted = wanted[: wanted.index(end) + 1] if end in wanted else wanted
+        assert row[: len(wanted)] == wanted
+        assert not any(row[len(wanted) :])
+
+
+@settings(max_examples=40)
+@given(st.integers(1, POSITIONS), st.integers(0, 12), SHAPES, st.integers(0, 10**6))
+def test_near_the_models_limit_trees_shrink_and_never_overrun(
+    length: int, short: int, shapes: list[tr.Tree], seed: int
+) -> None:
+    """Trees are as deep as the rest of the positions and of the text lets them be."""
+    new, said = max(1, POSITIONS + 1 - length - short), list[int]()
+    steps = tr.stream(GPT2, tiny.prompt(0, length, VOCABULARY), Garbage(shapes, seed, VOCABULARY), max_new_tokens=new)
+    for turn, step in enumerate(steps):
+        wished = shapes[turn % len(shapes)].depth
+        assert step.draft.tree.depth == min(wished, POSITIONS - length - len(said), new - len(said) - 1)
+        said += step.tokens
+    assert said == alone(GPT2, 0, length, POSITIONS + 1 - length)[:new]
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, POSITIONS)), min_size=2, max_size=4),
+    SHAPES,
+    st.integers(0, 99),
+)
+def test_the_longest_row_of_a_batch_reaches_the_limit_too(
+    prompts: list[tuple[int, int]], shapes: list[tr.Tree], seed: int
+) -> None:
+    new = POSITIONS + 1 - max(length for _, length in prompts)
+    rows = together(GPT2, prompts, 0, new, Garbage(shapes, seed, VOCABULARY))
+    assert rows == [alone(GPT2, prompt, length, POSITIONS + 1 - length)[:new] for prompt, length in prompts]
+
+
+WIDE = tiny.llama(6, context=0.4)
+WIDE.generation_config.pad_token_id = 0
+PROCESSING = st.fixed_dictionaries(
+    {},
+    optional={
+        "repetition_penalty": st.sampled_from([0.8, 1.3]),
+        "no_repeat_ngram_size": st.sampled_from([2, 3]),
+        "bad_words_ids": st.just([[3], [5, 9], [11, 2, 4]]),
+        "sequence_bias": st.just({(7,): 1.5, (1, 2): -4.0}),
+        "suppress_tokens": st.just(list(range(0, 64, 5))),
+        "min_new_tokens": st.sampled_from([3, 9]),
+        "exponential_decay_length_penalty": st.just((4, 1.1)),
+        "renormalize_logits": st.just(True),
+    },
+)
+SAMPLING = st.fixed_dictionaries(
+    {"do_sample": st.just(True)},
+    optional={
+        "temperature": st.sampled_from([0.3, 0.8, 1.4]),
+        "top_k": st.sampled_from([2, 20]),
+        "top_p": st.sampled_from([0.5, 0.95]),
+        "min_p": st.just(0.05),
+        "typical_p": st.just(0.8),
+    },
+)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.integers(1, 10), min_size=1, max_size=3),
+    st.integers(0, 2),
+    PROCESSING,
+    st.one_of(st.just({"do_sample": False}), SAMPLING),
+    st.sampled_from(["paper", "auto", "chain:4"]),
+    st.integers(0, 99),
+)
+def test_any_combination_says_what_generate_says(
+    lengths: list[int], spare: int, processing: dict[str, Any], choosing: dict[str, Any], tree: str, seed: int
+) -> None:
+    """One text sampled with a seed, padded or not, or several greedily."""
+    if choosing["do_sample"]:
+        del lengths[1:]
+    width = max(lengths) + spare
+    texts = [tiny.prompt(seed + row, length) for row, length in enumerate(lengths)]
+    ids = torch.cat([torch.nn.functional.pad(text, (width - text.shape[1], 0)) for text in texts])
+    arguments = {"max_new_tokens": 14, "eos_token_id": [1, 9, 17], "attention_mask": (ids != 0).long()}
+    arguments |= {**processing, **choosing}
+    wanted, state = tiny.seeded(WIDE.generate, ids, seed=seed, **arguments)
+    with tr.accelerated(WIDE, tree=tree) as acceleration:
+        for _ in range(2):  # the second time the matrix has seen the text
+            ours, our_state = tiny.seeded(WIDE.generate, ids, seed=seed, **arguments)
+            assert acceleration.fallback is None
+            assert torch.equal(ours, wanted)
+            assert torch.equal(our_state, state)

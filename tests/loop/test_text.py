@@ -1,0 +1,77 @@
+"""The memory of a text grows with it, not with its limit, and what was handed out stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from transformers import LlamaForCausalLM, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+import token_recycling as tr
+from token_recycling.loop.text import Sequence
+
+ENDLESS = 10**12
+"""Tokens that no memory holds."""
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("drafter", ["recycling", "published", "suffix", "prompt_lookup", "lookahead", "plain"])
+def test_a_text_without_a_limit_ends_where_it_ends(counting: LlamaForCausalLM, drafter: str, fast: bool) -> None:
+    arguments: dict[str, Any] = {"max_new_tokens": ENDLESS, "eos_token_id": 9, "do_sample": False}
+    ids = torch.tensor([[3]])
+    wanted = counting.generate(ids, **arguments)
+    assert torch.equal(tr.generate(counting, ids, drafter=drafter, fast=fast, **arguments), wanted)
+    steps = tr.stream(counting, ids, drafter, max_new_tokens=ENDLESS, eos_token_id=9, fast=fast)
+    assert [3, *(token for step in steps for token in step.tokens)] == wanted[0].tolist()
+
+
+def test_a_batch_without_a_limit_ends_where_it_ends(counting: LlamaForCausalLM) -> None:
+    arguments = {"max_new_tokens": ENDLESS, "eos_token_id": 9, "pad_token_id": 0, "do_sample": False}
+    ids = torch.tensor([[3], [7]])
+    assert torch.equal(tr.generate(counting, ids, **arguments), counting.generate(ids, **arguments))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_was_handed_out_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, elsewhere: bool) -> None:
+    """However far the text grows afterwards, here and on a device with a memory of its own."""
+    if elsewhere:
+        monkeypatch.setattr(torch.Tensor, "cpu", torch.Tensor.clone)
+    text = Sequence(tiny.prompt(0, 5)[0], StoppingCriteriaList([MaxLengthCriteria(ENDLESS)]), padding=2)
+    kept = []
+    for token in range(2000):
+        text.push(token)
+        kept.append((text.on_host, text.tokens, text.padded[0, 2:]))
+    whole = torch.cat([tiny.prompt(0, 5)[0, 2:], torch.arange(2000)])
+    for length, views in enumerate(kept, start=4):
+        assert all(torch.equal(view, whole[:length]) for view in views)
+
+
+def test_criteria_and_processors_may_keep_what_they_see(model: LlamaForCausalLM) -> None:
+    def shown(generate: Any, **more: Any) -> list[torch.Tensor]:
+        kept: list[torch.Tensor] = []
+
+        def criterion(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            kept.append(input_ids)
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        def processor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            kept.append(input_ids)
+            return scores
+
+        generate(
+            tiny.prompt(0, 4),
+            do_sample=False,
+            max_new_tokens=60,
+            logits_processor=[processor],
+            stopping_criteria=StoppingCriteriaList([criterion]),
+        )
+        return kept
+
+    wanted = shown(model.generate)
+    ours = shown(tr.accelerate(model).generate)
+    assert model.acceleration.fallback is None
+    assert len(ours) == len(wanted) == 120
+    assert all(map(torch.equal, ours, wanted))

@@ -1,0 +1,127 @@
+"""The drafts of all requests of a step, without an engine: state on the engine's records, the past, and the clock."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from token_recycling.recycling.batches import Batches
+from token_recycling.recycling.occurrences import BREAK, masked
+from token_recycling.recycling.recycler import Options, Recycler
+
+PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
+
+
+def made(nodes: int = 8, **options: object) -> Batches:
+    return Batches(Recycler(100, nodes, Options.parse({"k": 4, "token_cost": 0, **options})), 64)
+
+
+def ask(batches: Batches, records: list[SimpleNamespace], texts: list[list[int]], room: int = 8) -> list[list[int]]:
+    tokens = np.zeros((len(texts), 256), np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = text
+    lengths, rooms = np.array([len(text) for text in texts]), np.full(len(texts), room)
+    return batches.draft(records, tokens, np.arange(len(texts)), lengths, rooms)
+
+
+def write(batches: Batches, prompt: list[int], said: list[int]) -> None:
+    """One request, a token at a time."""
+    record = SimpleNamespace()
+    for length in range(len(said) + 1):
+        ask(batches, [record], [prompt + said[:length]], room=len(said) - length)
+
+
+def test_a_request_that_was_answered_before_is_drafted_from_its_first_token() -> None:
+    batches = made()
+    write(batches, PROMPT, SAID)
+    assert ask(batches, [SimpleNamespace()], [PROMPT]) == [SAID[:8]]
+    assert ask(batches, [SimpleNamespace()], [[1, 2, *PROMPT[-3:]]]) == [SAID[:8]], "an edit of it too"
+
+
+def test_prompts_are_never_drafted_in_other_requests() -> None:
+    batches = made()
+    write(batches, PROMPT, SAID)
+    assert ask(batches, [SimpleNamespace()], [PROMPT[:20]]) == [[]]
+    assert ask(batches, [SimpleNamespace()], [PROMPT[-8:-1]]) == [[]]
+    kept = batches.recycler.matrix.past.tokens.tolist()
+    assert kept[:33] == [BREAK, *masked(np.array(PROMPT[-32:]))]
+    assert set(SAID) <= set(kept)
+    assert not set(PROMPT) & set(kept)
+
+
+def test_the_end_of_a_prompt_is_kept_in_the_file_too(tmp_path: Path) -> None:
+    path = str(tmp_path / "matrix")
+    first = made(matrix=path)
+    write(first, [99, *PROMPT], SAID)
+    first.recycler.matrix.save(path)
+    assert ask(made(matrix=path), [SimpleNamespace()], [PROMPT]) == [SAID[:8]]
+
+
+@pytest.mark.parametrize("options", [{"learns": False}, {"past": 0}])
+def test_nothing_stays_where_nothing_is_to(options: dict[str, object]) -> None:
+    batches = made(**options)
+    write(batches, PROMPT, SAID)
+    assert ask(batches, [SimpleNamespace()], [PROMPT]) == [[]]
+    assert not len(batches.recycler.matrix.past.tokens)
+
+
+def test_requests_change_rows_and_come_and_go() -> None:
+    batches = made(past=0)
+    first, second = SimpleNamespace(), SimpleNamespace()
+    loops = [[1, 2, 3, 4] * 3, [5, 6, 7] * 4]
+    assert ask(batches, [first, second], loops) == [[1, 2, 3, 4] * 2, [5, 6, 7, 5, 6, 7, 5, 6]]
+    assert ask(batches, [second, first], [[*loops[1], 5], [*loops[0], 1]]) == [
+        [6, 7, 5, 6, 7, 5, 6, 7],
+        [2, 3, 4, 1, 2, 3, 4, 1],
+    ]
+    slot = first.token_recycling.slot
+    del first
+    gc.collect()
+    third = SimpleNamespace()
+    assert ask(batches, [third, second], [[1], [*loops[1], 5, 6]]) == [[], [7, 5, 6, 7, 5, 6, 7, 5]]
+    assert third.token_recycling.slot == slot
+
+
+def test_a_text_that_is_not_a_continuation_is_read_anew() -> None:
+    batches, record = made(past=0), SimpleNamespace()
+    ask(batches, [record], [[1, 2, 3, 4] * 3])
+    for other in ([7, 3] * 3, [1, 2]):
+        (draft,) = ask(batches, [record], [other])
+        assert draft == ([7, 3] * 4 if len(other) > 2 else [])
+
+
+def test_how_long_passes_take_is_learned_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which every token of a pass takes as long as a pass: where two of three are right, few pay."""
+    now = [0.0]
+    monkeypatch.setattr("token_recycling.recycling.batches.time.perf_counter", lambda: now[0])
+    drafted = {}
+    for a_token in (0.0, 1.0):
+        batches, record, text, lengths = made(token_cost=0.02), SimpleNamespace(), [1, 2, 3] * 3, []
+        for step in range(60):
+            (draft,) = ask(batches, [record], [text])
+            lengths.append(len(draft))
+            batches.passed(1 + len(draft))
+            now[0] += 1 + a_token * len(draft)
+            text = [*text, text[-3] if step % 3 else 4 + step]
+        drafted[a_token] = np.mean(lengths[-20:])
+    assert drafted[1.0] < drafted[0.0] / 2
+
+
+def test_passes_that_have_others_in_them_teach_nothing() -> None:
+    batches, record = made(token_cost=0.02), SimpleNamespace()
+    before = batches.passes.seconds.copy()
+    for length in range(3, 9):
+        ask(batches, [record], [[1, 2, 3, 4, 5, 6, 7, 8, 9][:length]])
+        batches.passed(0)
+    assert np.array_equal(batches.passes.seconds, before)
+
+
+def test_warming_up_leaves_no_trace() -> None:
+    batches = made()
+    Batches.warm_up(batches.recycler)
+    assert not batches.recycler.matrix.filled.any()
+    assert not len(batches.recycler.matrix.past)

@@ -1,0 +1,264 @@
+"""Trees that grow: mixtures by hand, and the growth against a search over all trees."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.matrices import Grower, close, matrix_of
+
+from token_recycling.recycling.best_first import CHILDREN
+from token_recycling.recycling.ngram_matrix import NgramMatrix
+
+# What may follow
+
+
+def test_a_lone_row_counts_four_fifths() -> None:
+    grower = Grower(matrix_of({(5,): {10: 0.5, 11: 0.25}}), [5])
+    assert grower.grow(9, depth=1) == 3
+    close(grower.children(), {10: 0.4, 11: 0.2})
+
+
+def test_a_longer_context_counts_two_fifths_against_the_shorter_ones() -> None:
+    rows = {(5,): {10: 0.5, 11: 0.25}, (4, 5): {11: 0.5, 12: 0.5}, (3, 4, 5): {12: 1.0}}
+    one = {10: 0.8 * 0.5, 11: 0.8 * 0.25}
+    two = {11: 0.6 * one[11] + 0.4 * 0.5, 10: 0.6 * one[10], 12: 0.4 * 0.5}
+    three = {12: 0.6 * two[12] + 0.4, 11: 0.6 * two[11], 10: 0.6 * two[10]}
+    for orders, wanted in ((1, one), (2, two), (3, three)):
+        known = {context: row for context, row in rows.items() if len(context) <= orders}
+        # A longer context overwrites nothing here, since the shorter ones are learned after it.
+        grower = Grower(matrix_of(known, orders=orders), [3, 4, 5])
+        grower.grow(1)
+        close(grower.children(), dict(sorted(wanted.items(), key=lambda item: -item[1])))
+
+
+def test_an_unknown_longer_context_takes_nothing_away() -> None:
+    grower = Grower(matrix_of({(5,): {10: 0.5}, (3, 4, 5): {11: 1.0}}, orders=3), [9, 9, 5])
+    grower.grow(1)
+    close(grower.children(), {10: 0.4})
+
+
+@pytest.mark.parametrize(
+    ("repeated", "weight"), [(1, 0.1), (2, 0.15), (3, 0.25), (4, 0.35), (5, 0.5), (8, 0.6), (16, 0.8)]
+)
+def test_the_suffix_counts_the_more_the_longer_the_match(repeated: int, weight: float) -> None:
+    again = list(range(20, 20 + repeated))
+    text = [*again, 7, 8, *again]
+    grower = Grower(matrix_of({(again[-1],): {10: 0.5}}), text, suffix=True)
+    grower.grow(1)
+    wanted = {10: 0.4 * (1 - weight), 7: weight}
+    close(grower.children(), dict(sorted(wanted.items(), key=lambda item: -item[1])))
+    grower = Grower(grower.matrix, text, suffix=False)
+    grower.grow(1)
+    close(grower.children(), {10: 0.4})
+
+
+def test_the_suffix_of_a_drafted_path_is_followed_too() -> None:
+    grower = Grower(matrix_of({(5,): {20: 0.9}}), [20, 21, 22, 23, 5], suffix=True)
+    assert grower.paths(grower.grow(3)) == [(20,), (20, 21), (20, 21, 22)]
+    assert Grower(grower.matrix, [20, 21, 22, 23, 5]).grow(3) == 2
+
+
+def test_a_drafted_path_has_its_own_contexts() -> None:
+    rows = {(5,): {10: 0.9}, (4, 5): {10: 0.9}, (10,): {1: 0.9}, (5, 10): {2: 0.9}, (4, 5, 10): {3: 0.9}}
+    grower = Grower(matrix_of(rows, orders=3), [4, 5])
+    assert grower.paths(grower.grow(1)) == [(10,)]
+    close(grower.children(1), {3: 0.4 * 0.9, 1: 0.6 * 0.6 * 0.72, 2: 0.6 * 0.4 * 0.9})
+    assert grower.growing.mixture.recent[:4].tolist() == [10, 5, 4, -1]
+
+
+def test_no_more_candidates_are_looked_at_than_there_is_room_for() -> None:
+    row = {token: 0.03 - 0.001 * token for token in range(CHILDREN + 4)}
+    grower = Grower(matrix_of({(39,): row}), [39])
+    assert grower.grow(50, depth=1) == CHILDREN + 1
+    assert list(grower.children()) == list(range(CHILDREN))
+
+
+def test_without_candidates_the_root_is_alone() -> None:
+    for suffix in (False, True):
+        assert Grower(matrix_of({(5,): {10: 1.0}}), [6, 7], suffix).grow(9) == 1
+        assert Grower(matrix_of({(5,): {10: 1.0}}), [6, 7], suffix).grow_for([1.0] * 9) == 1
+        assert Grower(matrix_of({(5,): {10: 1.0}}), [6, 7], suffix).fill("0 1 00") == 1
+
+
+# Growth against a search over all trees
+
+ROWS = st.dictionaries(st.integers(0, 4), st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=1, max_size=5)
+
+
+def chain_of_rows(drawn: dict[int, list[int]], seed: int) -> NgramMatrix:
+    """A matrix of five tokens and up to three candidates each, of unequal probabilities."""
+    generator = np.random.default_rng(seed)
+    rows = {}
+    for token, weights in drawn.items():
+        ids = generator.permutation(5)[: len(weights)]
+        shares = np.sort(np.array(weights) / (sum(weights) + generator.uniform(1, 30)))[::-1]
+        rows[(token,)] = {int(one): float(share) for one, share in zip(ids, shares, strict=True)}
+    return matrix_of(rows, vocab_size=5)
+
+
+def values(matrix: NgramMatrix, root: int, depth: int) -> dict[tuple[int, ...], float]:
+    """Every path to `depth` and its probability, from the rows alone."""
+    found: dict[tuple[int, ...], float] = {}
+    layer = {(): 1.0}
+    for _ in range(depth):
+        layer = {
+            (*path, token): value * share
+            for path, value in layer.items()
+            for token, share in likely_after(matrix, (root, *path)).items()
+        }
+        found.update(layer)
+    return found
+
+
+def likely_after(matrix: NgramMatrix, text: tuple[int, ...]) -> dict[int, float]:
+    """The row of the last token, against the candidates beside it."""
+    beside = matrix.look_up(text[-2]) if len(text) > 1 else []
+    mixed = {token: 0.1 * share for token, share in beside if share and token != text[-1]}
+    row = {token: share for token, share in matrix.look_up(text[-1]) if share}
+    if not row:
+        return mixed
+    return {token: 0.2 * mixed.get(token, 0.0) + 0.8 * row.get(token, 0.0) for token in {**mixed, **row}}
+
+
+def best_sums(found: dict[tuple[int, ...], float], most: int) -> list[float]:
+    """The most expected tokens of any tree of 1, 2, ... `most` + 1 nodes, by trying all sets of paths."""
+    paths, sums = list(found), [1.0]
+    for nodes in range(1, min(most, len(paths)) + 1):
+        closed = (
+            chosen
+            for chosen in combinations(paths, nodes)
+            if all(len(path) == 1 or path[:-1] in chosen for path in chosen)
+        )
+        sums.append(1 + max(sum(found[path] for path in chosen) for chosen in closed))
+    return sums
+
+
+@given(ROWS, st.integers(0, 4), st.integers(0, 1000))
+def test_no_tree_of_as_many_nodes_expects_more_tokens(drawn: dict[int, list[int]], root: int, seed: int) -> None:
+    """Depth of 2 keeps the search small: at most 18 paths."""
+    matrix = chain_of_rows(drawn, seed)
+    found = values(matrix, root, depth=2)
+    sums = best_sums(found, most=4)
+    for nodes, wanted in enumerate(sums[1:], start=1):
+        grower = Grower(matrix, [root])
+        made = grower.grow(nodes, depth=2)
+        assert made == nodes + 1
+        paths = grower.paths(made)
+        assert sum(found[path] for path in paths) + 1 == pytest.approx(wanted, rel=1e-5)
+        assert grower.growing.values[1:made].tolist() == pytest.approx([found[path] for path in paths], rel=1e-5)
+
+
+@given(ROWS, st.integers(0, 4), st.integers(0, 1000), st.integers(1, 30), st.integers(1, 4))
+def test_nodes_grow_best_first(drawn: dict[int, list[int]], root: int, seed: int, nodes: int, depth: int) -> None:
+    matrix = chain_of_rows(drawn, seed)
+    grower = Grower(matrix, [root])
+    made = grower.grow(nodes, depth)
+    growing = grower.growing
+    found = values(matrix, root, depth)
+    assert made == 1 + min(nodes, len(found))
+    gains = growing.values[:made].tolist()
+    assert gains == sorted(gains, reverse=True)
+    assert gains[1:] == pytest.approx(sorted(found.values(), reverse=True)[: made - 1], rel=1e-4)
+    well_formed(grower, made, depth)
+
+
+def well_formed(grower: Grower, made: int, depth: int) -> None:
+    """Parents before children, siblings of distinct tokens and ranks, none too deep."""
+    growing = grower.growing
+    assert growing.parents[0] == -1
+    for node in range(1, made):
+        assert 0 <= growing.parents[node] < node
+        assert growing.depths[node] == growing.depths[growing.parents[node]] + 1 <= depth
+        parent, rank = growing.parents[node], growing.ranks[node]
+        assert growing.candidates[parent, rank] == growing.tokens[node]
+    assert len(set(grower.paths(made))) == made - 1
+    siblings = list(zip(growing.parents[1:made], growing.ranks[1:made], strict=True))
+    assert len(set(siblings)) == made - 1
+
+
+@given(
+    ROWS,
+    st.integers(0, 4),
+    st.integers(0, 1000),
+    st.lists(st.floats(0.0, 0.6), min_size=0, max_size=14),
+    st.integers(1, 5),
+)
+def test_as_many_nodes_as_bring_the_most_tokens_per_time(
+    drawn: dict[int, list[int]], root: int, seed: int, rises: list[float], depth: int
+) -> None:
+    """Against all sizes; whatever the shape of the costs, steps and plateaus too."""
+    matrix = chain_of_rows(drawn, seed)
+    costs = np.cumsum([1.0, *rises])
+    gains = sorted(values(matrix, root, depth).values(), reverse=True)[: len(rises)]
+    expected = np.cumsum([1.0, *gains])
+    rates = expected / costs[: len(expected)]
+    made = Grower(matrix, [root]).grow_for(costs.tolist(), depth)
+    assert rates[made - 1] == pytest.approx(rates.max(), rel=1e-5)
+    # Of equally good sizes the smallest.
+    assert all(rates[:made] <= rates[made - 1] * (1 + 1e-5))
+
+
+def test_costs_decide_by_hand() -> None:
+    """A chain of 0.8 each: 1, 1.8, 2.44, 2.952, 3.3616 tokens."""
+    matrix = matrix_of({(token,): {token + 1: 1.0} for token in range(10)})
+    for costs, nodes in (
+        ([1, 1, 1, 1, 1], 5),
+        ([1, 2, 3, 4, 5], 1),
+        ([1, 1.5, 2.0, 2.5, 3.0], 3),  # 1, 1.2, 1.22, 1.18, 1.12
+        ([1, 1.9, 1.9, 1.9, 9.0], 4),  # one node alone does not pay, three do
+        ([1, 1, 9, 9, 9], 2),
+        ([2, 2, 18, 18, 18], 2),  # any unit
+    ):
+        assert Grower(matrix, [0]).grow_for(costs) == nodes
+
+
+def test_no_depth_means_no_nodes() -> None:
+    matrix = matrix_of({(token,): {token + 1: 0.9, token + 2: 0.1} for token in range(10)})
+    assert Grower(matrix, [0]).grow(5, depth=0) == 1
+    assert Grower(matrix, [0]).fill("0 00", depth=0) == 1
+    grower = Grower(matrix, [0])
+    assert grower.paths(grower.grow(9, depth=1)) == [(1,), (2,)]
+
+
+def test_the_arrays_serve_one_growth_after_another() -> None:
+    matrix = matrix_of({(token,): {(token + 1) % 5: 0.6, (token + 2) % 5: 0.3} for token in range(5)}, vocab_size=5)
+    used = Grower(matrix, [0])
+    for root, nodes in ((0, 30), (3, 7), (2, 50), (4, 1)):
+        used.recent[0] = root
+        fresh = Grower(matrix, [root])
+        assert used.grow(nodes) == fresh.grow(nodes) == nodes + 1
+        assert used.paths(nodes + 1) == fresh.paths(nodes + 1)
+
+
+# Templates
+
+
+def test_a_template_is_filled_by_rank() -> None:
+    matrix = matrix_of({(5,): {10: 0.5, 11: 0.3, 12: 0.1}, (10,): {20: 0.5, 21: 0.2}, (11,): {30: 0.9}})
+    grower = Grower(matrix, [5])
+    assert grower.paths(grower.fill("0 1 2 00 01 10")) == [(10,), (11,), (12,), (10, 20), (10, 21), (11, 30)]
+    assert grower.growing.ranks[:7].tolist() == [0, 0, 1, 2, 0, 1, 0]
+
+
+def test_where_a_candidate_is_missing_so_is_all_below_it() -> None:
+    matrix = matrix_of({(5,): {10: 0.5, 11: 0.3}, (10,): {20: 0.5}})
+    grower = Grower(matrix, [5])
+    made = grower.fill("0 1 2 00 01 10 20 000 200")
+    # Beside 10 was 11, and beside 11 was 10.
+    assert grower.paths(made) == [(10,), (11,), (10, 20), (10, 11), (11, 10)]
+    assert grower.growing.parents[:made].tolist() == [-1, 0, 0, 1, 1, 2]
+
+
+def test_a_template_is_cut_at_the_depth() -> None:
+    grower = Grower(matrix_of({(token,): {token + 1: 1.0} for token in range(10)}), [0])
+    assert grower.paths(grower.fill("0 00 000 0000", depth=2)) == [(1,), (1, 2)]
+
+
+@given(ROWS, st.integers(0, 4), st.integers(0, 1000), st.integers(1, 4))
+def test_filled_templates_are_well_formed(drawn: dict[int, list[int]], root: int, seed: int, depth: int) -> None:
+    grower = Grower(chain_of_rows(drawn, seed), [root])
+    well_formed(grower, grower.fill("0 1 2 00 01 02 10 11 20 000 001 010 100 0000 0010", depth), depth)

@@ -1,0 +1,93 @@
+"""How often candidates of a kind are chosen: the counts, what they fade to, and what they change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.matrices import Grower, close, matrix_of
+
+from token_recycling.recycling.best_first import count_chosen
+from token_recycling.recycling.calibration import CELLS, MATCHES, cell_of, chance, count, match_kind, new_calibration
+from token_recycling.recycling.mixture import mixture_calibration
+
+
+def test_a_new_kind_counts_as_its_probability_says() -> None:
+    calibration = new_calibration()
+    for probability in (0.0, 0.03, 0.5, 1.0):
+        cell = cell_of(np.float32(probability), 0, 0)
+        assert chance(calibration, cell, probability) == pytest.approx(probability)
+
+
+def test_observations_outweigh_the_prior_of_four() -> None:
+    calibration = new_calibration()
+    for chosen in (True, True, False, True):
+        count(calibration, 7, chosen)
+    assert calibration[7].tolist() == [3, 4]
+    assert chance(calibration, 7, 0.25) == pytest.approx((3 + 0.25 * 4) / (4 + 4))
+    for _ in range(996):
+        count(calibration, 7, True)
+    assert chance(calibration, 7, 0.25) == pytest.approx(0.996, abs=1e-3)
+    assert calibration.sum() == 1999, "no other kind is touched"
+
+
+def test_old_observations_fade() -> None:
+    """Past 2,000 both counts are halved: 2,001 of which all were chosen, then none for 1,000."""
+    calibration = new_calibration()
+    for _ in range(2001):
+        count(calibration, 7, True)
+    assert calibration[7].tolist() == [1000.5, 1000.5]
+    for _ in range(999):
+        count(calibration, 7, False)
+    assert calibration[7].tolist() == [1000.5, 1999.5]
+    count(calibration, 7, False)
+    assert calibration[7].tolist() == [500.25, 1000.25]
+
+
+def test_kinds_are_told_apart() -> None:
+    kinds = {
+        (probability, rank, match): cell_of(np.float32(probability), rank, match)
+        for probability in (0.001, 0.007, 0.015, 0.03, 0.05, 0.1, 0.15, 0.25, 0.4, 0.5, 0.7, 0.8, 0.95, 0.99)
+        for rank in range(3)
+        for match in range(MATCHES)
+    }
+    assert sorted(kinds.values()) == list(range(CELLS))
+    assert cell_of(np.float32(0.5), 2, 1) == cell_of(np.float32(0.5), 9, 1)
+
+
+def test_matches_are_told_apart_by_length() -> None:
+    lengths = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 500]
+    assert [match_kind(length) for length in lengths] == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7]
+
+
+def unsupported(share: float, rank: int) -> int:
+    """The kind of a candidate of a mixture that no text supports, neither this one nor the past."""
+    return cell_of(np.float32(share), rank, 0, kinds=4 * MATCHES)
+
+
+def test_candidates_are_counted_at_accepted_nodes_drafted_or_not() -> None:
+    """Root 5 and its child 10 are accepted, and 21 follows; only 10 and 20 were drafted. The sibling 11 is no node of
+    the text: what may follow it is not counted. But it stood beside 10, and so is a candidate after it.
+    """
+    rows = {(5,): {10: 0.5, 11: 0.3}, (10,): {20: 0.6, 21: 0.2}, (11,): {30: 0.9}}
+    grower = Grower(matrix_of(rows), [5])
+    assert grower.paths(grower.fill("0 1 00")) == [(10,), (11,), (10, 20)]
+    calibration = grower.matrix.calibration
+    count_chosen(grower.growing, 4, np.array([10, 21]), grower.matrix.calibration)
+    kinds = [(10, 0.4, 0), (11, 0.24, 1), (20, 0.48, 0), (21, 0.16, 1), (11, 0.006, 2)]
+    wanted = mixture_calibration()
+    for token, share, rank in kinds:
+        wanted[unsupported(share, rank)] += [token in (10, 21), 1]
+    assert wanted[:, 1].sum() == 5
+    np.testing.assert_array_equal(calibration, wanted)
+
+
+def test_calibration_changes_what_grows() -> None:
+    """Candidate 11 looks worse, but its kind has always been right: it comes first."""
+    matrix = matrix_of({(5,): {10: 0.6, 11: 0.35}})
+    grower = Grower(matrix, [5])
+    assert grower.paths(grower.grow(2, depth=1)) == [(10,), (11,)]
+    for _ in range(50):
+        count(matrix.calibration, unsupported(0.8 * 0.6, 0), False)
+        count(matrix.calibration, unsupported(0.8 * 0.35, 1), True)
+    assert grower.paths(grower.grow(2, depth=1)) == [(11,), (10,)]
+    close(grower.children(), {11: (50 + 0.28 * 4) / 54, 10: 0.48 * 4 / 54})

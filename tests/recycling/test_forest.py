@@ -1,0 +1,175 @@
+"""Chains of many texts that grow together: what they say, how they share a pass, and the slots that texts have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from token_recycling.costs.budget import NO_COSTS
+from token_recycling.recycling.best_first import GrowingTree, TemplateArrays, fill
+from token_recycling.recycling.copying import PAST, TEXT
+from token_recycling.recycling.forest import SLACK, Asked, Forest, draft
+from token_recycling.recycling.ngram_matrix import NgramMatrix
+from token_recycling.recycling.ngrams import last_ngram
+from token_recycling.recycling.occurrences import BREAK, LONGEST, Occurrences, masked
+from token_recycling.trees.templates import chain
+
+NODES, ORDERS, K = 12, 3, 4
+TEXTS = [list(range(place, place + 20)) * 3 for place in (0, 30, 60)]
+
+
+class Drafting:
+    """A forest and a matrix, asked as an engine would."""
+
+    def __init__(self) -> None:
+        self.matrix = NgramMatrix(100, K, ORDERS, memory=0.01, past=64)
+        self.forest = Forest(NODES, ORDERS, K)
+
+    def take(self) -> int:
+        slot = self.forest.take()
+        self.forest.clear(slot)
+        return slot
+
+    def __call__(
+        self, texts: list[list[int]], slots: list[int], rooms: int = NODES, costs: np.ndarray = NO_COSTS
+    ) -> list[list[int]]:
+        tokens = np.zeros((len(texts), max(map(len, texts))), np.int32)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)] = text
+        lengths, places = np.array([len(text) for text in texts]), np.array(slots)
+        counts = np.empty(len(texts), np.int64)
+        self.forest.reserve(places, lengths)
+        asked = Asked(tokens, np.arange(len(texts)), places, lengths, np.full(len(texts), rooms), True)
+        matrix = self.matrix
+        draft(self.forest.arrays, asked, matrix.rows, matrix.past.arrays, matrix.calibration, costs, counts)
+        grown = self.forest.arrays.growing.tokens
+        return [grown[slot, 1 : count + 1].tolist() for slot, count in zip(slots, counts, strict=True)]
+
+
+def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone() -> None:
+    drafting, wanted = Drafting(), []
+    for text in TEXTS:
+        growing, tokens = GrowingTree.empty(NODES + 1, ORDERS, K), np.array(text)
+        sources = drafting.matrix.sources(Occurrences(tokens))
+        made = fill(growing, last_ngram(tokens, LONGEST), sources, TemplateArrays.of(chain(NODES)), NODES)
+        wanted.append(growing.tokens[1:made].tolist())
+    assert drafting(TEXTS, [drafting.take() for _ in TEXTS]) == wanted
+    assert wanted[1] == TEXTS[1][:NODES]
+
+
+def test_no_chain_is_longer_than_there_is_room() -> None:
+    drafting = Drafting()
+    slots = [drafting.take() for _ in TEXTS]
+    assert [len(made) for made in drafting(TEXTS, slots, rooms=5)] == [5, 5, 5]
+    assert drafting(TEXTS, slots, rooms=0) == [[], [], []]
+
+
+@pytest.mark.parametrize("token_cost", [0.01, 0.1, 0.3, 0.9])
+def test_a_pass_brings_nearly_the_most_tokens_per_time_and_as_many_as_it_can(token_cost: float) -> None:
+    drafting = Drafting()
+    slots = [drafting.take() for _ in TEXTS]
+    drafting(TEXTS, slots)
+    grown = drafting.forest.arrays
+    gains = np.sort(grown.growing.values[slots, 1:].ravel())[::-1]
+    rates = (3 + np.append(0, gains.cumsum())) / (1 + token_cost * np.arange(len(gains) + 1))
+    wanted = int(np.flatnonzero(rates >= (1 - SLACK) * rates.max())[-1])
+    costs = np.append(np.ones(2), 1 + token_cost * np.arange(100))
+    drafting = Drafting()
+    assert sum(map(len, drafting(TEXTS, [drafting.take() for _ in TEXTS], costs=costs))) == wanted
+
+
+def test_a_pass_is_not_larger_than_its_costs_are_known() -> None:
+    drafting = Drafting()
+    drafts = drafting(TEXTS, [drafting.take() for _ in TEXTS], costs=np.ones(10))
+    assert sum(map(len, drafts)) == 10 - 3
+
+
+def test_the_likelier_text_has_the_longer_chain() -> None:
+    drafting, known = Drafting(), TEXTS[0]
+    unknown = [1, 50, 2, 60, 3, 70, 1, 51]
+    drafts = drafting([unknown, known], [drafting.take(), drafting.take()], costs=1 + 0.3 * np.arange(40))
+    assert len(drafts[1]) > len(drafts[0])
+
+
+def test_a_text_whose_drafts_were_right_has_longer_ones_and_one_whose_were_wrong_shorter() -> None:
+    said = {}
+    for right in (True, False):
+        drafting = Drafting()
+        slot, text, costs = drafting.take(), list(range(40)) * 2, 1 + 0.15 * np.arange(40)
+        lengths = []
+        for _ in range(6):
+            (made,) = drafting([text], [slot], costs=costs)
+            lengths.append(len(made))
+            following = (text[-1] + 1) % 40
+            text = [*text, following if right else (following + 7) % 40]
+        said[right] = lengths
+    assert said[True][-1] > said[True][0] > said[False][-1]
+
+
+def test_what_stands_in_other_texts_is_not_drafted() -> None:
+    drafting = Drafting()
+    drafting(TEXTS[:1], [drafting.take()])
+    assert drafting([TEXTS[0][:1]], [drafting.take()]) == [[]]
+
+
+def test_slots_are_used_again_and_forget_their_text() -> None:
+    drafting = Drafting()
+    slots = [drafting.take() for _ in range(5)]
+    assert sorted(slots) == [0, 1, 2, 3, 4]
+    drafting(TEXTS, slots[:3])
+    drafting.forest.give_back(slots[1])
+    assert drafting.take() == slots[1]
+    assert drafting([TEXTS[1][:1]], [slots[1]]) == [[]]
+    assert drafting(TEXTS[:1], slots[:1]) == [TEXTS[0][:NODES]], "others stay"
+
+
+def test_more_slots_keep_what_there_was() -> None:
+    drafting = Drafting()
+    first = drafting.take()
+    drafting(TEXTS[:1], [first])
+    for _ in range(9):
+        drafting.take()
+    assert drafting([[*TEXTS[0], 0]], [first]) == [TEXTS[0][1 : NODES + 1]]
+
+
+def test_a_text_that_grows_is_found_as_a_whole() -> None:
+    drafting, slot = Drafting(), None
+    slot = drafting.take()
+    text = np.random.default_rng(0).permutation(100).tolist()
+    for length in (5, 30, 100):
+        drafting([text[:length]], [slot])
+    assert drafting([[*text, *text[3:6]]], [slot]) == [text[6 : 6 + NODES]]
+
+
+def test_a_long_match_is_copied_and_where_it_ends_all_that_is_known_is_asked_again() -> None:
+    """Only the chain's nodes within a copy have a single candidate."""
+    drafting, slot = Drafting(), None
+    slot = drafting.take()
+    said = list(range(20, 60))
+    text = [*said, 90, *said[:20]]
+    chances: list[float] = []
+    for end in range(30, len(text) + 1):  # until the calibration has seen that long matches are right
+        (made,) = drafting([text[:end]], [slot])
+        chances.append(float(drafting.forest.arrays.growing.chances[slot, 0, 0]))
+    assert made == said[20 : 20 + NODES]
+    growing, copied = drafting.forest.arrays.growing, drafting.forest.arrays.copied[slot]
+    assert growing.known[slot, 1 : NODES + 1].tolist() == [1] * NODES
+    assert len(set(growing.chances[slot, : NODES + 1, 0].tolist())) == 1, "as likely as the first"
+    assert copied.tolist() == [TEXT, 20 + NODES]
+    (made,) = drafting([[*text, *said[20:35]]], [slot])
+    assert made[:6] == [*said[35:], 90], "the last tokens before the text repeats itself"
+    assert made[6:] == said[: NODES - 6], "what followed the text's own end"
+
+
+def test_what_earlier_texts_said_is_copied_up_to_their_end() -> None:
+    drafting, slot = Drafting(), None
+    slot = drafting.take()
+    said, prompt = list(range(20)), list(range(60, 80))
+    drafting.matrix.past.extend([*masked(np.array(prompt)).tolist(), *said, BREAK, 50, 51])
+    text = [*prompt, *said[:12]]
+    for end in range(1, 13):
+        (made,) = drafting([text[: 20 + end]], [slot])
+        if end == 7:
+            assert made == said[7 : 7 + NODES]
+            assert drafting.forest.arrays.copied[slot].tolist() == [PAST, 20 + 7 + NODES]
+    assert made == said[12:], "nothing of the prompt, nothing beyond the break"

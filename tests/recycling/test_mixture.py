@@ -1,0 +1,197 @@
+"""What may follow a place: the share of each source by hand, and what is true of every mixture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.matrices import Grower, close, learn, matrix_of
+
+from token_recycling.recycling.best_first import count_chosen
+from token_recycling.recycling.calibration import CELLS, MATCHES, cell_of, new_calibration
+from token_recycling.recycling.mixture import matching_cells, mixture_calibration
+from token_recycling.recycling.ngram_matrix import NgramMatrix
+from token_recycling.recycling.occurrences import BREAK
+
+
+def mixed(matrix: NgramMatrix, text: list[int], suffix: bool = False) -> dict[int, float]:
+    """What may follow a text, the likeliest first."""
+    grower = Grower(matrix, text, suffix)
+    grower.grow(1)
+    return grower.children()
+
+
+def ordered(wanted: dict[int, float]) -> dict[int, float]:
+    return dict(sorted(wanted.items(), key=lambda item: -item[1]))
+
+
+def with_past(past: list[int], rows: dict[tuple[int, ...], dict[int, float]], **sizes: Any) -> NgramMatrix:
+    matrix = matrix_of(rows, past=256, **sizes)
+    matrix.past.extend(past)
+    return matrix
+
+
+# Texts
+
+
+@pytest.mark.parametrize(
+    ("repeated", "weight"), [(1, 0.1), (2, 0.15), (3, 0.25), (4, 0.35), (5, 0.5), (8, 0.6), (16, 0.8), (32, 0.8)]
+)
+def test_the_past_counts_the_more_the_longer_the_match(repeated: int, weight: float) -> None:
+    again = list(range(20, 20 + repeated))
+    matrix = with_past([*again, 7, BREAK], {(again[-1],): {10: 0.5}}, vocab_size=60)
+    close(mixed(matrix, again), ordered({10: 0.4 * (1 - weight), 7: weight}))
+
+
+def test_this_text_counts_against_the_past() -> None:
+    """Three tokens match in the past, and one here."""
+    matrix = with_past([1, 2, 3, 7], {(3,): {10: 0.5}})
+    text = [3, 8, 1, 2, 3]
+    close(mixed(matrix, text, suffix=True), ordered({10: 0.4 * 0.75 * 0.9, 7: 0.25 * 0.9, 8: 0.1}))
+    close(mixed(matrix, text), ordered({10: 0.4 * 0.75, 7: 0.25}))
+
+
+def test_places_of_longer_matches_count_more_and_the_longest_says_how_much_all_do() -> None:
+    """Three places of one token, one of two and one of three: 1, 1, 1, 4 and 10 of 17."""
+    past = [30, 3, 7, 31, 3, 7, 32, 3, 8, 33, 2, 3, 8, 34, 1, 2, 3, 9]
+    matrix = with_past(past, {(39,): {10: 0.5}})
+    close(mixed(matrix, [1, 2, 3]), {9: 0.25 * 10 / 17, 8: 0.25 * 5 / 17, 7: 0.25 * 2 / 17})
+
+
+def test_what_follows_in_both_is_one_candidate() -> None:
+    matrix = with_past([3, 7], {(3,): {7: 0.5}})
+    close(mixed(matrix, [3, 7, 3], suffix=True), {7: (0.4 * 0.9 + 0.1) * 0.9 + 0.1})
+
+
+# Beside the newest token
+
+
+def test_what_was_likely_besides_the_newest_token_is_likely_to_come_next() -> None:
+    """Alone where nothing else is known, and without the token itself."""
+    matrix = matrix_of({(5,): {10: 0.5, 11: 0.25, 12: 0.125}})
+    close(mixed(matrix, [5, 11]), {10: 0.05, 12: 0.0125})
+    close(mixed(matrix, [5, 39]), {10: 0.05, 11: 0.025, 12: 0.0125})
+    assert mixed(matrix, [5, 39, 38]) == {}
+
+
+def test_the_candidates_beside_are_those_of_the_longest_context() -> None:
+    matrix = matrix_of({(4, 5): {11: 0.5, 12: 0.25}, (5,): {10: 0.5}}, orders=2)
+    close(mixed(matrix, [4, 5, 39]), {11: 0.05, 12: 0.025})
+    close(mixed(matrix, [3, 5, 39]), {10: 0.05})
+
+
+def test_they_fade_behind_the_row_of_the_newest_token() -> None:
+    matrix = matrix_of({(5,): {6: 0.5, 10: 0.5}, (6,): {20: 0.5}})
+    close(mixed(matrix, [5, 6]), {20: 0.4, 10: 0.2 * 0.05})
+
+
+def test_what_follows_those_beside_follows_the_newest_token() -> None:
+    """39 came where 10 and 11 were foreseen: what would have followed these is known from contexts of three tokens."""
+    beside = {(5,): {10: 0.5, 11: 0.25}}
+    after = {(4, 5, 10): {20: 0.5, 21: 0.25}, (4, 5, 11): {20: 1.0}}
+    matrix = matrix_of({**after, **beside}, orders=3)
+    matrix.shares[[10, 11]] = 0  # as if nothing but the contexts had been seen
+    wanted = {10: 0.05, 11: 0.025, 20: 0.3 * 0.5 * 0.5 + 0.3 * 0.25, 21: 0.3 * 0.5 * 0.25}
+    close(mixed(matrix, [4, 5, 39]), ordered(wanted))
+    # What follows the newest token itself counts as its rows, of two and three tokens, and not so.
+    one, two = {20: 0.3 * 0.25, 21: 0.0, 11: 0.025}, {20: 0.5, 21: 0.25, 11: 0.0}
+    close(
+        mixed(matrix, [4, 5, 10]),
+        {token: 0.6 * (0.2 * one[token] + 0.8 * two[token]) + 0.4 * two[token] for token in two},
+    )
+
+
+def test_contexts_of_one_or_two_tokens_do_not_tell_what_follows_those_beside() -> None:
+    rows = {(5, 10): {20: 1.0}, (5,): {10: 0.5}, (10,): {20: 1.0}}
+    close(mixed(matrix_of(rows, orders=3), [4, 5, 39]), {10: 0.05})
+
+
+def test_four_are_looked_beside_and_four_after_each() -> None:
+    row = {10 + one: 0.2 - 0.01 * one for one in range(6)}
+    after = {(4, 5, 10 + one): {60 + 6 * one + place: 0.1 for place in range(6)} for one in range(6)}
+    matrix = matrix_of({**after, (5,): row}, vocab_size=100, orders=3)
+    matrix.shares[10:16] = 0
+    grower = Grower(matrix, [4, 5, 99])
+    grower.grow(1)
+    most = grower.growing.mixture.tokens
+    assert sorted(most[: 6 + 16].tolist()) == sorted(
+        [*row, *(60 + 6 * one + place for one in range(4) for place in range(4))]
+    )
+
+
+# The calibration
+
+
+def cell(share: float, rank: int, text: int = 0, past: int = 0) -> int:
+    return cell_of(np.float32(share), rank, text * 4 + past, 4 * MATCHES)
+
+
+@pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (2, 1), (3, 2), (5, 2), (7, 2), (8, 3), (20, 3)])
+def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated: int, kind: int) -> None:
+    again = list(range(20, 20 + repeated))
+    matrix = with_past([*again, 7], {(0,): {10: 0.5}})
+    grower = Grower(matrix, again)
+    grower.grow(1)
+    share = grower.children()[7]
+    count_chosen(grower.growing, 1, np.array([7]), grower.matrix.calibration)
+    wanted = mixture_calibration()
+    wanted[cell(share, 0, past=kind)] = [1, 1]
+    np.testing.assert_array_equal(matrix.calibration, wanted)
+
+
+def test_support_of_both_texts_is_a_kind_of_its_own() -> None:
+    matrix = with_past([1, 2, 3, 7], {(39,): {10: 0.5}})
+    grower = Grower(matrix, [3, 7, 1, 2, 3], suffix=True)
+    grower.grow(1)
+    count_chosen(grower.growing, 1, np.array([8]), grower.matrix.calibration)
+    wanted = mixture_calibration()
+    wanted[cell(0.25 * 0.9 + 0.1, 0, text=1, past=2)] = [0, 1]
+    np.testing.assert_array_equal(matrix.calibration, wanted)
+
+
+def test_cells_without_a_past_are_those_of_matches() -> None:
+    calibration = mixture_calibration()
+    assert len(calibration) == 4 * CELLS
+    cells = matching_cells(calibration)
+    assert cells.shape == new_calibration().shape
+    for share, rank, text in ((0.001, 0, 0), (0.5, 1, 3), (0.99, 2, 7)):
+        cells[cell_of(np.float32(share), rank, text)] = 1
+        assert calibration[cell(share, rank, text)].tolist() == [1, 1]
+    assert calibration.sum() == 2 * 3
+
+
+# Whatever is known
+
+TOKENS = st.integers(0, 5)
+TEXTS = st.lists(TOKENS, min_size=1, max_size=40)
+
+
+@given(TEXTS, TEXTS, st.integers(1, 4), st.integers(0, 1000))
+def test_candidates_are_distinct_and_their_probabilities_within_one(
+    past: list[int], text: list[int], orders: int, seed: int
+) -> None:
+    """Raw ones add up to one at most; calibrated ones are at least each a probability."""
+    generator = np.random.default_rng(seed)
+    matrix = NgramMatrix(6, k=3, orders=orders, memory=0.01, past=64)
+    matrix.past.extend(past)
+    for end in range(1, len(past), 2):
+        shares = np.sort(generator.dirichlet(np.ones(6)))[::-1][:3]
+        row = dict(zip(generator.permutation(6)[:3].tolist(), shares.tolist(), strict=True))
+        learn(matrix, (past[:end], row))
+    grower = Grower(matrix, text, suffix=True)
+    nodes = grower.grow(6, depth=3)
+    assert sum(grower.children().values()) <= 1 + 1e-4
+    for node in range(nodes):
+        known = grower.growing.known[node]
+        assert len(grower.children(node)) == known, "each once"
+        likely = grower.growing.chances[node, :known]
+        assert (likely >= 0).all()
+        assert (likely <= 1 + 1e-5).all()
+        assert (np.diff(likely) <= 0).all(), "the likeliest first"
+    for _ in range(5):
+        count_chosen(grower.growing, nodes, grower.growing.tokens[1:nodes], grower.matrix.calibration)
+    grower.grow(6, depth=3)
+    assert all(0 <= one <= 1 + 1e-5 for one in grower.children().values())

@@ -1,0 +1,220 @@
+"""The file of a matrix of contexts: the same after loading, and refused where it is damaged or another's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.matrices import learn
+
+from token_recycling import AdjacencyMatrix, MatrixFileError
+from token_recycling.recycling.calibration import new_calibration
+from token_recycling.recycling.matrix import read_matrix
+from token_recycling.recycling.matrix_file import FORMAT, read_matrix_file, write_matrix
+from token_recycling.recycling.ngram_matrix import NgramMatrix
+from token_recycling.recycling.occurrences import BREAK
+
+PAST = [1, 2, 0, 3]
+
+
+def taught(**options: float) -> NgramMatrix:
+    matrix = NgramMatrix(**{"vocab_size": 50, "k": 2, "orders": 3, "memory": 0.01, "past": 8, **options})
+    learn(matrix, ([7, 8, 9], {3: 0.5, 4: 0.25}), ([1, 2, 3], {4: 0.75, 5: 0.125}))
+    matrix.calibration[3] = [2, 5]
+    matrix.past.extend([BREAK, *PAST])
+    return matrix
+
+
+def same(matrix: NgramMatrix, wanted: NgramMatrix) -> bool:
+    """Whether both hold the same, and would be found the same in."""
+    ours, theirs = ([*one.rows, one.calibration, one.past.tokens] for one in (matrix, wanted))
+    return all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "matrix.safetensors"
+    taught().save(path, "abc")
+    return path
+
+
+@pytest.mark.parametrize("orders", [1, 3])
+def test_a_saved_matrix_is_loaded_as_it_was(tmp_path: Path, orders: int) -> None:
+    path, wanted = tmp_path / "matrix", taught(orders=orders)
+    wanted.save(path, "abc")
+    matrix = NgramMatrix(50, k=2, orders=orders, memory=0.01, past=8)
+    arrays = matrix.rows
+    matrix.load(path, "abc")
+    assert same(matrix, wanted)
+    assert matrix.rows is arrays
+    assert matrix.look_up(9) == wanted.look_up(9) != []
+
+
+def test_the_adjacency_matrix_of_the_file_can_be_read_alone(saved: Path) -> None:
+    """By the published method, which has no use for the rest."""
+    matrix, header = read_matrix(saved)
+    np.testing.assert_array_equal(matrix.candidates.numpy(), taught().candidates)
+    assert (header["vocab_size"], header["k"], header["orders"], header["tokenizer"]) == ("50", "2", "3", "abc")
+    published = AdjacencyMatrix(50, 2)
+    published.load(saved, "abc")
+    assert published.candidates[9].tolist() == [3, 4]
+
+
+def refused(path: Path, message: str, tokenizer: str = "abc") -> None:
+    matrix = taught()
+    with pytest.raises(MatrixFileError, match=message) as caught:
+        matrix.load(path, tokenizer)
+    assert str(path) in str(caught.value)
+    assert same(matrix, taught())
+
+
+def test_a_file_of_the_published_method_is_refused(tmp_path: Path) -> None:
+    AdjacencyMatrix(50, 2).save(tmp_path / "matrix")
+    refused(tmp_path / "matrix", "a matrix with probabilities, got one of the drafter 'published'")
+
+
+def test_a_file_of_primed_rows_is_refused(tmp_path: Path) -> None:
+    tensors = {"candidates": torch.zeros(50, 2, dtype=torch.int32), "shares": torch.zeros(50, 2, dtype=torch.uint16)}
+    write_matrix(tmp_path / "matrix", tensors)
+    refused(tmp_path / "matrix", "a matrix with contexts, got rows of single tokens alone")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 60}, "a vocabulary of 50, got 60"),
+        ({"k": 3}, "k of 2, got 3"),
+        ({"orders": 2}, "orders of 3, got 2"),
+    ],
+)
+def test_a_file_of_another_size_is_refused(tmp_path: Path, options: dict[str, float], message: str) -> None:
+    NgramMatrix(**{"vocab_size": 50, "k": 2, "orders": 3, "memory": 0.01, **options}).save(tmp_path / "matrix")
+    refused(tmp_path / "matrix", message)
+
+
+def test_a_file_of_another_tokenizer_is_refused(saved: Path) -> None:
+    refused(saved, "tokenizer of other, got abc", tokenizer="other")
+    NgramMatrix(50, k=2, orders=3, memory=0.01).load(saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("shares", lambda held: held[:, :1], "expected shares of"),
+        ("shares", lambda held: held.to(torch.int32), "expected shares of"),
+        ("context_candidates", lambda held: held[1:], "expected context_candidates of"),
+        ("context_candidates", lambda held: held + 50, "expected context_candidates from 0 to 49"),
+        ("context_shares", lambda held: held.to(torch.float32), "expected context_shares of"),
+        ("context_keys", lambda held: held[:, None], "expected context_keys of"),
+        ("context_keys", lambda held: held.to(torch.int32), "expected context_keys of"),
+        ("calibration", lambda held: held[1:], "expected a calibration of 1344 kinds, got 1343; start a new one"),
+        ("calibration", lambda held: held.to(torch.int64), "expected calibration of"),
+        ("calibration", lambda held: held * float("nan"), "expected counts in calibration"),
+        ("calibration", lambda held: held - 1, "expected counts in calibration"),
+        ("calibration", lambda held: held.flip(1), "expected counts in calibration"),
+        ("past", lambda held: held + 50, "expected past from -51 to 49, got 49 to 53"),
+        ("past", lambda held: held - 51, "expected past from -51 to 49, got -52 to -48"),
+        ("past", lambda held: held.to(torch.int64), "expected past of"),
+        ("past", lambda held: held[:, None], "expected past of"),
+    ],
+)
+def test_a_damaged_file_is_refused(saved: Path, name: str, change: object, message: str) -> None:
+    header = {**read_matrix_file(saved)[1], "version": "1"}  # which has no checksum
+    tensors = load_file(saved)
+    save_file({**tensors, name: change(tensors[name]).contiguous()}, saved, metadata=header)
+    refused(saved, message)
+
+
+def test_a_file_without_a_part_is_refused(saved: Path) -> None:
+    header = {**read_matrix_file(saved)[1], "version": "1"}  # which has no checksum
+    for name in load_file(saved).keys() - {"past"}:
+        tensors = {other: tensor for other, tensor in load_file(saved).items() if other != name}
+        path = saved.with_name(f"without {name}")
+        save_file(tensors, path, metadata=header)
+        refused(path, "another safetensors file")
+
+
+def test_a_new_file_without_its_past_is_refused(saved: Path) -> None:
+    """Those that knew none had a calibration of fewer kinds."""
+    tensors = {name: tensor for name, tensor in load_file(saved).items() if name != "past"}
+    write_matrix(saved, tensors, "abc", orders=3)
+    refused(saved, "expected a calibration of 336 kinds, got 1344; start a new one")
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_files_of_older_versions_are_read(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have every place of the table, free ones too, no past, and kinds of matches in the own text alone."""
+    path, old = tmp_path / "matrix", taught(past=0)
+    old.calibration[:] = 0
+    old.calibration[4 * 5] = [2, 6]  # four kinds of the past for each of the old ones
+    counts = new_calibration()
+    counts[5] = [2, 6]
+    arrays = {
+        "candidates": old.candidates,
+        "shares": old.shares,
+        "context_candidates": old.rows.candidates[50:],
+        "context_shares": old.rows.shares[50:],
+        "context_keys": old.rows.keys,
+        "calibration": counts,
+    }
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    if version == "1":  # which has no checksum
+        header = {"format": FORMAT, "version": version, "vocab_size": "50", "k": "2", "orders": "3"}
+        save_file(tensors, path, metadata=header)
+    else:
+        monkeypatch.setattr("token_recycling.recycling.matrix_file.VERSION", version)
+        write_matrix(path, tensors, "abc", orders=3)
+    matrix = taught()
+    matrix.load(path, "abc")
+    assert not len(matrix.past.tokens), "what was there before is gone"
+    assert same(matrix, old)
+    assert read_matrix_file(path)[1]["version"] == version
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.00004, 0.02])
+def test_a_matrix_of_another_memory_takes_what_fits(saved: Path, memory: float) -> None:
+    """It finds what it would have learned itself, in the places that it has for that."""
+    matrix, wanted = taught(memory=memory), taught()
+    learn(matrix, ([40, 41, 42], {1: 1.0, 2: 0.0}))
+    matrix.load(saved, "abc")
+    contexts = [(8, 9), (7, 8, 9), (2, 3), (1, 2, 3)]
+    kept = [context for context in contexts if matrix.look_up(*context)]
+    assert len(kept) == matrix.ngrams == {0.0: 0, 0.00004: matrix.ngrams, 0.02: 4}[memory]
+    assert len(kept) <= len(matrix.rows.keys)
+    assert bool(kept) == (memory > 0)
+    for context in [(9,), (3,), *kept]:
+        assert matrix.look_up(*context) == wanted.look_up(*context)
+
+
+@pytest.mark.parametrize("past", [0, 2, 4, 64])
+def test_a_matrix_of_another_past_takes_the_newest(saved: Path, past: int) -> None:
+    matrix = taught(past=past)
+    matrix.load(saved, "abc")
+    assert matrix.past.tokens.tolist() == ([BREAK, *PAST][-past:] if past else [])
+    assert matrix.past.capacity == past
+
+
+def test_only_contexts_that_are_known_take_room_in_the_file(tmp_path: Path) -> None:
+    for memory in (0.1, 10.0):
+        taught(memory=memory).save(tmp_path / str(memory))
+    assert load_file(tmp_path / "10.0")["context_keys"].shape == (4,)
+    assert (tmp_path / "10.0").stat().st_size == (tmp_path / "0.1").stat().st_size
+
+
+def test_a_past_that_went_round_is_saved_in_order(tmp_path: Path) -> None:
+    first, second = taught(), taught()
+    first.past.extend([10, 11, 12, 13, 14])
+    first.save(tmp_path / "matrix", "abc")
+    second.load(tmp_path / "matrix", "abc")
+    assert second.past.tokens.tolist() == [2, 0, 3, 10, 11, 12, 13, 14]
+    assert second.past.tokens.tolist() == first.past.tokens.tolist()
+
+
+def test_a_file_cut_short_is_refused(saved: Path) -> None:
+    whole = saved.read_bytes()
+    for share in (0.0, 0.01, 0.3, 0.99):
+        saved.write_bytes(whole[: int(len(whole) * share)])
+        refused(saved, "cannot be read|another safetensors file")

@@ -1,0 +1,296 @@
+"""Candidates after contexts: rows worked out by hand, what is forgotten and what is kept, the file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.matrices import learn
+
+from token_recycling.recycling.ngram_matrix import MAX_ORDER, NgramMatrix
+from token_recycling.recycling.ngrams import ABSENT, ngrams_at, ngrams_of
+
+BIT = 1 / 65_535
+"""The step between two probabilities of 16 bits."""
+
+
+def found(matrix: NgramMatrix, *context: int) -> dict[int, float]:
+    return dict(matrix.look_up(*context))
+
+
+def close(row: dict[int, float], wanted: dict[int, float]) -> None:
+    assert list(row) == list(wanted)
+    assert list(row.values()) == pytest.approx(list(wanted.values()), abs=BIT)
+
+
+def test_a_row_is_found_by_each_of_its_contexts() -> None:
+    matrix = NgramMatrix(50, k=2, orders=3)
+    learn(matrix, ([7, 8, 9], {3: 0.5, 4: 0.25}))
+    for context in ([9], [8, 9], [7, 8, 9]):
+        close(found(matrix, *context), {3: 0.5, 4: 0.25})
+    for context in ([8], [9, 8], [7, 9], [6, 8, 9], [9, 8, 7], [0, 9], [7, 8]):
+        assert matrix.look_up(*context) == []
+    assert (int(matrix.filled.sum()), matrix.ngrams) == (1, 2)
+
+
+def test_longer_contexts_tell_apart_what_a_token_alone_does_not() -> None:
+    matrix = NgramMatrix(50, k=1, orders=2)
+    learn(matrix, ([1, 5], {10: 1.0}), ([2, 5], {20: 1.0}))
+    close(found(matrix, 1, 5), {10: 1.0})
+    close(found(matrix, 2, 5), {20: 1.0})
+    close(found(matrix, 5), {20: 1.0})
+
+
+def test_before_the_beginning_of_a_text_there_is_no_context() -> None:
+    matrix = NgramMatrix(50, k=1, orders=4)
+    learn(matrix, ([5], {1: 1.0}), ([5, 6], {2: 1.0}), ([0, 6], {3: 1.0}))
+    assert matrix.ngrams == 2
+    close(found(matrix, 5), {1: 1.0})
+    close(found(matrix, 5, 6), {2: 1.0})
+    close(found(matrix, 0, 6), {3: 1.0})
+    assert matrix.look_up(-1, 5) == []
+    assert matrix.look_up(0, 5) == []
+
+
+def test_a_context_seen_again_keeps_the_last_row() -> None:
+    matrix = NgramMatrix(50, k=2, orders=2)
+    learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}), ([1, 5], {12: 0.9, 10: 0.05}))
+    for context in ([5], [1, 5]):
+        close(found(matrix, *context), {12: 0.9, 10: 0.05})
+
+
+def test_a_row_remembers_a_share_of_what_it_held() -> None:
+    """Old 0.6 and 0.2 at a quarter, new 0.4 and 0.3 at three quarters; of four candidates two stay."""
+    matrix = NgramMatrix(50, k=2, orders=2)
+    learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}))
+    learn(matrix, ([1, 5], {12: 0.4, 10: 0.3}), remembers=0.25)
+    for context in ([5], [1, 5]):
+        close(found(matrix, *context), {10: 0.25 * 0.6 + 0.75 * 0.3, 12: 0.75 * 0.4})
+
+
+def test_a_new_row_has_nothing_to_remember() -> None:
+    matrix = NgramMatrix(50, k=2, orders=2)
+    learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}), remembers=0.9)
+    close(found(matrix, 1, 5), {10: 0.6, 11: 0.2})
+    # For token 5 the old row counts, for 2 5 there is none.
+    learn(matrix, ([2, 5], {10: 0.1, 11: 0.4}), remembers=0.5)
+    close(found(matrix, 2, 5), {10: 0.1, 11: 0.4})
+    close(found(matrix, 5), {10: 0.35, 11: 0.3})
+
+
+def test_what_is_not_seen_again_fades_by_halves() -> None:
+    matrix = NgramMatrix(50, k=3, orders=1)
+    learn(matrix, ([5], {10: 0.8, 11: 0.1, 12: 0.0}))
+    for times in range(1, 4):
+        learn(matrix, ([5], {20: 0.9, 21: 0.0, 22: 0.0}), remembers=0.5)
+        row = found(matrix, 5)
+        assert row[10] == pytest.approx(0.8 * 0.5**times, abs=2 * BIT)
+        assert row[20] == pytest.approx(0.9 * (1 - 0.5**times), abs=2 * BIT)
+
+
+def test_an_emitted_token_is_favoured() -> None:
+    """Half of every share moves to token 11, which comes first then: 0.15 + 0.5."""
+    matrix = NgramMatrix(50, k=3, orders=1)
+    learn(matrix, ([5], {10: 0.6, 11: 0.3, 12: 0.1}), chosen=[11], favours=0.5)
+    close(found(matrix, 5), {11: 0.65, 10: 0.3, 12: 0.05})
+
+
+def test_an_emitted_token_that_was_no_candidate_takes_the_last_place() -> None:
+    matrix = NgramMatrix(50, k=3, orders=1)
+    learn(matrix, ([5], {10: 0.6, 11: 0.3, 12: 0.1}), chosen=[40], favours=0.2)
+    close(found(matrix, 5), {10: 0.48, 11: 0.24, 40: 0.2})
+
+
+def test_what_was_not_emitted_is_not_favoured() -> None:
+    matrix = NgramMatrix(50, k=2, orders=1)
+    learn(matrix, ([5], {10: 0.6, 11: 0.3}), ([6], {10: 0.6, 11: 0.3}), chosen=[ABSENT, 11], favours=0.5)
+    close(found(matrix, 5), {10: 0.6, 11: 0.3})
+    close(found(matrix, 6), {11: 0.65, 10: 0.3})
+
+
+def test_a_row_of_tiny_probabilities_is_known_all_the_same() -> None:
+    matrix = NgramMatrix(50, k=2, orders=1)
+    learn(matrix, ([5], {10: 1e-7, 11: 1e-8}))
+    assert matrix.filled.tolist() == [token == 5 for token in range(50)]
+    assert [token for token, _ in matrix.look_up(5)] == [10, 11]
+
+
+def test_where_memory_is_small_newer_contexts_take_the_places_of_older_ones() -> None:
+    matrix = NgramMatrix(50, k=2, orders=2, memory=0.0002)
+    places = len(matrix.rows.keys)
+    assert places == 10
+    for first in range(40):
+        learn(matrix, ([first, 5], {first: 0.5, 49: 0.25}))
+        close(found(matrix, first, 5), {first: 0.5, 49: 0.25})
+    kept = [first for first in range(40) if matrix.look_up(first, 5)]
+    assert len(kept) == matrix.ngrams <= places
+    assert 39 in kept
+    # A context that was overwritten is unknown: it does not find the other one's row.
+    for first in kept:
+        close(found(matrix, first, 5), {first: 0.5, 49: 0.25})
+
+
+def test_an_overwritten_context_is_not_remembered() -> None:
+    """All contexts share one place: what another one held there is no part of the mean."""
+    matrix = NgramMatrix(50, k=1, orders=2, memory=15e-6)
+    assert len(matrix.rows.keys) == 1
+    learn(matrix, ([1, 5], {10: 0.8}), ([2, 6], {20: 0.4}), remembers=0.5)
+    close(found(matrix, 2, 6), {20: 0.4})
+    assert matrix.look_up(1, 5) == []
+
+
+@pytest.mark.parametrize(
+    "matrix", [NgramMatrix(50, k=2, orders=2, memory=0), NgramMatrix(50, k=2, orders=4, memory=1e-6)]
+)
+def test_without_room_for_longer_contexts_single_tokens_are_known(matrix: NgramMatrix) -> None:
+    learn(matrix, ([1, 2, 3, 5], {10: 0.6, 11: 0.2}))
+    close(found(matrix, 5), {10: 0.6, 11: 0.2})
+    assert matrix.look_up(3, 5) == []
+    assert (len(matrix.rows.keys), matrix.ngrams) == (0, 0)
+
+
+def test_memory_is_bounded() -> None:
+    """For Llama's 32,000 tokens and 8 candidates a row the rows take under 2 MB; a token of the past takes 20 bytes."""
+    none = NgramMatrix(32_000, k=8, orders=1)
+    assert sum(array.nbytes for array in none.rows) == 32_000 * 8 * (4 + 2) == 1_536_000
+    counted = none.nbytes - 1_536_000
+    assert counted == 8, "one number, how many tokens there were"
+    for memory in (0.0, 0.01, 2.0, 7.5):
+        longer = NgramMatrix(100, k=8, orders=4, memory=memory).nbytes - 100 * 8 * 6 - counted
+        assert memory * 1e6 - 56 < longer <= memory * 1e6
+    for past in (1, 1024, 262_144):
+        held = NgramMatrix(100, k=8, orders=1, past=past)
+        assert held.nbytes == 100 * 8 * 6 + counted, "it grows as it is filled"
+        held.past.extend(np.zeros(3 * past, np.int64))
+        assert held.nbytes == 100 * 8 * 6 + 20 * past + counted
+
+
+def test_the_past_is_the_newest_tokens() -> None:
+    matrix = NgramMatrix(50, k=2, past=8)
+    matrix.past.extend(range(20))
+    assert matrix.past.tokens.tolist() == list(range(12, 20))
+    empty = NgramMatrix(50, k=2).past
+    empty.extend(range(20))
+    assert not len(empty.tokens)
+
+
+@given(st.data())
+def test_rows_are_those_of_a_dictionary(data: st.DataObject) -> None:
+    """With room for all, whatever is learned in whatever order: the last row of each context, and no other context."""
+    orders = data.draw(st.integers(1, MAX_ORDER))
+    texts = data.draw(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=1, max_size=12))
+    matrix = NgramMatrix(6, k=2, orders=orders, memory=20)
+    wanted: dict[tuple[int, ...], dict[int, float]] = {}
+    for place, text in enumerate(texts):
+        row = {place % 6: 0.5, (place + 1) % 6: 0.25 * (place % 2)}
+        learn(matrix, (text, row))
+        for order in range(1, min(orders, len(text)) + 1):
+            wanted[tuple(text[-order:])] = row
+    for context, row in wanted.items():
+        close(found(matrix, *context), row)
+    assert matrix.ngrams == sum(len(context) > 1 for context in wanted)
+    assert int(matrix.filled.sum()) == sum(len(context) == 1 for context in wanted)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(-1, 9)), min_size=1, max_size=20),
+    st.floats(0, 0.95),
+    st.floats(0, 0.95),
+    st.integers(0, 1000),
+)
+def test_rows_stay_in_order_and_within_one(
+    steps: list[tuple[int, int, int]], remembers: float, favours: float, seed: int
+) -> None:
+    """Whatever is averaged and favoured: probabilities descend and add up to one at most, and no token comes twice."""
+    k, generator = 4, np.random.default_rng(seed)
+    matrix = NgramMatrix(10, k=k, orders=2)
+    for first, last, chosen in steps:
+        shares = np.sort(generator.dirichlet(np.ones(10)))[::-1][:k]
+        row = dict(zip(generator.permutation(10)[:k].tolist(), shares.tolist(), strict=True))
+        learn(matrix, ([first, last], row), chosen=[chosen], remembers=remembers, favours=favours)
+    for first, last, _ in steps:
+        for context in ([last], [first, last]):
+            tokens, shares = zip(*matrix.look_up(*context), strict=True)
+            assert len(set(tokens)) == k
+            assert list(shares) == sorted(shares, reverse=True)
+            assert sum(shares) <= 1 + k * BIT
+
+
+def test_ngrams_of_places_in_rows() -> None:
+    tokens = np.array([[10, 11, 12, 13], [20, 21, 22, 23]], np.int32)
+    found = ngrams_at(tokens, np.array([1, 3]), np.array([2, 1]), 3)
+    assert found.tolist() == [[10, -1, -1], [11, 10, -1], [23, 22, 21]]
+
+
+def test_what_is_surprising_is_what_no_row_or_another_says_first() -> None:
+    matrix = NgramMatrix(100, k=2, orders=2, memory=0.01)
+    ngrams = np.array([[7, 3], [8, 3], [9, 3], [6, ABSENT]])
+    logits = np.zeros((4, 100), np.float32)
+    logits[:, 70] = 1
+    logits[1, 99] = 2
+    assert matrix.surprised_by(ngrams, logits).tolist() == [0, 1, 2, 3], "nothing is known"
+    matrix.learn(ngrams[:2], np.array([[70, 1], [70, 1]]), np.array([[0.9, 0.1], [0.9, 0.1]]))
+    assert matrix.surprised_by(ngrams, logits).tolist() == [1, 2, 3]
+    logits[0, 99] = 1
+    assert matrix.surprised_by(ngrams[:1], logits[:1]).tolist() == [], "of equal ones either may be first"
+
+
+def test_ngrams_of_a_text_are_its_last_tokens() -> None:
+    assert ngrams_of(np.array([4, 5, 6]), 3).tolist() == [[4, -1, -1], [5, 4, -1], [6, 5, 4]]
+    assert ngrams_of(np.array([4, 5]), 1).tolist() == [[4], [5]]
+    assert ngrams_of(np.array([6, 7]), 3, np.array([4, 5])).tolist() == [[6, 5, 4], [7, 6, 5]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 0}, "a vocabulary of 1 or more .* got vocabulary 0"),
+        ({"k": 0}, "k from 1 to its size, got vocabulary 10 and k 0"),
+        ({"k": 11}, "got vocabulary 10 and k 11"),
+        ({"orders": 0}, "orders from 1 to 4, got 0"),
+        ({"orders": 5}, "orders from 1 to 4, got 5"),
+        ({"memory": -1}, "memory of 0 MB or more, got -1"),
+        ({"past": -1}, "past of 0 tokens or more, got -1"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NgramMatrix(**{"vocab_size": 10, "k": 2, **options})
+
+
+def test_a_token_that_no_logit_stands_for_is_skipped() -> None:
+    """Some models embed more ids than they can say; nothing is kept for those, nor found, and nothing else is hurt."""
+    matrix = NgramMatrix(10, k=2, orders=2)
+    learn(matrix, ([1, 5], {3: 0.5, 4: 0.25}))
+    before = [array.copy() for array in matrix.rows]
+    learn(matrix, ([5, 10], {1: 0.9, 2: 0.1}), ([5, 99_999], {1: 0.9, 2: 0.1}))
+    assert all(np.array_equal(old, new) for old, new in zip(before, matrix.rows, strict=True))
+    assert matrix.look_up(10) == matrix.look_up(99_999) == matrix.look_up(5, 10) == matrix.look_up(-1) == []
+
+
+def test_a_context_of_no_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected 1 to 3 tokens, got 0"):
+        NgramMatrix(10, k=2).look_up()
+    with pytest.raises(ValueError, match="expected 1 to 2 tokens, got 3"):
+        NgramMatrix(10, k=2, orders=2).look_up(1, 2, 3)
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected candidates and probabilities of 1 x 2, got \(1, 3\) and \(1, 3\)"):
+        learn(NgramMatrix(10, k=2), ([5], {1: 0.5, 2: 0.2, 3: 0.1}))
+
+
+def test_a_matrix_says_how_full_it_is() -> None:
+    matrix = NgramMatrix(1000, k=2, orders=2, memory=0.02)
+    learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}))
+    assert repr(matrix) == "NgramMatrix(1,000 tokens x 2, 1 rows filled, 1 of 1,000 longer contexts)"
+
+
+def test_a_row_foresees_the_token_that_it_has_first() -> None:
+    matrix = NgramMatrix(50, k=2, orders=2, memory=0.1)
+    learn(matrix, ([4, 5], {7: 0.6, 8: 0.4}))
+    ngrams = np.array([[5, 4], [5, 4], [5, 4], [5, 9], [6, 5]])
+    chosen = np.array([7, 8, ABSENT, 7, 7])
+    # A second candidate, an unknown token, another context and one that was never seen are not foreseen.
+    assert matrix.foresees(ngrams, chosen).tolist() == [True, False, False, False, False]

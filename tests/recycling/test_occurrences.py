@@ -1,0 +1,243 @@
+"""Where tokens stood before: against a search through the whole text, and what is kept of many texts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from token_recycling._util.compiled import compiled
+from token_recycling.recycling import occurrences as module
+from token_recycling.recycling.ngrams import last_ngram
+from token_recycling.recycling.occurrences import BREAK, FOUND, LONGEST, Occurrences, Recorder, masked, occurrences
+
+WALKED, LONG = 16, 3
+
+
+@compiled
+def _found(arrays: Any, recent: np.ndarray, followed: np.ndarray, lengths: np.ndarray) -> int:
+    return occurrences(arrays, recent, followed, lengths)
+
+
+def found(index: Occurrences, text: list[int]) -> list[tuple[int, int]]:
+    """What followed, and the length of the match, at each place."""
+    places, lengths = np.zeros(FOUND, np.int64), np.zeros(FOUND, np.int64)
+    count = _found(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), places, lengths)
+    followed = [int(module.token_at(index.arrays, place)) for place in places[:count].tolist()]
+    return list(zip(followed, lengths[:count].tolist(), strict=True))
+
+
+def bucket(last: list[int], buckets: int) -> int:
+    """Which chain a place belongs to: other tokens may share it."""
+    with np.errstate(over="ignore"):
+        return int(module._bucket(*last[::-1], *[BREAK] * (LONG - len(last)), buckets))
+
+
+def searched(added: list[int], capacity: int, text: list[int]) -> list[tuple[int, int]]:
+    """The same by going through all that was added; of each chain the newest places alone."""
+    held = added[-capacity:] if capacity else []
+    wanted = []
+    for least in (LONG, 1):
+        if len(text) < least or not capacity:
+            continue
+        chain = bucket(text[-least:], capacity)
+        ends = [
+            end
+            for end in range(len(added) - len(held), len(added))
+            # What a place ended with when it was added: its first tokens may be gone since.
+            if end + 1 >= least
+            and min(last := added[end + 1 - least : end + 1]) >= 0
+            and bucket(last, capacity) == chain
+        ]
+        for end in ends[::-1][:WALKED]:
+            before = added[len(added) - len(held) : end + 1]
+            length = 0
+            while length < min(LONGEST, len(before), len(text)) and before[-1 - length] == text[-1 - length]:
+                length += 1
+            fits = length >= LONG if least == LONG else 1 <= length < LONG
+            if fits and end + 1 < len(added) and added[end + 1] >= 0:
+                wanted.append((added[end + 1], length))
+    return wanted
+
+
+TOKENS = st.integers(0, 3)
+TEXTS = st.lists(st.one_of(TOKENS, TOKENS, TOKENS, TOKENS, st.just(BREAK)), max_size=90)
+
+
+@given(TEXTS, st.sampled_from([1, 2, 8, 32, 64]), st.lists(TOKENS, min_size=1, max_size=40), st.integers(1, 30))
+def test_what_is_found_is_what_a_search_finds(added: list[int], capacity: int, text: list[int], piece: int) -> None:
+    """In a ring that went round, with chains that several tokens share, whatever the pieces that it was added in."""
+    index = Occurrences(capacity=capacity)
+    for start in range(0, len(added), piece):
+        index.extend(added[start : start + piece])
+    assert found(index, text) == searched(added, capacity, text)
+    assert index.tokens.tolist() == added[-capacity:]
+    assert len(index) == len(added)
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=90), st.integers(1, 30))
+def test_an_index_without_a_capacity_grows(text: list[int], piece: int) -> None:
+    """In a text that grows, where its own end stood before."""
+    index = Occurrences(text[:piece])
+    for start in range(piece, len(text), piece):
+        index.extend(np.array(text[start : start + piece], np.int32))
+    assert index.tokens.tolist() == text
+    assert found(index, text) == searched(text, len(index.arrays.tokens), text)
+
+
+def test_the_longest_matches_come_first_and_then_those_of_one_or_two_tokens() -> None:
+    text = [1, 2, 3, 4, 10, 9, 2, 3, 4, 11, 8, 3, 4, 12, 7, 4, 13, 1, 2, 3, 4]
+    assert found(Occurrences(text), text) == [(11, 3), (10, 4), (13, 1), (12, 2)]
+    assert found(Occurrences(text), [50]) == []
+    assert found(Occurrences(), text) == []
+
+
+def test_no_more_of_a_match_is_compared_than_the_longest() -> None:
+    text = [*range(50), 99, *range(50)]
+    assert found(Occurrences(text), text) == [(99, LONGEST)]
+
+
+def test_nothing_matches_across_a_break() -> None:
+    index = Occurrences([1, 2, 3, BREAK, 4, 5, BREAK])
+    assert found(index, [1, 2, 3]) == [], "nothing followed"
+    assert found(index, [3, 4]) == [(5, 1)]
+    assert found(index, [1, 2, 3, 4]) == [(5, 1)]
+    assert found(index, [5]) == []
+
+
+@pytest.mark.parametrize(("capacity", "room"), [(0, 0), (1, 1), (5, 8), (8, 8), (100, 128)])
+def test_the_capacity_is_a_power_of_two(capacity: int, room: int) -> None:
+    index = Occurrences(range(200), capacity)
+    assert index.tokens.tolist() == list(range(200))[200 - room :]
+    assert sum(array.nbytes for array in index.arrays) == 20 * room + 8
+
+
+def test_places_are_counted_anew_before_their_numbers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RENUMBERED", 40)
+    generator = np.random.default_rng(0)
+    added, index = generator.integers(0, 3, 200).tolist(), Occurrences(capacity=16)
+    for place in range(0, 200, 5):
+        index.extend(added[place : place + 5])
+        assert len(index) <= 40
+        assert index.tokens.tolist() == added[: place + 5][-16:]
+        text = added[: place + 5]
+        assert found(index, text) == searched(text, 16, text)
+    assert len(index) < 200
+
+
+# The past of many texts
+
+
+def texts_of(past: Occurrences) -> list[list[int]]:
+    """What stands between breaks."""
+    pieces: list[list[int]] = [[]]
+    for token in past.tokens.tolist():
+        if token == BREAK:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    return [piece for piece in pieces if piece]
+
+
+def written(past: Occurrences, text: list[int], each: int) -> None:
+    recorder = Recorder(past)
+    for start in range(0, len(text), each):
+        recorder.add(text[start : start + each], ends=start + each >= len(text))
+
+
+@pytest.mark.parametrize("each", [1, 3, 32, 100])
+def test_a_text_alone_is_stored_as_it_is(each: int) -> None:
+    past, text = Occurrences(capacity=256), list(range(100))
+    written(past, text, each)
+    assert texts_of(past) == [text]
+
+
+@pytest.mark.parametrize("length", [1, 5, 31])
+def test_a_short_text_is_stored_at_its_end(length: int) -> None:
+    past = Occurrences(capacity=256)
+    recorder = Recorder(past)
+    recorder.add(range(length - 1))
+    assert len(past) == 0
+    recorder.add([length - 1], ends=True)
+    assert texts_of(past) == [list(range(length))]
+    recorder.add([], ends=True)
+    assert texts_of(past) == [list(range(length))], "nothing was written since"
+
+
+def test_the_next_text_is_another_one() -> None:
+    past = Occurrences(capacity=256)
+    written(past, [1, 2, 3], 3)
+    written(past, [4, 5, 6], 3)
+    assert texts_of(past) == [[1, 2, 3], [4, 5, 6]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), max_size=30))
+def test_texts_that_are_written_at_once_do_not_mix(turns: list[tuple[int, int]]) -> None:
+    """Each text counts up in thousands of its own: whatever stands together is a piece of one, in order."""
+    past = Occurrences(capacity=4096)
+    recorders, said = [Recorder(past) for _ in range(3)], [0, 0, 0]
+    for who, many in [*turns, (0, 1), (1, 1), (2, 1)]:
+        recorders[who].add(range(1000 * who + said[who], 1000 * who + said[who] + many))
+        said[who] += many
+    for who, recorder in enumerate(recorders):
+        recorder.add([1000 * who + said[who]], ends=True)
+    pieces = texts_of(past)
+    for piece in pieces:
+        assert piece == list(range(piece[0], piece[0] + len(piece)))
+    # Nothing is left out, and a piece that stands apart begins with what came before it.
+    for who in range(3):
+        own = [piece for piece in pieces if piece[0] // 1000 == who]
+        assert sorted({token for piece in own for token in piece}) == [1000 * who + one for one in range(said[who] + 1)]
+        assert all(second[0] == first[-1] - 7 for first, second in itertools.pairwise(own))
+
+
+def test_a_text_that_was_there_is_not_stored_again() -> None:
+    past, text = Occurrences(capacity=1024), list(range(128))
+    for _ in range(3):
+        written(past, text, 32)
+        assert texts_of(past) == [text]
+    written(past, [*text, *range(500, 532)], 32)
+    assert texts_of(past)[1:] == [[*text[-8:], *range(500, 532)]], "what is new is, with what it follows"
+
+
+def test_a_text_that_repeats_itself_is_stored_about_once() -> None:
+    """And what follows its end is known: its beginning, which stood there already."""
+    past, again = Occurrences(capacity=4096), list(range(64))
+    written(past, again * 20, 32)
+    assert texts_of(past) == [[*again, *again[:32]]]
+    assert found(past, again) == [(0, LONGEST)]
+
+
+def test_what_follows_a_piece_that_was_there_is_not_joined_to_another() -> None:
+    """The second half of the second round is left out; what comes then begins with its end."""
+    past, again = Occurrences(capacity=4096), list(range(64))
+    written(past, [*again, *again, *range(200, 232)], 32)
+    assert texts_of(past) == [[*again, *again[:32]], [*again[-8:], *range(200, 232)]]
+
+
+def test_without_room_nothing_is_stored() -> None:
+    past = Occurrences(capacity=0)
+    written(past, list(range(100)), 7)
+    assert len(past.tokens) == 0
+    assert not past.holds(list(range(100)))
+
+
+def test_only_the_end_of_a_text_is_looked_for() -> None:
+    past = Occurrences(range(100), capacity=128)
+    assert past.holds([7, 7, 7, *range(40)])
+    assert past.holds(list(range(60, 100)))
+    assert past.holds(list(range(LONGEST))), "all of the text"
+    assert past.holds(list(range(LONGEST + 1)))
+    assert not past.holds([7, *range(LONGEST)]), "follows another token"
+    assert not past.holds(list(range(LONGEST - 1))), "too short to tell"
+    assert not past.holds([*range(39), 50])
+
+
+def test_masked_tokens_match_and_are_never_said_to_follow() -> None:
+    index = Occurrences([*masked(np.array([1, 2, 3, 4])).tolist(), 5, 6])
+    for text, wanted in (([1, 2, 3, 4], [(5, 4)]), ([3, 4, 5], [(6, 3)]), ([1, 2, 3], []), ([4], [(5, 1)])):
+        assert found(index, text) == wanted

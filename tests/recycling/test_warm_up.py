@@ -1,0 +1,83 @@
+"""After warming up, no option of a drafter has anything compiled during decoding."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from numba.core.dispatcher import Dispatcher
+from support import runs, tiny
+from transformers import LlamaForCausalLM
+
+import token_recycling as tr
+from token_recycling import Drafter
+from token_recycling.drafters.fuse import merge
+from token_recycling.drafters.recycling import Recycling
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.recycling.warm_up import warm_up, warm_up_suffix
+
+CPU = torch.device("cpu")
+
+
+def forgotten() -> list[Dispatcher]:
+    """All compiled functions of the package, with nothing compiled."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("token_recycling.")]
+    ours = list({one for module in modules for one in vars(module).values() if isinstance(one, Dispatcher)})
+    for one in ours:
+        one._make_finalizer()()
+        one._reset_overloads()
+    for function in (warm_up, warm_up_suffix, merge.warm_up):
+        function.cache_clear()
+    return ours
+
+
+def decode(model: LlamaForCausalLM, drafter: Drafter) -> None:
+    """Three texts that repeat themselves, one of a single token, and a batch."""
+    for ids in (tiny.prompt(0, 9).repeat(1, 3), tiny.prompt(0, 1), tiny.prompt(1, 12).repeat(2, 2)):
+        tr.generate(model, ids, drafter=drafter, max_new_tokens=24)
+
+
+def check(model: LlamaForCausalLM, drafter: Drafter) -> None:
+    """Once a drafter has begun a text, nothing is compiled for it."""
+    ours = forgotten()
+    runs.begun(drafter, [0], TreeModel(model))
+    before = {one: list(one.signatures) for one in ours}
+    assert any(before.values())
+    decode(model, drafter)
+    assert {one: list(one.signatures) for one in ours} == before
+
+
+OPTIONS = [
+    {},
+    {"suffix": False},
+    {"tree": 5},
+    {"tree": "chain:3", "suffix": False},
+    {"tree": "paper"},
+    {"tree": 8, "orders": 1},
+    {"tree": 8, "orders": 2},
+    {"tree": 8, "orders": 4, "k": 3, "learns_prompt": False},
+    {"tree": 8, "remembers": 0.5},
+    {"tree": 8, "favours": 0.1},
+    {"tree": "0 1 00", "remembers": 0.5, "favours": 0.1, "memory": 0},
+    {"tree": 8, "past": 0},
+    {"tree": 8, "past": 40},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_recycling_compiles_nothing_later(options: dict, model: LlamaForCausalLM) -> None:
+    check(model, Recycling(**options))
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "fuse:recycling+suffix+prompt_lookup"])
+def test_others_compile_nothing_later(drafter: str, model: LlamaForCausalLM) -> None:
+    check(model, tr.make_drafter(drafter))
+
+
+def test_only_what_the_options_need_is_compiled() -> None:
+    ours = forgotten()
+    warm_up(CPU, fills=True, remembers=False, favours=False)
+    made = {one.py_func.__name__ for one in ours if one.signatures}
+    assert {"fill", "overwrite", "_top", "count_chosen", "ngrams_below", "append", "_holds"} <= made
+    assert not made & {"grow", "_extend", "_branch", "_value"}

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import itertools
+from math import prod
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.strategies import trees
+
+from token_recycling import Tree
+from token_recycling.trees.templates import chain, grow, paper, parse_paths, root_only, template_from
+
+CPU = torch.device("cpu")
+
+
+def test_the_template_is_that_of_the_paper() -> None:
+    tree = paper()
+    assert len(tree) == 81
+    assert tree.layer_sizes == (8, 21, 25, 15, 8, 3)
+    assert (tree.breadth, tree.depth) == (8, 6)
+    assert tree.paths[-3:] == ((0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 1), (0, 0, 0, 1, 0, 0))
+    assert paper() is tree
+
+
+def test_a_template_keeps_the_order_within_layers() -> None:
+    tree = parse_paths("01 1 0 00")
+    assert tree.paths == ((), (1,), (0,), (0, 1), (0, 0))
+    assert tree.parents == (-1, 0, 0, 2, 2)
+    assert tree.ranks == (0, 1, 0, 1, 0)
+
+
+def test_ranks_past_nine_are_written_with_points() -> None:
+    assert parse_paths("0 0.12 12.").paths == ((), (0,), (12,), (0, 12))
+
+
+@pytest.mark.parametrize("text", ["a", "0 0x", "0 -1", ".", "0 ²"])
+def test_words_that_are_no_paths_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected rank paths"):
+        parse_paths(text)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([(0,), (0,)], r"\(0,\) twice"),
+        ([(0,), (1, 0)], r"the parent \(1,\) of path \(1, 0\)"),
+        ([(0,), (0, -1)], "ranks of 0 or more"),
+    ],
+)
+def test_paths_that_make_no_tree_are_refused(paths: list[tuple[int, ...]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tree.from_paths(paths)
+
+
+@pytest.mark.parametrize(
+    ("parents", "ranks", "message"),
+    [
+        ((), (), "root"),
+        ((0,), (0,), "root"),
+        ((-1, 0), (0,), "one rank per node"),
+        ((-1, 1), (0, 0), "parent of node 1"),
+        ((-1, -1), (0, 0), "parent of node 1"),
+    ],
+)
+def test_parents_that_make_no_tree_are_refused(parents: tuple[int, ...], ranks: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tree(parents, ranks)
+
+
+def test_a_chain_is_a_tree_with_one_branch() -> None:
+    tree = chain(3)
+    assert tree.parents == (-1, 0, 1, 2)
+    assert tree.layer_sizes == (1, 1, 1)
+    assert tree.lineages[-1] == (0, 1, 2, 3)
+    with pytest.raises(ValueError, match="chain of 1 node or more"):
+        chain(0)
+
+
+def test_a_lone_root_has_no_layers() -> None:
+    tree = root_only()
+    assert (len(tree), tree.depth, tree.breadth, tree.layers) == (1, 0, 0, ())
+
+
+def test_a_tree_is_grown_by_path_product() -> None:
+    # Products: 0 .6, 00 .36, 1 .3, 000 .216, 01 and 10 .18, 0000 .13, ...
+    assert set(grow([0.6, 0.3], 4).paths) == {(), (0,), (0, 0), (1,), (0, 0, 0)}
+    assert set(grow([0.6, 0.3], 6).paths) == {(), (0,), (0, 0), (1,), (0, 0, 0), (0, 1), (1, 0)}
+    assert grow([0.9, 0.1], 6, max_depth=2).layer_sizes == (2, 4)
+
+
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.integers(1, 12))
+def test_no_node_left_out_is_better_than_one_taken(acceptance: list[float], nodes: int) -> None:
+    tree = grow(acceptance, nodes, max_depth=4)
+    everything = [path for depth in range(1, 5) for path in itertools.product(range(len(acceptance)), repeat=depth)]
+    assert len(tree) - 1 == min(nodes, len(everything))
+    worth = {path: prod(acceptance[rank] for rank in path) for path in everything}
+    best = sorted(worth.values(), reverse=True)[: len(tree) - 1]
+    assert sorted((worth[path] for path in tree.paths[1:]), reverse=True) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(("acceptance", "nodes"), [([0.5], 0), ([], 3), ([1.5], 3), ([-0.1], 3)])
+def test_a_tree_cannot_be_grown_from_nonsense(acceptance: list[float], nodes: int) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        grow(acceptance, nodes)
+
+
+def test_a_cut_tree_keeps_the_upper_layers() -> None:
+    tree = paper()
+    assert tree.cut(2).layer_sizes == (8, 21)
+    assert tree.cut(0).layer_sizes == ()
+    assert tree.cut(6) is tree
+    assert tree.cut(2) is tree.cut(2)
+
+
+def test_a_tree_is_drawn_a_node_a_line() -> None:
+    tree = parse_paths("0 1 00 01")
+    assert tree.drawn() == "root\n├─ 0\n│  ├─ 0\n│  └─ 1\n└─ 1"
+    assert tree.drawn(["a", "b", "c", "d", "e"]) == "a\n├─ b\n│  ├─ d\n│  └─ e\n└─ c"
+
+
+def test_a_tree_can_be_specified_in_many_ways(tmp_path) -> None:
+    file = tmp_path / "tree.txt"
+    file.write_text("0 1\n00\n")
+    assert template_from("paper") is paper()
+    assert template_from("auto") is template_from(30) is template_from("30") is None
+    assert template_from("chain:5") is chain(5)
+    assert len(template_from("static:30")) == 31
+    assert template_from("0 1 00").paths == template_from(str(file)).paths == ((), (0,), (1,), (0, 0))
+    assert template_from(paper()) is paper()
+
+
+def test_a_long_template_can_be_given_as_text() -> None:
+    text = " ".join("".join(map(str, path)) for path in paper().paths[1:])
+    assert template_from(text).paths == paper().paths
+
+
+@pytest.mark.parametrize("spec", ["", "nonsense", "chain:", "chain:x", "chain:0", "0 00 11", 0, -3, "no/such/file"])
+def test_a_tree_that_cannot_be_made_is_refused(spec: str | int) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        template_from(spec)
+
+
+@given(trees())
+def test_ancestors_are_the_transitive_closure_of_parents(tree: Tree) -> None:
+    n = len(tree)
+    step = torch.eye(n, dtype=torch.bool)
+    for node, parent in enumerate(tree.parents[1:], start=1):
+        step[node, parent] = True
+    closure = step
+    for _ in range(n):
+        closure = (closure.float() @ step.float()) > 0
+    assert torch.equal(tree.on(CPU).ancestors, closure)
+    assert torch.equal(closure.sum(1) - 1, torch.tensor(tree.depths))
+
+
+@given(trees())
+def test_the_views_of_a_tree_agree(tree: Tree) -> None:
+    shape = tree.on(CPU)
+    assert shape.parents.tolist() == [max(parent, 0) for parent in tree.parents]
+    assert shape.depths.tolist() == list(tree.depths)
+    assert max(tree.depths) == tree.depth
+    assert sorted(node for layer in tree.layers for node in layer) == list(range(1, len(tree)))
+    for node in range(len(tree)):
+        assert tree.lineages[node][-1] == node
+        assert len(tree.lineages[node]) == tree.depths[node] + 1 == len(tree.paths[node]) + 1
+        assert all(tree.parents[child] == node for child in tree.children[node])
+        assert tree.below(node) == [other for other in range(len(tree)) if shape.ancestors[other, node]]
+    assert sum(map(len, tree.children)) == len(tree) - 1
+    assert tree.drawn().count("\n") == len(tree) - 1
+
+
+@given(trees(), st.integers(0, 6))
+def test_cutting_drops_exactly_the_deeper_nodes(tree: Tree, depth: int) -> None:
+    kept = tree.cut(depth)
+    assert kept.paths == tuple(path for path in tree.paths if len(path) <= depth)
+
+
+@given(trees())
+def test_paths_make_the_tree_again(tree: Tree) -> None:
+    again = Tree.from_paths(tree.paths)
+    assert (again.parents, again.ranks) == (tree.parents, tree.ranks)

@@ -1,0 +1,154 @@
+"""Files that are replaced whole: permissions, links, and what writers that were killed leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from token_recycling._util.files import replacing
+
+
+def write(path: Path, text: str = "new") -> None:
+    with replacing(path) as temporary:
+        Path(temporary).write_text(text)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("kept", [0o600, 0o664, 0o444])
+def test_a_file_keeps_its_permissions(tmp_path: Path, umask: None, kept: int) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(kept)
+    write(path)
+    assert (path.read_text(), mode(path)) == ("new", kept)
+
+
+def test_a_new_file_has_the_usual_permissions_and_the_umask_is_not_touched(
+    tmp_path: Path, umask: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads would make files with the changed one."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "umask", lambda mask: pytest.fail("the umask was changed"))
+        write(tmp_path / "file")
+    assert mode(tmp_path / "file") == 0o640
+
+
+def test_of_a_link_the_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
+    link.symlink_to(Path("elsewhere") / "file")
+    for text in ("made", "replaced"):
+        write(link, text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "link"]
+    assert os.listdir(target.parent) == ["file"]
+
+
+def test_a_long_name_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    write(path)
+    assert path.read_text() == "new"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from token_recycling._util.files import replacing
+with replacing(sys.argv[1]) as temporary:
+    Path(temporary).write_text("half")
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that is about to replace a file, and goes on where its input ends."""
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "file")]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        yield process
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
+    write(tmp_path / "file")
+    assert len(os.listdir(tmp_path)) == 2  # the other one lives
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    write(tmp_path / "file")
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "new"
+
+
+def test_a_writer_that_lives_is_left_alone(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
+    write(tmp_path / "file")
+    writer.communicate()
+    assert writer.returncode == 0
+    assert (tmp_path / "file").read_text() == "half"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_left_before_it_was_locked_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".token_recycling.abc").mkdir()
+    write(tmp_path / "file")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / ".token_recycling.abc").mkdir()
+    (tmp_path / ".token_recycling.abc" / "writer").symlink_to(tmp_path / "other")
+    write(tmp_path / "file")
+    assert not (tmp_path / "other").exists()
+
+
+OFTEN = """
+import sys
+from pathlib import Path
+from token_recycling._util.files import replacing
+for _ in range(50):
+    with replacing(sys.argv[1]) as temporary:
+        Path(temporary).write_text(sys.argv[2] * 1000)
+"""
+
+
+def test_writers_at_once_are_in_nobodys_way(tmp_path: Path) -> None:
+    """Two threads of one process and two other processes."""
+    path = tmp_path / "file"
+    write(path, "a" * 1000)
+    others = [subprocess.Popen([sys.executable, "-c", OFTEN, str(path), text]) for text in "ab"]
+    threads = [
+        threading.Thread(target=lambda text=text: [write(path, text * 1000) for _ in range(50)]) for text in "cd"
+    ]
+    for thread in threads:
+        thread.start()
+    while any(other.poll() is None for other in others) or any(thread.is_alive() for thread in threads):
+        assert path.read_text() in {text * 1000 for text in "abcd"}
+    assert [other.returncode for other in others] == [0, 0]
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_without_locks_files_are_replaced_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".token_recycling.abc").mkdir()
+    monkeypatch.setattr("token_recycling._util.files.fcntl", None)
+    write(tmp_path / "file")
+    assert sorted(os.listdir(tmp_path)) == [".token_recycling.abc", "file"]

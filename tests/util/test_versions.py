@@ -1,0 +1,177 @@
+"""Which releases are supported, what is said outside of them, and what stands in for what a release lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.releases import needs
+from transformers import LlamaConfig, StaticCache
+
+from token_recycling._util.versions import SUPPORTED, outside
+from token_recycling.model import compat as differences
+
+pytestmark = pytest.mark.core
+
+LACKING = [
+    "DummyLayer",
+    "DynamicIndexedLayer",
+    "StaticIndexedLayer",
+    "LinearAttentionLayer",
+    "LinearAttentionCacheLayerMixin",
+    "MtpModel",
+    "MtpCache",
+    "DFlashTokenCandidateGenerator",
+    "TopHLogitsWarper",
+]
+
+
+def as_of(monkeypatch: pytest.MonkeyPatch, version: str) -> Any:
+    """The differences as they are with another release of transformers."""
+    monkeypatch.setattr(transformers, "__version__", version)
+    spec = importlib.util.spec_from_file_location("token_recycling.model.compat", differences.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    made: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"transformers": "4.57.0", "torch": "2.6.0+cpu"},
+        {"transformers": "5.23.7", "torch": "2.15.9"},
+        {"transformers": None, "torch": "2.13.0"},
+    ],
+)
+def test_inside_the_range_nothing_is_said(found: dict[str, str | None]) -> None:
+    assert outside(found) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"transformers": "4.56.2", "torch": "2.6.0"}, "expected transformers 4.57 to 5.23, got 4.56.2; pip install"),
+        ({"transformers": "5.24.0", "torch": "2.6.0"}, "expected transformers 4.57 to 5.23, got 5.24.0; pip install"),
+        ({"transformers": "5.0.0", "torch": "2.5.1+cu121"}, "expected torch 2.6 to 2.15, got 2.5.1+cu121; pip install"),
+    ],
+)
+def test_outside_the_range_one_line_names_it(found: dict[str, str | None], expected: str) -> None:
+    said = outside(found)
+    assert said is not None
+    assert said.startswith(expected)
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("version", ["4.40.1", "6.0.0"])
+def test_importing_says_so(tmp_path: Path, version: str) -> None:
+    """Without importing torch, which a warning need not wait for."""
+    described = tmp_path / f"transformers-{version}.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: transformers\nVersion: {version}\n")
+    package = str(Path(differences.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", "import token_recycling, sys; assert 'torch' not in sys.modules"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), package])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert f"transformers 4.57 to 5.23, got {version}" in line
+
+
+def test_below_the_range_the_error_is_that_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ImportError, match=r"expected transformers 4\.57 to 5\.23, got 4\.40\.1"):
+        as_of(monkeypatch, "4.40.1")
+
+
+@needs(5, 23)
+def test_the_newest_release_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = as_of(monkeypatch, ".".join(map(str, SUPPORTED["transformers"][1])))
+    for name in LACKING:
+        here.needed(getattr(here, name), name)
+
+
+def test_what_a_release_lacks_is_nothing_of_it_and_named_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = as_of(monkeypatch, "4.57.1")
+    for name in LACKING:
+        kind = getattr(here, name)
+        assert not isinstance(transformers.DynamicCache(config=LlamaConfig()).layers[0], kind)
+        with pytest.raises(ValueError, match=r"expected transformers 5\.\d+ or later for this, got 4\.57\.1"):
+            here.needed(kind, "this")
+
+
+def test_a_family_that_changed_is_not_taken_for_the_one_that_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = as_of(monkeypatch, "4.57.1")
+    assert not before.is_as_compared("doge")
+    assert before.is_as_compared("llama")
+    assert differences_of_now(monkeypatch).is_as_compared("doge")
+
+
+@pytest.mark.parametrize(
+    ("asked", "before", "now"), [(-3, 7, 7), (-30, 0, 0), (0, 0, 10), (4, 4, None), (40, 10, None)]
+)
+def test_crop_means_what_it_means_in_the_release(
+    monkeypatch: pytest.MonkeyPatch, asked: int, before: int, now: int | None
+) -> None:
+    assert as_of(monkeypatch, "4.57.1").left_by_crop(asked, 10) == before
+    if now is None:
+        with pytest.raises(ValueError, match=f"0 or less, got {asked}"):
+            differences_of_now(monkeypatch).left_by_crop(asked, 10)
+    else:
+        assert differences_of_now(monkeypatch).left_by_crop(asked, 10) == now
+
+
+def differences_of_now(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of 5.15 at least, without the classes that it has."""
+    made = as_of(monkeypatch, "4.57.1")
+    monkeypatch.setattr(made, "_TRANSFORMERS", (5, 23))
+    return made
+
+
+def test_rotary_parameters_are_read_in_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
+    before = as_of(monkeypatch, "4.57.1")
+    old = before.of_rotary(stated)
+    assert old == {"rope_theta": 500.0, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    config = SimpleNamespace(max_position_embeddings=64, **old)
+    assert before.rotary(config) == stated
+    long = SimpleNamespace(
+        max_position_embeddings=64,
+        original_max_position_embeddings=32,
+        rope_theta=1.0,
+        rope_scaling={"type": "longrope", "short_factor": [1.0]},
+    )
+    assert before.rotary(long)["original_max_position_embeddings"] == 32
+    assert before.of_rotary({"rope_type": "default", "rope_theta": 5.0}) == {"rope_theta": 5.0, "rope_scaling": None}
+    now = differences_of_now(monkeypatch)
+    assert now.of_rotary(stated) == {"rope_parameters": stated}
+    assert now.rotary(SimpleNamespace(rope_parameters=stated)) == stated
+
+
+def test_the_installed_release_states_rotary_parameters_so() -> None:
+    stated = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
+    found = differences.rotary(LlamaConfig(**differences.of_rotary(stated)))
+    assert {name: found[name] for name in stated} == stated
+
+
+def test_slots_written_behind_those_of_a_static_cache() -> None:
+    config = LlamaConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, num_key_value_heads=2)
+    cache, states = StaticCache(config=config, max_cache_len=8), torch.randn(1, 2, 5, 4)
+    states[:, :, 0] = 0.0  # padding
+    differences.write_behind(cache, 0, 0, states[:, :, :3], states[:, :, :3])
+    assert int(cache.get_seq_length()) == 3
+    differences.write_behind(cache, 3, 0, states[:, :, 3:], states[:, :, 3:])
+    assert int(cache.get_seq_length()) == 5
+    assert torch.equal(cache.layers[0].keys[:, :, 1:5], states[:, :, 1:])

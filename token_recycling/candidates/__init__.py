@@ -1,1 +1,0 @@
-"""What is known of next tokens."""

@@ -1,0 +1,163 @@
+"""What a drafter is: it proposes what the target may say next, and learns from what it said.
+
+A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it;
+`registry` finds it by its name. It holds options and what was learned, and serves any number of calls at once. What
+belongs to one text is in the `TextDrafter` that it starts for that text. What it needs of the loop and what it can do
+is declared in one value, its `DrafterTraits`, so that the loop never asks for names.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from ..recycling.matrix import Retrieval
+from ..trees.draft import Context, Draft, Step
+
+if TYPE_CHECKING:
+    from ..model.step_costs import StepCosts
+    from ..model.tree_model import TreeModel
+
+
+@dataclass(frozen=True)
+class DrafterTraits:
+    """What a drafter needs, and what it can do."""
+
+    learns_prompt: bool = False
+    """Needs the logits after every token of the prompt: they cost the target's output layer on each, and the first step
+    a pass of its own.
+    """
+    hidden_states: bool = False
+    """Needs the target's last hidden states of each step (`Step.hidden`)."""
+    states: Callable[[int], Sequence[int]] | None = None
+    """Which hidden states it needs of every token, the prompt's (`TextDrafter.read_prompt`) and each step's
+    (`Step.states`), of a target of so many layers. They are numbered as transformers' `output_hidden_states` does: i is
+    what enters layer i, and the number of layers what leaves the last norm.
+    """
+    on_host: bool = False
+    """Drafts from the text in the memory of the host: on an accelerator `Context.tokens` is not copied there."""
+    top_k: int = 0
+    """Likeliest tokens after every node that it asks each step for, `step.top(k)`; 0 if none."""
+    draws: bool = False
+    """May draw tokens at random where the text is sampled (`Draft.drawn_from`)."""
+
+
+class TextDrafter:
+    """Drafts for one text, from its first step to its last, in one thread at a time.
+
+    It must draft from what it knows and the context alone, never touch the target's cache, and give the context's last
+    token as root.
+    """
+
+    retrieval: Retrieval | None = None
+    """A template and its matrix, if drafting and learning are nothing but looking up and overwriting its rows: then a
+    device can do both by itself, and `draft` and `observe` are called only where it does not.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        """The one that started it."""
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        """Learn from a piece of the prompt: tokens (length,) and the target's logits (length, vocabulary) after each.
+        Pieces come in order.
+
+        Called only where `traits.learns_prompt` is true. The prompt's last token is not among them: it is the first
+        root.
+        """
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        """Take the target's hidden states (n, states * hidden), those that the traits name side by side, at the n
+        tokens before the prompt's last one: all of them, as far as a cache did not hold them.
+
+        Called at most once, before the first `observe`, and only where `traits.states` is given. Not called where a
+        family leaves some of them out, or reads a long prompt in a way of its own.
+        """
+
+    def draft(self, context: Context) -> Draft:
+        """A tree of tokens to verify; a lone root where there is nothing to propose.
+
+        Called once a step. Where a step was made without waiting for it, because somebody waits for the first token,
+        it is called behind that step, with the context that there was before and no room for a node.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define draft()")
+
+    def observe(self, step: Step) -> None:
+        """Learn from a verified draft; called once a step, after `draft`, when the cache has kept the accepted nodes.
+
+        Where the drafter is a part of another one, `step.draft` holds nodes of others too and may lack some of its
+        own: find them by their tokens, as `Draft.places_in` does, not by number. Only there may be steps for which it
+        was not asked for a draft.
+        """
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counts of its own since the last call, such that they can be added up; called once a step, and kept in
+        `Stats.drafter_statistics`.
+        """
+        return {}
+
+    def describe(self) -> str:
+        """One line for a person: what was chosen and why."""
+        return self.drafter.describe()
+
+
+class Drafter(TextDrafter):
+    """Proposes what the target may say next, and learns from what it said.
+
+    Subclasses are dataclasses; their public fields are options. A drafter may keep what it learned from text to text
+    (*hot start*); calls in several threads may learn at once. One that keeps nothing of a text defines `draft` itself
+    and serves every text; any other defines `start`.
+    """
+
+    name: ClassVar[str] = ""
+    """The file's name, set for drafters of this package here and for those of others by `registry`."""
+    unnamed: ClassVar[str] = ""
+    """The option that may be written without `NAME=`, if there is one."""
+
+    def __init__(self) -> None:
+        """Of a subclass that is no dataclass and has none of its own."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        package, _, module = cls.__module__.rpartition(".")
+        if package == __package__ and "name" not in vars(cls):
+            cls.name = module
+
+    @property
+    def traits(self) -> DrafterTraits:
+        """What it needs and can do."""
+        return DrafterTraits()
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> TextDrafter:
+        """What drafts for a text that begins: `prompt` (length,) int64 on the target's device. Here options are checked
+        against the target. `costs` says what the steps of this call cost; the texts of a batch share it.
+        """
+        return self
+
+    def fork(self) -> Drafter:
+        """Another one with the same options that has learned the same: what either learns later, the other does not
+        know. What is only read, such as a draft model, may be shared.
+        """
+        return copy.deepcopy(self)
+
+    def describe(self) -> str:
+        """One line for a person: what it is, by its options."""
+        return self.name
+
+
+def check_at_least(least: int, drafter: Drafter, *options: str) -> None:
+    """Raises ValueError for the first of these options whose value is below `least`."""
+    for option in options:
+        if getattr(drafter, option) < least:
+            raise ValueError(f"expected {option} of {least} or more, got {getattr(drafter, option)}")
+
+
+def check_auto_or_nodes(drafter: Drafter, option: str) -> None:
+    """Raises ValueError unless the option is `auto` or a number of nodes."""
+    value = getattr(drafter, option)
+    if value != "auto" and (isinstance(value, str) or value < 1):
+        raise ValueError(f"expected auto or 1 node or more, got {option}={value!r}")

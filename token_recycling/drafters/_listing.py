@@ -1,0 +1,119 @@
+"""What there is, as plain values: the drafters with their options, and the rows of a saved matrix.
+
+Everything about a drafter is read from its class: the fields of the dataclass and the strings under them.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..recycling.matrix import AdjacencyMatrix
+from ._base import Drafter
+from ._registry import drafter_class, drafter_names, is_required, options_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def drafters() -> list[dict[str, Any]]:
+    """Name, summary and options of every drafter; for one that cannot be had, the reason instead."""
+    found = []
+    for name in drafter_names():
+        try:
+            found.append(drafter(name, drafter_class(name)))
+        except Exception as error:  # what it needs is missing; or of another package, which can be wrong in any way
+            found.append({"name": name, "summary": f"not available: {error}", "options": []})
+    return found
+
+
+def drafter(name: str, made_by: type[Drafter]) -> dict[str, Any]:
+    """One drafter; `made_by` is its class."""
+    hints, docs = typing.get_type_hints(made_by), field_docs(made_by)
+    options = [
+        {"name": option, "type": spelled(hints[option]), "default": _default(field), "summary": docs.get(option, "")}
+        for option, field in options_of(made_by).items()
+    ]
+    return {"name": name, "summary": _summary(inspect.getdoc(made_by) or ""), "options": options}
+
+
+def field_docs(made_by: type) -> dict[str, str]:
+    """The first paragraph of the string under each field of a class, as one line; inherited fields too."""
+    docs = {}
+    for base in reversed(made_by.__mro__[:-1]):
+        try:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except OSError:  # a class without a source file
+            continue
+        for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = _summary(text)
+    return docs
+
+
+def spelled(hint: Any) -> str:
+    """A type as a user writes values of it: the words of a Literal, else the names of the types that can be written."""
+    if typing.get_origin(hint) is typing.Literal:
+        return " | ".join(map(str, typing.get_args(hint)))
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        kinds = [kind for kind in typing.get_args(hint) if kind in (str, int, float, bool) or typing.get_origin(kind)]
+        return " | ".join(map(spelled, kinds or typing.get_args(hint)))
+    return getattr(hint, "__name__", str(hint))
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if is_required(field):
+        return "required"
+    return str(field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
+
+
+def _summary(doc: str) -> str:
+    return " ".join(inspect.cleandoc(doc).partition("\n\n")[0].split())
+
+
+def busiest(matrix: AdjacencyMatrix, rows: int) -> list[int]:
+    """The filled rows that drafts pass through most: those of the tokens that are candidates most often."""
+    filled = matrix.filled
+    counts = torch.bincount(matrix.candidates[filled].flatten().long(), minlength=matrix.vocab_size)
+    order = torch.where(filled, counts, -1).argsort(descending=True, stable=True)
+    return order[: min(rows, int(filled.sum()))].tolist()
+
+
+def tokens_of(given: Iterable[str], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> list[int]:
+    """Ids of the tokens that a user names: ids as digits, or texts, of which every token counts; raises ValueError."""
+    tokens: list[int] = []
+    for one in given:
+        if one.isascii() and one.isdigit():
+            if int(one) >= vocab_size:
+                raise ValueError(f"expected a token from 0 to {vocab_size - 1}, got {one}")
+            tokens.append(int(one))
+        elif tokenizer is None:
+            raise ValueError(f"expected the id of a token, got {one!r}; for a text give --model too")
+        else:
+            tokens += tokenizer(one, add_special_tokens=False)["input_ids"]
+    return tokens
+
+
+def matrix_rows(
+    matrix: AdjacencyMatrix, tokens: Iterable[int], tokenizer: PreTrainedTokenizerBase | None
+) -> list[dict[str, Any]]:
+    """Rows as plain values, with texts where there is a tokenizer."""
+
+    def read(token: int) -> str | None:
+        return None if tokenizer is None else tokenizer.decode([token])
+
+    rows = ((token, matrix.candidates[token].tolist()) for token in tokens)
+    return [
+        {"token": token, "text": read(token), "candidates": row, "candidate_texts": list(map(read, row))}
+        for token, row in rows
+    ]

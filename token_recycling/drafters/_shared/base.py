@@ -1,0 +1,206 @@
+"""The drafter behind every draft model: one model reads each text, and drafts ahead of it by one set of rules.
+
+Cost per step: a forward pass of the draft model for every drafting step, over the nodes that are followed. What became
+text stays in the draft model's cache; an accepted node that was never read on its own path (a leaf, a merged node and
+everything copied below it) is read with the next step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
+
+import torch
+
+from ...costs.budget import Budget
+from ...model.pass_costs import PassCosts
+from ...model.step_costs import StepCosts
+from ...model.tree_model import TreeModel
+from ...trees.draft import Context, Draft, Step
+from ...trees.templates import root_only
+from .._base import Drafter, DrafterTraits, TextDrafter, check_at_least, check_auto_or_nodes
+from .expand import Rules, Stop, grow, verified
+from .graph import Graph
+from .reader import Reader
+
+Mode = Literal["sequence", "tree", "graph"]
+_DRAWN_NODES = 16
+"""Nodes of a drawn draft: the same number on every machine, so that a seed gives the same text."""
+
+
+@dataclass(kw_only=True)
+class ModelDrafter(Drafter):
+    """Drafts with the model that `drafting_model` gives, by the rules that `rules_for` gives."""
+
+    reads_states: ClassVar[bool] = False
+    """Whether `stop` needs the drafting model's hidden states."""
+
+    sampled: bool = False
+    """Where the text is sampled, draw the draft too, instead of taking the most likely tokens."""
+
+    def drafting_model(self, target: TreeModel) -> TreeModel:
+        """The model that drafts for this target; raises ValueError if there is none that can."""
+        raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
+
+    def reader(self, target: TreeModel, model: TreeModel) -> Reader:
+        """What reads a text of the target with the drafting model."""
+        return Reader(model, self.reads_states)
+
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules | None:
+        """What is drafted for a text that begins; None for nothing at all."""
+        raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
+
+    def stop(self, text: ModelText) -> Stop | None:
+        """What may end the draft that is about to begin."""
+        return None
+
+    def depth_for(self, context: Context, rules: Rules) -> int:
+        """Drafting steps at most for a text as it is."""
+        return rules.depth
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(draws=self.sampled)
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> ModelText:
+        model = self.drafting_model(target)
+        return ModelText(self, target, model, self.rules_for(target, model, prompt, costs), prompt)
+
+    def describe(self) -> str:
+        return f"{self.name}: {self.what()}"
+
+    def what(self) -> str:
+        """A description of the model that drafts."""
+        return "a draft model"
+
+    def shape(self, rules: Rules) -> str:
+        """A description of what is drafted."""
+        raise NotImplementedError(f"{type(self).__name__} must define shape()")
+
+
+class ModelText(TextDrafter):
+    """One text as the drafting model reads it, and the draft ahead of it."""
+
+    drafter: ModelDrafter
+
+    def __init__(
+        self, drafter: ModelDrafter, target: TreeModel, model: TreeModel, rules: Rules | None, prompt: torch.Tensor
+    ) -> None:
+        super().__init__(drafter)
+        self._target, self._rules = target, rules
+        self.reader = drafter.reader(target, model)
+        self.counts: Counter[str] = Counter()
+        """What `statistics` gives next."""
+        self._graph: Graph | None = None
+        """Of this step, where one was made."""
+        if rules is not None:
+            self.reader.prefill(prompt)
+
+    def draft(self, context: Context) -> Draft:
+        reader, rules, drafter = self.reader, self._rules, self.drafter
+        self._graph = None
+        if rules is None:
+            return Draft(root_only(), context.root)
+        text, warp = context.tokens, context.warp if drafter.sampled else None
+        depth = min(drafter.depth_for(context, rules), context.room - 1, reader.reach(text))
+        # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
+        if depth < 1 or (warp and not self._target.support.fits(len(text) - 1, rules.nodes + 1)):
+            return Draft(root_only(), context.root)
+        rules = replace(rules, depth=depth)
+        graph = self._graph = grow(reader, text, rules, self._target.vocab_size, warp, drafter.stop(self))
+        places = verified(graph, rules)
+        self.counts.update(
+            draft_forwards=graph.steps,
+            drafted_by_model=len(graph) - 1,
+            merged_nodes=len(graph.merged),
+            verified_copies=sum(place.copied for place in places),
+        )
+        return graph.draft(places, self._target.device)
+
+    def observe(self, step: Step) -> None:
+        """Of the nodes that were read, those of the text stay in the draft model's cache."""
+        graph, self._graph = self._graph, None
+        if graph is None:
+            return
+        # The last token is the next root, which is read again for what follows it.
+        path = graph.follow(step.tokens[:-1])
+        self.counts["steps_with_merge_accepted"] += any(crossed for _, crossed in path)
+        kept = []
+        for node, _ in path:
+            if node not in graph.read:  # a leaf or a merged node: what follows was not read on this path
+                break
+            kept.append(graph.read[node])
+        self.reader.keep(kept)
+
+    def statistics(self) -> Mapping[str, float]:
+        counts, self.counts = self.counts, Counter()
+        return counts
+
+    def describe(self) -> str:
+        drafter, rules = self.drafter, self._rules
+        if rules is None:
+            return f"{drafter.describe()}, nothing drafted, since a drafting step costs what it may save"
+        how = "drawn drafts for sampled texts" if drafter.sampled else "deterministic drafts"
+        return f"{drafter.describe()}, {drafter.shape(rules)}, {how}"
+
+
+@dataclass(kw_only=True)
+class CausalDrafter(ModelDrafter):
+    """Drafts a sequence, a tree or a graph by the draft model's probabilities alone."""
+
+    mode: Mode = "graph"
+    """sequence: one branch of fixed length; tree: up to k children a node, where they are likely enough; graph: a tree
+    whose recurring parts are drafted once.
+    """
+    depth: int = 10
+    """Drafting steps at most; the length of a sequence."""
+    k: int = 4
+    """Children of a node at most, in a tree or graph."""
+    theta_prob: float = 0.4
+    """A node of a tree or graph whose token has a lower probability is not followed."""
+    theta_sib: float = 0.1
+    """Nor is one with less than this share of its best sibling's probability."""
+    tau: int = 1
+    """In a graph: as many equal tokens at the ends of two paths make their continuations one."""
+    nodes: int | Literal["auto"] = "auto"
+    """Nodes verified at most, the most probable ones; auto: drafting and verification end where they do not pay on this
+    machine. A sequence, and drafts that are drawn, have fixed sizes.
+    """
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"expected a mode of {', '.join(get_args(Mode))}, got {self.mode!r}")
+        check_at_least(1, self, "depth", "k", "tau")
+        for name in ("theta_prob", "theta_sib"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
+        check_auto_or_nodes(self, "nodes")
+
+    def step_cost(self, target: TreeModel, model: TreeModel, costs: PassCosts, length: int) -> float:
+        """A pass of the drafting model over one token after `length`, as a share of the target's."""
+        return PassCosts(model).curve(length).seconds[0] / costs.curve(length).seconds[0]
+
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules | None:
+        """None where a drafting step costs as much as the token that it may save."""
+        if self.mode == "sequence":
+            return Rules(self.depth if self.nodes == "auto" else min(self.depth, int(self.nodes)), 1, self.depth)
+        tau = self.tau if self.mode == "graph" else 0
+        rules = Rules(self.depth, self.k, _DRAWN_NODES, self.theta_prob, self.theta_sib, tau)
+        if self.nodes != "auto":
+            return replace(rules, nodes=int(self.nodes))
+        if self.sampled:  # what was measured must not decide how many numbers are drawn
+            return rules
+        # The texts of a batch are verified together, but drafted for one after another.
+        alone = self.step_cost(target, model, costs.passes, costs.length) * costs.curve.seconds[0]
+        step = costs.texts * alone / costs.plain
+        nodes = len(costs.by_nodes) - 1
+        return replace(rules, nodes=nodes, budget=Budget(costs.by_nodes, step)) if nodes and step < 1 else None
+
+    def shape(self, rules: Rules) -> str:
+        shape = f"{self.mode} of {rules.depth} steps"
+        if self.mode != "sequence":
+            shape += " and nodes at most, as far as they pay" if rules.budget else f" and {rules.nodes} nodes at most"
+            shape += f", k = {rules.k}, theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
+        return shape + (f", tau = {rules.tau}" if rules.tau else "")

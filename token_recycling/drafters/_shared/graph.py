@@ -1,0 +1,167 @@
+"""Drafted tokens as a directed acyclic graph, and the tree that is verified in its place.
+
+Nodes are drafted below a root, layer by layer, as in a tree. Where a path ends with the same tau tokens as an earlier
+one, what follows is likely the same too: the node is *merged*, by an edge to the first node of that kind, and has no
+children of its own (Graph-structured Speculative Decoding, 2407.16207, sections 5.2 and 5.3). A merge that would close
+a cycle is not made. For verification the graph is unrolled: below a merged node stand copies of what follows the other
+one (section 5.4), the most probable paths first. Without merges the graph is a tree.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ...trees.draft import Draft
+from ...trees.templates import chain
+from ...trees.tree import Tree
+
+
+class UnrolledNode(NamedTuple):
+    """A node of the unrolled tree."""
+
+    node: int
+    """The node of the graph that stands here."""
+    parent: int
+    """Index of the place above; -1 for the root."""
+    depth: int
+    probability: float
+    """Of the whole path, by the draft model."""
+    copied: bool
+    """Whether it stands on another path than the one that it was drafted on."""
+
+
+class Graph:
+    """Nodes by number: 0 is the root, the text's last token; parents come before their children."""
+
+    def __init__(self, text: Sequence[int], tau: int = 0) -> None:
+        """`text` ends with the root's token. `tau` is the length of what must recur for a merge; 0 for none."""
+        self.tau = tau
+        self.tokens = [text[-1]]
+        self.parents = [-1]
+        self.ranks = [0]
+        self.shares = [1.0]
+        """Probability of each token after its parent, by the draft model."""
+        self.probabilities = [1.0]
+        """Of the path to each node."""
+        self.children: list[list[int]] = [[]]
+        self.merged: dict[int, int] = {}
+        """For each merged node the one whose successors it has."""
+        self.steps = 1
+        """Forward passes of the draft model."""
+        self.read: dict[int, int] = {0: 0}
+        """The nodes that the draft model has read, each with its number in their order."""
+        self.drawn_from: dict[int, torch.Tensor] = {}
+        """For each node whose children were drawn at random, the distribution (vocabulary,)."""
+        self._grams: list[tuple[int, ...]] = [tuple(text[-tau:]) if tau else ()]
+        self._first: dict[tuple[int, ...], int] = {}
+        self._merged_with: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, tokens: Sequence[int], shares: Sequence[float]) -> list[int]:
+        """Children of a node, each with its probability after that node; their numbers."""
+        added = list(range(len(self), len(self) + len(tokens)))
+        for rank, (token, share) in enumerate(zip(tokens, shares, strict=True)):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.ranks.append(rank)
+            self.shares.append(share)
+            self.probabilities.append(self.probabilities[parent] * share)
+            self.children.append([])
+            self._grams.append((*self._grams[parent], token)[-self.tau :] if self.tau else ())
+        self.children[parent] += added
+        return added
+
+    def merge(self, node: int) -> bool:
+        """Merges a node without children, if what it ends with has been followed elsewhere and no cycle arises; else
+        it is the one that later nodes of that kind are merged with.
+        """
+        if not self.tau or len(self._grams[node]) < self.tau:
+            return False
+        first = self._first.setdefault(self._grams[node], node)
+        if first == node or first in self._above(node):
+            return False
+        self.merged[node] = first
+        self._merged_with.setdefault(first, []).append(node)
+        return True
+
+    def successors(self, node: int) -> list[int]:
+        return self.children[self.merged.get(node, node)]
+
+    def _above(self, node: int) -> set[int]:
+        """All nodes that `node` can follow, along edges of both kinds."""
+        found: set[int] = set()
+        waiting = [node]
+        while waiting:
+            parent = self.parents[waiting.pop()]
+            for above in (parent, *self._merged_with.get(parent, ())):
+                if above >= 0 and above not in found:
+                    found.add(above)
+                    waiting.append(above)
+        return found
+
+    def follow(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
+        """The nodes that carry these tokens, one after another from the root's successors on, as far as there are any;
+        with each, whether a merge was crossed on the way to it.
+        """
+        path, node, crossed = [], 0, False
+        for token in tokens:
+            crossed |= node in self.merged
+            following = [child for child in self.successors(node) if self.tokens[child] == token]
+            if not following:
+                break
+            (node,) = following
+            path.append((node, crossed))
+        return path
+
+    def unrolled(self, nodes: int) -> list[UnrolledNode]:
+        """The tree that is verified: the root and at most `nodes` more, in order of depth.
+
+        The most probable places are chosen. Of a graph whose tokens were drawn at random, all nodes stand on their own
+        paths, of which no more than `nodes` may have been drafted; copies fill up the rest.
+        """
+        places = [UnrolledNode(0, -1, 0, 1.0, False)]
+        order = count()
+        waiting: list[tuple[float, int, UnrolledNode]] = []
+
+        def offer(index: int) -> None:
+            above = places[index]
+            copied = above.copied or above.node in self.merged
+            for child in self.successors(above.node):
+                place = UnrolledNode(child, index, above.depth + 1, above.probability * self.shares[child], copied)
+                first = bool(self.drawn_from) and not copied
+                heapq.heappush(waiting, (-1.0 if first else -place.probability, next(order), place))
+
+        offer(0)
+        while waiting and len(places) <= nodes:
+            places.append(heapq.heappop(waiting)[2])
+            offer(len(places) - 1)
+        return _by_depth(places)
+
+    def draft(self, places: Sequence[UnrolledNode], device: torch.device) -> Draft:
+        """What is verified, from the unrolled tree: copies and what was not drawn at random are deterministic."""
+        parents, ranks = tuple(place.parent for place in places), tuple(self.ranks[place.node] for place in places)
+        is_chain = parents == tuple(range(-1, len(places) - 1)) and not any(ranks)
+        tree = chain(len(places) - 1) if is_chain and len(places) > 1 else Tree(parents, ranks)
+        drawn_from = {
+            index: self.drawn_from[self.parents[place.node]]
+            for index, place in enumerate(places)
+            if not place.copied and self.parents[place.node] in self.drawn_from
+        }
+        tokens = torch.tensor([self.tokens[place.node] for place in places], device=device)
+        confidence = np.array([self.shares[place.node] for place in places], np.float32)
+        return Draft(tree, tokens, drawn_from or None, confidence)
+
+
+def _by_depth(places: Sequence[UnrolledNode]) -> list[UnrolledNode]:
+    """The same places with parents counted anew, in order of depth and, below one place, of rank."""
+    ordered = sorted(range(len(places)), key=lambda index: (places[index].depth, index))
+    new = {-1: -1, **{old: index for index, old in enumerate(ordered)}}
+    return [places[old]._replace(parent=new[places[old].parent]) for old in ordered]

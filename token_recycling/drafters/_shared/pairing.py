@@ -1,0 +1,153 @@
+"""A draft model for a target: found, loaded, and refused if the two do not share a vocabulary.
+
+Ids mean the same where both tokenizers are known and agree on every id that both have; one may have more than the
+other. Where a tokenizer is not known, because a model was made in memory, the numbers of logits must be equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ..._util.locks import Lock
+from ...model.loading import first_line, tokenizer_beside
+from ...model.self_test import ready
+from ...model.support import UnsupportedModelError
+from ...model.tree_model import TreeModel
+
+_Kept = TypeVar("_Kept")
+
+
+class Pairs(WeakKeyDictionary[PreTrainedModel, _Kept]):
+    """What was made for each target, such as the draft model. A copy, or what comes out of a pickle, has other targets,
+    and is empty.
+    """
+
+    def __deepcopy__(self, memo: object) -> Pairs[_Kept]:
+        return Pairs()
+
+    def __reduce__(self) -> tuple[type[Pairs[_Kept]], tuple[()]]:
+        return Pairs, ()
+
+
+@dataclass
+class DraftModelOption:
+    """The option `model` of a drafter that drafts with a second model: put before the drafter's base class."""
+
+    model: str | PreTrainedModel
+    """A local folder or a hub name; in Python also a model."""
+
+    _pairs: Pairs[TreeModel] = field(default_factory=Pairs, init=False, repr=False, compare=False)
+    _pairing: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+
+    def drafting_model(self, target: TreeModel) -> TreeModel:
+        """The model, loaded and compared once for each target."""
+        with self._pairing:
+            if target.model not in self._pairs:
+                self._pairs[target.model] = self.pair(target)
+            return self._pairs[target.model]
+
+    def pair(self, target: TreeModel) -> TreeModel:
+        """The model for a target; raises ValueError with what does not fit."""
+        return paired(self.model, target)
+
+    def fork(self) -> Any:
+        """A drafter that shares the second model, which is loaded once for all."""
+        other = replace(self)
+        other._pairs, other._pairing = self._pairs, self._pairing
+        return other
+
+    def what(self) -> str:
+        return str(self.model) if isinstance(self.model, str) else type(self.model).__name__
+
+
+def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
+    """The draft model for a target, of the same tokens; raises ValueError with what does not fit."""
+    draft = drafting_beside(model, target)
+    check_tokens(draft, target)
+    return draft
+
+
+def drafting_beside(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:
+    """The draft model for a target, ready to decode; raises ValueError with what does not fit."""
+    drafting = loaded(model, target) if isinstance(model, str) else model
+    try:
+        draft = ready(drafting)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"as a draft model: {error}") from None
+    if draft.support.recurrent:
+        raise UnsupportedModelError(
+            f"as a draft model: expected layers that attend, got {type(drafting).__name__}, of which some keep states "
+            "over the text: these cannot go back to before a node that did not become text"
+        )
+    border = target.support.border
+    if drafting is target.model and border is not None and border.at_once:
+        raise UnsupportedModelError(
+            f"expected another model than the target to draft for {type(drafting).__name__}: {border.why}, "
+            "and a draft would change it too"
+        )
+    return draft
+
+
+def loaded(
+    name: str, target: TreeModel, kind: Any = AutoModelForCausalLM, expected: str = "a causal language model"
+) -> Any:
+    """A model from a folder or the hub, in the target's type and on its device; `kind` is the class that knows it."""
+    path = local_folder(name)
+    try:
+        model = kind.from_pretrained(str(path), dtype=target.dtype)
+    except Exception as error:  # a user's folder can be wrong in any way
+        raise ValueError(f"expected {expected} at {name} to draft with, got: {first_line(error)}") from error
+    return model.to(target.device).eval()
+
+
+def config_of(model: str | PreTrainedModel, expected: str) -> Any:
+    """The configuration of a model, or of one in a folder or on the hub; raises ValueError where there is none."""
+    if not isinstance(model, str):
+        return model.config
+    path = local_folder(model)
+    try:
+        return AutoConfig.from_pretrained(str(path))
+    except Exception as error:  # a user's folder can be wrong in any way
+        raise ValueError(f"expected {expected} at {model} to draft with, got: {first_line(error)}") from error
+
+
+def local_folder(name: str) -> Path:
+    """The folder that a name means, or a hub name as it is; raises ValueError for a folder that is not there."""
+    path = Path(name).expanduser()
+    # What looks like a hub name is meant as a path if its first part is a folder here.
+    if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
+        raise ValueError(
+            f"expected the folder of a model or a hub name to draft with, got {name!r}: there is no such folder"
+        )
+    return path
+
+
+def check_tokens(draft: TreeModel, target: TreeModel) -> None:
+    """Raises ValueError unless ids of the draft model are the target's."""
+    theirs, ours = vocabulary(target.model), vocabulary(draft.model)
+    if theirs is None or ours is None:
+        if draft.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"expected a draft model of {target.vocab_size} tokens, as the target has, got {draft.vocab_size}, and "
+                "no tokenizer beside both models to compare; load them from folders with their tokenizers, or choose "
+                "a draft model of the target's family"
+            )
+        return
+    different = [token for token in sorted(theirs.keys() & ours.keys()) if theirs[token] != ours[token]]
+    if different or not theirs.keys() & ours.keys():
+        example = f"; token {different[0]} is {theirs[different[0]]!r} and {ours[different[0]]!r}" if different else ""
+        raise ValueError(
+            f"expected a draft model with the target's tokenizer, got one that differs in {len(different)} of "
+            f"{len(theirs)} tokens{example}; choose a draft model of the target's family"
+        )
+
+
+def vocabulary(model: PreTrainedModel) -> dict[int, str] | None:
+    """The token of each id, from the tokenizer beside the model; None if there is none on this machine."""
+    tokenizer = tokenizer_beside(model)
+    return None if tokenizer is None else {index: token for token, index in tokenizer.get_vocab().items()}

@@ -1,0 +1,123 @@
+"""A causal model that reads one text and, ahead of it, a tree that grows layer by layer.
+
+Its own key/value cache keeps the text's tokens and those nodes of a tree that became text; only what it does not hold
+is read: tokens that were not drafted, or not along their own path. Cost per layer: one forward pass over its nodes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...model.kv_cache import TreeCache, unroll
+from ...model.prefill import prefill
+from ...model.tree_model import TreeModel
+from ...trees.draft import Draft
+from ...trees.templates import chain, root_only
+
+_AT_ONCE = 32
+"""More new tokens than this are read like a prompt, in pieces and without their logits."""
+
+
+class Reader:
+    """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
+
+    def __init__(self, model: TreeModel, states: bool = False) -> None:
+        """With `states`, the last hidden states are kept too."""
+        self.model = model
+        self.states: torch.Tensor | None = None
+        """(n, hidden size): the last hidden state of each of the n tokens of the last pass."""
+        self._wants_states = states
+        self.held = 0
+        """Number of the text's tokens in the cache."""
+        self._cache = model.new_cache()
+        unroll(self._cache)
+        self._kept = TreeCache(self._cache)
+        self._root_seen = torch.ones(1, 1, dtype=torch.bool, device=model.device)
+        self._root_depth = torch.zeros(1, dtype=torch.long, device=model.device)
+        self._seen, self._depths = self._root_seen, self._root_depth
+        self._nodes, self._is_chain = 1, True
+
+    def prefill(self, text: torch.Tensor) -> None:
+        """Reads all of `text` (length,) but its last token, as far as the model reaches."""
+        self._prefill(self._own(text))
+
+    def _own(self, text: torch.Tensor) -> torch.Tensor:
+        """A text as tokens of the model."""
+        return text
+
+    def _prefill(self, text: torch.Tensor) -> None:
+        if self._reach(len(text)) > 0 and len(text) - 1 > self.held:
+            prefill(self.model, [self._known(text)], self._cache)
+            self.held = len(text) - 1
+
+    def reach(self, text: torch.Tensor) -> int:
+        """Number of layers that may be drafted below `text` (length,) before the model's positions end."""
+        return self._reach(len(self._own(text)))
+
+    def _reach(self, length: int) -> int:
+        limit = self.model.max_length
+        return sys.maxsize if limit is None else limit - length + 1
+
+    def read(self, text: torch.Tensor) -> torch.Tensor:
+        """Logits (1, vocabulary) after `text` (length,), which is or begins with what was read before."""
+        text = self._own(text)
+        if self._nodes > 1:
+            self.keep([])
+        if self.held == len(text):  # the same text again
+            self.held -= 1
+            self._kept.keep(self.held, [self.held], [[]])
+        if len(text) - self.held > _AT_ONCE:
+            self._prefill(text)
+        new = self._known(text[self.held :])
+        tree = chain(len(new) - 1) if len(new) > 1 else root_only()
+        logits = self._forward(self.model.inputs.of([Draft(tree, new)], [self.held], self.held))
+        self.held = len(text)
+        self._forget()
+        return logits[-1:]
+
+    def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """Logits (n, vocabulary) after n nodes, each below the node that was read as number `parents[i]`; the text's
+        last token is number 0.
+        """
+        below = torch.tensor(parents, device=self.model.device)
+        new = self._known(torch.tensor(tokens, device=self.model.device))
+        seen = torch.cat([self._seen[below], torch.eye(len(new), dtype=torch.bool, device=below.device)], dim=1)
+        self._depths = torch.cat([self._depths, self._depths[below] + 1])
+        self._is_chain &= list(parents) == [self._nodes - 1]
+        if self._is_chain:
+            held = self.held - 1 + self._nodes
+            inputs = self.model.inputs.of([Draft(root_only(), new)], [held], held)
+        else:
+            inputs = self.model.inputs.of_layer(new, seen, self._depths, self.held - 1)
+        self._seen = torch.cat([torch.nn.functional.pad(self._seen, (0, len(new))), seen])
+        self._nodes += len(new)
+        return self._forward(inputs)
+
+    def _forward(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits (n, vocabulary)."""
+        if not self._wants_states:
+            return self.model.forward(inputs, self._cache)[0]
+        logits, states = self.model.forward_with_hidden(inputs, self._cache)
+        self.states = states[0]
+        return logits[0]
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Keeps of the nodes, numbered in the order in which they were read, those of a path from the root (without it)
+        that became text; the others are dropped.
+        """
+        self._kept.keep(self.held - 1, [self.held - 1], [[0, *nodes]])
+        self.held += len(nodes)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops the tree but for its root."""
+        self._nodes, self._is_chain = 1, True
+        self._seen, self._depths = self._root_seen, self._root_depth
+
+    def _known(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens that the model has no embedding for are read as its last one."""
+        return tokens.to(self.model.device).clamp(max=self.model.embedded - 1)

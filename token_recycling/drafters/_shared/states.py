@@ -1,0 +1,115 @@
+"""Drafting from the target's hidden states: what is known of them and not read yet, how a text learns of more, and when
+drafting rests.
+
+Whoever drafts so names the states in its traits (`DrafterTraits.states`); EAGLE heads, MTP layers and DFlash assistants
+do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from typing_extensions import Self
+
+from ...costs.budget import Budget
+from ...costs.drafting import OwnWork, Pace, Rests
+from ...model.step_costs import StepCosts
+from ...trees.draft import Step
+from .._base import Drafter, TextDrafter
+
+
+class UnreadStates:
+    """The target's states (n, ...) at tokens of one text in a row, as far as a drafter has not read them."""
+
+    def __init__(self, prompt: int) -> None:
+        """`prompt`: tokens of the text as it begins."""
+        self._unread: list[torch.Tensor] = []
+        self._next = self.begin = prompt - 1
+        """The place of the first of these, and that of the first token whose states were known."""
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        """Takes those of the tokens before the prompt's last one."""
+        self._unread.append(states)
+        self._next = self.begin = self.begin - len(states)
+
+    def learn(self, states: torch.Tensor) -> None:
+        """Takes those of the text's next tokens, all but its newest."""
+        self._unread.append(states)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are any."""
+        return any(map(len, self._unread))
+
+    def taken(self) -> torch.Tensor:
+        """All of them, to be read now."""
+        states, self._unread = torch.cat(self._unread), []
+        return states
+
+
+class StatesDrafter(Drafter):
+    """A drafter with a module of its own that reads hidden states."""
+
+    tree: str | int
+    """auto: as many nodes as pay, the module's passes counted; a number of them; or what a subclass takes besides."""
+
+    def __post_init__(self) -> None:
+        self.work, self.pace = OwnWork(), Pace()
+        """What a pass of the module takes; and of the steps of all texts, where the tree is to pay."""
+
+    def fork(self) -> Self:
+        """The same: nothing is learned from texts."""
+        return self
+
+
+class StatesText(TextDrafter):
+    """Drafts for one text from hidden states, and counts what that takes. Where as many nodes are verified as pay, it
+    rests while none do: what a module of one's own takes is spent before anything is known.
+    """
+
+    def __init__(self, drafter: StatesDrafter, unread: UnreadStates, costs: StepCosts) -> None:
+        super().__init__(drafter)
+        self._unread, self._costs = unread, costs
+        self._tree, self._work = drafter.tree, drafter.work
+        self._rests = Rests(drafter.pace, costs.pace(drafter.pace)) if drafter.tree == "auto" else None
+        self._counts: Counter[str] = Counter()
+        """What `statistics` gives next."""
+        self._passes = 0
+        """Of the module, for this step."""
+
+    def _limits(self) -> tuple[int, Budget | None]:
+        """How many nodes may be verified, and what limits them further, where the tree is no template."""
+        tree = self._tree
+        if tree != "auto":
+            return int(tree), None
+        budget = Budget(self._costs.by_nodes, self._work.known.step)
+        return len(budget.verification) - 1, budget
+
+    def _next_rests(self) -> bool:
+        """Whether nothing is to be drafted for the next step. To be asked once a step: it counts down."""
+        return self._rests is not None and self._rests.next()
+
+    def _spent(self, passes: int, since: float) -> None:
+        """The module was passed so often for this step, which began drafting then (`time.perf_counter`)."""
+        self._counts["draft_forwards"] += passes
+        self._passes = passes
+        if self._rests is not None:
+            self._work.count(1, self._costs.in_passes((time.perf_counter() - since) / passes))
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        self._unread.read_prompt(states)
+
+    def observe(self, step: Step) -> None:
+        assert step.states is not None
+        self._unread.learn(step.states[step.accepted])
+        passes, self._passes = self._passes, 0
+        if passes and self._rests is not None:
+            own = passes * self._work.known.step
+            self._rests.reckon(len(step.tokens), self._costs.of(self._costs.nodes) + own, own)
+
+    def statistics(self) -> Mapping[str, float]:
+        counts, self._counts = self._counts, Counter()
+        return counts

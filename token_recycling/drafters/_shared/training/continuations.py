@@ -1,0 +1,217 @@
+"""The target's own texts: what it says after given prompts, kept in a file.
+
+Heads that foresee the target are trained on what it says, not on what stands in the training text (Medusa, 2401.10774,
+section 2.3.2; SpecDec++, 2405.19715, section 3.2). The file is saved as texts come: an interrupted run resumes where it
+stopped. Sampled texts are drawn without drafts, so that a seed gives the same ones whatever the measured costs favour.
+
+The file is safetensors: `tokens` (total,) int32 of all texts, `offsets` (texts + 1,) int64 where each begins, and
+`prompt_lengths` (texts,) int32. Its header says of which model, prompts and options they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from ...._util.files import replacing
+from ....model.inspection import weights_fingerprint
+from ....model.tree_model import TreeModel
+
+Generate = Callable[..., Any]
+"""As `hf.accelerate.generate`: takes a model, ids (batch, length), a drafter's name and arguments of `model.generate`;
+returns ids (batch, length + new).
+"""
+FORMAT, VERSION = "token_recycling.continuations", "1"
+_SAVE_SECONDS = 20
+_SHORTEST_SHARE = 0.5
+
+
+class ContinuationsError(ValueError):
+    """A file of continuations that cannot be used: what was expected, what came and what to do."""
+
+
+@dataclass
+class Continuations:
+    """Texts, each a prompt and what the target said after it."""
+
+    texts: list[torch.Tensor]
+    """(length,) int64 each."""
+    prompt_lengths: list[int]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def split(self, share: float) -> tuple[Continuations, Continuations]:
+        """The first ones, and the last `share` of them, one at least; raises ValueError if nothing is left."""
+        held_out = max(1, round(len(self) * share))
+        if held_out >= len(self):
+            raise ValueError(
+                f"expected texts to train on besides {held_out} held out, got {len(self)} in all; give more text"
+            )
+        return self.select(range(len(self) - held_out)), self.select(range(len(self) - held_out, len(self)))
+
+    def select(self, places: Sequence[int]) -> Continuations:
+        """The texts at these places."""
+        return Continuations([self.texts[place] for place in places], [self.prompt_lengths[place] for place in places])
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal texts with prompts of equal lengths."""
+        return digest([torch.tensor(self.prompt_lengths), *self.texts])
+
+
+def pieces(documents: Iterable[np.ndarray], length: int, count: int, seed: int = 0) -> list[torch.Tensor]:
+    """At most `count` pieces (length,) int64 of documents (any,), chosen and put in order at random, by `seed`.
+
+    Pieces do not overlap, and those of one document stand together: the last ones, held out, share at most one with the
+    others. The end of a document is a piece if it is at least half as long. Raises ValueError where there is none.
+    """
+    found: list[tuple[int, np.ndarray]] = []
+    for number, document in enumerate(documents):
+        cut = [document[start : start + length] for start in range(0, len(document), length)]
+        found += [(number, piece) for piece in cut if len(piece) >= max(1, _SHORTEST_SHARE * length)]
+    if not found:
+        raise ValueError(f"expected a text of {length} tokens or more, got only shorter ones; give longer texts")
+    draws = np.random.default_rng(seed)
+    drawn = draws.permutation(len(found))[:count].tolist()
+    place = draws.permutation(found[-1][0] + 1)
+    chosen = sorted(drawn, key=lambda index: place[found[index][0]])
+    return [torch.from_numpy(found[index][1].astype(np.int64)) for index in chosen]
+
+
+def continuations(
+    generate: Generate,
+    model: PreTrainedModel,
+    prompts: Sequence[torch.Tensor],
+    path: str | os.PathLike[str],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    batch: int = 32,
+    progress: Callable[[int, int], None] | None = None,
+) -> Continuations:
+    """What `model` says after each of `prompts` (length,): greedily, or drawn at a temperature. Written to `path`.
+
+    If the file exists the run resumes where it stopped. `progress` is called with the number of texts done and that of
+    all. Raises ContinuationsError if the file is of another model, other prompts or options, or damaged.
+    """
+    if max_new_tokens < 1 or batch < 1 or temperature < 0:
+        raise ValueError(
+            "expected max_new_tokens and batch of 1 or more and a temperature of 0 or more, "
+            f"got {max_new_tokens}, {batch} and {temperature}"
+        )
+    made = {
+        "model": weights_fingerprint(model),
+        "prompts": digest(prompts),
+        "max_new_tokens": max_new_tokens,
+        "temperature": float(temperature),
+        "seed": seed,
+        "batch": batch,
+    }
+    path = Path(path)
+    done = _read(path, made) if path.exists() else Continuations([], [])
+    saved_at = time.monotonic()
+    while len(done) < len(prompts):
+        if progress is not None:
+            progress(len(done), len(prompts))
+        group = prompts[len(done) : len(done) + batch]
+        with torch.random.fork_rng():
+            torch.manual_seed(seed + len(done))
+            done.texts += _continued(generate, model, group, max_new_tokens, temperature)
+        done.prompt_lengths += [len(prompt) for prompt in group]
+        if time.monotonic() - saved_at > _SAVE_SECONDS or len(done) == len(prompts):
+            _write(path, done, made)
+            saved_at = time.monotonic()
+    if progress is not None:
+        progress(len(done), len(prompts))
+    return done
+
+
+def _continued(
+    generate: Generate, model: PreTrainedModel, prompts: Sequence[torch.Tensor], max_new_tokens: int, temperature: float
+) -> list[torch.Tensor]:
+    """Each prompt with what the model says after it, up to and including an end-of-sequence token."""
+    target, longest = TreeModel(model), max(map(len, prompts))
+    room = max_new_tokens if target.max_length is None else min(max_new_tokens, target.max_length - longest)
+    if room < 1:
+        raise ValueError(
+            f"expected prompts of fewer tokens than the model's context of {target.max_length}, got {longest}"
+        )
+    eos, padding = model.generation_config.eos_token_id, model.generation_config.pad_token_id
+    ends = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    ids, mask = (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left").to(target.device)
+        for rows in (list(prompts), [torch.ones_like(prompt) for prompt in prompts])
+    )
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    said = generate(
+        model,
+        ids,
+        drafter="plain" if temperature else "recycling",
+        attention_mask=mask,
+        max_new_tokens=room,
+        pad_token_id=padding if padding is not None else min(ends, default=0),
+        do_sample=bool(sampling),
+        **sampling,
+    )
+    texts = []
+    for prompt, row in zip(prompts, said[:, longest:].tolist(), strict=True):
+        end = next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
+        texts.append(torch.cat([prompt.cpu(), torch.tensor(row[:end], dtype=torch.long)]))
+    return texts
+
+
+def digest(texts: Iterable[torch.Tensor]) -> str:
+    """Equal for equal ids, (length,) each, in equal order."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(len(text).to_bytes(8, "little") + text.cpu().numpy().astype("<i8").tobytes())
+    return found.hexdigest()[:16]
+
+
+def _write(path: Path, done: Continuations, made: dict[str, Any]) -> None:
+    lengths = torch.tensor([0, *map(len, done.texts)])
+    tensors = {
+        "tokens": torch.cat(done.texts).int(),
+        "offsets": lengths.cumsum(0),
+        "prompt_lengths": torch.tensor(done.prompt_lengths, dtype=torch.int32),
+    }
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"format": FORMAT, "version": VERSION, "made": json.dumps(made)})
+
+
+def _read(path: Path, made: dict[str, Any]) -> Continuations:
+    remedy = "delete it to start anew, or give another file"
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise ContinuationsError(f"{path}: expected a safetensors file, got {error}; {remedy}") from None
+    if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
+        raise ContinuationsError(f"{path}: expected continuations of format version {VERSION}, got others; {remedy}")
+    theirs = json.loads(header["made"])
+    for name, value in made.items():
+        if theirs.get(name) != value:
+            raise ContinuationsError(
+                f"{path}: expected continuations with {name} {value}, got {theirs.get(name)}; {remedy}"
+            )
+    sizes, prompt_lengths = tensors["offsets"].diff().tolist(), tensors["prompt_lengths"].tolist()
+    if sum(sizes) != len(tensors["tokens"]) or not all(
+        0 < prompt < size for prompt, size in zip(prompt_lengths, sizes, strict=True)
+    ):
+        raise ContinuationsError(f"{path}: expected offsets that fit the tokens, got others; {remedy}")
+    return Continuations(list(tensors["tokens"].long().split(sizes)), prompt_lengths)

@@ -1,0 +1,47 @@
+"""Text files as token ids: read in pieces, and tokenized in parallel where the tokenizer can."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ....model.loading import STANDARD_INPUT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_PIECE, _PIECES = 1 << 16, 64
+
+
+def documents(
+    files: Iterable[Path], tokenizer: PreTrainedTokenizerBase, advance: Callable[[int], None]
+) -> Iterator[np.ndarray]:
+    """The ids of each file, without special tokens; `advance` is called with the number of bytes read since.
+
+    Raises ValueError for a file that is not text in UTF-8.
+    """
+    for file in files:
+        ids: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
+        pieces = _pieces(file, advance)
+        while batch := list(islice(pieces, _PIECES)):
+            read = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+            ids += [np.asarray(some, dtype=np.int32) for some in read]
+        yield np.concatenate(ids)
+
+
+def _pieces(file: Path, advance: Callable[[int], None]) -> Iterator[str]:
+    """The text of a file, cut at ends of lines."""
+    try:
+        with nullcontext(sys.stdin) if file == STANDARD_INPUT else file.open(encoding="utf-8") as opened:
+            while lines := opened.readlines(_PIECE):
+                piece = "".join(lines)
+                advance(len(piece.encode()))
+                yield piece
+    except UnicodeDecodeError:
+        raise ValueError(f"expected text in UTF-8, got something else ({file})") from None

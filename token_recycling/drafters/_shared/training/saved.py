@@ -1,0 +1,124 @@
+"""Trained parts on disk: a folder with `KIND.safetensors` and `KIND.json`, checked before they are used.
+
+The JSON says what the part is (its sizes), which model it belongs to, and how it was trained. A model is recognized by
+its sizes and one number of each of some weight matrices, compared as loosely as 16 bits demand, so that a part serves
+the model in float32 and in bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from ...._util.files import replacing
+
+VERSION = 1
+_SAMPLED_MATRICES = 64
+_RELATIVE, _ABSOLUTE = 0.01, 1e-6
+"""How far two numbers may differ and still count as equal, held in types of 16 bits."""
+
+
+class TrainedPartError(ValueError):
+    """A trained part that cannot be used: what was expected, what came and what to do."""
+
+
+def save_part(
+    folder: str | os.PathLike[str],
+    kind: str,
+    tensors: Mapping[str, torch.Tensor],
+    model: PreTrainedModel,
+    facts: Mapping[str, Any],
+) -> None:
+    """Writes a part that was trained for `model`; `facts`, as JSON holds them, are what `load_part` gives back."""
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(Path(folder) / f"{kind}.safetensors") as temporary:
+        save_file(held, temporary, metadata={"format": f"token_recycling.{kind}"})
+    describe_part(folder, kind, model, facts)
+
+
+def describe_part(folder: str | os.PathLike[str], kind: str, model: PreTrainedModel, facts: Mapping[str, Any]) -> None:
+    """Writes the JSON of a part alone, where its weights are kept in another format."""
+    described = {"kind": kind, "version": VERSION, "model": identity(model), **facts}
+    with replacing(Path(folder) / f"{kind}.json") as temporary:
+        Path(temporary).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+
+
+def load_part(folder: str | os.PathLike[str], kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the facts of a part; raises TrainedPartError, or FileNotFoundError where there is none."""
+    where = Path(folder).expanduser()
+    described, weights = where / f"{kind}.json", where / f"{kind}.safetensors"
+    if not described.is_file() or not weights.is_file():
+        raise FileNotFoundError(
+            f"expected {described.name} and {weights.name} in {where}, got no such files; {_command(kind)} makes them"
+        )
+    facts = described_part(where, kind)
+    try:
+        return load_file(weights), facts
+    except (SafetensorError, OSError) as error:
+        raise TrainedPartError(f"{weights}: expected a safetensors file, got {error}; train anew") from None
+
+
+def described_part(folder: Path, kind: str) -> dict[str, Any]:
+    """The facts of a part; raises TrainedPartError."""
+    described, remedy = folder / f"{kind}.json", f"train anew with {_command(kind)}"
+    try:
+        facts = json.loads(described.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TrainedPartError(f"{described}: expected JSON, got {error}; {remedy}") from None
+    if not isinstance(facts, dict) or (facts.get("kind"), facts.get("version")) != (kind, VERSION):
+        raise TrainedPartError(f"{described}: expected a {kind} of version {VERSION}, got another file; {remedy}")
+    return facts
+
+
+def _command(kind: str) -> str:
+    return f"`token-recycling train {kind.replace('_', '-')}`"
+
+
+def identity(model: PreTrainedModel) -> dict[str, Any]:
+    """What a model is recognized by: its sizes, and one number of each of some weight matrices."""
+    config = model.config.get_text_config(decoder=True)
+    return {
+        "family": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": model.get_input_embeddings().weight.shape[1],
+        "numbers": _numbers(model),
+    }
+
+
+def check_model(where: str | os.PathLike[str], facts: Mapping[str, Any], model: PreTrainedModel) -> None:
+    """Raises TrainedPartError unless a part belongs to `model`, as far as its `identity` tells."""
+    theirs, ours = facts.get("model") or {}, identity(model)
+    remedy = "give the part that was trained for this model, or train one"
+    for name in ("family", "vocab_size", "hidden_size"):
+        if theirs.get(name) != ours[name]:
+            raise TrainedPartError(
+                f"{where}: expected a part for a model of {name.replace('_', ' ')} {ours[name]}, "
+                f"got one for {theirs.get(name)}; {remedy}"
+            )
+    for name, number in ours["numbers"].items():
+        wanted = theirs.get("numbers", {}).get(name, number)  # missing where a model was quantized
+        if not math.isclose(number, wanted, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+            raise TrainedPartError(
+                f"{where}: expected a part for this model, whose {name} holds {number:.4g}, "
+                f"got one for a model with {wanted:.4g} there; {remedy}"
+            )
+
+
+def _numbers(model: PreTrainedModel) -> dict[str, float]:
+    """The middle number of matrices at even distances, without those that cannot be read (offloaded, quantized)."""
+    matrices = [(name, weight) for name, weight in model.named_parameters() if weight.ndim == 2]
+    chosen = matrices[:: max(1, len(matrices) // _SAMPLED_MATRICES)]
+    return {
+        name: float(weight.detach()[weight.shape[0] // 2, weight.shape[1] // 2])
+        for name, weight in chosen
+        if weight.is_floating_point() and weight.device.type != "meta"
+    }

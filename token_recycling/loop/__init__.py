@@ -1,0 +1,1 @@
+"""The loop: draft, forward, accept, keep, learn."""

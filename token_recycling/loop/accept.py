@@ -1,0 +1,165 @@
+"""Which drafted nodes the target agrees with, and where the text ends.
+
+Both ways emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
+choice. `accept_greedy` judges all nodes at once, in tensor operations that captured steps share (`greedy_path`);
+`accept_walk` follows the target's choices node by node, however they are made. Both accept the same path: the longest
+one, and of several that carry the same tokens the one whose end comes first. Nothing is drawn for a node that is not
+visited, nor after the end of the text. Neither touches the cache or the drafter.
+
+A deterministic draft is verified without loss under sampling too: ONE token is drawn from the target's processed
+distribution at every node visited, and the children that carry it are followed. So a seeded run draws the same numbers
+as `model.generate`. Tokens that the drafter has drawn itself, from a distribution of its own, are accepted by
+speculative sampling (Leviathan et al., 2211.17192, Chen et al., 2302.01318), siblings one after another without
+replacement (recursive rejection sampling, Jeon et al., 2402.14160): the same distribution of texts, other draws. Cost
+per drawn node visited: a few passes over the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from ..trees.draft import Draft, Step
+from ..trees.tree import TreeShape
+
+Append = Callable[[int], bool]
+"""Appends a token to the text; True if the text ends with it."""
+
+
+class Selector(Protocol):
+    """How a text chooses: logits (vocabulary,) at the end of the path so far -> the next token, or the distribution
+    (vocabulary,) that it would be drawn from. One of the two is called for each node visited, once.
+    """
+
+    def __call__(self, logits: torch.Tensor, /) -> int: ...
+
+    def distribution(self, logits: torch.Tensor, /) -> torch.Tensor: ...
+
+
+class GreedyPath(NamedTuple):
+    """What is accepted, on the device. The arrays are as long as a path can be."""
+
+    number: torch.Tensor
+    """(1,) int64: accepted nodes, the root among them, which is as many as emitted tokens."""
+    path: torch.Tensor
+    """(longest,) int64: the accepted nodes, then zeros."""
+    tokens: torch.Tensor
+    """(longest,) int64: the emitted tokens, then others that mean nothing."""
+
+
+def greedy_path(tokens: torch.Tensor, shape: TreeShape, choices: torch.Tensor, longest: int) -> GreedyPath:
+    """The longest path on which every token is the choice at its parent (Token Recycling, section 3.3), in operations
+    of known shapes.
+
+    `tokens` and `choices` are (n,) int64; `longest`: nodes of the longest path that there can be. Among paths of equal
+    length the one whose end comes first wins.
+    """
+    n = len(tokens)
+    nodes = torch.arange(n, device=tokens.device)
+    right = (tokens == choices[shape.parents]) | (nodes == 0)
+    reached = (right | ~shape.ancestors).all(dim=1)
+    preference = shape.depths * n + (n - 1 - nodes)
+    end = torch.where(reached, preference, -1).argmax(dim=0, keepdim=True)
+    lineage = shape.ancestors.index_select(0, end)[0]
+    # One place more, for the nodes that are not on the path.
+    path = nodes.new_zeros(longest + 1).scatter(0, torch.where(lineage, shape.depths, longest), nodes)[:longest]
+    return GreedyPath(shape.depths.index_select(0, end) + 1, path, choices.index_select(0, path))
+
+
+def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append, row: int = 0) -> Step:
+    """The step of a greedy text: all nodes are judged at once, and the device is waited for once.
+
+    `logits` is (n, vocabulary). `row` says which text of a batch it is.
+    """
+    choices = logits.argmax(dim=-1)
+    if len(draft.tree) == 1:
+        return step_of(draft, logits, [0], choices.tolist(), append, row)
+    longest = draft.tree.depth + 1
+    found = greedy_path(draft.tokens.to(logits.device), draft.tree.on(logits.device), choices, longest)
+    number, *both = torch.cat(found).tolist()
+    return step_of(draft, logits, both[:number], both[longest : longest + number], append, row)
+
+
+def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Selector, row: int = 0) -> Step:
+    """Follows the target's choices from the root as long as a child carries them.
+
+    `selector` is called once for each emitted token, in order, after the tokens before it were appended, so that logits
+    processors see the path of the node itself and random draws come in the order of plain decoding. At a node with
+    drawn children (`Draft.drawn_from`) these are tried in their order; if none is accepted, the token is drawn from
+    what is left of the target's distribution.
+    """
+    drafted, children = draft.tokens.tolist(), draft.tree.children
+    drawn_from = draft.drawn_from or {}
+    nodes, emitted = [0], []  # several nodes carry the text so far where siblings carry equal tokens
+    while True:
+        node = nodes[0]
+        drawn = [child for child in children[node] if child in drawn_from] if drawn_from else []
+        if drawn:
+            sources = [drawn_from[child] for child in drawn]
+            accepted, left = accept_siblings(
+                selector.distribution(logits[node]), [drafted[child] for child in drawn], sources
+            )
+            token = int(torch.multinomial(left, num_samples=1)) if accepted is None else drafted[drawn[accepted]]
+        else:
+            token = selector(logits[node])
+        emitted.append(token)
+        finished = append(token)
+        following = [child for node in nodes for child in children[node] if drafted[child] == token]
+        if finished or not following:
+            path = list(draft.tree.lineages[node])
+            return Step(draft, logits, path, emitted, finished, min(following, default=None), row)
+        nodes = sorted(following)
+
+
+def accept_siblings(
+    target: torch.Tensor, tokens: Sequence[int], drawn_from: Sequence[torch.Tensor]
+) -> tuple[int | None, torch.Tensor]:
+    """The place of the first accepted one of `tokens`, or None, and what is then left of the `target` distribution.
+
+    All distributions are (vocabulary,). `tokens[i]` was drawn from `drawn_from[i]` without the tokens before it. With p
+    what is left so far and q the latter, renormalised, it is accepted with probability min(1, p/q); else p becomes
+    max(0, p - q), renormalised. Whatever is drawn in the end, accepted or from what is left, has the target's
+    distribution. Raises ValueError for a token that could not have been drawn.
+    """
+    left = target
+    for place, token in enumerate(tokens):
+        source = drawn_from[place].to(dtype=left.dtype, device=left.device, copy=True)
+        source[list(tokens[:place])] = 0
+        source /= source.sum()
+        if not source[token] > 0:
+            raise ValueError(
+                f"expected tokens drawn without replacement from the distributions given, got token {token} "
+                "with probability 0; see Draft.drawn_from"
+            )
+        excess = (left - source).clamp_(min=0)
+        total = excess.sum()
+        # Without any excess both are the same but for rounding, and what was drawn from one was drawn from the other.
+        if not total > 0 or bool(torch.rand((), device=left.device) * source[token] < left[token]):
+            return place, left
+        left = excess / total
+    return None, left
+
+
+def step_of(
+    draft: Draft,
+    logits: torch.Tensor,
+    path: Sequence[int],
+    tokens: Sequence[int],
+    append: Append,
+    row: int = 0,
+    candidates: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Step:
+    """The step that emits `tokens`, one for each node of the accepted `path`, as far as the text goes on."""
+    emitted: list[int] = []
+    finished = False
+    while len(emitted) < len(path) and not finished:
+        emitted.append(tokens[len(emitted)])
+        finished = append(emitted[-1])
+    beyond = None
+    if len(emitted) < len(path):  # a shorter path may come first among those that carry the same tokens
+        path = draft.tree.lineages[draft.carrying(emitted[:-1])[0]]
+        beyond = draft.carrying(emitted)[0]
+    return Step(draft, logits, list(path), emitted, finished, beyond, row, None, candidates)

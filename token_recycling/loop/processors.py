@@ -1,0 +1,59 @@
+"""What each of transformers' logits processors looks at: the one table.
+
+A processor that is not in it is called as `generate` calls it, for one text at a time; where that cannot be, the call
+is left to transformers. A new processor of transformers is one entry here.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from transformers.generation import logits_process as processors
+
+from ..model.compat import TopHLogitsWarper
+
+
+class Scope(IntEnum):
+    """What a processor looks at; each kind can do all that the kinds before it can."""
+
+    UNKNOWN = 0
+    """Anything: it may compare the texts of a batch."""
+    EACH_TEXT = 1
+    """Each text of a batch alone."""
+    SCORES = 2
+    """The scores alone; it remembers nothing, so that it may be called for any text."""
+    EACH_ROW = 3
+    """The same for any row of scores, in tensor operations of known shapes: it can be part of a captured step."""
+
+
+_SCOPES: dict[type, Scope] = {
+    processors.EpsilonLogitsWarper: Scope.EACH_ROW,
+    processors.MinPLogitsWarper: Scope.EACH_ROW,
+    processors.TemperatureLogitsWarper: Scope.EACH_ROW,
+    processors.TopKLogitsWarper: Scope.EACH_ROW,
+    processors.TopPLogitsWarper: Scope.EACH_ROW,
+    processors.TypicalLogitsWarper: Scope.EACH_ROW,
+    processors.EtaLogitsWarper: Scope.SCORES,
+    TopHLogitsWarper: Scope.SCORES,
+    processors.ExponentialDecayLengthPenalty: Scope.EACH_TEXT,
+    processors.ForcedBOSTokenLogitsProcessor: Scope.EACH_TEXT,
+    processors.ForcedEOSTokenLogitsProcessor: Scope.EACH_TEXT,
+    processors.InfNanRemoveLogitsProcessor: Scope.EACH_TEXT,
+    processors.LogitNormalization: Scope.EACH_TEXT,
+    processors.MinLengthLogitsProcessor: Scope.EACH_TEXT,
+    processors.MinNewTokensLengthLogitsProcessor: Scope.EACH_TEXT,
+    processors.NoBadWordsLogitsProcessor: Scope.EACH_TEXT,
+    processors.NoRepeatNGramLogitsProcessor: Scope.EACH_TEXT,
+    processors.PrefixConstrainedLogitsProcessor: Scope.EACH_TEXT,
+    processors.RepetitionPenaltyLogitsProcessor: Scope.EACH_TEXT,
+    processors.SequenceBiasLogitsProcessor: Scope.EACH_TEXT,
+    processors.SuppressTokensAtBeginLogitsProcessor: Scope.EACH_TEXT,
+    processors.SuppressTokensLogitsProcessor: Scope.EACH_TEXT,
+    processors.WatermarkLogitsProcessor: Scope.EACH_TEXT,
+}
+
+
+def scope(processor: Any) -> Scope:
+    """What a processor looks at, by its exact type: a subclass may look at more."""
+    return _SCOPES.get(type(processor), Scope.UNKNOWN)

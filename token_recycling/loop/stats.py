@@ -1,0 +1,269 @@
+"""What a run was worth: mean accepted tokens, time per part of a step, and which nodes of the tree earned their place.
+
+Counting costs microseconds a step. On an accelerator operations are queued, so that times of parts are only true if the
+device is waited for: pass `Stats(synchronize=True)` when measuring.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .._util import display
+from .._util.compiled import compiling_seconds
+from .._util.device import synchronize
+from ..trees.draft import Step
+
+PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update matrix")
+"""The parts of a step, in order (Token Recycling, figure 4): draft, mask and room, model, acceptance, kept slots,
+learning.
+"""
+
+
+@dataclass
+class Stats:
+    """Counts and times of one run, or of several added up with `+`."""
+
+    synchronize: bool = False
+    """Wait for the device at the end of every part."""
+    tokens: int = 0
+    """Emitted tokens."""
+    steps: int = 0
+    """Decoding steps: forward passes that verified a draft, or a lone root; a prompt's pass may be one."""
+    prompt_tokens: int = 0
+    prefill_seconds: float = 0.0
+    """Seconds up to the first tokens: of the pass that reads the prompt and verifies the first draft."""
+    first_tokens: int = 0
+    """Emitted tokens that the pass over a prompt verified."""
+    compile_seconds: float = 0.0
+    """Of compiling the drafting loops, once on a machine: a part of neither the prompt's time nor a step's."""
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    """Seconds per part of a step."""
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Number of steps by emitted tokens."""
+    nodes: Counter[int] = field(default_factory=Counter)
+    """Number of steps by nodes of the tree, the root included."""
+    depths: Counter[int] = field(default_factory=Counter)
+    """Number of steps by depth of the tree."""
+    tried: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Nodes whose parent was accepted, by depth and rank."""
+    accepted: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Nodes that were accepted, by depth and rank; the root left out."""
+    drafter: str = ""
+    """Description of the drafter."""
+    path: str = ""
+    """Which way the passes were made, `ordinary` or `fast`, and why."""
+    drafter_statistics: Counter[str] = field(default_factory=Counter)
+    """Numbers of the drafter's own, by name; see `Drafter.statistics`."""
+
+    @property
+    def mat(self) -> float:
+        """Mean accepted tokens a step, the target's own token included: 1.0 for plain decoding."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds of all steps, the prompt's time left out."""
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens per second of decoding: those after the first step, and its time, left out."""
+        return (self.tokens - self.first_tokens) / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def drafted(self) -> int:
+        """Drafted tokens, the roots left out."""
+        return sum((nodes - 1) * steps for nodes, steps in self.nodes.items())
+
+    @property
+    def discarded(self) -> int:
+        """Drafted tokens that were not accepted."""
+        return self.drafted - self.accepted.total()
+
+    @property
+    def discard_rate(self) -> float:
+        """Drafted tokens that were not accepted, an emitted token (SpecDec++, 2405.19715, equation 2.3): drafted for
+        nothing.
+        """
+        return self.discarded / self.tokens if self.tokens else 0.0
+
+    @property
+    def verification_rate(self) -> float:
+        """Forward passes of the target an emitted token (as above): 1.0 for plain decoding, the inverse of MAT."""
+        return self.steps / self.tokens if self.tokens else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafted tokens as a share of the depth of the drafts, which is as many as a step can accept."""
+        depth = sum(depth * steps for depth, steps in self.depths.items())
+        return self.accepted.total() / depth if depth else 0.0
+
+    @property
+    def plain_steps(self) -> float:
+        """Share of the steps for which nothing was drafted; near 1 where speculation does not pay."""
+        return self.nodes[1] / self.steps if self.steps else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """Time of a step outside the model's forward, as a share of the forward."""
+        forward = self.seconds["forward"]
+        return (self.decode_seconds - forward) / forward if forward else 0.0
+
+    @property
+    def acceptance_by_depth(self) -> dict[int, float]:
+        """Share of the steps with a tree that deep in which a node of that depth was accepted."""
+        accepted = _summed(self.accepted, 0)
+        steps = {
+            depth: sum(n for d, n in self.depths.items() if d >= depth)
+            for depth in range(1, max(self.depths, default=0) + 1)
+        }
+        return {depth: accepted[depth] / n for depth, n in steps.items()}
+
+    @property
+    def acceptance_by_rank(self) -> dict[int, float]:
+        """Share of the nodes of that rank that were accepted where their parent was."""
+        tried, accepted = _summed(self.tried, 1), _summed(self.accepted, 1)
+        return {rank: accepted[rank] / tried[rank] for rank in sorted(tried)}
+
+    def count(self, step: Step) -> None:
+        """Adds one step."""
+        self.steps += 1
+        self.tokens += len(step.tokens)
+        self.lengths[len(step.tokens)] += 1
+        tree = step.draft.tree
+        self.nodes[len(tree)] += 1
+        self.depths[tree.depth] += 1
+        for node in step.accepted:
+            for child in tree.children[node]:
+                self.tried[tree.depths[child], tree.ranks[child]] += 1
+        for node in step.accepted[1:]:
+            self.accepted[tree.depths[node], tree.ranks[node]] += 1
+
+    def spend(self, other: Stats) -> None:
+        """Adds the time of steps in which this text had a part."""
+        self.compile_seconds += other.compile_seconds
+        for part in PARTS:
+            self.seconds[part] += other.seconds[part]
+
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(
+            synchronize=self.synchronize or other.synchronize,
+            tokens=self.tokens + other.tokens,
+            steps=self.steps + other.steps,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            prefill_seconds=self.prefill_seconds + other.prefill_seconds,
+            first_tokens=self.first_tokens + other.first_tokens,
+            compile_seconds=self.compile_seconds + other.compile_seconds,
+            seconds={part: self.seconds[part] + other.seconds[part] for part in PARTS},
+            lengths=self.lengths + other.lengths,
+            nodes=self.nodes + other.nodes,
+            depths=self.depths + other.depths,
+            tried=self.tried + other.tried,
+            accepted=self.accepted + other.accepted,
+            drafter=other.drafter or self.drafter,
+            path=other.path or self.path,
+            drafter_statistics=self.drafter_statistics + other.drafter_statistics,
+        )
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the figures, and where tokens and time came from."""
+        if not self.steps:
+            return display.figures("nothing decoded yet", [self.drafter], {})._repr_html_()
+        rate = f"{self.tokens_per_second:,.0f} tokens/s of decoding, " if self.decode_seconds else ""
+        lines = [
+            f"{self.tokens:,} tokens in {self.steps:,} steps; {rate}{1000 * self.prefill_seconds:.0f} ms to the first",
+            f"{self.drafted:,} tokens drafted, {self.accepted.total():,} of them accepted",
+            self.drafter,
+            self.path,
+        ]
+        bars: dict[str, dict[str, float]] = {
+            "steps by emitted tokens": {
+                **{str(length): self.lengths[length] for length in range(1, min(max(self.lengths), 8) + 1)},
+                **({"more": more} if (more := sum(n for length, n in self.lengths.items() if length > 8)) else {}),
+            },
+            "accepted by depth, %": {str(d): 100 * share for d, share in self.acceptance_by_depth.items() if d <= 8},
+            "ms a step": {part: 1000 * seconds / self.steps for part, seconds in self.seconds.items() if seconds},
+        }
+        return display.figures(f"{self.mat:.2f} tokens a step", lines, bars)._repr_html_()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, for JSON."""
+        return {
+            "drafter": self.drafter,
+            "path": self.path,
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "mat": self.mat,
+            "tokens_per_second": self.tokens_per_second,
+            "drafted_tokens": self.drafted,
+            "discarded_tokens": self.discarded,
+            "discard_rate": self.discard_rate,
+            "verification_rate": self.verification_rate,
+            "prefill_seconds": self.prefill_seconds,
+            "first_tokens": self.first_tokens,
+            "compile_seconds": self.compile_seconds,
+            "decode_seconds": self.decode_seconds,
+            "seconds": dict(self.seconds),
+            "plain_steps": self.plain_steps,
+            "overhead_share_of_forward": self.overhead,
+            "steps_by_length": dict(sorted(self.lengths.items())),
+            "steps_by_nodes": dict(sorted(self.nodes.items())),
+            "acceptance_by_depth": self.acceptance_by_depth,
+            "acceptance_by_rank": self.acceptance_by_rank,
+            "acceptance_rate": self.acceptance_rate,
+            "drafter_statistics": dict(self.drafter_statistics),
+        }
+
+
+def _summed(counts: Counter[tuple[int, int]], by: int) -> Counter[int]:
+    """Counts by depth and rank, added up by depth (0) or rank (1)."""
+    summed: Counter[int] = Counter()
+    for place, count in counts.items():
+        summed[place[by]] += count
+    return summed
+
+
+class Clock:
+    """Attributes the time since the last call to a part of the step."""
+
+    def __init__(self, stats: Stats, device: torch.device) -> None:
+        self.stats = stats
+        self.reads_prompt = True
+        """Whether what is timed belongs to the prompt: up to the first tokens."""
+        self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        """A step begins: the time that passed outside the loop is forgotten."""
+        self._last, self._compiled = self._now(), compiling_seconds()
+        self.pass_seconds = 0.0
+        """Seconds of this step, without drafting and learning."""
+
+    def lap(self, part: str) -> None:
+        """The time since the last call belongs to `part`."""
+        taken = self._passed()
+        if self.reads_prompt:
+            self.stats.prefill_seconds += taken
+            return
+        self.stats.seconds[part] += taken
+        if part not in (PARTS[0], PARTS[-1]):
+            self.pass_seconds += taken
+
+    def _passed(self) -> float:
+        """Seconds since the last call, but for those of compiling, which are counted by themselves."""
+        now, compiled = self._now(), compiling_seconds()
+        compiling, taken = compiled - self._compiled, now - self._last
+        self._last, self._compiled = now, compiled
+        self.stats.compile_seconds += compiling
+        return taken - compiling
+
+    def _now(self) -> float:
+        if self.stats.synchronize:
+            synchronize(self._device)
+        return time.perf_counter()

@@ -1,0 +1,171 @@
+"""The adjacency matrix: after every vocabulary token, the k candidates that the model last gave for what follows.
+
+Token Recycling, section 3.1. The matrix is zero at first, is kept from query to query (*hot start*), and costs
+vocabulary x k x 4 bytes: 1 MB for 32,000 tokens and k = 8. A row is overwritten whole whenever its token has been
+verified anywhere in a tree. Looking up and writing n rows are a few tensor operations, without waiting for the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from ..trees.tree import Tree
+from .matrix_file import check_header, check_sizes, read_matrix_file, write_matrix
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+UpdateRule = Literal["last", "first", "unordered"]
+_CHUNK = 256
+
+
+class AdjacencyMatrix:
+    """Candidates after every token: `candidates` is (vocab_size, k) int32, best first, zero where nothing was seen."""
+
+    def __init__(self, vocab_size: int, k: int = 8, device: torch.device | str = "cpu") -> None:
+        check_sizes(vocab_size, k)
+        with torch.inference_mode(False):  # it is learned into within that mode and outside, wherever it was made
+            self.candidates = torch.zeros(vocab_size, k, dtype=torch.int32, device=device)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.candidates.shape[0]
+
+    @property
+    def k(self) -> int:
+        return self.candidates.shape[1]
+
+    @property
+    def filled(self) -> torch.Tensor:
+        """(vocab_size,) bool: the rows that something was learned for."""
+        return self.candidates.any(dim=1)
+
+    @property
+    def nbytes(self) -> int:
+        return self.candidates.numel() * self.candidates.element_size()
+
+    def __repr__(self) -> str:
+        return f"AdjacencyMatrix({self.vocab_size:,} tokens x {self.k}, {int(self.filled.sum()):,} rows filled)"
+
+    def look_up(self, tokens: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
+        """The candidate of the given rank after each token; all (n,) int64."""
+        return self.candidates[tokens, ranks].long()
+
+    def fill(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
+        """The tokens (n,) int64 of a tree: `root` (1,), and every other node the candidate of its rank after its
+        parent.
+
+        The breadth-first walk of Token Recycling, section 3.2: layer by layer with one gather each; on a CPU, where the
+        call of an operation costs more than a small layer, node by node.
+        """
+        if self.candidates.device.type == "cpu":
+            candidates, tokens = self.candidates.numpy().data, root.tolist()
+            for parent, rank in zip(tree.parents[1:], tree.ranks[1:], strict=True):
+                tokens.append(candidates[tokens[parent], rank])
+            return torch.tensor(tokens)
+        return self.fill_by_layers(tree, root)
+
+    def fill_by_layers(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
+        """As `fill`, in tensor operations of known shapes alone, whatever the device."""
+        shape, tokens = tree.on(root.device), root.repeat(len(tree))
+        for layer in tree.layers:
+            nodes = slice(layer[0], layer[-1] + 1)
+            tokens[nodes] = self.look_up(tokens[shape.parents[nodes]], shape.ranks[nodes])
+        return tokens
+
+    def update(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
+        """Overwrites the rows of `tokens` (n,) with `candidates` (n, k), best first.
+
+        A token may stand at several places. Then `last` keeps its last row and `first` its first, in the order given,
+        on every device; `unordered` is a plain parallel write whose winner CUDA does not define (Token Recycling,
+        section 4.4 compares the three).
+        """
+        if self.candidates.device.type == "cpu":
+            # numpy assigns in order, so that the last row of a token stays.
+            order = -1 if rule == "first" else 1
+            self.candidates.numpy()[tokens.numpy()[::order]] = candidates.numpy()[::order]
+        else:
+            self.write(tokens, candidates, rule)
+
+    def write(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
+        """As `update`, in tensor operations of known shapes alone, whatever the device: every place of a token writes
+        the row of the winning place, so that the order of the writes cannot matter.
+        """
+        if rule == "unordered":
+            self.candidates[tokens] = candidates.to(self.candidates.dtype)
+            return
+        pieces = list(zip(tokens.split(_CHUNK), candidates.split(_CHUNK), strict=True))
+        for some, rows in pieces if rule == "last" else reversed(pieces):
+            same, places = some[:, None] == some, torch.arange(len(some), device=some.device)
+            last = rule == "last"
+            winner = torch.where(same, places, -1).amax(1) if last else torch.where(same, places, _CHUNK).amin(1)
+            self.candidates[some] = rows[winner].to(self.candidates.dtype)
+
+    def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
+        """Writes a safetensors file atomically: a reader sees the old file or the new one, never a part.
+
+        `tokenizer` is the `fingerprint` of the tokenizer whose ids these are; a matrix of other ids must never be
+        loaded.
+        """
+        write_matrix(path, {"candidates": self.candidates}, tokenizer)
+
+    def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
+        """Replaces the contents by those of a file; after any error the matrix is as it was.
+
+        Raises MatrixFileError for a file that is damaged, of another format, vocabulary or k, with ids out of range,
+        or, if both sides state one, of another tokenizer.
+        """
+        tensors, header = read_matrix_file(path)
+        check_header(path, {"vocab_size": self.vocab_size, "k": self.k, "tokenizer": tokenizer}, header)
+        self.candidates.copy_(tensors["candidates"])
+
+
+def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str, str]]:
+    """A saved matrix and its header, checked; raises MatrixFileError, or FileNotFoundError where there is no file.
+
+    Of the file of a `NgramMatrix` these are the rows of single tokens.
+    """
+    tensors, header = read_matrix_file(path)
+    return matrix_in(tensors), header
+
+
+def matrix_in(tensors: Mapping[str, torch.Tensor]) -> AdjacencyMatrix:
+    """The matrix of the tensors of a file, whatever else they hold."""
+    matrix = AdjacencyMatrix(*tensors["candidates"].shape)
+    matrix.candidates.copy_(tensors["candidates"])
+    return matrix
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A short digest of what every token id means; equal for equal vocabularies, whatever else is configured."""
+    return vocabulary_fingerprint(tokenizer.get_vocab().items())
+
+
+def vocabulary_fingerprint(vocabulary: Iterable[tuple[str, int]]) -> str:
+    """The `fingerprint` of pairs of a token's text and its id, in any order."""
+    digest = hashlib.sha256()
+    for token, index in sorted(vocabulary, key=lambda item: item[1]):
+        digest.update(f"{index}\0{token}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def check_vocabulary(learned: int, vocab_size: int) -> None:
+    """Raises ValueError if a matrix has learned from a vocabulary of another size than the target's."""
+    if learned != vocab_size:
+        raise ValueError(
+            f"expected a target of {learned} tokens, as this drafter has learned, got one of {vocab_size}; "
+            "make a new drafter"
+        )
+
+
+class Retrieval(NamedTuple):
+    """Drafting that is one look-up: a template, and the matrix that it is filled from and that learns."""
+
+    tree: Tree
+    matrix: AdjacencyMatrix
+    update: UpdateRule

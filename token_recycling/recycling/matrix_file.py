@@ -1,0 +1,154 @@
+"""The file of a matrix: safetensors, written atomically, and checked before any of it is used.
+
+`candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
+too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
+`calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two, lower ones masked
+(`occurrences`). The header has the fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the
+SHA-256 of the whole file, in which its own digits count as zeros: a file with any changed bit is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from .._util.files import replacing
+
+FORMAT, VERSION = "token_recycling.adjacency_matrix", "3"
+_WITHOUT_CHECKSUM, _WITHOUT_PAST = "1", "2"
+_UNKNOWN = "0" * 64
+"""Stands for the checksum where that is not known yet."""
+_KINDS = (
+    {"candidates"},
+    {"candidates", "shares"},
+    {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration"},
+    {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration", "past"},
+)
+
+
+class MatrixFileError(ValueError):
+    """A saved matrix that cannot be used: what was expected, what came and what to do."""
+
+
+def check_sizes(vocab_size: int, k: int) -> None:
+    """Raises ValueError unless a matrix of that vocabulary can have k candidates a row."""
+    if vocab_size < 1 or not 1 <= k <= vocab_size:
+        raise ValueError(
+            f"expected a vocabulary of 1 or more and k from 1 to its size, got vocabulary {vocab_size} and k {k}"
+        )
+
+
+def write_matrix(
+    path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], tokenizer: str = "", **header: object
+) -> None:
+    """Writes a matrix: a reader sees the old file or the new one, never a part."""
+    vocab_size, k = tensors["candidates"].shape
+    described = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "k": k, "tokenizer": tokenizer}
+    held = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    stated = {name: str(value) for name, value in {**described, **header, "sha256": _UNKNOWN}.items()}
+    contents = save(held, metadata=stated)
+    with replacing(path) as temporary:
+        Path(temporary).write_bytes(_with_checksum(contents, _UNKNOWN, hashlib.sha256(contents).hexdigest()))
+
+
+def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the header of a saved matrix, checked; raises MatrixFileError, or FileNotFoundError."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no matrix file at {path}")
+    try:
+        contents = path.read_bytes()
+        tensors = load(contents)
+    except (SafetensorError, OSError, KeyError) as error:  # a KeyError for a type that torch does not have
+        raise MatrixFileError(
+            f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
+        ) from None
+    header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
+    if header.get("format") != FORMAT or tensors.keys() not in _KINDS:
+        raise MatrixFileError(
+            f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
+        )
+    version, checksum = header.get("version"), header.pop("sha256", None)
+    if version not in (VERSION, _WITHOUT_PAST, _WITHOUT_CHECKSUM):
+        raise MatrixFileError(f"{path}: expected format version {VERSION}, got {version}; update token_recycling")
+    if checksum is not None or version != _WITHOUT_CHECKSUM:
+        found = hashlib.sha256(_with_checksum(contents, str(checksum), _UNKNOWN)).hexdigest()
+        if found != checksum:
+            raise MatrixFileError(
+                f"{path}: expected contents of checksum {checksum}, got {found}: the file is damaged; "
+                "delete it to start anew"
+            )
+    reason = _wrong_shapes(tensors, header) or _wrong_numbers(tensors)
+    if reason is not None:
+        raise MatrixFileError(f"{path}: {reason}; delete it to start anew")
+    return tensors, {"tokenizer": "", **header}
+
+
+def _with_checksum(contents: bytes, old: str, new: str) -> bytes:
+    """A file with another checksum in its header."""
+    return contents.replace(f'"sha256":"{old}"'.encode(), f'"sha256":"{new}"'.encode(), 1)
+
+
+def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], header: Mapping[str, str]) -> None:
+    """Raises MatrixFileError where the header of a file differs from what is wanted, both being stated."""
+    described = {"vocab_size": "a vocabulary", "tokenizer": "the tokenizer"}
+    for name, value in ours.items():
+        theirs = header.get(name, "")
+        if str(value) and theirs and str(value) != theirs:
+            raise MatrixFileError(
+                f"{path}: expected {described.get(name, name)} of {value}, got {theirs}; "
+                "use the file of this model and these options, or start a new one"
+            )
+
+
+def _wrong_shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str | None:
+    """What is wrong with types and shapes, or None."""
+    stated, candidates = (header.get("vocab_size"), header.get("k")), tensors["candidates"]
+    if (
+        candidates.dtype != torch.int32
+        or candidates.ndim != 2
+        or stated != tuple(map(str, candidates.shape))
+        or not candidates.numel()
+    ):
+        shape = "x".join(map(str, candidates.shape))
+        return f"expected int32 ids of vocabulary x k = {stated[0]} x {stated[1]}, got {candidates.dtype} {shape}"
+    if candidates.shape[1] > candidates.shape[0]:
+        return f"expected k of at most the vocabulary, got {candidates.shape[1]} > {candidates.shape[0]}"
+    k, hashed = candidates.shape[1], tensors.get("context_keys", candidates[:0]).shape[0]
+    wanted = {
+        "shares": (torch.uint16, tuple(candidates.shape)),
+        "context_candidates": (torch.int32, (hashed, k)),
+        "context_shares": (torch.uint16, (hashed, k)),
+        "context_keys": (torch.int64, (hashed,)),
+    }
+    if "calibration" in tensors:
+        wanted["calibration"] = (torch.float32, (len(tensors["calibration"]), 2))
+    if "past" in tensors:
+        wanted["past"] = (torch.int32, (tensors["past"].numel(),))
+    for name in wanted.keys() & tensors.keys():
+        found = (tensors[name].dtype, tuple(tensors[name].shape))
+        if found != wanted[name]:
+            return f"expected {name} of {wanted[name]}, got {found}"
+    return None
+
+
+def _wrong_numbers(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """What is wrong with token ids or the counts of the calibration, or None."""
+    vocab_size = len(tensors["candidates"])
+    for name, least in (("candidates", 0), ("context_candidates", 0), ("past", -1 - vocab_size)):
+        if name in tensors and tensors[name].numel():
+            low, high = int(tensors[name].min()), int(tensors[name].max())
+            if low < least or high >= vocab_size:
+                return f"expected {name} from {least} to {vocab_size - 1}, got {low} to {high}"
+    if "calibration" in tensors:
+        chosen, seen = tensors["calibration"].unbind(dim=1)
+        if not bool(((chosen >= 0) & (chosen <= seen) & seen.isfinite()).all()):
+            return "expected counts in calibration, the chosen ones no more than the seen ones, got other numbers"
+    return None

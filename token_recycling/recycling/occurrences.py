@@ -1,0 +1,251 @@
+"""Where tokens stood before, and what followed: an index of a text, or of many, by hash chains.
+
+As in LZ77 compressors every place points back to the one before it that has the same hash of its last tokens; two
+chains are kept, of one token and of three. A look-up walks the newest few places of both and compares backwards, so it
+finds the longest matches and how often each continuation followed, for any tokens, drafted ones too. SuffixDecoding
+(2411.04975) draws the same from a suffix tree.
+
+Tokens that are only to be matched, never drafted, stand `masked`: the end of a prompt before what was written after it.
+
+An index grows with its tokens up to a number of them, and keeps the newest: 20 bytes each, up to 80 while it grows.
+Cost, in compiled code: some nanoseconds for a token added; less than a microsecond for a look-up in a text, some four
+among a million tokens, which no cache of a processor holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._util.compiled import compiled, compiled_part
+from .._util.locks import Lock
+from .ngrams import last_ngram
+
+LONGEST = 32
+"""Tokens of a match that are compared."""
+FOUND = 32
+"""Most places that a look-up finds."""
+BREAK = -1
+"""Stands between two texts: nothing matches across it."""
+_MASK = BREAK - 1
+"""A masked token is this less the token."""
+_LONG = 3
+"""Tokens of the longer chain; that of the shorter one is 1."""
+_WALKED = 16
+"""Places of each chain that are looked at."""
+_PIECE, _LEAD = 32, 8
+"""Tokens of a piece of a text, and how many of the piece before it stand before these again."""
+_RENUMBERED = 2**31 - 2
+"""Places have 32 bits: after so many tokens they are counted anew."""
+
+
+class OccurrenceArrays(NamedTuple):
+    """The arrays of `Occurrences`, for compiled functions; the capacity is a power of two, or 0."""
+
+    tokens: np.ndarray
+    """(capacity,) int32: token number n stands at n modulo the capacity."""
+    before: np.ndarray
+    """(2, capacity) int32: of each token the one before it in its chain of one and of three tokens, -1 for none."""
+    newest: np.ndarray
+    """(2, capacity) int32: the newest token of every chain, by the hash of what it ends with."""
+    added: np.ndarray
+    """(1,) int64: how many tokens there were."""
+
+    @classmethod
+    def empty(cls, capacity: int) -> OccurrenceArrays:
+        chains = [np.full((2, capacity), -1, np.int32) for _ in range(2)]
+        return cls(np.full(capacity, BREAK, np.int32), chains[0], chains[1], np.zeros(1, np.int64))
+
+
+def masked(tokens: np.ndarray) -> np.ndarray:
+    """Tokens (n,) that match as they are and are never said to follow: each becomes a number below `BREAK`."""
+    return _MASK - tokens.astype(np.int64)
+
+
+@compiled_part
+def _bucket(first: int, second: int, third: int, buckets: int) -> int:
+    """Where the chain of these tokens begins; of fewer, the rest are `BREAK`."""
+    mixed = np.uint64(first + 1) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ np.uint64(second + 1)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(29)) ^ np.uint64(third + 1)) * np.uint64(0x94D049BB133111EB)
+    return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(buckets - 1))
+
+
+@compiled_part
+def _unmasked(token: int) -> int:
+    return token if token >= BREAK else _MASK - token
+
+
+@compiled(allocates=False)
+def append(index: OccurrenceArrays, added: np.ndarray) -> None:
+    """Appends tokens (n,) int64; the oldest make room where there is none."""
+    capacity, count = len(index.tokens), index.added[0]
+    for new in range(len(added)):
+        token, place = np.int64(added[new]), count % capacity
+        index.tokens[place] = token
+        index.before[0, place] = index.before[1, place] = -1
+        token = _unmasked(token)
+        if token >= 0:
+            bucket = _bucket(token, BREAK, BREAK, capacity)
+            index.before[0, place] = index.newest[0, bucket]
+            index.newest[0, bucket] = count
+            if count >= _LONG - 1:
+                second = _unmasked(np.int64(index.tokens[(count - 1) % capacity]))
+                third = _unmasked(np.int64(index.tokens[(count - 2) % capacity]))
+                if second >= 0 and third >= 0:
+                    bucket = _bucket(token, second, third, capacity)
+                    index.before[1, place] = index.newest[1, bucket]
+                    index.newest[1, bucket] = count
+        count += 1
+    index.added[0] = count
+
+
+@compiled
+def _holds(index: OccurrenceArrays, recent: np.ndarray, length: int, token: int) -> bool:
+    """Whether the token stands in the index after the first `length` of `recent` (LONGEST,), the newest first."""
+    places, lengths = np.empty(FOUND, np.int64), np.empty(FOUND, np.int64)
+    found = occurrences(index, recent, places, lengths)
+    whole = False
+    for one in range(found):
+        whole |= lengths[one] == length and token_at(index, places[one]) == token
+    return whole
+
+
+@compiled_part
+def token_at(index: OccurrenceArrays, place: int) -> int:
+    """Token number `place`; -1 or less where none is to be drafted: at the end, between texts, of a masked one."""
+    return np.int64(index.tokens[place % len(index.tokens)]) if place < index.added[0] else np.int64(BREAK)
+
+
+@compiled_part
+def occurrences(index: OccurrenceArrays, recent: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
+    """Fills in the places of what followed where the tokens `recent` (LONGEST,), the newest first, ended before, and
+    how many of them match there: the newest with three equal tokens first, then the newest with one or two. Returns how
+    many places there are, `FOUND` at most.
+    """
+    capacity, count, found = len(index.tokens), index.added[0], np.int64(0)
+    if not capacity or recent[0] < 0:
+        return found
+    oldest = max(np.int64(0), count - capacity)
+    for chain in range(1, -1, -1):
+        least = _LONG if chain else 1
+        if recent[least - 1] < 0:
+            continue
+        bucket = (
+            _bucket(recent[0], recent[1], recent[2], capacity) if chain else _bucket(recent[0], BREAK, BREAK, capacity)
+        )
+        at = np.int64(index.newest[chain, bucket])
+        for _ in range(_WALKED):
+            if at < oldest:
+                break
+            length = np.int64(0)
+            while (
+                length < LONGEST
+                and at - length >= oldest
+                and recent[length] >= 0
+                and _same(index.tokens[(at - length) % capacity], recent[length])
+            ):
+                length += 1
+            if length >= least and (chain or length < _LONG) and token_at(index, at + 1) >= 0:
+                places[found], lengths[found] = at + 1, length
+                found += 1
+            at = np.int64(index.before[chain, at % capacity])
+    return found
+
+
+@compiled_part
+def _same(stored: int, token: int) -> bool:
+    return stored == token or stored == _MASK - token
+
+
+class Occurrences:
+    """The newest tokens of one text or many, and where each of them stood before."""
+
+    def __init__(self, tokens: Iterable[int] = (), capacity: int | None = None) -> None:
+        """`capacity`: for how many tokens at most, rounded up to a power of two; as many as are added if not given."""
+        self.capacity = None if capacity is None else _power_of_two(capacity)
+        self.writing = Lock()
+        """Held by a thread that writes where others do too."""
+        self.arrays = OccurrenceArrays.empty(0)
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        """How many tokens were added."""
+        return int(self.arrays.added[0])
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(n,) int32: the newest tokens, as many as there is room for, in order."""
+        count, capacity = len(self), len(self.arrays.tokens)
+        if count <= capacity:
+            return self.arrays.tokens[:count]
+        return np.roll(self.arrays.tokens, -(count % capacity))
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Appends tokens, those of one text in order; a `BREAK` ends a text."""
+        added = np.ascontiguousarray(tokens if isinstance(tokens, np.ndarray) else list(tokens), np.int64)
+        self.reserve(len(added))
+        if len(added) and len(self.arrays.tokens):
+            append(self.arrays, added)
+
+    def reserve(self, more: int) -> None:
+        """Makes room for so many tokens more, as far as the capacity goes; the arrays may be new ones then."""
+        total = len(self) + more
+        wanted = _power_of_two(2 * total)
+        wanted = wanted if self.capacity is None else min(wanted, self.capacity)
+        if total > len(self.arrays.tokens) < wanted:
+            self._rebuild(wanted)
+        elif total > _RENUMBERED:
+            self._rebuild(len(self.arrays.tokens))
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Whether the last token of a text stands here already after the `LONGEST` before it, or one less where these
+        are all; False for a shorter text.
+        """
+        if len(tokens) < LONGEST:
+            return False
+        before = np.array(tokens[-LONGEST - 1 : -1], np.int64)
+        return bool(_holds(self.arrays, last_ngram(before, LONGEST), len(before), int(tokens[-1])))
+
+    def _rebuild(self, capacity: int) -> None:
+        held = self.tokens.astype(np.int64)
+        self.arrays = OccurrenceArrays.empty(capacity)
+        append(self.arrays, held)
+
+
+class Recorder:
+    """Adds one text to the past of all, a piece at a time, so that texts that are written at once do not mix.
+
+    A piece begins with the end of the one before it, unless that is the newest of the past anyway. One that stands
+    there already, as of a text that repeats itself or another, is not added again.
+    """
+
+    def __init__(self, past: Occurrences, before: np.ndarray | None = None) -> None:
+        """`before` (n,): tokens before the text; by the last `LONGEST` of them what follows will be found, and they are
+        never drafted.
+        """
+        self._past, self._written_to = past, -1
+        self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
+        """The end of the last piece, or of what stands before the first, and the tokens since."""
+        self._lead = len(self._held)
+
+    def add(self, tokens: Iterable[int], ends: bool = False) -> None:
+        """What was written since the last call; `ends`: the text ends with it."""
+        self._held.extend(tokens)
+        if len(self._held) - self._lead < (1 if ends else _PIECE):
+            return
+        with self._past.writing:
+            if self._past.holds(self._held):
+                self._written_to = -1  # the next piece does not follow what stands at the end
+            else:
+                alone = len(self._past) == self._written_to
+                self._past.extend(self._held[self._lead :] if alone else [BREAK, *self._held])
+                self._written_to = len(self._past)
+        self._held = self._held[-_LEAD:]
+        self._lead = len(self._held)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length() if number > 0 else 0

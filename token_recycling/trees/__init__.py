@@ -1,0 +1,1 @@
+"""The shape of a draft, and what passes between loop and drafter."""

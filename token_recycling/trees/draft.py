@@ -1,0 +1,185 @@
+"""What passes between the loop and a drafter: what a draft may depend on, the draft, what its verification revealed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .._util import display
+from .._util.text_stream import Decodes
+from .._util.topk import top_candidates
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree and its tokens (n,) int64, on the target's device or the host; `tokens[0]` is the root, the newest token
+    of the text.
+    """
+
+    tree: Tree
+    tokens: torch.Tensor
+    drawn_from: Mapping[int, torch.Tensor] | None = None
+    """For each node whose token was drawn at random, the distribution (vocabulary,) that it and its siblings were drawn
+    from, without replacement and in their order. A node that is not named here, or any node if this is None, was chosen
+    otherwise. Wherever the text is sampled, drawn nodes are accepted by what is said here: it must be true, or the
+    text is not the target's. A drawn node must not be left out of a draft because of what was drawn.
+    """
+    confidence: np.ndarray | None = None
+    """(n,) float32: the probability that each node is accepted if its parent is, as well as the drafter knows it; 1 for
+    the root. Where several texts share a pass, nodes are divided between them by it, as it is: a drafter that says too
+    much takes room from other texts. Where drafts are fused it is calibrated.
+    """
+    needed: frozenset[int] = frozenset()
+    """Nodes that the drafter learns from whether they are accepted or not; where drafts are fused, they are kept if
+    there is room for all of them.
+    """
+
+    def cut(self, depth: int) -> Draft:
+        """The draft without the nodes deeper than `depth`."""
+        tree = self.tree.cut(depth)
+        if tree is self.tree:
+            return self
+        drawn_from = self.drawn_from and {node: q for node, q in self.drawn_from.items() if node < len(tree)}
+        confidence = None if self.confidence is None else self.confidence[: len(tree)]
+        needed = frozenset(node for node in self.needed if node < len(tree))
+        return Draft(tree, self.tokens[: len(tree)], drawn_from, confidence, needed)
+
+    def chain(self) -> Draft:
+        """The draft without nodes beside its first path: of every node the first child alone."""
+        path, tree = [0], self.tree
+        while tree.children[path[-1]]:
+            path.append(tree.children[path[-1]][0])
+        return self if len(path) == len(tree) else self.part(path)
+
+    def part(self, nodes: Sequence[int]) -> Draft:
+        """The draft of some of the nodes alone, ascending, each with its parent; the others say no more of it."""
+        places = {node: place for place, node in enumerate(nodes)}
+        kept, tree = list(places), self.tree
+        parents = tuple(-1 if node == 0 else places[tree.parents[node]] for node in kept)
+        drawn_from = self.drawn_from and {places[node]: q for node, q in self.drawn_from.items() if node in places}
+        confidence = None if self.confidence is None else self.confidence[kept]
+        needed = frozenset(places[node] for node in self.needed if node in places)
+        return Draft(
+            Tree(parents, tuple(tree.ranks[node] for node in kept)), self.tokens[kept], drawn_from, confidence, needed
+        )
+
+    @property
+    def chances(self) -> np.ndarray | None:
+        """(n,) float64: how likely the drafter thinks that each node is accepted, 1 for the root, so that they never
+        rise from a node to its child; None if it does not say.
+        """
+        if self.confidence is None:
+            return None
+        chances = np.ones(len(self.tree))
+        for node, parent in enumerate(self.tree.parents[1:], start=1):
+            chances[node] = chances[parent] * min(1.0, max(0.0, float(self.confidence[node])))
+        return chances
+
+    def carrying(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that carry `tokens` one after another below the root, ascending; several where siblings carry equal
+        tokens, and the root where there are no tokens.
+        """
+        drafted, nodes = self.tokens.tolist(), [0]
+        for token in tokens:
+            nodes = sorted(child for node in nodes for child in self.tree.children[node] if drafted[child] == token)
+        return nodes
+
+    def places_in(self, other: Draft) -> list[int | None]:
+        """For each node the one of `other` after the same tokens, None where there is none; both have one root."""
+        there: dict[tuple[int, int], int] = {}
+        for node, token in enumerate(other.tokens.tolist()):
+            there.setdefault((other.tree.parents[node], token), node)
+        places: list[int | None] = [0]
+        for token, parent in zip(self.tokens.tolist()[1:], self.tree.parents[1:], strict=True):
+            above = places[parent]
+            places.append(None if above is None else there.get((above, token)))
+        return places
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a draft may depend on."""
+
+    tokens: torch.Tensor
+    """(length,) int64: the whole text so far, prompt included; the last one is the root of the draft."""
+    room: int
+    """How many more tokens may be emitted; a node deeper than `room - 1` cannot be of use."""
+    warp: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Shapes logits (n, vocabulary) as the target's are before a token is drawn from their softmax: temperature, top-k
+    and the like, but no penalties. None where the text is not sampled.
+    """
+
+    @property
+    def root(self) -> torch.Tensor:
+        """(1,) int64: the newest token."""
+        return self.tokens[-1:]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one verification revealed, trimmed at the end of the text."""
+
+    draft: Draft
+    """What was verified: the drafter's own draft, as far as the loop could use it, or one that other drafters have a
+    part in.
+    """
+    logits: torch.Tensor
+    """(n, vocabulary): the target's logits after every node, the rejected ones too."""
+    accepted: list[int]
+    """Accepted nodes, the root first."""
+    tokens: list[int]
+    """Emitted tokens, one per accepted node: those of the accepted nodes after the root, then the last one."""
+    finished: bool
+    """True for the last step of a text."""
+    beyond: int | None = None
+    """The first node that carries the last token of the text, if one does: all that carry it, and what follows these,
+    are no part of any text.
+    """
+    row: int = 0
+    """Which text of a batch it is, counted from 0."""
+    hidden: torch.Tensor | None = None
+    """(n, hidden): the target's last hidden states at every node, from which its output layer made `logits`. None
+    unless the drafter's traits ask for `hidden_states`.
+    """
+    candidates: tuple[np.ndarray, np.ndarray] | None = None
+    """What `top` gives, where the device has found it already."""
+    states: torch.Tensor | None = None
+    """(n, states * hidden): the hidden states that the drafter's traits ask for by number (`states`), side by side."""
+
+    def top(self, k: int, nodes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The k likeliest tokens after every node, or after `nodes` (n,) int64 alone, best first, and their
+        probabilities: (n, k) int32 and float32.
+        """
+        if self.candidates is None or self.candidates[0].shape[1] < k:
+            return top_candidates(self.logits, k, nodes)
+        some = slice(None) if nodes is None else nodes
+        return self.candidates[0][some, :k], self.candidates[1][some, :k]
+
+    @property
+    def learnable(self) -> list[int] | slice:
+        """Index of the nodes to learn from: all, without those beyond the end of the text."""
+        if self.beyond is None:
+            return slice(None)
+        ends = self.draft.carrying(self.tokens)
+        beyond = {node for end in ends for node in self.draft.tree.below(end)}
+        return [node for node in range(len(self.draft.tree)) if node not in beyond]
+
+    def shown(self, tokenizer: Decodes | None = None) -> display.Html:
+        """For a notebook: the draft tree with what was accepted, and the model's own token behind it; token ids
+        without a tokenizer.
+        """
+        names = [
+            str(token) if tokenizer is None else display.visible(tokenizer.decode([token]))
+            for token in [*self.draft.tokens.tolist(), self.tokens[-1]]
+        ]
+        drawn = display.tree(self.draft.tree.parents, names[:-1], self.accepted, names[-1])
+        said = f"{len(names) - 2} drafted, {len(self.accepted) - 1} accepted, {len(self.tokens)} emitted"
+        return display.Html(f"<div>{said}: the last one is the model's own</div>{drawn.html}")
+
+    def _repr_html_(self) -> str:
+        """In a notebook: as `shown` without a tokenizer."""
+        return self.shown()._repr_html_()
