@@ -3,7 +3,7 @@ before (Huang et al., 2405.19715, section 3.2).
 
 It reads the draft model's last hidden state after that token, and is small: depth x (width^2 + width) + width + 1
 weights. Cost per token: depth + 1 matrix products of one row. A head is saved as the part `specdec_pp` of the draft
-model that it was trained on (`drafters/_shared/training/saved.py`), by default in a folder of that name in the draft model's.
+model that it was trained on (`_shared/training/saved.py`), by default in a folder of that name in the draft model's.
 """
 
 from __future__ import annotations
