@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from token_recycling.bench.report.arithmetic import finished, grouped
-
 PROCESSOR, WALL = "processor_seconds", "total_seconds"
 _RESAMPLES = 2000
 Row = dict[str, Any]
@@ -50,7 +48,10 @@ class Found:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Found:
-        by_method = {method: {row["prompt"]: row for row in own} for method, own in _by(finished(rows), "method")}
+        by_method: dict[str, dict[str, Row]] = {}
+        for row in rows:
+            if row["failure"] is None:
+                by_method.setdefault(row["method"], {})[row["prompt"]] = row
         methods = {row["method"] for row in rows}
         every = set.intersection(*(set(by_method.get(method, ())) for method in methods))
         return cls({method: [own[name] for name in own if name in every] for method, own in by_method.items()})
@@ -86,7 +87,3 @@ class Found:
     def best(self, methods: Sequence[str]) -> str:
         """The fastest."""
         return min(methods, key=lambda method: sum(self.times(method)))
-
-
-def _by(rows: Sequence[Row], key: str) -> Any:
-    return grouped(rows, lambda row: row[key]).items()

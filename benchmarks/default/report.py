@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from token_recycling.bench.report.reading import read
+from token_recycling.bench.report.reading import parse
 from token_recycling.bench.report.table import NONE, Cell, Table, as_markdown
 from token_recycling.bench.row_format import ROWS
 
@@ -19,7 +19,7 @@ _MET = "met"
 
 def markdown(folder: Path) -> str:
     """The tables of the rows below the folder, after what they add up to; then what was not measured, and why."""
-    rows = {one: read(folder / one.name).rows for one in SCENARIOS if _has_rows(folder / one.name)}
+    rows = {one: parse(folder / one.name)[0] for one in SCENARIOS if _has_rows(folder / one.name)}
     found = {one: Found.of(own) for one, own in rows.items()}
     found = {one: own for one, own in found.items() if own.prompts}
     tables = [

@@ -1,4 +1,4 @@
-"""The first screen of a report: the answers, how sure they are, and the table of all methods."""
+"""The answers of a report: the fastest method, how sure that is, and what is asked of it."""
 
 import re
 
@@ -8,7 +8,7 @@ from support.measured import only, row, summary_of, whole_run, write
 
 from token_recycling.bench.report import arithmetic, tables
 from token_recycling.bench.report import write as report
-from token_recycling.bench.report.answers import answers
+from token_recycling.bench.report.findings import answers
 
 
 def run(seconds, mode="generate", baseline="generate"):
@@ -23,11 +23,11 @@ def run(seconds, mode="generate", baseline="generate"):
 
 
 def test_the_answer_says_which_by_how_much_on_what_and_how_sure():
-    (found,) = answers(summary_of(*run({"slow": [2.0] * 8, "fast": [0.9, 1.1] * 4})))
+    (found,) = answers(summary_of(*run({"slow": [2.0] * 20, "fast": [0.9, 1.1] * 10})))
     assert found.place == "Generated text"
     assert found.who == "label of fast"
     assert found.much == "4.00 times as fast as label of generate"
-    assert found.on == "8 prompts, 80 tokens; 2.00 tokens a step"
+    assert found.on == "20 prompts, 200 tokens; 2.00 tokens a step"
     assert re.fullmatch(
         r"With prompts drawn anew: 3\.\d\d to 4\.\d\d in 95 draws of 100; surely ahead of label of slow \(2\.00\): "
         r"in 100% of them\.",
@@ -36,9 +36,16 @@ def test_the_answer_says_which_by_how_much_on_what_and_how_sure():
 
 
 def test_a_lead_that_hangs_on_few_prompts_is_not_sure():
-    (found,) = answers(summary_of(*run({"steady": [1.0] * 6, "lucky": [0.1, 1.1, 1.1, 1.1, 1.1, 1.1]})))
+    (found,) = answers(summary_of(*run({"steady": [1.0] * 20, "lucky": [0.1] + [1.04] * 19})))
     assert found.who == "label of lucky"
-    assert "not surely ahead of label of steady (4.00): in 6" in found.sure
+    assert "; not surely ahead of label of steady (4.00): in 6" in found.sure
+
+
+@pytest.mark.parametrize("prompts", [2, 19])
+def test_few_prompts_say_nothing_of_who_is_ahead(prompts):
+    (found,) = answers(summary_of(*run({"slow": [2.0] * prompts, "fast": [1.0] * prompts})))
+    assert "surely" not in found.sure
+    assert found.sure.endswith(f"; {prompts} prompts cannot say whether it is ahead of label of slow (2.00).")
 
 
 def test_of_one_prompt_nothing_is_known():
@@ -54,46 +61,36 @@ def test_where_nothing_is_faster_the_answer_says_so():
 
 def test_an_oracle_is_shown_but_never_the_fastest():
     rows = run({"oracle:model=draft": [0.5, 0.5], "fast": [1.0, 1.0]})
-    assert [result.method for result in only(rows).raced] == ["fast"]
+    assert list(only(rows).speedups.index) == ["fast"]
     assert answers(summary_of(*rows))[0].who == "label of fast"
-    table = tables.overview_table(summary_of(*rows))
+    table = tables.speedup_table(only(rows))
     assert [(line[0].text, line[1].text, line[1].best) for line in table.rows] == [
         ("label of oracle:model=draft", "8.00", False),
         ("label of fast", "4.00", True),
         ("label of generate", "1.00", False),
     ]
-    assert table.note.endswith("An oracle knows what will be accepted: it is a bound.")
+    assert "an oracle is a bound" in table.note
 
 
-def test_every_kind_of_text_has_its_answer_and_its_columns():
+def test_every_kind_of_text_has_its_answer():
     rows = run({"ours": [2.0, 2.0], "theirs": [1.0, 1.0]})
     rows += run({"ours": [1.0, 2.0]}, mode="replay", baseline="plain")
     assert [(each.place, each.who) for each in answers(summary_of(*rows))] == [
         ("Generated text", "label of theirs"),
         ("Replayed text", "label of ours"),
     ]
-    table = tables.overview_table(summary_of(*rows))
-    assert table.columns == ["method", "generated text", "middle 95%", "MAT", "replayed text", "middle 95%", "MAT"]
-    assert table.spare == {2, 5}
-    lines = {line[0].text.removeprefix("label of "): [cell.text for cell in line[1:]] for line in table.rows}
-    assert lines["theirs"] == ["4.00", "4.00 to 4.00", "2.00", "-", "-", "-"]
-    assert lines["ours"][:3] == ["2.00", "2.00 to 2.00", "2.00"]
-    assert lines["ours"][3:] == ["2.67", "2.00 to 4.00", "2.00"]
-    assert lines["generate"] == ["1.00", "-", "2.00", "-", "-", "-"]
-    assert list(lines)[:2] == ["theirs", "ours"]
 
 
-def test_without_a_baseline_there_is_neither_answer_nor_table():
+def test_without_a_baseline_there_is_no_answer():
     assert answers(summary_of(row("ours"))) == []
-    assert tables.overview_table(summary_of(row("ours"))) is None
 
 
 def test_draws_are_the_same_for_methods_with_equal_prompts():
-    rows = run({"a": [1.0, 3.0, 2.0], "b": [2.0, 6.0, 4.0]})
-    a, b = (arithmetic.resampled(result.pairs) for result in only(rows).raced)
+    found = only(run({"a": [1.0, 3.0, 2.0], "b": [2.0, 6.0, 4.0]}))
+    a, b = (arithmetic.resampled(found.pairs_of(method)) for method in "ab")
     assert np.allclose(a, 2 * b)
     assert len(set(a.round(6))) > 5
-    assert arithmetic.interval(only(rows).raced[0].pairs) == pytest.approx(np.quantile(a, (0.025, 0.975)))
+    assert arithmetic.interval(found.pairs_of("a")) == pytest.approx(np.quantile(a, (0.025, 0.975)))
 
 
 def test_the_page_answers_first_and_folds_the_rest(tmp_path):
@@ -102,19 +99,7 @@ def test_the_page_answers_first_and_folds_the_rest(tmp_path):
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     first, *folded = re.split(r"<details", text)
     assert first.count('class="answer"') == 2
-    assert first.count("<table") == 1
-    assert first.count("<figure") == 2
-    assert [re.search(r"<summary>(.*?)</summary>", part)[1] for part in folded][:2] == [
-        "Generated text",
-        "Replayed text",
-    ]
-    assert re.search(r"<summary>(.*?)</summary>", folded[-1])[1] == "How it was measured"
-    assert not any(part.startswith(" open") for part in folded)
-    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert markdown.index("## All methods") < markdown.index("## Generated text")
-
-
-def test_where_there_is_no_answer_nothing_is_folded(tmp_path):
-    report.write(write(tmp_path, [row(study="k", point=point) for point in ("2", "4")]))
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert text.count("<details open>") == 1
+    titles = [re.search(r"<summary>(.*?)</summary>", part)[1] for part in folded]
+    assert titles[:2] == ["Generated text", "Replayed text"]
+    assert titles[-1] == "How it was measured"
+    assert [part.startswith(" open") for part in folded] == [True] + [False] * (len(folded) - 1)

@@ -4,15 +4,11 @@ import xml.etree.ElementTree as ElementTree
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from support.measured import only, row, summary_of
-from support.strategies import trees
 
-from token_recycling.bench.report.arithmetic import NodeAcceptance
-from token_recycling.bench.report.plots import methods, of_batches, of_methods, of_studies, places, studies, style
-from token_recycling.bench.report.reading import compare
+from token_recycling.bench.report.plots import methods, studies, style
+from token_recycling.bench.report.reading import summarize
 from token_recycling.bench.report.summary import curves
 
 
@@ -38,11 +34,10 @@ def test_a_method_has_one_look_and_no_other_method_has_it():
 
 def test_colours_are_told_apart_by_whoever_sees_them():
     """The least distance between any two, in CIELAB, under normal vision and three kinds of colour blindness."""
-    for palette, least in ((list(style.PALETTE), 18), (list(style.PALETTE.values()), 13)):
-        for seen in _SEEN:
-            colours = [_lab(colour, seen) for colour in palette]
-            apart = [sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) ** 0.5 for pair in combinations(colours, 2)]
-            assert min(apart) > least
+    for seen in _SEEN:
+        colours = [_lab(colour, seen) for colour in style.PALETTE]
+        apart = [sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) ** 0.5 for pair in combinations(colours, 2)]
+        assert min(apart) > 18
 
 
 _SEEN = (
@@ -79,99 +74,43 @@ def test_speedups_are_drawn_where_they_are():
     dots = [line for line in axes.lines if line.get_marker() == looks("ours")["ours"].marker]
     assert [dot.get_xdata()[0] for dot in dots] == pytest.approx([12 / 5, 8 / 3, 2])
     assert {to_hex(dot.get_color()) for dot in dots} == {looks("ours")["ours"].colour}
-    quartiles = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2 and line.get_alpha()]
-    assert list(quartiles[1]) == [2.5, 3.5]
-    assert [text.get_text() for text in axes.texts] == ["2.40"]
+    quartiles = [line.get_xdata() for line in axes.lines if line.get_color() == dots[0].get_color()]
+    assert list(quartiles[2]) == [2.5, 3.5]
+    assert [text.get_text() for text in plot.drawing.legends[0].get_texts()] == ["label of ours: 2.40"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["all prompts", "QA", "RAG"]
     assert methods.speedups(only([row()]), looks("recycling")) is None
 
 
-def test_where_there_is_one_category_every_method_has_a_line_with_its_name():
-    rows = [row("generate", total_seconds=[4.0]), row("ours"), row("slow", label="slow " * 9, total_seconds=[8.0])]
-    plot = methods.speedups(only(rows), looks("generate", "ours", "slow"))
-    (axes,) = plot.drawing.axes
-    assert [text.get_text() for text in axes.texts] == ["2.00", "0.50"]
-    named = [label.get_text() for label in axes.get_yticklabels()]
-    assert named == ["label of ours", "slow slow slow slow slow slow\nslow slow slow"]
-    assert not plot.drawing.legends
-
-
-def test_histograms_hold_all_steps_and_the_mean():
+def test_lengths_are_shares_of_the_steps_that_gave_as_many():
     lengths = {"1": 60, "2": 30, "3": 9, "40": 1}
     rows = [row("generate", lengths={"1": 10}), row("ours", tokens=187, steps=100, lengths=lengths)]
     plot = methods.lengths(only(rows), looks("generate", "ours"))
     (axes,) = plot.drawing.axes
-    heights = [bar.get_height() for bar in axes.patches]
-    assert heights == pytest.approx([0.6, 0.3, 0.09, 0.01])
-    assert axes.get_xticklabels()[-1].get_text() == ">3"
-    assert axes.lines[0].get_xdata()[0] == 1.87
+    ((one, two, three),) = drawn(axes)
+    assert (one[0], two[0], three[0]) == (1, 2, 3)
+    assert (one[1], two[1], three[1]) == pytest.approx((1.0, 0.4, 0.1))
+    assert [text.get_text() for text in plot.drawing.legends[0].get_texts()] == ["label of ours: 1.87"]
     assert methods.lengths(only(rows[:1]), looks("generate")) is None
 
 
 def test_parts_are_stacked_with_and_without_the_model():
     rows = [row(steps=2, parts={"retrieve": 0.002, "forward": 0.02, "verify": 0.004}), row("generate")]
-    plot = methods.parts(only(rows).results, "parts_generate")
+    plot = methods.parts([only(rows)], "parts_generate")
     whole, outside = plot.drawing.axes
     spans = [[(bar.get_x(), bar.get_width()) for bar in axes.patches] for axes in (whole, outside)]
     assert sum(spans[0], ()) == pytest.approx((0, 1, 1, 10, 11, 2))
     assert sum(spans[1], ()) == pytest.approx((0, 1, 1, 2))
-    assert methods.parts(only(rows[1:]).results, "parts_generate") is None
-
-
-# places
+    assert methods.parts([only(rows[1:])], "parts_generate") is None
 
 
 def test_the_heat_map_shows_the_share_of_every_place():
     rows = [row(tried=[[1, 0, 100], [1, 1, 40], [2, 0, 50], [20, 0, 1]], accepted=[[1, 0, 75], [1, 1, 2], [2, 0, 6]])]
-    plot = places.grids(only(rows))
-    (axes,) = plot.drawing.axes
-    assert {text.get_position(): text.get_text() for text in axes.texts} == {(0, 1): "75", (1, 1): "5.0", (0, 2): "12"}
-    shades = {to_hex(patch.get_facecolor()) for patch in axes.patches}
-    assert shades == {list(style.HEAT)[shade] for shade in (6, 2, 3)}
-    assert plot.caption.endswith("never drafted; depths beyond 12 are left out.")
-    assert places.grids(only([row()])) is None
-
-
-def test_the_tree_is_drawn_with_the_share_of_every_node():
-    rows = [row(steps=10, paths=[["0", 10, 8], ["1", 10, 0], ["0.0", 8, 1]])]
-    plot = places.trees(only(rows))
-    (axes,) = plot.drawing.axes
-    root, nodes = (collection.get_offsets().tolist() for collection in axes.collections)
-    assert root == [[0.5, 0]]
-    assert nodes == [[0, 1], [1, 1], [0, 2]]
-    faces = [to_hex(face) for face in axes.collections[1].get_facecolors()]
-    assert faces == [list(style.HEAT)[shade] for shade in (6, 0, 3)]
-    assert places.trees(only([row()])) is None
-
-
-def test_the_tree_is_drawn_as_far_as_its_nodes_hang_together():
-    tried = {(0,): 9, (0, 0): 5, (0, 0, 0): 5, (1, 0): 7, (1, 0, 0): 7, (0,) * 40: 1}
-    kept = places._most_tried({path: NodeAcceptance(count, 1) for path, count in tried.items()})
-    assert list(kept) == [(0,), (0, 0), (0, 0, 0)]
-    many = {(rank,): NodeAcceptance(1 + rank, 0) for rank in range(300)}
-    assert set(places._most_tried(many)) == {(rank,) for rank in range(180, 300)}
-
-
-@given(trees())
-def test_no_two_nodes_of_a_layer_stand_in_one_place(tree):
-    across = places._across(tree.paths[1:])
-    for layer in tree.layers:
-        places_ = [across[tree.paths[node]] for node in layer]
-        assert len(set(places_)) == len(places_)
-    leaves = sum(not children for children in tree.children)
-    assert all(0 <= place <= leaves - 1 for place in across.values())
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=8))
-def test_trees_are_packed_within_the_width(leaves):
-    panels = [
-        places._Panel(f"{number}", {}, {(rank,): float(rank) for rank in range(width)}, 1)
-        for number, width in enumerate(leaves)
-    ]
-    rows = places._packed(panels, style.WIDTH)
-    assert sorted(panel.label for row in rows for panel in row) == sorted(panel.label for panel in panels)
-    for packed in rows:
-        assert sum(panel.width for panel in packed) <= style.WIDTH
+    plot = methods.places(only(rows))
+    axes = plot.drawing.axes[0]
+    assert {text.get_position(): text.get_text() for text in axes.texts} == {(0, 0): "75", (1, 0): "5", (0, 1): "12"}
+    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["1", "2"]
+    assert "depths beyond 12" in plot.caption
+    assert methods.places(only([row()])) is None
 
 
 # studies
@@ -181,8 +120,8 @@ def test_curves_join_what_differs_by_point_alone():
     rows = [row("a", study="s", point=point) for point in ("1", "2")]
     rows += [row(f"b:size={point}", study="s", point=point) for point in ("1", "2")]
     rows += [row("generate", study="s", point="1")]
-    found = curves(compare(rows))
-    assert {name: [point for point, _ in curve] for name, curve in found.items()} == {
+    found = curves(summarize(rows).comparisons)
+    assert {name: list(curve["point"]) for name, curve in found.items()} == {
         "label of a": ["1", "2"],
         "b": ["1", "2"],
     }
@@ -191,11 +130,10 @@ def test_curves_join_what_differs_by_point_alone():
 def test_a_study_of_numbers_is_a_line_and_its_baseline_too():
     rows = [row("generate", study="k", steps=10, seconds=[2.0])]
     rows += [row("ours", study="k", point=point, steps=steps) for point, steps in (("2", 5), ("4", 4), ("16", 2))]
-    plot = studies.study(compare(rows), looks("generate", "ours"))
+    plot = studies.study("k", summarize(rows).comparisons, looks("generate", "ours"))
     top, bottom = plot.drawing.axes
     assert drawn(top) == [((2, 2.0), (4, 2.5), (16, 5.0))]
-    assert drawn(bottom)[0] == ((2, 10.0), (4, 10.0), (16, 10.0))
-    assert set(bottom.lines[1].get_ydata()) == {5.0}
+    assert drawn(bottom) == [((2, 10.0), (4, 10.0), (16, 10.0)), ((2, 5.0), (4, 5.0), (16, 5.0))]
     assert [label.get_text() for label in bottom.get_xticklabels()] == ["2", "4", "16"]
     assert plot.name == "study_k_generate"
 
@@ -203,57 +141,52 @@ def test_a_study_of_numbers_is_a_line_and_its_baseline_too():
 def test_a_study_of_words_is_bars_in_the_order_of_the_rows():
     rows = [row("ours", study="update rule", point=point, steps=steps) for point, steps in (("last", 5), ("first", 4))]
     rows += [row("generate", study="update rule", point=point, seconds=[2.0]) for point in ("last", "first")]
-    plot = studies.study(compare(rows), looks("ours", "generate"))
+    plot = studies.study("update rule", summarize(rows).comparisons, looks("ours", "generate"))
     top, bottom = plot.drawing.axes
     assert [bar.get_height() for bar in top.patches] == [2.0, 2.5]
+    assert [bar.get_height() for bar in bottom.patches] == [10.0, 10.0, 5.0, 5.0]
     assert [label.get_text() for label in bottom.get_xticklabels()] == ["last", "first"]
-    assert {point[1] for line in drawn(bottom) for point in line} == {5.0}
     assert plot.name == "study_update_rule_generate"
 
 
-def test_tree_sizes_are_drawn_where_a_study_changes_them():
+def test_the_study_of_when_to_stop_has_verification_over_discard_rate():
     rows = [
-        row("ours", study="breadth", point=str(nodes), steps=steps, nodes={str(nodes + 1): steps})
-        for nodes, steps in ((8, 5), (16, 4), (32, 2))
+        row("ours", study="specdec-pp", point=f"length {length}", steps=steps, discarded=length, drafted=1)
+        for length, steps in ((2, 5), (8, 2))
     ]
-    rows += [row("ours", study="k", point=k, nodes={str(8 + int(k) // 4): 5}) for k in ("2", "4", "8")]
-    found = of_studies(summary_of(*rows))
-    (plot,) = found["generate", ""]
+    plot = studies.study("specdec-pp", summarize(rows).comparisons, looks("ours"))
     (axes,) = plot.drawing.axes
-    assert drawn(axes) == [((2.0, 10.0), (2.5, 10.0), (5.0, 10.0))]
-    assert [text.get_text() for text in axes.texts] == ["8", "16", "32"]
-    assert [plot.name for plot in found["generate", "k"]] == ["study_k_generate"]
+    assert drawn(axes) == [((0.2, 0.5), (0.8, 0.2))]
+    assert [text.get_text() for text in axes.texts] == ["length 2", "length 8"]
 
 
 def test_a_study_without_points_shows_the_parts():
-    rows = [row(study="parts", parts={"forward": 0.1, "verify": 0.01})]
-    assert [plot.name for plot in of_studies(summary_of(*rows))["generate", "parts"]] == ["study_parts_generate"]
+    found = summary_of(row(study="parts", parts={"forward": 0.1, "verify": 0.01}))
+    plots = studies.draw({"parts": found.comparisons}, "generate", found.methods)
+    assert [plot.name for plot in plots] == ["study_parts_generate"]
 
 
 def test_batches():
     rows = [row("generate", mode="batch", batch=size, total_seconds=[6.0]) for size in (1, 2, 8)]
     rows += [row("ours", mode="batch", batch=size, total_seconds=[float(size)]) for size in (1, 2, 8)]
-    (plot,) = of_batches(summary_of(*rows))
+    plot = studies.batches(summarize(rows).batches, looks("generate", "ours"))
     (axes,) = plot.drawing.axes
     assert drawn(axes)[1] == ((1, 6.0), (2, 3.0), (8, 0.75))
-    assert of_batches(summary_of(rows[0])) == []
+    assert studies.batches(summarize(rows[:1]).batches, looks("generate")) is None
 
 
 # files
 
 
-def test_a_file_is_svg_with_text_as_outlines_and_an_inline_drawing_follows_the_page(tmp_path):
-    found = only([row("generate", total_seconds=[4.0]), row("a <b> $1 $2")])
-    (plot,) = of_methods(found, summary_of(row("generate"), row("a <b> $1 $2")))
+def test_a_file_is_svg_with_text_as_outlines_and_on_a_page_its_ids_are_its_own(tmp_path):
+    rows = [row("generate", total_seconds=[4.0]), row("a <b> $1 $2")]
+    (plot,) = methods.draw(only(rows), ["generate", "a <b> $1 $2"])
     file = plot.save(tmp_path)
     assert file == tmp_path / "speedup_generate.svg"
     text = file.read_text()
     ElementTree.fromstring(text)
-    assert "var(" not in text
     assert "<text" not in text
     inline = plot.inline()
     ElementTree.fromstring(inline)
-    assert inline.startswith('<svg role="img" aria-label="Speedup. ')
-    assert "label of a &lt;b&gt; $1 $2" in inline
-    assert "var(--c0)" in inline
-    assert looks("ours")["ours"].colour not in inline
+    assert inline.startswith('<svg role="img" aria-label="Speedup by category. ')
+    assert 'id="speedup_generate-' in inline

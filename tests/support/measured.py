@@ -4,8 +4,7 @@ import json
 import random
 from collections import Counter
 
-from token_recycling.bench.report.reading import compare
-from token_recycling.bench.report.summary import Summary
+from token_recycling.bench.report.reading import summarize
 from token_recycling.trees.templates import grow, paper
 
 ENVIRONMENT = {
@@ -88,12 +87,12 @@ def failed(method="recycling", prompt="set/1", failure="RuntimeError: out of mem
 
 
 def summary_of(*rows, baseline=None):
-    return Summary(list(rows), compare(rows, baseline))
+    return summarize(rows, baseline)
 
 
 def only(rows, baseline=None):
     """The one comparison of rows under the same conditions."""
-    (found,) = compare(rows, baseline)
+    (found,) = summarize(rows, baseline).comparisons
     return found
 
 

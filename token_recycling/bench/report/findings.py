@@ -2,106 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
 
 from . import arithmetic, words
+from .arithmetic import finished
 from .summary import Comparison, Summary, curves
 
+ENOUGH = 20
+"""Prompts below which a report does not say whether a method is surely ahead."""
+SURE = 0.95
+"""Share of draws of the prompts in which a method must be ahead to be called surely ahead."""
+CHEAPER = 1.05
+"""Times MAT above which a speedup is questioned: steps then cost less than the baseline's."""
 REPETITIVE = 0.5
 """Share of repeated 4-grams above which a report says that the output flatters methods that look back."""
 CLOSE = 1e-3
 """Margin of logits up to which a divergence in float32 can be a matter of rounding."""
 
 
+class Answer(NamedTuple):
+    """The fastest method on one kind of text, by how much, on what, and how sure that is."""
+
+    place: str
+    who: str
+    much: str
+    on: str
+    sure: str
+
+
+def answers(summary: Summary) -> list[Answer]:
+    """One for each comparison of methods that has a baseline."""
+    return [_answer(each) for each in summary.main if each.baseline is not None and len(each.speedups)]
+
+
+def _answer(found: Comparison) -> Answer:
+    best, speedup = found.speedups.index[0], found.speedups.iloc[0]
+    against, times = found.labels[str(found.baseline)], f"{speedup:.2f} times as fast"
+    won = speedup > 1
+    who = found.labels[best] if won else f"Nothing is faster than {against}"
+    much = f"{times} as {against}" if won else f"next is {found.labels[best]}, {times}"
+    pairs, figures = found.pairs_of(best), found.figures.loc[best]
+    on = f"{words.count(len(pairs), 'prompt')}, {words.count(int(pairs['tokens'].sum()), 'token')}"
+    if figures["mat"] == figures["mat"]:
+        on += f"; {figures['mat']:.2f} tokens a step"
+    outside = figures["mat_without_loops"]
+    if outside == outside and f"{outside:.2f}" != f"{figures['mat']:.2f}":
+        on += f", {outside:.2f} outside loops"
+    return Answer(words.mode_title(found.mode), who, much, on, _sure(found))
+
+
+def _sure(found: Comparison) -> str:
+    """What other prompts of the kind might give."""
+    best = found.pairs_of(found.speedups.index[0])
+    between = arithmetic.interval(best)
+    if between is None:
+        return "One prompt: how much it varies is not known."
+    text = f"With prompts drawn anew: {between[0]:.2f} to {between[1]:.2f} in 95 draws of 100"
+    if len(found.speedups) > 1:
+        second = found.speedups.index[1]
+        rival = found.pairs_of(second)
+        best, rival = best[best["prompt"].isin(rival["prompt"])], rival[rival["prompt"].isin(best["prompt"])]
+        name = f"{found.labels[second]} ({found.speedups.iloc[1]:.2f})"
+        if len(best) < ENOUGH:
+            return f"{text}; {words.count(len(best), 'prompt')} cannot say whether it is ahead of {name}."
+        ahead = float(np.mean(arithmetic.resampled(best) > arithmetic.resampled(rival)))
+        text += f"; {'surely' if ahead >= SURE else 'not surely'} ahead of {name}: in {ahead:.0%} of them"
+    return f"{text}."
+
+
 def findings(summary: Summary) -> list[str]:
     """The report in a few sentences, losses included."""
-    main = [sentence for each in summary.main for sentence in _main_findings(each)]
-    modes = dict.fromkeys(mode for mode, _ in summary.studies)
-    return [*main, *(sentence for mode in modes for sentence in of_studies(summary, mode)), *of_outputs(summary)]
+    found = [f"{one.place}: {one.who}: {one.much}. {one.on}. {one.sure}" for one in answers(summary)]
+    return [*found, *_slower(summary), *_best_points(summary), *_outputs(summary)]
 
 
-def of_studies(summary: Summary, mode: str) -> list[str]:
-    """Where the studies of a mode have their best points."""
-    return [
-        sentence
-        for (of_mode, name), points in summary.studies.items()
-        if of_mode == mode
-        for sentence in _study_findings(f"{words.study_words(name).title}, {words.mode_title(mode).lower()}", points)
-    ]
+def _slower(summary: Summary) -> Iterator[str]:
+    for each in summary.main:
+        slower = "; ".join(each.labels[method] for method in each.labels if each.speedups.get(method, 1.0) < 1)
+        if slower and each.speedups.max() > 1:
+            yield f"{words.mode_title(each.mode)}, slower than {each.labels[str(each.baseline)]}: {slower}."
 
 
-def of_outputs(summary: Summary) -> list[str]:
+def _best_points(summary: Summary) -> Iterator[str]:
+    """Where the studies have their best points."""
+    for (mode, name), points in summary.studies.items():
+        place = f"{words.study_words(name).title}, {words.mode_title(mode).lower()}"
+        for curve, known in curves(points).items():
+            known = known.dropna(subset=["decoding", "mat"]).set_index("point")
+            if len(known) > 1:
+                rates, mats = known["decoding"], known["mat"]
+                yield (
+                    f"{place}: {curve} is fastest at {rates.idxmax()} ({words.rate(rates.max())} tokens/s), "
+                    f"and most is accepted at {mats.idxmax()} (MAT {mats.max():.2f})."
+                )
+
+
+def _outputs(summary: Summary) -> Iterator[str]:
     """Whether outputs are plain decoding's, and how many runs failed."""
-    found = []
-    checked = sum(result.compared for result in summary.results)
-    different = sum(len(result.divergences) for result in summary.results)
+    identical = summary.rows["identical"].dropna()
+    different = int(identical.eq(False).sum())
     if different:
-        found.append(f"{different:,} of {checked:,} outputs that were compared differ from plain decoding's.")
-    elif checked:
-        found.append(f"All {checked:,} outputs that were compared are identical to plain decoding's.")
-    if failed := sum(len(result.failures) for result in summary.results):
-        found.append(f"{words.count(failed, 'run')} failed.")
-    return found
-
-
-def _main_findings(found: Comparison) -> Iterator[str]:
-    speeds = {each.label: each.speedup or 0.0 for each in found.raced}
-    if not speeds or found.baseline is None:
-        return
-    best = found.raced[0]
-    speedup = speeds[best.label]
-    against, won = found.baseline.label, speedup > 1
-    lead = f"{best.label} is fastest" if won else f"nothing is faster than {against}; next is {best.label}"
-    text = f"{words.mode_title(found.mode)}: {lead}, {speedup:.2f} times as fast"
-    if won:
-        text += f" as {against}"
-    if best.mat is not None:
-        text += f", with {best.mat:.2f} tokens a step"
-    if best.mat_without_loops is not None and f"{best.mat_without_loops:.2f}" != f"{best.mat:.2f}":
-        text += f" ({best.mat_without_loops:.2f} outside loops)"
-    if best.spread is not None and len(best.pairs) > 1:
-        text += f"; the prompts range from {best.spread.least:.2f} to {best.spread.most:.2f}"
-    yield f"{text}."
-    slower = "; ".join(label for label in (each.label for each in found.results) if speeds.get(label, 1.0) < 1)
-    if slower and won:
-        yield f"Slower than {against}: {slower}."
-
-
-def _study_findings(place: str, points: Sequence[Comparison]) -> Iterator[str]:
-    for curve, measured in curves(points).items():
-        rates = {point: result.decoding for point, result in measured if result.decoding is not None}
-        mats = {point: result.mat for point, result in measured if result.mat is not None}
-        if len(rates) > 1 and mats:
-            fastest, deepest = max(rates, key=lambda point: rates[point]), max(mats, key=lambda point: mats[point])
-            yield (
-                f"{place}: {curve} is fastest at {fastest} ({words.rate(rates[fastest])} tokens/s), "
-                f"and most is accepted at {deepest} (MAT {mats[deepest]:.2f})."
-            )
+        yield f"{different:,} of {len(identical):,} outputs that were compared differ from plain decoding's."
+    elif len(identical):
+        yield f"All {len(identical):,} outputs that were compared are identical to plain decoding's."
+    if failed := len(summary.rows) - len(finished(summary.rows)):
+        yield f"{words.count(failed, 'run')} failed."
 
 
 def warnings(summary: Summary) -> list[str]:
     """What a reader must know before believing the numbers."""
-    found = [*summary.notes, *_environments_differ(summary), *_settings_differ(summary)]
+    found = [*summary.notes, *_environments(summary)]
     for each in summary.comparisons:
-        if each.study is None and each.baseline is None:
-            found.append(f"{_place(each)}: no baseline was measured, so there are no speedups.")
-        found += _incomplete(each)
+        found += _conditions(each)
     for each in summary.main:
-        found += _repetitive(each)
+        found += _questions(each)
     found += _far_divergences(summary)
     if summary.main and {each.mode for each in summary.main} == {"generate"}:
         found.append("No replay was measured: `--replay` shows what methods gain on text that the model did not write.")
     return found
 
 
-def _place(found: Comparison) -> str:
-    name = words.mode_title(found.mode)
-    if found.study is not None:
-        name += f", study {found.study}" + (f" at {found.point}" if found.point is not None else "")
-    return name + (f" of {found.batch}" if found.mode == "batch" else "")
-
-
-def _environments_differ(summary: Summary) -> Iterator[str]:
+def _environments(summary: Summary) -> Iterator[str]:
     every = summary.environments
     keys = dict.fromkeys(key for each in every for key in each)
     values = {key: list(dict.fromkeys(str(each.get(key)) for each in every)) for key in keys}
@@ -110,25 +134,41 @@ def _environments_differ(summary: Summary) -> Iterator[str]:
         yield f"Rows come from {len(every)} environments ({named}). Times of different environments do not compare."
 
 
-def _settings_differ(summary: Summary) -> Iterator[str]:
-    for each in summary.comparisons:
-        rows = [row for result in each.results for row in result.rows]
-        for key in ("temperature", "max_new_tokens", "seed"):
-            values = sorted({str(row.get(key)) for row in rows})
-            if len(values) > 1:
-                yield f"{_place(each)}: rows differ in {key} ({', '.join(values)})."
-
-
-def _incomplete(found: Comparison) -> Iterator[str]:
-    counts = {each.label: len(each.rows) + len(each.failures) for each in found.results}
-    most = max(counts.values())
-    short = ", ".join(f"{label} ({count})" for label, count in counts.items() if count < most)
+def _conditions(found: Comparison) -> Iterator[str]:
+    """What differs between the rows of a comparison, and what is missing."""
+    place = words.mode_title(found.mode)
+    if found.study is not None:
+        place += f", study {found.study}" + (f" at {found.point}" if found.point is not None else "")
+    place += f" of {found.batch}" if found.mode == "batch" else ""
+    for key in ("temperature", "max_new_tokens", "seed"):
+        values = sorted({str(value) for value in found.rows[key]})
+        if len(values) > 1:
+            yield f"{place}: rows differ in {key} ({', '.join(values)})."
+    if found.study is None and found.baseline is None:
+        yield f"{place}: no baseline was measured, so there are no speedups."
+    counts = found.rows["method"].value_counts()
+    short = [f"{label} ({counts[method]})" for method, label in found.labels.items() if counts[method] < counts.max()]
     if short:
-        yield f"{_place(found)}: not every method has all {most} prompts yet: {short}. Their figures cover less."
+        yield (
+            f"{place}: not every method has all {counts.max()} prompts yet: {', '.join(short)}. Their figures cover "
+            "less."
+        )
 
 
-def _repetitive(found: Comparison) -> Iterator[str]:
-    share = max((each.repeated_4grams or 0.0 for each in found.results), default=0.0)
+def _questions(found: Comparison) -> Iterator[str]:
+    """Figures that do not mean what they seem to."""
+    odd = [
+        f"{found.labels[method]} ({speedup:.2f} times as fast, {found.figures['mat'][method]:.2f} tokens a step)"
+        for method, speedup in found.speedups.items()
+        if speedup > CHEAPER * max(1.0, found.figures["mat"][method])
+    ]
+    if odd:
+        yield (
+            f"{words.mode_title(found.mode)}: time and tokens a step disagree: {'; '.join(odd)}. Steps that cost less "
+            "than the baseline's, or other work on the machine, are no gain of drafting: see `--baseline plain` and "
+            "`--clock processor`."
+        )
+    share = found.figures["repeated_4grams"].max()
     if found.mode == "generate" and share > REPETITIVE:
         yield (
             f"Up to {share:.0%} of the 4-grams of the generated text are repetitions. This flatters every method that "
@@ -137,12 +177,12 @@ def _repetitive(found: Comparison) -> Iterator[str]:
 
 
 def _far_divergences(summary: Summary) -> Iterator[str]:
-    every = [row for result in summary.results for row in result.divergences]
-    far = [row for row in every if row["environment"].get("dtype") == "float32" and arithmetic.margin(row) > CLOSE]
-    if far:
-        names = ", ".join(dict.fromkeys(row["label"] for row in far))
+    far = summary.rows[summary.rows["margin"] > CLOSE]
+    exact = far["environment"].map(lambda known: known.get("dtype") == "float32").astype(bool)
+    far = far[exact].sort_values("margin")
+    if len(far):
         yield (
             f"{words.count(len(far), 'output')} in float32 {'differs' if len(far) == 1 else 'differ'} from plain "
-            f"decoding's by more than rounding explains (margin above {CLOSE:g}): {names}. "
-            "This is a mistake of the method: report it."
+            f"decoding's by more than rounding explains (margin above {CLOSE:g}): {', '.join(far['label'].unique())}; "
+            f"most on {far['prompt'].iloc[-1]}. This is a mistake of the method: report it."
         )

@@ -3,235 +3,166 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import compress
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+
+from ..row_format import HINDSIGHT
 from . import arithmetic, words
-from .summary import Comparison, Result, Summary
+from .summary import Comparison, Summary
 from .table import NONE, Cell, Table
 
-_two, _three = "{:.2f}".format, "{:.3f}".format
-_Column = tuple[str, Callable[[Result], float | None], Callable[[float], str]]
-"""A column's head, its figure, and the figure's form."""
+_COLUMNS = {
+    "drafted": ("drafted", "{:.1f}"),
+    "MAT": ("mat", "{:.2f}"),
+    "MAT without loops": ("mat_without_loops", "{:.2f}"),
+    "discard rate": ("discard_rate", "{:.3f}"),
+    "verification rate": ("verification_rate", "{:.3f}"),
+    "repeated": ("repeated_4grams", "{:.1%}"),
+    "tokens/s": ("decoding", "{:,.1f}"),
+    "whole call": ("whole_call", "{:,.1f}"),
+    "largest margin": ("largest_margin", "{:.2g}"),
+    "failed": ("failures", "{:.0f}"),
+    "overhead": ("overhead", "{:.0%}"),
+}
+"""Heads of columns, with the figure below each and its form; other heads are those of figures with two digits."""
 
 
-def overview_table(summary: Summary) -> Table | None:
-    """Every method, the fastest first: speedup and MAT on each kind of text."""
-    compared = [each for each in summary.main if each.baseline is not None]
-    if not compared:
-        return None
-    by_mode = [{result.method: result for result in each.results} for each in compared]
-    speeds = {method: [getattr(known.get(method), "speedup", None) for known in by_mode] for method in summary.methods}
-    shown = sorted((method for method in speeds if any(speeds[method])), key=lambda method: -(speeds[method][0] or 0.0))
-    best = [max((result.speedup or 0.0 for result in each.raced), default=0.0) for each in compared]
-    rows = []
-    for method in shown:
-        cells = [Cell(summary.methods[method])]
-        for place, known in enumerate(by_mode):
-            result, speed = known.get(method), speeds[method][place]
-            between = arithmetic.interval(result.pairs) if result is not None and not result.is_baseline else None
-            cells += [
-                Cell(_text(speed, _two), best=speed is not None and speed == best[place]),
-                Cell(NONE if between is None else f"{between[0]:.2f} to {between[1]:.2f}"),
-                Cell(_text(None if result is None else result.mat, _two)),
+def _table(
+    title: str,
+    figures: pd.DataFrame,
+    heads: Sequence[str],
+    note: str,
+    names: Mapping[str, str] | None = None,
+    best: Sequence[str] = (),
+) -> Table:
+    """A line for each line of figures: columns of `names`, a head and what stands below it, then those of `heads` that
+    say anything. The largest figure of the columns in `best` is marked, that of an oracle aside.
+    """
+    names = names or {"method": "label"}
+    no_bound = [not str(method).startswith(HINDSIGHT) for method in figures.index]
+    cells = {head: [Cell(str(text)) for text in figures[name]] for head, name in names.items()}
+    for head in heads:
+        name, form = _COLUMNS.get(head, (head, "{:.2f}"))
+        if head == "identical":
+            cells[head] = [_identical(line) for line in figures.itertuples()]
+        elif not is_numeric_dtype(figures[name]):
+            cells[head] = [Cell(NONE if pd.isna(text) else text) for text in figures[name]]
+        else:
+            most = figures[name][no_bound].max() if head in best and len(figures) > 1 else None
+            cells[head] = [
+                Cell(NONE if pd.isna(value) else form.format(value), value == most, head == "failed" and value > 0)
+                for value in figures[name]
             ]
-        rows.append(cells)
-    heads = [head for each in compared for head in (words.mode_title(each.mode).lower(), "middle 95%", "MAT")]
-    against = " and ".join(dict.fromkeys(each.baseline.label for each in compared if each.baseline is not None))
+    said = {head: column for head, column in cells.items() if {cell.text for cell in column} - {NONE, "0"}}
+    rows = [list(row) for row in zip(*said.values(), strict=True)]
+    return Table(title, list(said), rows, note, frozenset(range(len(names))))
+
+
+def _identical(figures: pd.Series) -> Cell:
+    if not figures.compared:
+        return Cell(NONE)
+    return Cell(f"{figures.identical} of {figures.compared}", alarm=figures.identical < figures.compared)
+
+
+def speedup_table(found: Comparison, clock: str = "wall") -> Table:
+    """Speedup by category and over all, the fastest first, MAT, and tokens/s, as in the paper's table 1."""
+    against = f"over {found.labels[found.baseline]}" if found.baseline else "not known: no baseline was measured"
     note = (
-        f"Times as fast as {against}, whole calls; the middle 95% of that over prompts drawn anew; and MAT, tokens a "
-        "step. Bold: the fastest."
+        f"Speedup {against}, whole calls, {words.clock_words(clock)}; the middle 95% is that of all prompts drawn "
+        f"anew. Tokens/s of {words.timed(clock)}. The best of a column is marked; an oracle is a bound, never the best."
     )
-    if any(result.hindsight for each in compared for result in each.results):
-        note += " An oracle knows what will be accepted: it is a bound."
-    return Table("All methods", ["method", *heads], rows, note, spare=frozenset(range(2, len(heads) + 1, 3)))
+    categories = _by_category(found, "speedup") if len(found.categories) > 1 else pd.DataFrame(index=list(found.labels))
+    between = {method: arithmetic.interval(found.pairs_of(method)) for method in found.speedups.index}
+    texts = [f"{each[0]:.2f} to {each[1]:.2f}" if (each := between.get(method)) else None for method in found.labels]
+    figures = found.figures.join(categories).assign(**{"middle 95%": pd.Series(texts, found.figures.index)})
+    figures = figures.sort_values("speedup", ascending=False, kind="stable")
+    heads = [*categories, "speedup", "middle 95%", "MAT", "tokens/s"]
+    return _table("Speedup", figures, heads, note, best=heads)
 
 
-def speedup_table(found: Comparison) -> Table:
-    """Speedup by category and over all, MAT, and tokens/s, as in the paper's table 1."""
-    several = found.categories if len(found.categories) > 1 else []
-    columns: list[_Column] = [(words.heading(name), _of_category(name, "speedup"), _two) for name in several]
-    columns += [("speedup", attrgetter("speedup"), _two), ("MAT", attrgetter("mat"), _two)]
-    columns.append(("tokens/s", attrgetter("decoding"), words.rate))
-    against = f"over {found.baseline.label}" if found.baseline else "not known: no baseline was measured"
-    note = f"Speedup {against}, whole calls; the best of a column in bold. Tokens/s of decoding."
-    return _figures("Speedup", found.results, columns, note)
+def category_table(found: Comparison, title: str, figure: str) -> Table:
+    """One of `arithmetic.FIGURES` of every method, by kind of text and over all."""
+    figures = _by_category(found, figure).assign(all=found.figures[figure], label=found.figures["label"])
+    heads = [*figures.drop(columns="label")]
+    return _table(title, figures, heads, "The best of a column is marked.", best=heads)
+
+
+def _by_category(found: Comparison, figure: str) -> pd.DataFrame:
+    """A figure by method, a column for each category under its heading."""
+    every = found.by_category[figure].unstack("category").reindex(index=list(found.labels), columns=found.categories)
+    return every.rename(columns=words.heading)
 
 
 def output_table(found: Comparison) -> Table:
     """What stands behind the speedup: loops, spread, whole calls, identity, failures."""
-    columns = ["MAT without loops", "repeated", "whole call", "speedup quartiles", "identical", "largest margin"]
-    columns.append("failed")
-    return Table(
-        "Behind the speedup",
-        ["method", *columns],
-        [[Cell(each.label), *(_COLUMNS[column](each) for column in columns)] for each in found.results],
-        "Repeated: 4-grams that stood in the same output before. Whole call: tokens/s, the prompt included. "
-        "Quartiles: lower, median and upper, of the speedups prompt by prompt. Identical: to plain decoding; margin: "
-        "of the logits where an output first differs.",
-    )
-
-
-def category_table(found: Comparison, title: str, figure: str, note: str = "") -> Table:
-    """One figure of every method by category; `figure` is an attribute of `Result`."""
-    form = _two if figure.startswith("mat") else words.rate
-    columns = [(words.heading(name), _of_category(name, figure), form) for name in found.categories]
-    return _figures(title, found.results, [*columns, ("all", attrgetter(figure), form)], note)
-
-
-def parts_table(results: Sequence[Result], labels: Sequence[str] | None = None) -> Table | None:
-    """Milliseconds of each part of a step."""
-    labels = labels or [each.label for each in results]
-    timed = [(label, each.parts) for label, each in zip(labels, results, strict=True) if each.parts]
-    if not timed:
-        return None
-    names = list(dict.fromkeys(part for _, parts in timed for part in parts))
-    rows = []
-    for label, parts in timed:
-        seconds = [*(parts.get(part) for part in names), sum(parts.values())]
-        overhead = _text(arithmetic.overhead(parts), _percent)
-        rows.append([Cell(label), *(Cell(_text(each, _milliseconds)) for each in seconds), Cell(overhead)])
-    return Table(
-        "Time per part of a step",
-        ["method", *names, "step", "overhead"],
-        rows,
-        "Milliseconds a step. Overhead: time outside the model's forward pass, as a share of the forward pass.",
-    )
-
-
-def points_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
-    """A line for each method at each point of a study, or at each size of a batch."""
-    columns = ["drafted", "MAT", "MAT without loops", "tokens/s", "whole call", "speedup", "identical", "failed"]
-    note = "Drafted: mean nodes of a step, the root left out. Tokens/s of decoding, and of the whole call."
-    known = any(not result.is_baseline and result.speedup is not None for each in points for result in each.results)
-    table = _by_point(points, title, axis, columns, note)
-    # Columns after the names in which no row says anything are left out.
-    unused = {NONE, "0"} if known else {NONE, "0", "1.00"}
-    texts = [{row[place].text for row in table.rows} for place in range(len(table.columns))]
-    kept = [place < 2 or not found <= unused for place, found in enumerate(texts)]
-    rows = [list(compress(row, kept)) for row in table.rows]
-    return replace(table, columns=list(compress(table.columns, kept)), rows=rows)
-
-
-def rates_table(points: Sequence[Comparison], title: str, axis: str) -> Table:
-    """A line for each method at each point of a study of when to stop drafting (SpecDec++, figure 4)."""
-    columns = ["drafted", "discard rate", "verification rate", "MAT", "tokens/s", "speedup", "identical", "failed"]
+    quartiles = found.figures[["lower", "median", "upper"]].map("{:.2f}".format).agg(" ".join, axis=1)
+    figures = found.figures.assign(quartiles=quartiles.where(found.figures["median"].notna()))
+    heads = ["MAT without loops", "repeated", "whole call", "quartiles", "identical", "largest margin", "failed"]
     note = (
-        "Drafted: mean tokens of a step. Discard rate: drafted tokens that were not accepted, an emitted token. "
-        "Verification rate: forward passes of the target, an emitted token. Less is better for both."
+        "Repeated: 4-grams that stood in the same output before. Whole call: tokens/s, the prompt included. Quartiles: "
+        "lower, median and upper, of the speedups prompt by prompt. Identical: to plain decoding; margin: of the "
+        "logits where an output first differs."
     )
-    return _by_point(points, title, axis, columns, note)
+    return _table("Behind the speedup", figures, heads, note)
 
 
-def _by_point(points: Sequence[Comparison], title: str, axis: str, columns: list[str], note: str) -> Table:
-    rows = []
-    for each in points:
-        point = str(each.batch) if each.mode == "batch" else each.point or NONE
-        for result in each.results:
-            rows.append([Cell(point), Cell(result.label), *(_COLUMNS[column](result) for column in columns)])
-    return Table(title, [axis, "method", *columns], rows, note, frozenset({1}))
-
-
-def divergence_table(summary: Summary, most: int = 20) -> Table | None:
-    """Outputs that differ from plain decoding's, the largest margins first."""
-    every = [row for result in summary.results for row in result.divergences]
-    every.sort(key=lambda row: -arithmetic.margin(row))
-    if not every:
+def parts_table(found: Sequence[Comparison]) -> Table | None:
+    """Milliseconds of each part of a step."""
+    parts = 1000 * pd.concat([each.parts for each in found])
+    if parts.empty:
         return None
-    rows = []
-    for row in every[:most]:
-        conditions = (row["mode"], row["study"], row["point"], row["batch"] if row["mode"] == "batch" else None)
-        run = " ".join(str(each) for each in conditions if each is not None)
-        found = [(row["divergence"] or {}).get(key, NONE) for key in ("turn", "place", "expected", "got")]
-        values = [row["label"], run, row["prompt"], *found, _logits(arithmetic.margin(row))]
-        rows.append([Cell(str(value)) for value in values])
-    more = f" {len(every) - most} more are in rows.jsonl." if len(every) > most else ""
-    return Table(
-        "Outputs that differ",
-        ["method", "run", "prompt", "turn", "place", "expected", "got", "margin"],
-        rows,
-        f"Where an output first differs from plain decoding's: token ids, and the difference of their logits.{more}",
-        frozenset({0, 1, 2}),
+    step = parts.sum(axis=1)
+    labels = [each.labels[method] for each in found for method in each.parts.index]
+    overhead = step / parts["forward"] - 1 if "forward" in parts else None
+    note = "Milliseconds a step. Overhead: time outside the model's forward pass, as a share of the forward pass."
+    return _table(
+        "Time per part of a step",
+        parts.assign(step=step, overhead=overhead, label=labels),
+        [*parts, "step", *(["overhead"] if overhead is not None else [])],
+        note,
     )
+
+
+def points_table(
+    points: Sequence[Comparison], title: str, axis: str, clock: str = "wall", rates: bool = False
+) -> Table:
+    """A line for each method at each point of a study, or at each size of a batch; with `rates` as in SpecDec++, figure
+    4: what is discarded and verified.
+    """
+    figures = pd.concat(
+        [each.figures.assign(point=str(each.batch) if each.mode == "batch" else each.point or NONE) for each in points]
+    )
+    heads = [
+        "drafted",
+        *(["discard rate", "verification rate"] if rates else []),
+        "MAT",
+        "MAT without loops",
+        "tokens/s",
+    ]
+    heads += ["whole call", *(["speedup"] if any(len(each.speedups) for each in points) else []), "identical", "failed"]
+    note = f"Drafted: mean nodes of a step, the root left out. Tokens/s of {words.timed(clock)}, and of the whole call."
+    if rates:
+        note += (
+            " Discard rate: drafted tokens that were not accepted, an emitted token. Verification rate: forward passes "
+            "of the target, an emitted token. Less is better for both."
+        )
+    return _table(title, figures, heads, note, {axis: "point", "method": "label"})
 
 
 def failure_table(summary: Summary) -> Table | None:
     """Failures by message, the most frequent first."""
-    every = [row for result in summary.results for row in result.failures]
-    if not every:
+    every = summary.rows[summary.rows["failure"].notna()]
+    if every.empty:
         return None
-    alike = arithmetic.grouped(every, lambda row: re.sub(r"\d+", "#", row["failure"]))
-    rows = []
-    for failed in sorted(alike.values(), key=len, reverse=True):
-        methods = ", ".join(dict.fromkeys(row["label"] for row in failed))
-        prompts = len({row["prompt"] for row in failed})
-        rows.append([Cell(failed[0]["failure"]), Cell(methods), Cell(str(prompts)), Cell(str(len(failed)))])
-    columns = ["failure", "methods", "prompts", "runs"]
-    return Table("Failures", columns, rows, "Failures alike but for numbers stand in one line.", frozenset({0, 1}))
-
-
-def _figures(title: str, results: Sequence[Result], columns: Sequence[_Column], note: str) -> Table:
-    """A line for each method; the best figure of a column is marked where there is a choice."""
-    rows = [[Cell(each.label)] for each in results]
-    for _, figure, form in columns:
-        values = [figure(each) for each in results]
-        best = max((value for value in values if value is not None), default=None)
-        for row, value in zip(rows, values, strict=True):
-            row.append(Cell(_text(value, form), best=len(results) > 1 and value is not None and value == best))
-    return Table(title, ["method", *(head for head, _, _ in columns)], rows, note)
-
-
-def _of_category(category: str, figure: str) -> Callable[[Result], float | None]:
-    return lambda result: getattr(result.of(category), figure)
-
-
-def _text(value: float | None, form: Callable[[float], str]) -> str:
-    return NONE if value is None else form(value)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3f}" if seconds < 0.01 else f"{1000 * seconds:.1f}"
-
-
-def _logits(value: float) -> str:
-    return "unknown" if value == float("inf") else f"{value:.2g}"
-
-
-def _quartiles(result: Result) -> str:
-    found = result.spread
-    if found is None or result.is_baseline:
-        return NONE
-    return f"{found.lower:.2f} {found.median:.2f} {found.upper:.2f}"
-
-
-def _identical(result: Result) -> Cell:
-    if not result.compared:
-        return Cell(NONE)
-    same = result.compared - len(result.divergences)
-    return Cell(f"{same} of {result.compared}", alarm=same < result.compared)
-
-
-_COLUMNS: dict[str, Callable[[Result], Cell]] = {
-    "drafted": lambda result: Cell(NONE if result.nodes is None else f"{result.nodes - 1:.1f}"),
-    "MAT": lambda result: Cell(_text(result.mat, _two)),
-    "MAT without loops": lambda result: Cell(_text(result.mat_without_loops, _two)),
-    "discard rate": lambda result: Cell(_text(result.discard_rate, _three)),
-    "verification rate": lambda result: Cell(_text(result.verification_rate, _three)),
-    "repeated": lambda result: Cell(_text(result.repeated_4grams, _percent)),
-    "tokens/s": lambda result: Cell(_text(result.decoding, words.rate)),
-    "whole call": lambda result: Cell(_text(result.whole_call, words.rate)),
-    "speedup": lambda result: Cell(_text(result.speedup, _two)),
-    "speedup quartiles": lambda result: Cell(_quartiles(result)),
-    "identical": _identical,
-    "largest margin": lambda result: Cell(
-        _logits(arithmetic.margin(result.divergences[0])) if result.divergences else NONE
-    ),
-    "failed": lambda result: Cell(str(len(result.failures)), alarm=bool(result.failures)),
-}
-"""What stands under a head."""
+    alike = every.groupby(every["failure"].map(lambda text: re.sub(r"\d+", "#", text)), sort=False)
+    found = alike.agg(
+        message=("failure", "first"),
+        labels=("label", lambda labels: ", ".join(labels.unique())),
+        prompts=("prompt", "nunique"),
+        failures=("failure", "size"),
+    )
+    found = found.sort_values("failures", ascending=False, kind="stable").assign(prompts=found["prompts"].map(str))
+    names = {"failure": "message", "methods": "labels"}
+    return _table("Failures", found, ["prompts", "failed"], "Failures alike but for numbers stand in one line.", names)

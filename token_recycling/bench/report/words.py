@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..row_format import STOPPING
+from ..row_format import CLOCKS, STOPPING
 from . import arithmetic
 from .summary import Summary
 
@@ -20,7 +20,6 @@ _HEADINGS = {
     "mbpp": "MBPP",
 }
 """As in the paper's table 1."""
-_SOFTWARE = ("python", "torch", "transformers", "token_recycling", "commit")
 
 
 class StudyWords(NamedTuple):
@@ -39,13 +38,9 @@ _STUDIES = {
     "hot": StudyWords("Hot and cold start", "start", "Hot: what was learned is kept from prompt to prompt. Cold: not."),
     "parts": StudyWords("Time per part of a step", "part", "Where the time of a step goes."),
     "k": StudyWords("Candidates kept", "k", "How many candidates are kept after every token."),
-    "temperature": StudyWords("Temperature", "temperature", "From greedy decoding to sampling."),
-    STOPPING: StudyWords(
-        "When to stop drafting",
-        "draft",
-        "A draft model at fixed lengths, stopped by a learned head at thresholds h, and by an oracle.",
-    ),
+    STOPPING: StudyWords("When to stop drafting", "draft", "Fixed lengths, thresholds h of a learned head, an oracle."),
 }
+"""Of studies whose name does not say enough."""
 _MODES = {"generate": "Generated text", "replay": "Replayed text", "batch": "Batches"}
 ABOUT = {
     "generate": "The model's own output. Where it repeats itself, methods that look back gain more than on other text.",
@@ -62,7 +57,7 @@ def heading(category: str) -> str:
 
 
 def study_words(name: str) -> StudyWords:
-    """The words of a study; of one that is not known its own name."""
+    """The words of a study; its own name if it is not known."""
     return _STUDIES.get(name, StudyWords(name.replace("_", " ").capitalize(), name.replace("_", " "), ""))
 
 
@@ -71,79 +66,73 @@ def mode_title(mode: str) -> str:
     return _MODES.get(mode, mode.capitalize())
 
 
+def clock_words(clock: str) -> str:
+    """What times were measured with."""
+    return "by processor time" if clock == "processor" else "by elapsed time"
+
+
+def timed(clock: str) -> str:
+    """What tokens/s are of: processor time is known of whole calls alone."""
+    return "decoding" if clock == "wall" else "whole calls"
+
+
 def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
     """An environment as names and texts; unknown values are left out."""
-    size = known.get("parameters")
-    fingerprint, cores, threads = (known.get(name) for name in ("model_fingerprint", "cores", "threads"))
+    known = {"accelerator": "none", **{key: value for key, value in known.items() if value is not None}}
+    size = f"{known['parameters'] / 1e6:,.3g} million parameters" if "parameters" in known else ""
     parts: dict[str, list[Any]] = {
-        "model": [
-            known.get("model"),
-            size and f"{_short(size)} parameters",
-            known.get("dtype"),
-            fingerprint and f"fingerprint {fingerprint}",
-        ],
-        "machine": [
-            known.get("cpu") or known.get("machine"),
-            cores and count(cores, "core"),
-            threads and count(threads, "thread"),
-            known.get("accelerator") or "no accelerator",
-        ],
-        "software": [f"{name.replace('_', '-')} {known[name]}" for name in _SOFTWARE if known.get(name)],
+        "model": [known.get("model"), size, known.get("dtype"), known.get("model_fingerprint")],
+        "machine": [known.get("cpu", known.get("machine")), *(_named(known, "cores", "threads", "accelerator"))],
+        "software": _named(known, "python", "torch", "transformers", "token_recycling", "commit"),
     }
-    return [(name, ", ".join(str(part) for part in said if part)) for name, said in parts.items()]
+    return [(name, ", ".join(str(text) for text in texts if text)) for name, texts in parts.items()]
+
+
+def _named(known: dict[str, Any], *names: str) -> list[str]:
+    return [f"{name.replace('_', '-')} {known[name]}" for name in names if name in known]
 
 
 def title(summary: Summary) -> str:
-    """What a report is called."""
+    """The heading of a report; it names a clock that is not the usual one."""
     models = dict.fromkeys(str(each.get("model")) for each in summary.environments)
-    return f"Decoding methods on {' and '.join(models)}"
-
-
-def where(summary: Summary) -> str:
-    """Model, machine and date in one line, as far as all rows agree; how many environments there are if they differ."""
-    said = [dict(environment(known)) for known in summary.environments]
-    several = f"{len(said)} environments" if len(said) > 1 else ""
-    model, machine = ({each[name].partition(", fingerprint")[0] for each in said} for name in ("model", "machine"))
-    agreed = ["".join(found) if len(found) == 1 else "" for found in (model, machine)]
-    return " · ".join(part for part in (*agreed, several, dict(settings(summary)).get("date")) if part)
+    clock = "" if summary.clock == "wall" else f", {clock_words(summary.clock)}"
+    return f"Decoding methods on {' and '.join(models)}{clock}"
 
 
 def settings(summary: Summary) -> list[tuple[str, str]]:
     """The settings of the run, as names and texts."""
-    main = [row for each in summary.main for result in each.results for row in result.rows] or summary.rows
-    finished = arithmetic.finished(summary.rows)
+    rows = summary.rows
+    main = rows[rows["study"].isna() & (rows["mode"] != "batch")]
+    main = main if len(main) else rows
     # The prompts of a row are several in that of a batch.
-    names = [row["prompt"].split("+") if row["batch"] > 1 else [row["prompt"]] for row in main]
-    prompts = dict.fromkeys(itertools.chain(*names))
-    sets = Counter(name.rpartition("/")[0] for name in prompts)
-    repeats = sorted({len(row["total_seconds"]) for row in finished})
-    apart = arithmetic.repeat_spread(finished)
-    spread = "" if apart is None else f"; slowest and fastest of a prompt lie {apart:.1%} apart (median)"
-    temperatures = sorted({row.get("temperature") or 0.0 for row in main})
-    dates = sorted({str(row["environment"].get("date", ""))[:10] for row in summary.rows} - {""})
-    lengths = sorted({row["max_new_tokens"] for row in main if row.get("max_new_tokens")})
-    seeds = sorted({row["seed"] for row in main if row.get("seed") is not None})
-    lines = [
-        ("date", " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""),
-        ("prompts", ", ".join(f"{count} of {name}" if name else str(count) for name, count in sets.items())),
-        ("decoding", ", ".join("greedy" if not each else f"sampled at temperature {each:g}" for each in temperatures)),
-        ("seed", ", ".join(map(str, seeds))),
-        ("new tokens", "at most " + " or ".join(map(str, lengths)) if lengths else ""),
-        ("repeats", " or ".join(map(str, repeats)) + spread),
-    ]
-    return [line for line in lines if line[1]]
+    names = [name for row in main.itertuples() for name in (row.prompt.split("+") if row.batch > 1 else [row.prompt])]
+    sets = Counter(name.rpartition("/")[0] for name in dict.fromkeys(names))
+    times = arithmetic.finished(rows)[CLOCKS[summary.clock][1]]
+    apart = arithmetic.repeat_spread(times)
+    dates = sorted({str(known.get("date", ""))[:10] for known in rows["environment"]} - {""})
+    temperatures = sorted(set(main["temperature"].astype(float).fillna(0.0)))
+    lines = {
+        "date": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "",
+        "prompts": ", ".join(f"{number} of {name}" if name else str(number) for name, number in sets.items()),
+        "decoding": ", ".join(f"sampled at temperature {each:g}" if each else "greedy" for each in temperatures),
+        "seed": _listed(main["seed"]),
+        "most new tokens": _listed(main["max_new_tokens"]),
+        "time": clock_words(summary.clock),
+        "repeats": _listed(times.map(len)),
+        "spread of repeats": "" if apart is None else f"{apart:.1%} of the median, slowest less fastest",
+    }
+    return [(name, text) for name, text in lines.items() if text]
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, sorted({value for value in values if value is not None and value == value})))
 
 
 HOW = (
-    "MAT is the mean number of tokens a step, the model's own token included: all tokens by all steps of the prompts "
-    "together. Without loops: the same outside looping stretches of the output.",
-    "Tokens/s: all tokens by the time of all prompts, of each prompt the median of its repeats; once for decoding "
-    "alone, once for the whole call with the prompt's forward pass.",
-    "Speedup: the baseline's time per token by the method's, whole call, over the prompts that both finished. "
-    "Quartiles are those of the speedups prompt by prompt.",
-    "Repeated 4-grams: share of the 4-grams that stood in the same output before.",
-    "Identical: outputs equal to plain decoding's, token by token. Margin: the difference of the two logits where "
-    "an output first differs.",
+    "MAT: tokens a step, the model's own included; all tokens by all steps of the prompts together. Without loops: the "
+    "same outside looping stretches of the output.",
+    "Tokens/s: all tokens by the time of all prompts, of each prompt the median of its repeats. Speedup: the "
+    "baseline's time per token by the method's, whole call, over the prompts that both finished.",
     "Methods took turns on every prompt, after a warm-up on prompts that are not measured. Failed runs are counted, "
     "and left out of the other figures.",
 )
@@ -157,10 +146,3 @@ def count(number: int, thing: str) -> str:
 def rate(value: float) -> str:
     """Tokens per second."""
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _short(number: int) -> str:
-    for size, name in ((1e9, "billion"), (1e6, "million")):
-        if number >= size:
-            return f"{number / size:.3g} {name}"
-    return f"{number:,}"

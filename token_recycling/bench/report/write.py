@@ -1,95 +1,173 @@
 """A report of what was measured, from `rows.jsonl` alone: in the terminal, as Markdown, and as one HTML page.
 
-`write(folder)` makes `report.md`, `report.html` and the files of `plots/`. The same rows give the same
-files, byte by byte.
+`write(folder)` makes `report.md`, `report.html` and the files of `plots/`. The same rows give the same files, byte by
+byte.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jinja2
+from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
-from ..._util.extras import lacking
+from ..row_format import STOPPING
 from . import findings, tables, words
+from .elsewhere import elsewhere_table, reckoned
+from .plots import methods, studies
+from .plots.style import Plot
 from .reading import read
-from .sections import Section, sections_of
-from .summary import Summary
-from .table import as_markdown, as_rich, escaped
+from .summary import Comparison, Summary
+from .table import Table, as_markdown, as_text, escaped
 
 
-def write(folder: Path, console: Console | None = None, baseline: str | None = None) -> list[Path]:
-    """Writes the report of a folder of measurements into it; with a console, prints the tables there first.
+@dataclass
+class Section:
+    """A part of a report: what was measured in one way."""
+
+    title: str
+    text: str = ""
+    tables: list[Table] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
+
+
+def write(
+    folder: Path,
+    console: Console | None = None,
+    baseline: str | None = None,
+    clock: str = "wall",
+    elsewhere: bool = False,
+) -> list[Path]:
+    """Write the report of a folder of measurements into it; with a console, print the tables there first.
 
     `baseline` is the method that speedups refer to; otherwise transformers' `generate`, or plain decoding where that
-    was not measured. Returns the files written. Raises ValueError for a folder without measurements, and where
-    matplotlib is missing.
+    was not measured. `clock` is "wall" or "processor". With `elsewhere` there is a table of what to expect on other
+    machines. Returns the files written. Raises ValueError for a folder without measurements.
     """
-    summary = read(folder, baseline)
+    summary = read(folder, baseline, clock)
+    sections = sections_of(summary, elsewhere)
     if console is not None:
-        print_table(summary, console)
-    if missing := lacking("bench", "matplotlib", "jinja2"):
-        raise ValueError(f"writing a report {missing}")
-    from . import page, plots
-
-    sections = sections_of(summary, plots)
+        _print(summary, sections, console)
     drawn = folder / "plots"
     drawn.mkdir(exist_ok=True)
-    files = [plot.save(drawn) for section in sections for plot in section.plots]
-    for name, text in (("report.md", markdown(summary, sections)), ("report.html", page.html(summary, sections))):
-        files.append(folder / name)
-        files[-1].write_text(text, encoding="utf-8")
-    return files
+    written = [plot.save(drawn) for section in sections for plot in section.plots]
+    for name, text in (("report.md", markdown(summary, sections)), ("report.html", html(summary, sections))):
+        written.append(folder / name)
+        written[-1].write_text(text, encoding="utf-8")
+    return written
 
 
-def print_table(summary: Summary | Path, console: Console) -> None:
-    """The findings, the tables and the warnings for a terminal."""
-    if isinstance(summary, Path):
-        summary = read(summary)
-    for section in sections_of(summary):
-        console.print(Text(section.title, "bold"))
-        if section.text:
-            console.print(Text(section.text, "dim"))
-        console.print()
-        for table in section.tables:
-            for shown in as_rich(table, console.width):
-                console.print(shown, "")
-            if table.note:
-                console.print(Text(f"{table.note}\n", "dim"))
-    for line in findings.findings(summary):
-        console.print(Text(line))
-    for line in findings.warnings(summary):
-        console.print(Text.assemble(("careful: ", "bold yellow"), line))
-
-
-def as_dict(summary: Summary) -> dict[str, Any]:
+def as_dict(summary: Summary, elsewhere: bool = False) -> dict[str, Any]:
     """Every figure as a plain value, for JSON."""
-    return {
+    found = {
         "environments": summary.environments,
         "settings": dict(words.settings(summary)),
         "findings": findings.findings(summary),
         "warnings": findings.warnings(summary),
         "comparisons": [each.as_dict() for each in summary.comparisons],
     }
+    if elsewhere:
+        found["elsewhere"] = {each.mode: reckoned(each).to_dict("records") for each in summary.main}
+    return found
+
+
+def sections_of(summary: Summary, elsewhere: bool = False) -> list[Section]:
+    """All parts of a report."""
+    found = [_of_methods(each, summary, elsewhere) for each in summary.main]
+    if summary.batches:
+        table = tables.points_table(summary.batches, "Batches by size", "texts at once", summary.clock)
+        found.append(
+            Section(
+                words.mode_title("batch"),
+                words.ABOUT["batch"],
+                [table],
+                studies.draw_batches(summary.batches, summary.methods),
+            )
+        )
+    for mode in dict.fromkeys(mode for mode, _ in summary.studies):
+        found.append(_of_studies(summary, mode))
+    if (failures := tables.failure_table(summary)) is not None:
+        found.append(Section("What went wrong", tables=[failures]))
+    return found
+
+
+def _of_methods(found: Comparison, summary: Summary, elsewhere: bool) -> Section:
+    section = Section(words.mode_title(found.mode), words.ABOUT.get(found.mode, ""))
+    section.tables = [tables.speedup_table(found, summary.clock), tables.output_table(found)]
+    if len(found.categories) > 1:
+        section.tables.append(tables.category_table(found, "Tokens a step by kind of text", "mat"))
+    more = [elsewhere_table(found) if elsewhere else None, tables.parts_table([found])]
+    section.tables += [table for table in more if table is not None]
+    section.plots = methods.draw(found, summary.methods)
+    return section
+
+
+def _of_studies(summary: Summary, mode: str) -> Section:
+    section = Section(f"Studies: {words.mode_title(mode).lower()}", "One setting changes, everything else stays.")
+    found = {name: points for (of_mode, name), points in summary.studies.items() if of_mode == mode}
+    for name, points in found.items():
+        said, timed = words.study_words(name), tables.parts_table(points) if name == "parts" else None
+        section.tables.append(
+            timed or tables.points_table(points, said.title, said.axis, summary.clock, name == STOPPING)
+        )
+    section.plots = studies.draw(found, mode, summary.methods)
+    return section
+
+
+def _print(summary: Summary, sections: list[Section], console: Console) -> None:
+    """Tables, findings and warnings for a terminal."""
+    console.print(Text(f"{words.title(summary)}\n", "bold"))
+    for section in sections:
+        console.print(Text(section.title, "bold"), Text(section.text, "dim"), "", sep="\n")
+        for table in section.tables:
+            # A table is as wide as the terminal at most, but for names that are wider alone.
+            console.print(Text(f"{table.title}\n{as_text(table, console.width)}"), soft_wrap=True)
+            console.print(Text(f"{table.note}\n", "dim"))
+    for line in findings.findings(summary):
+        console.print(Text(line))
+    for line in findings.warnings(summary):
+        console.print(Text.assemble(("careful: ", "bold yellow"), line))
 
 
 def markdown(summary: Summary, sections: list[Section]) -> str:
     """The report as Markdown, with links to the files of the plots."""
-    lines = [f"# {escaped(words.title(summary))}", ""]
-    lines += [f"- {escaped(line)}" for line in findings.findings(summary)]
+    lines = [f"# {escaped(words.title(summary))}", "", *(f"- {escaped(line)}" for line in findings.findings(summary))]
     if found := findings.warnings(summary):
         lines += ["", "**To be careful about**", "", *(f"- {escaped(line)}" for line in found)]
-    if (overview := tables.overview_table(summary)) is not None:
-        lines += ["", f"## {overview.title}", "", as_markdown(overview)]
     for section in sections:
         lines += ["", f"## {section.title}", *(["", section.text] if section.text else [])]
-        for table in section.tables + section.details:
+        for table in section.tables:
             lines += ["", f"### {table.title}", "", as_markdown(table)]
         for plot in section.plots:
             lines += ["", f"### {plot.title}", "", escaped(plot.caption), "", f"![{plot.title}](plots/{plot.name}.svg)"]
     lines += ["", "## How it was measured", ""]
-    for known in [*(words.environment(each) for each in summary.environments), words.settings(summary)]:
+    for known in _facts(summary):
         lines += [*(f"- {name}: {escaped(text)}" for name, text in known), ""]
     return "\n".join([*lines, *(f"- {line}" for line in words.HOW), ""])
+
+
+def _facts(summary: Summary) -> list[list[tuple[str, str]]]:
+    return [*(words.environment(each) for each in summary.environments), words.settings(summary)]
+
+
+def html(summary: Summary, sections: list[Section]) -> str:
+    """The page. Everything from the rows is escaped: labels and messages of errors are other people's text."""
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    return template.render(
+        title=words.title(summary),
+        answers=findings.answers(summary),
+        findings=findings.findings(summary)[len(findings.answers(summary)) :],
+        warnings=findings.warnings(summary),
+        sections=sections,
+        facts=_facts(summary),
+        how=words.HOW,
+        inline=lambda plot: Markup(plot.inline()),
+    )

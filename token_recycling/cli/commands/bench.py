@@ -88,7 +88,7 @@ def bench(
         where = environment(loaded.model, model)
     if own := session.without_own_choices(loaded.model):
         console.note(f"left out of the model's own generation configuration: {', '.join(own)}")
-    if missing := lacking("bench", "matplotlib", "jinja2"):
+    if missing := lacking("bench", "pandas", "matplotlib", "jinja2"):
         console.note(f"writing the report's files {missing}")
     for text in (*plan.notes, *session.what_does_not_fit(config, questions)):
         console.note(text)
@@ -112,6 +112,9 @@ def bench(
 
 
 def _report(folder: Path, rows: Path, as_json: bool) -> None:
+    from ...bench.report import require_extra
+
+    require_extra()
     from ...bench.report import write as report
 
     written = report.write(folder, None if as_json else Console())

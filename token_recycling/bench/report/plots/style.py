@@ -1,9 +1,7 @@
-"""How every plot looks: one colour and one marker for a method everywhere, and ink that follows the page's light or
-dark.
+"""How every plot looks: one colour and one marker for a method everywhere, on white.
 
 The palette was chosen for the largest least distance between any two colours under normal vision and simulated
-protanopia, deuteranopia and tritanopia. Drawings are made with matplotlib's object interface: nothing global is
-touched. Files in `plots/` stand on white; on a page colours become CSS variables.
+protanopia, deuteranopia and tritanopia.
 """
 
 from __future__ import annotations
@@ -11,87 +9,43 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 
-from ..summary import BASELINES
+from ...row_format import BASELINES
 
-INK, MUTED, GRID, PAPER = "#1f2329", "#5e6771", "#dfe3e8", "#fffffe"
-_DARK_INK = {INK: "#e8ebef", MUTED: "#9aa4af", GRID: "#2f363e", PAPER: "#14181d"}
-GREY = "#7d8691"
-PALETTE = {
-    "#2f5fc4": "#7ea6fa",
-    "#f08a10": "#f2b04a",
-    "#3fa79f": "#5fe0cb",
-    "#a82418": "#d85a4c",
-    "#d07be6": "#e7b0f5",
-    "#8f9f5a": "#cfe08a",
-    "#56386c": "#8a63d8",
-    "#894748": "#a8797a",
-}
-"""Colours on white, each with its counterpart on black."""
-HEAT = {
-    "#eef3fb": "#1c2430",
-    "#d6e3f6": "#22344e",
-    "#b0cbee": "#2b4a77",
-    "#7fa9e0": "#3b69a8",
-    "#4f82cd": "#5b90d6",
-    "#2c5cab": "#8fb8ee",
-    "#173a78": "#cfe1fb",
-}
-"""From little to much, each with its counterpart on black."""
+INK, GREY, GRID = "#1f2329", "#7d8691", "#dfe3e8"
+PALETTE = ["#2f5fc4", "#f08a10", "#3fa79f", "#a82418", "#d07be6", "#8f9f5a", "#56386c", "#894748"]
 MARKERS = "osD^vph<"
 WIDTH = 5.4
 """Inches: 518 pixels, two plots beside each other on a desktop, and readable on a phone."""
-
-_VARIABLES = {
-    **{colour: f"--{name}" for name, colour in (("ink", INK), ("muted", MUTED), ("grid", GRID), ("paper", PAPER))},
-    **{colour: f"--c{number}" for number, colour in enumerate(PALETTE)},
-    **{colour: f"--h{number}" for number, colour in enumerate(HEAT)},
-}
 _STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "axes.titlesize": 9,
+    "font.size": 8.5,
+    "text.parse_math": False,  # a dollar in a label is a dollar
+    "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "axes.labelcolor": MUTED,
-    "axes.titlecolor": INK,
     "axes.edgecolor": GRID,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "text.color": INK,
-    "text.parse_math": False,  # a dollar in a label is a dollar
+    "axes.grid": True,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
     "grid.color": GRID,
-    "grid.linewidth": 0.7,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "legend.handlelength": 1.2,
-    "legend.columnspacing": 1.4,
-    "lines.linewidth": 1.6,
-    "lines.markeredgecolor": PAPER,
-    "lines.markeredgewidth": 0.6,
-    "lines.markersize": 6,
+    "lines.linewidth": 1.5,
+    "svg.fonttype": "path",
 }
 
 
@@ -101,6 +55,17 @@ class Look:
 
     colour: str
     marker: str
+
+
+def looks(methods: Iterable[str]) -> dict[str, Look]:
+    """A look for every method, in their order: grey for the baselines; beyond the palette colours repeat with other
+    markers.
+    """
+    found = dict.fromkeys(methods, Look(GREY, "o"))
+    for place, method in enumerate(method for method in found if method not in BASELINES):
+        turn = place + place // len(PALETTE)
+        found[method] = Look(PALETTE[place % len(PALETTE)], MARKERS[turn % len(MARKERS)])
+    return found
 
 
 @dataclass(frozen=True)
@@ -114,64 +79,33 @@ class Plot:
     """What is shown and how to read it, in plain sentences."""
     drawing: Figure
 
+    @cached_property
+    def svg(self) -> str:
+        """The file: text as outlines, so that it looks the same everywhere."""
+        file = io.StringIO()
+        FigureCanvasSVG(self.drawing)
+        with matplotlib.rc_context({**_STYLE, "svg.hashsalt": self.name}):
+            # Without a date, the same rows give the same bytes.
+            self.drawing.savefig(file, format="svg", metadata={"Date": None}, facecolor="white")
+        return file.getvalue()
+
     def save(self, folder: Path) -> Path:
-        """Writes an SVG file that looks the same everywhere: text as outlines, on white."""
+        """Write the SVG file."""
         path = folder / f"{self.name}.svg"
-        path.write_text(_svg(self.drawing, self.name, "path", "white"), encoding="utf-8")
+        path.write_text(self.svg, encoding="utf-8")
         return path
 
     def inline(self) -> str:
-        """The SVG element for a page: text as text, transparent, in the page's colours."""
-        text = _svg(self.drawing, self.name, "none", "none")
-        text = re.sub(r"(?s)^.*?(?=<svg)", "", text)
-        text = re.sub(r"(?s)\s*<metadata>.*?</metadata>", "", text)
-        # Ids are made unique, since several drawings stand on one page.
+        """The SVG element for a page, whose ids no other plot has."""
+        text = re.sub(r"(?s)^.*?(?=<svg)|\s*<metadata>.*?</metadata>", "", self.svg)
         text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", text)
-        for colour, variable in _VARIABLES.items():
-            text = text.replace(colour, f"var({variable})")
         return text.replace("<svg ", f'<svg role="img" aria-label="{escape(self.title)}. {escape(self.caption)}" ', 1)
-
-
-def css(dark: bool) -> str:
-    """The variables that drawings on a page use."""
-    shades = {**_DARK_INK, **PALETTE, **HEAT} if dark else {}
-    return " ".join(f"{variable}: {shades.get(colour, colour)};" for colour, variable in _VARIABLES.items())
-
-
-def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """A look for every method, in their order: grey for the baselines; beyond the palette colours repeat with other
-    markers.
-    """
-    found, colours = dict.fromkeys(methods, Look(GREY, "o")), list(PALETTE)
-    for place, method in enumerate(method for method in found if method not in BASELINES):
-        turn = place + place // len(colours)
-        found[method] = Look(colours[place % len(colours)], MARKERS[turn % len(MARKERS)])
-    return found
 
 
 def canvas(height: float, rows: int = 1, columns: int = 1, **extra: Any) -> tuple[Figure, list[Axes]]:
     """A drawing of the common width, and its axes row by row."""
-    figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.05))
-    axes = figure.subplots(rows, columns, squeeze=False, **extra)
-    for each in axes.flat:
-        each.tick_params(length=0)
-    return figure, list(axes.flat)
-
-
-def panels(labels: Sequence[str], above: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A drawing with axes for each label, two beside each other; `height` are the inches of each without its label."""
-    columns = 2 if len(labels) > 1 else 1
-    rows = -(-len(labels) // columns)
-    figure, every = canvas(above + rows * (height + room(labels)), rows, columns, sharex=True, sharey=True)
-    for axes in every[len(labels) :]:
-        axes.set_visible(False)
-    return figure, every
-
-
-def ruled(axes: Axes, along: Literal["x", "y"]) -> None:
-    """Lines at the ticks of one axis, instead of the border on the left."""
-    axes.grid(True, axis=along)
-    axes.spines["left"].set_visible(False)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **extra).flat)
 
 
 def styled() -> Any:
@@ -184,33 +118,9 @@ def wrapped(label: str, width: int = 32) -> str:
     return textwrap.fill(label, width, break_on_hyphens=False)
 
 
-def room(labels: Iterable[str]) -> float:
-    """Inches that the longest of these wrapped labels takes beyond its first line."""
-    return 0.145 * max((wrapped(label).count("\n") for label in labels), default=0)
-
-
-def height(lines: Iterable[str]) -> float:
-    """Inches of a row in which the longest of these wrapped labels has room."""
-    return 0.22 + 0.14 * max((label.count("\n") for label in lines), default=0)
-
-
-def key(label: str, look: Look, line: bool = False) -> Line2D:
-    """A legend entry."""
-    how: Any = {"markeredgecolor": look.colour, "markeredgewidth": 1.0, "linestyle": "-" if line else "none"}
-    return Line2D([], [], color=look.colour, marker=look.marker, label=label, **how)
-
-
-def legend(figure: Figure, entries: list[Any]) -> None:
-    """The legend above a drawing: two columns where labels are short."""
-    columns = 2 if max((len(entry.get_label()) for entry in entries), default=0) <= 34 and len(entries) > 1 else 1
-    figure.legend(handles=entries, loc="outside upper left", ncols=columns, borderaxespad=0.1)
-
-
-def _svg(drawing: Figure, salt: str, text_as: str, background: str) -> str:
-    file = io.StringIO()
-    FigureCanvasSVG(drawing)
-    with matplotlib.rc_context({**_STYLE, "svg.fonttype": text_as, "svg.hashsalt": salt}):
-        # Without a date, the same rows give the same bytes.
-        drawing.savefig(file, format="svg", metadata={"Date": None}, facecolor=background)
-    drawing.set_layout_engine("none")  # what is laid out stays so: half of the time of saving again
-    return file.getvalue()
+def legend(figure: Figure, axes: Axes) -> None:
+    """The legend of what has a label, above a drawing: two columns where labels are short."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels), default=0) <= 34 else 1
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+    figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(labels) // columns))
