@@ -113,7 +113,7 @@ gemma3n_text window of 8, shared keys and values
 gpt_oss window of 8
 cohere2 window of 8
 """
-"""One of every way to embed positions, to attend, to share heads or experts; docs/LOG.md has the others."""
+"""One of every way to embed positions, to attend, to share heads or experts."""
 _names = [*KINDS.split("\n")[1].split(), *KINDS.strip().split("\n")[1:]]
 FAST = [case for case in architectures.SUPPORTED if str(case) in _names]
 
