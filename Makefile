@@ -19,6 +19,12 @@ demo: setup      ## complete real Python code with the shipped model, plain and 
 test: setup      ## all tests
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 8
 
+ONE_FAMILY := test_trees_equal_linear_decoding_and_texts_those_of_generate[llama-sdpa]
+QUICK := tests/trees tests/recycling tests/loop --deselect tests/loop/test_accept_drawn.py \
+	'tests/model/test_architectures.py::$(ONE_FAMILY)'
+test-quick: setup ## under a minute on two cores: loop, trees, recycling, one family; run it as you work
+	$(RUN)/python -m pytest -m "not slow" --numprocesses 2 $(QUICK)
+
 test-lowest: setup ## core tests with the lowest versions that pyproject.toml allows, in .venv-versions-lowest (5 GB)
 	$(RUN)/python -m benchmarks.versions --only lowest
 
@@ -189,6 +195,6 @@ test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU buil
 bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own decoding with a draft model
 	.venv-mlx/bin/python benchmarks/in_mlx.py
 
-.PHONY: help setup demo test test-lowest test-versions browser test-browser lint docs docs-serve notebook package bench bench-default \
+.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook package bench bench-default \
 	bench-gpu test-gpu train campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx soak bench-many
