@@ -1,4 +1,4 @@
-"""The table of drafters in docs/drafters.md, made from their classes; as a program (`make drafter-table`) it writes it."""
+"""The table of drafters in docs/drafters.md, made from their classes; `make drafter-table` writes it."""
 
 from __future__ import annotations
 
