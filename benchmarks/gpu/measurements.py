@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from token_recycling._util.device import synchronize
 from transformers import CompileConfig
 from transformers.generation.streamers import BaseStreamer
 
+from token_recycling._util.device import synchronize
 from token_recycling.cuda_graphs.graphs import Graphs
 from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.slots import band_of

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from token_recycling._util.device import synchronize
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
+
+from token_recycling._util.device import synchronize
 
 _LONGEST = 6
 
