@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .hf.check import check
     from .hf.stream import stream
     from .loop.stats import Stats
+    from .model.loading import load
     from .model.self_test import unsupported
     from .model.support import Support, UnsupportedModelError
     from .recycling.matrix import AdjacencyMatrix, fingerprint
@@ -51,6 +52,7 @@ __all__ = [
     "drafter_names",
     "fingerprint",
     "generate",
+    "load",
     "make_drafter",
     "stream",
     "unsupported",
@@ -65,6 +67,7 @@ _MODULES = {
     "hf.check": ("check",),
     "hf.stream": ("stream",),
     "loop.stats": ("Stats",),
+    "model.loading": ("load",),
     "model.self_test": ("unsupported",),
     "model.support": ("Support", "UnsupportedModelError"),
     "recycling.matrix": ("AdjacencyMatrix", "fingerprint"),

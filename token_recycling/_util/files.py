@@ -133,7 +133,9 @@ def _try_lock(lock: int) -> bool | None:
 
 
 def cache_folder() -> Path:
-    """Where measurements and unpacked models are kept: `TOKEN_RECYCLING_CACHE`, else `token_recycling` in the user's cache folder."""
+    """Where measurements and unpacked models are kept: `TOKEN_RECYCLING_CACHE`, else `token_recycling` in the user's
+    cache folder.
+    """
     own = os.environ.get("TOKEN_RECYCLING_CACHE")
     if own:
         return Path(own)

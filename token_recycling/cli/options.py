@@ -14,7 +14,7 @@ def completed_drafters(typed: str) -> list[str]:
     return [name for name in drafter_names() if name.startswith(typed)]
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the hub.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, .gguf file, or name on the hub.")]
 Drafting = Annotated[
     str,
     typer.Option(

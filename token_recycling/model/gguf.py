@@ -1,17 +1,19 @@
 """A model in a GGUF file, as llama.cpp and its relatives use them: unpacked once into an ordinary folder.
 
-transformers reads such files, and multiplies their blocks out (dequantises) anew at every start. Here that is done once:
-the model is kept in float32, which loses nothing, with its tokenizer, chat template and generation configuration, in the
-user's cache folder under the SHA-256 of the file. From then on it is a folder as any other: a second start costs a look
-at the file's date and size. A folder is renamed into place when it is complete, so no half of one is ever used; what was
-damaged later, or made by another release of transformers, is made anew.
+transformers reads such files, and dequantises them anew at every start. Here that is done once: the model is kept in
+float32, which loses nothing, with its tokenizer, chat template and generation configuration, in the user's cache folder
+under the SHA-256 of the file. From then on it is a folder as any other: a second start costs a look at the file's date
+and size. A folder is renamed into place when it is complete, so no half of one is ever used; what was damaged later, or
+made by another release of transformers, is made anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..extras import lacking
-from ..files import cache_folder, one_at_a_time, replacing, replacing_folder
-from ..versions import installed
+from .._util.extras import lacking
+from .._util.files import cache_folder, one_at_a_time, replacing, replacing_folder
+from .._util.text_stream import first_line
+from .._util.versions import installed
 from .gguf_header import Header, header
 
 _NOTE = "unpacked.json"
@@ -44,12 +47,12 @@ def is_unpacked(path: Path) -> bool:
 def unpacked(path: Path) -> Path:
     """The folder of the model in a GGUF file, made on first use; other processes wait for it.
 
-    Raises ValueError for a file that is cut off, is no GGUF file or holds what transformers does not read, for a missing
-    package, and for a full disk.
+    Raises ValueError for a file that is cut off, is no GGUF file or holds what transformers does not read, for a
+    missing package, and for a full disk.
     """
     folder = _folder(path)
     if not _is_whole(folder):
-        found = _checked(path)
+        found = checked(path)
         with one_at_a_time(folder.with_suffix(".lock")):
             if not _is_whole(folder):
                 _unpack(path, found, folder)
@@ -60,13 +63,13 @@ def configuration(path: Path) -> Any:
     """The configuration of the model in a GGUF file, without its weights; raises ValueError as `unpacked`."""
     from transformers import AutoConfig
 
-    _checked(path)
+    checked(path)
     with _reading(path):
         return AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
 
 
-def _checked(path: Path) -> Header:
-    """The header of a file that can be unpacked, as far as it tells; raises ValueError."""
+def checked(path: Path) -> Header:
+    """The header of a GGUF file, if that does not tell that it cannot be unpacked; else raises ValueError."""
     if missing := lacking("gguf", "gguf", "accelerate"):
         raise ValueError(f"reading {path} {missing}")
     from gguf import GGMLQuantizationType
@@ -90,7 +93,7 @@ def _unpack(path: Path, found: Header, folder: Path) -> None:
     with _room(path, found, folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(folder.parent).free < _size(found):
-            raise OSError("too little room")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     model, tokenizer = _read(path)
     ends = {found.values[key]: None for key in _ENDS if key in found.values}
     model.generation_config.eos_token_id = [*ends] if len(ends) > 1 else next(iter(ends), None)
@@ -104,13 +107,14 @@ def _read(path: Path) -> tuple[Any, Any]:
     """The model in float32, and its tokenizer; raises ValueError."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ..differences import dequantising
+    from .compat import dequantising
 
     # Alone in a folder: nothing that lies beside the file, such as a tokenizer's settings, has a say.
     with _reading(path), tempfile.TemporaryDirectory() as alone:
         (Path(alone) / "model.gguf").symlink_to(path.resolve())
-        tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file="model.gguf")
-        model = AutoModelForCausalLM.from_pretrained(alone, gguf_file="model.gguf", dtype="float32", **dequantising())
+        one = {"pretrained_model_name_or_path": alone, "gguf_file": "model.gguf"}
+        tokenizer = AutoTokenizer.from_pretrained(**one)
+        model = AutoModelForCausalLM.from_pretrained(**one, dtype="float32", **dequantising())
     # What is dequantised is a model as any other, and can be saved as such.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
@@ -128,8 +132,6 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a file can hold anything
-        from .loading import first_line
-
         raise ValueError(
             f"expected a language model of an architecture and a quantisation that transformers "
             f"{installed('transformers')} reads from GGUF in {path}, got: {first_line(error)}; take another file, or "
@@ -159,15 +161,20 @@ def _size(found: Header) -> int:
     return 4 * found.elements
 
 
+def kept_in() -> Path:
+    """The folder of unpacked models."""
+    return cache_folder() / "gguf"
+
+
 def _folder(path: Path) -> Path:
-    return cache_folder() / "gguf" / _fingerprint(path)
+    return kept_in() / _fingerprint(path)
 
 
 def _fingerprint(path: Path) -> str:
     """The SHA-256 of a file's content; looked up where a file of this path, size and date was seen before."""
     seen = path.stat()
     place = f"{path.resolve()} {seen.st_size} {seen.st_mtime_ns} {seen.st_ino}"
-    known = cache_folder() / "gguf" / "known" / hashlib.sha256(place.encode()).hexdigest()
+    known = kept_in() / "known" / hashlib.sha256(place.encode()).hexdigest()
     with contextlib.suppress(OSError, ValueError):
         if len(digest := known.read_text(encoding="ascii")) == 64:
             return digest
