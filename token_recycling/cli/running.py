@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from ..drafters._base import Drafter
 
 
+def note_template() -> None:
+    """Says that the chat template was chosen for the user."""
+    console.note("prompts go through the tokenizer's chat template; --no-chat gives them as they are")
+
+
 def drafter_and_model(
     drafter: str, model: str, dtype: str | None, device: str | None, threads: int | None
 ) -> tuple[Drafter, loading.Loaded]:
@@ -43,5 +48,5 @@ def encoded(loaded: loading.Loaded, prompts: Sequence[loading.Prompt], chat: boo
     """Prompts as ids, (1, length) each, with a note where the tokenizer decided on the chat template."""
     through_template = bool(prompts) and loading.uses_chat(loaded, chat)
     if through_template and chat is None:
-        console.note("prompts go through the tokenizer's chat template; --no-chat gives them as they are")
+        note_template()
     return [loading.encode(loaded, prompt, through_template) for prompt in prompts]

@@ -107,15 +107,23 @@ def repeated_4grams(rows: Sequence[Row]) -> float | None:
     return _ratio(sum(row["repeated_4grams"] * row["tokens"] for row in known), _total(known, "tokens"))
 
 
+def answered(row: Row) -> bool:
+    """Whether any text went beyond its first token, which comes from the prompt's forward pass: else nothing was
+    decoded, and there is no speed.
+    """
+    return bool(row["tokens"] > (row.get("batch") or 1))
+
+
 def tokens_per_second(rows: Sequence[Row], clock: str = DECODE) -> float | None:
-    """All tokens by the sum of the rows' times, of each the median of its repetitions."""
+    """All tokens by the sum of the rows' times, of each the median of its repetitions; rows that say something only."""
+    rows = [row for row in rows if answered(row)]
     return _ratio(_total(rows, "tokens"), sum(statistics.median(row[clock]) for row in rows))
 
 
 def paired(rows: Iterable[Row], baseline: Iterable[Row]) -> list[Pair]:
-    """The prompts that both finished with at least one token, each with its two rows."""
-    others = {row["prompt"]: row for row in finished(baseline) if row["tokens"]}
-    return [(row, others[row["prompt"]]) for row in finished(rows) if row["tokens"] and row["prompt"] in others]
+    """The prompts that both finished and answered, each with its two rows."""
+    others = {row["prompt"]: row for row in finished(baseline) if answered(row)}
+    return [(row, others[row["prompt"]]) for row in finished(rows) if answered(row) and row["prompt"] in others]
 
 
 def speedup(pairs: Sequence[Pair]) -> float | None:

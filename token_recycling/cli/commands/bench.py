@@ -84,8 +84,13 @@ def bench(
         plan = session.plan(methods, questions, replay, study or [], batch or [])
         loaded = loading.load(model, dtype, device, threads)
         through_template = loading.uses_chat(loaded, chat)
+        if through_template:  # a file is a prompt then, as `compare` takes it
+            questions = load(data, limit, files="prompt")
+            plan = session.plan(methods, questions, replay, study or [], batch or [])
         config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
         where = environment(loaded.model, model)
+    if through_template and chat is None:
+        running.note_template()
     if own := session.without_own_choices(loaded.model):
         console.note(f"left out of the model's own generation configuration: {', '.join(own)}")
     if missing := lacking("bench", "matplotlib", "jinja2"):
