@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .hf.accelerate import accelerate, accelerated, custom_generate, decelerate, generate
     from .hf.acceleration import Acceleration
     from .hf.check import check
+    from .hf.conversation import Conversation
     from .hf.stream import stream
     from .loop.stats import Stats
     from .model.loading import load
@@ -33,6 +34,7 @@ __all__ = [
     "Acceleration",
     "AdjacencyMatrix",
     "Context",
+    "Conversation",
     "Draft",
     "Drafter",
     "DrafterTraits",
@@ -65,6 +67,7 @@ _MODULES = {
     "hf.accelerate": ("accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
     "hf.acceleration": ("Acceleration",),
     "hf.check": ("check",),
+    "hf.conversation": ("Conversation",),
     "hf.stream": ("stream",),
     "loop.stats": ("Stats",),
     "model.loading": ("load",),
