@@ -63,7 +63,7 @@ def test_files_go_through_the_chat_template_as_in_compare(tiny_model_dir: str, t
     found = rows(tmp_path / "out")
     assert {one["mode"] for one in found} == {"generate"}
     assert {one["prompt_tokens"] for one in found} == {through["prompts"][0]["stats"]["prompt_tokens"]}
-    run("bench", folder, *given, "--no-chat", "--fresh")
+    run("bench", folder, *given, "--raw", "--fresh")
     found = rows(tmp_path / "out")
     assert {one["mode"] for one in found} == {"generate", "replay"}
     assert found[0]["prompt_tokens"] == through["prompts"][0]["stats"]["prompt_tokens"] - 2
@@ -183,7 +183,7 @@ def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir: str, texts: 
         (("--data", "{texts}", "--study", "order"), ["two categories"]),
         (("--data", "{texts}", "--batch", "2", "--replay"), ["--replay without --batch"]),
         (("--data", "{texts}", "--repeats", "0"), ["--repeats"]),
-        (("--data", "{texts}", "--chat"), ["--no-chat"]),
+        (("--data", "{texts}", "--chat"), ["--raw"]),
         (("--data", "{texts}", "--device", "nowhere"), ["expected a device"]),
     ],
 )

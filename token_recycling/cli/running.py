@@ -1,10 +1,11 @@
-"""What the commands that decode share: a drafter and a model made ready, prompts encoded."""
+"""What the commands that decode share: a drafter and a model made ready, prompts encoded, how tokens are drawn."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..model import gguf, loading, sources
 from . import console
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def note_template() -> None:
     """Says that the chat template was chosen for the user."""
-    console.note("prompts go through the tokenizer's chat template; --no-chat gives them as they are")
+    console.note("prompts go through the tokenizer's chat template; --raw gives them as they are")
 
 
 def drafter_and_model(
@@ -50,3 +51,34 @@ def encoded(loaded: loading.Loaded, prompts: Sequence[loading.Prompt], chat: boo
     if through_template and chat is None:
         note_template()
     return [loading.encode(loaded, prompt, through_template) for prompt in prompts]
+
+
+def described(loaded: loading.Loaded, name: str) -> str:
+    """The model and how it was run, for a person."""
+    import torch
+
+    model = loaded.model
+    threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
+    return f"{Path(name).name}, {str(model.dtype).removeprefix('torch.')}, {model.device}{threads}"
+
+
+def sampling(temperature: float, top_p: float | None, top_k: int | None, seed: int | None) -> dict[str, Any]:
+    """Arguments of `model.generate`, among them all for which there is an option. For what there is none, such as a
+    repetition penalty, the model's own configuration holds, as in `model.generate` itself.
+    """
+    if not temperature:
+        if (top_p, top_k, seed) != (None, None, None):
+            raise ValueError(
+                "expected --temperature above 0 with --top-p, --top-k or --seed, got 0, which draws nothing"
+            )
+        return {}
+    if seed is not None:
+        import torch
+
+        torch.manual_seed(seed)
+    return {
+        "do_sample": True,
+        "temperature": temperature,
+        "top_p": 1.0 if top_p is None else top_p,
+        "top_k": 0 if top_k is None else top_k,
+    }

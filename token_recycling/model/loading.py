@@ -171,7 +171,7 @@ def uses_chat(loaded: Loaded, wanted: bool | None) -> bool:
     """Whether prompts go through the chat template: as wanted, else if there is one; raises ValueError without one."""
     has_template = bool(getattr(loaded.tokenizer, "chat_template", None))
     if wanted and not has_template:
-        raise ValueError("expected a tokenizer with a chat template for --chat, got one without; use --no-chat")
+        raise ValueError("expected a tokenizer with a chat template for --chat, got one without; use --raw")
     return has_template if wanted is None else wanted
 
 
