@@ -13,8 +13,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready ## a virtual environment with everything that demo, test and bench need
 
-demo: setup      ## complete real Python code with the shipped model, plain and recycled side by side
-	$(RUN)/token-recycling compare models/target --prompts models/prompts --limit 4 --max-new-tokens 160
+demo: setup      ## six questions to SmolLM2-135M-Instruct (93 MB, downloaded once), plain and recycled side by side
+	@$(RUN)/python -m benchmarks.demo
 
 test: setup      ## all tests
 	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 8

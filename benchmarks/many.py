@@ -30,7 +30,7 @@ import typer
 
 ROOT = Path(__file__).parent.parent
 ASKED = ["serve", "{model}", "--port", "{port}", "--dtype", "{dtype}", "--device", "cpu"]
-ALONE = ["-c", "from token_recycling.cli.app import app; app()", *ASKED]
+ALONE = ["-c", "from token_recycling.cli.app import app; app()", *ASKED, "--name", "{model}"]
 TOGETHER = [*ALONE, "--concurrency", "16"]
 SERVERS = {
     "one at a time": ALONE,

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from .hf.accelerate import accelerate, accelerated, custom_generate, decelerate, generate
     from .hf.acceleration import Acceleration
     from .hf.check import check
+    from .hf.conversation import Conversation
     from .hf.stream import stream
     from .loop.stats import Stats
+    from .model.loading import load
     from .model.self_test import unsupported
     from .model.support import Support, UnsupportedModelError
     from .recycling.matrix import AdjacencyMatrix, fingerprint
@@ -32,6 +34,7 @@ __all__ = [
     "Acceleration",
     "AdjacencyMatrix",
     "Context",
+    "Conversation",
     "Draft",
     "Drafter",
     "DrafterTraits",
@@ -51,6 +54,7 @@ __all__ = [
     "drafter_names",
     "fingerprint",
     "generate",
+    "load",
     "make_drafter",
     "stream",
     "unsupported",
@@ -63,8 +67,10 @@ _MODULES = {
     "hf.accelerate": ("accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
     "hf.acceleration": ("Acceleration",),
     "hf.check": ("check",),
+    "hf.conversation": ("Conversation",),
     "hf.stream": ("stream",),
     "loop.stats": ("Stats",),
+    "model.loading": ("load",),
     "model.self_test": ("unsupported",),
     "model.support": ("Support", "UnsupportedModelError"),
     "recycling.matrix": ("AdjacencyMatrix", "fingerprint"),

@@ -52,7 +52,8 @@ class Server:
         """Starts it and waits until it answers."""
         program = "benchmarks.soak.clock" if jumping_clock else "token_recycling"
         where = ["--host", HOST, "--port", str(self.port), "--matrix", str(self.matrix)]
-        command = [sys.executable, "-m", program, "serve", self.model, *where, "--api-key-file", str(self._key_file)]
+        named = ["--name", self.model, "--api-key-file", str(self._key_file)]
+        command = [sys.executable, "-m", program, "serve", self.model, *where, *named]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen([*command, *self._options], stdout=log, stderr=log)
         self.life += 1

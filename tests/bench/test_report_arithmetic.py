@@ -53,6 +53,17 @@ def test_tokens_per_second_take_the_median_of_repeats():
     assert figures(*rows, clock="processor")["decoding"] == 40 / (1.5 + 2.5)
 
 
+def test_an_answer_that_ends_at_once_is_no_speed():
+    silent = row("ours", "a/2", tokens=1, seconds=[0.001], total_seconds=[0.1])
+    rows = [row("ours", "a/1", tokens=10, seconds=[2.0], total_seconds=[3.0]), silent]
+    assert figures(*rows)["decoding"] == 5
+    assert np.isnan(figures(silent)["decoding"])
+    assert np.isnan(figures(row(tokens=4, batch=4, seconds=[0.001]))["decoding"])
+    both = [row("plain", "a/1"), row("plain", "a/2")]
+    assert list(arithmetic.paired(frame(rows), frame(both))["prompt"]) == ["a/1"]
+    assert arithmetic.paired(frame([row("ours", "a/2")]), frame([silent])).empty
+
+
 def test_speedup_of_equal_outputs_is_the_ratio_of_summed_times():
     ours = [row("ours", "a/1", total_seconds=[1.0]), row("ours", "a/2", total_seconds=[2.0, 3.0, 2.0])]
     theirs = [row("plain", "a/2", total_seconds=[3.0]), row("plain", "a/1", total_seconds=[4.0])]
@@ -133,7 +144,7 @@ def test_margins_are_those_of_outputs_that_differ():
 _times = st.floats(0.01, 100)
 
 
-@given(st.lists(st.tuples(st.integers(1, 500), _times, _times), min_size=1, max_size=8))
+@given(st.lists(st.tuples(st.integers(2, 500), _times, _times), min_size=1, max_size=8))
 def test_a_pooled_speedup_lies_within_those_of_the_prompts(runs):
     ours = [row("ours", f"a/{n}", tokens=t, total_seconds=[mine]) for n, (t, mine, _) in enumerate(runs)]
     theirs = [row("plain", f"a/{n}", tokens=t, total_seconds=[other]) for n, (t, _, other) in enumerate(runs)]

@@ -52,6 +52,23 @@ def rows(folder: Path) -> list[dict]:
 SMALL = ("--max-new-tokens", 6, "--repeats", 1, "--method", "generate", "--method", "recycling:tree=2")
 
 
+def test_files_go_through_the_chat_template_as_in_compare(tiny_model_dir: str, texts: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "chats"))
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}<{{ message['content'] }}>{% endfor %}")
+    given = ("--data", texts, "--limit", 1, "--output", tmp_path / "out", *SMALL, "--replay")
+    chats = run("bench", folder, *given)
+    assert "prompts go through the tokenizer's chat template" in chats.stderr
+    assert "1 of 1 questions have no known answer and are not replayed" in chats.stderr
+    through = run_json("compare", folder, "--prompts", texts / "a.py", "--max-new-tokens", 6, "--drafter", "plain")
+    found = rows(tmp_path / "out")
+    assert {one["mode"] for one in found} == {"generate"}
+    assert {one["prompt_tokens"] for one in found} == {through["prompts"][0]["stats"]["prompt_tokens"]}
+    run("bench", folder, *given, "--raw", "--fresh")
+    found = rows(tmp_path / "out")
+    assert {one["mode"] for one in found} == {"generate", "replay"}
+    assert found[0]["prompt_tokens"] == through["prompts"][0]["stats"]["prompt_tokens"] - 2
+
+
 def test_bench_writes_rows_and_a_report(tiny_model_dir: str, texts: Path, tmp_path: Path, report: list[Path]) -> None:
     output = tmp_path / "out"
     result = run("bench", tiny_model_dir, "--data", texts, "--limit", 2, "--output", output, *SMALL)
@@ -166,7 +183,7 @@ def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir: str, texts: 
         (("--data", "{texts}", "--study", "order"), ["two categories"]),
         (("--data", "{texts}", "--batch", "2", "--replay"), ["--replay without --batch"]),
         (("--data", "{texts}", "--repeats", "0"), ["--repeats"]),
-        (("--data", "{texts}", "--chat"), ["--no-chat"]),
+        (("--data", "{texts}", "--chat"), ["--raw"]),
         (("--data", "{texts}", "--device", "nowhere"), ["expected a device"]),
     ],
 )

@@ -1,5 +1,7 @@
 """`token-recycling compare`, and how steps are told apart in a text."""
 
+import json
+import shutil
 from itertools import chain
 
 import pytest
@@ -8,6 +10,7 @@ from support import benching
 from support.commandline import PROMPT, reference, run, run_json
 
 from token_recycling._util.text_stream import IncrementalText, decoded, pieces
+from token_recycling.bench.run.runners import TransformersRunner
 from token_recycling.cli.console import TINTS, by_step
 
 FIXED = ("--drafter", "recycling:tree=8")
@@ -21,7 +24,7 @@ def prompt_folder(tmp_path):
     return tmp_path
 
 
-def test_compare_prints_both_and_a_summary(tiny_model_dir, prompt_folder):
+def test_compare_prints_answers_apart_and_a_table(tiny_model_dir, prompt_folder):
     result = run("compare", tiny_model_dir, "--prompts", prompt_folder, "--max-new-tokens", 30, "--limit", 2)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -29,8 +32,59 @@ def test_compare_prints_both_and_a_summary(tiny_model_dir, prompt_folder):
     assert any(line.startswith("1 of 2: a.py") for line in lines)
     assert any(line.startswith("2 of 2: b.py") for line in lines)
     assert "c.py" not in result.stdout
-    for word in ("speedup:", "MAT:", "plain:", "recycled:"):
-        assert any(line.startswith(word) for line in lines)
+    assert lines[lines.index(f"> {PROMPT}") + 1].startswith("▏")
+    table = [line.split() for line in lines]
+    head = table.index(["prompt", "tokens", "plain", "lookup", "recycled", "speedup", "MAT", "identical"])
+    rows = {row[0]: row for row in table[head + 1 :] if len(row) >= 8}
+    assert [rows[name][-1] for name in ("a.py", "b.py", "all")] == ["yes"] * 3
+    assert rows["all"][1:3] == ["2", "60"]
+    (fastest,) = [line for line in lines if line.startswith("fastest:")]
+    assert "times plain" in fastest or "plain, " in fastest
+    (model,) = [line for line in lines if line.startswith("model:")]
+    assert "float32, cpu" in model
+
+
+def test_a_table_of_many_prompts_has_one_line(tiny_model_dir):
+    result = run("compare", tiny_model_dir, *(["ab"] * 13), "--max-new-tokens", 2)
+    ends = result.stdout.splitlines()[-12:]
+    assert not [line for line in ends if line.split()[:1] == ["argument"]]
+    assert [line for line in ends if line.split()[:3] == ["all", "13", "26"]]
+
+
+def test_an_answer_of_no_tokens_is_no_speed(loaded, tiny_model_dir, tmp_path):
+    folder = tmp_path / "silent"
+    shutil.copytree(tiny_model_dir, folder)
+    first = reference(loaded, PROMPT, max_new_tokens=1, do_sample=False)[0]
+    other = next(text for text in "abcdefg" if reference(loaded, text, max_new_tokens=1, do_sample=False) != [first])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
+    found = run_json("compare", folder, PROMPT, other, "--max-new-tokens", 6)
+    silent, speaking = found["prompts"]
+    assert (silent["answered"], speaking["answered"]) == (False, True)
+    assert [silent[key] for key in ("plain", "lookup", "recycled", "speedup", "fastest")] == [None] * 5
+    assert found["summary"]["plain"] == speaking["plain"]
+    assert found["summary"]["unanswered"] == 1
+    text = run("compare", folder, PROMPT, "--max-new-tokens", 6)
+    assert text.exit_code == 0
+    assert "no answer: the model ends the text at once" in text.stdout
+    assert "tokens/s," not in text.stdout
+    assert "fastest" not in text.stdout
+
+
+def test_a_model_without_prompt_lookup_is_compared(tiny_model_dir, monkeypatch):
+    generate = TransformersRunner.generate
+
+    def refuse(self, arguments):
+        if self.more:
+            raise ValueError("assisted generation is not supported\nwith such models")
+        return generate(self, arguments)
+
+    monkeypatch.setattr(TransformersRunner, "generate", refuse)
+    result = run("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10, "--json")
+    assert "prompt lookup fails with this model: assisted generation is not supported\n" in result.stderr
+    summary = json.loads(result.stdout)["summary"]
+    assert summary["lookup"] is None
+    assert summary["fastest"] in ("plain", "recycled")
+    assert " - " in run("compare", tiny_model_dir, PROMPT, "--max-new-tokens", 10).stdout
 
 
 def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
@@ -44,8 +98,10 @@ def test_compare_as_json(loaded, tiny_model_dir, prompt_folder):
     summary = found["summary"]
     tokens = sum(row["recycled"]["tokens"] for row in found["prompts"])
     assert summary["mat"] == pytest.approx(tokens / sum(row["stats"]["steps"] for row in found["prompts"]))
-    seconds = [sum(row[side]["seconds"] for row in found["prompts"]) for side in ("plain", "recycled")]
-    assert summary["speedup"] == pytest.approx(seconds[0] / seconds[1])
+    seconds = [sum(row[way]["seconds"] for row in found["prompts"]) for way in ("plain", "lookup", "recycled")]
+    assert summary["speedup"] == pytest.approx(seconds[0] / seconds[2])
+    assert summary["lookup"]["tokens_per_second"] == pytest.approx(tokens / seconds[1])
+    assert summary["fastest"] == ("plain", "lookup", "recycled")[seconds.index(min(seconds))]
     assert summary["identical"] is True
     assert summary["prompts"] == 3
 

@@ -105,9 +105,9 @@ def test_chat_template_is_used_if_there_is_one(loaded, tiny_model_dir, tmp_path)
     assert plain != chat
     result = run("generate", folder, PROMPT, *options, "--json")
     assert json.loads(result.stdout)["tokens"] == chat
-    assert "--no-chat" in result.stderr
+    assert "--raw" in result.stderr
     assert run_json("generate", folder, PROMPT, *options, "--chat")["tokens"] == chat
-    assert run_json("generate", folder, PROMPT, *options, "--no-chat")["tokens"] == plain
+    assert run_json("generate", folder, PROMPT, *options, "--raw")["tokens"] == plain
     assert_refused(run("generate", tiny_model_dir, PROMPT, "--chat"), "chat template")
 
 
@@ -157,6 +157,3 @@ def test_a_matrix_that_does_not_fit_is_refused_and_kept(tiny_model_dir, tmp_path
     assert file.read_bytes() == whole[:-7]
     assert_refused(run("generate", tiny_model_dir, PROMPT, "--matrix", tmp_path), "folder")
     assert_refused(run("generate", tiny_model_dir, PROMPT, "--matrix", file, "--drafter", "plain"), "got plain")
-
-
-# compare

@@ -128,7 +128,7 @@ def test_options_that_would_do_nothing_are_refused(tiny_model_dir, prompt_folder
         ("--limit", 1),
         ("--max-new-tokens", 8),
         ("--drafter", "published"),
-        ("--no-chat",),
+        ("--raw",),
     ):
         assert_refused(run("tune", tiny_model_dir, *option), "--prompts")
     assert_refused(run("tune", tiny_model_dir, "--prompts", prompt_folder, "--nodes", 3), "--template")

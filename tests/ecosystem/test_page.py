@@ -64,7 +64,7 @@ def test_a_block_holds(title, shipped, tmp_path, monkeypatch):
         return
     model, tokenizer = shipped
     monkeypatch.setattr(tokenizer, "chat_template", SERVED[title])
-    with serving(model, tokenizer, name="models/target", drafter="recycling") as server:
+    with serving(model, tokenizer, name="target", drafter="recycling") as server:
         assert PLACE in code
         run(code.replace(PLACE, server.url))
         assert server.metrics()["token_recycling_accepted_tokens_total"] > 0

@@ -122,7 +122,7 @@ def test_compare_reports_the_margin() -> None:
         assert found.margin == float(ranked[0] - ranked[1])
         assert abs(found.margin - parting.gap) <= TOLERANCE[torch.bfloat16]
     arguments = {"input_ids": parted[0].prompt, "max_new_tokens": NEW, "do_sample": False}
-    compared = compare(model, arguments, Oracle(parted[0].plain), plain_first=True)
+    compared = compare(model, arguments, Oracle(parted[0].plain))
     assert compared.divergence is not None
     assert compared.divergence.position == parted[0].position
     assert not compared.identical

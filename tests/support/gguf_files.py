@@ -1,9 +1,10 @@
-"""GGUF files of llamas in transformers' form, in float32, for tests and figures of the adapter of llama.cpp."""
+"""GGUF files of llamas in transformers' form, for tests of reading them, and of the adapter of llama.cpp."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import torch
@@ -23,10 +24,21 @@ _OF_A_LAYER = {
 _OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def write_gguf(model: LlamaForCausalLM, path: Path, tokens: Sequence[str], merges: Sequence[str] = ("a b",)) -> None:
-    """Writes a llama with byte-level BPE; it has tokens for ids, and splits text as GPT-2 does."""
+def write_gguf(
+    model: LlamaForCausalLM,
+    path: Path,
+    tokens: Sequence[str],
+    merges: Sequence[str] = ("a b",),
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    architecture: str = "llama",
+    **values: Any,
+) -> None:
+    """Writes a llama with byte-level BPE; it has tokens for ids, and splits text as GPT-2 does.
+
+    Matrices are of a `kind`; `values` are calls of the writer, such as `add_chat_template="..."`.
+    """
     config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -46,13 +58,17 @@ def write_gguf(model: LlamaForCausalLM, path: Path, tokens: Sequence[str], merge
     writer.add_token_merges(list(merges))
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
+    for call, value in values.items():
+        getattr(writer, call)(value)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
             if part in name:
                 tensor = _interleaved(tensor, heads)
-        writer.add_tensor(_name(name), tensor.float().contiguous().numpy())
+        data = tensor.float().contiguous().numpy()
+        of = kind if data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(_name(name), gguf.quantize(data, of), raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,6 +1,6 @@
-"""Files that a reader sees whole or not at all, and the folder for what is measured.
+"""Files and folders that a reader sees whole or not at all, and the folder for what is kept between processes.
 
-A file is written in a hidden folder beside its place, which its writer holds locked. A lock ends with its process,
+Both are written in a hidden folder beside its place, which its writer holds locked. A lock ends with its process,
 however that ends: so the next writer knows what was left behind, by whatever machine, and removes it. Where there are
 no such locks (Windows, some network drives) it stays.
 """
@@ -32,21 +32,62 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     file that it leads to is replaced.
     """
     path = Path(os.path.realpath(path))
+    with _writing_beside(path) as folder:
+        temporary = folder / "whole"
+        temporary.touch()
+        yield str(temporary)
+        _flush(temporary)
+        # The lock is a new file as any other: the umask, which only a change could tell, belongs to all threads.
+        os.chmod(temporary, stat.S_IMODE(os.stat(path if path.exists() else folder / _LOCK).st_mode))
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder to fill with files, which takes the place of the folder `path` at the end of the block. After
+    an error nothing has changed. Missing folders are made.
+    """
+    with _writing_beside(path) as folder:
+        temporary = folder / "whole"
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.iterdir():
+            _flush(file)
+        if path.exists():
+            os.replace(path, folder / "old")
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Waits until no other process or thread is in such a block of the same `path`, a file made for that; where there
+    are no locks it does not wait.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as lock:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _writing_beside(path: Path) -> Iterator[Path]:
+    """A hidden folder in that of `path`, locked until it is removed at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_behind(path.parent)
     folder, lock = _new_folder(path.parent)
     try:
-        temporary = folder / "whole"
-        temporary.touch()
-        yield str(temporary)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        # The lock is a new file as any other: the umask, which only a change could tell, belongs to all threads.
-        os.chmod(temporary, stat.S_IMODE(os.stat(path if path.exists() else lock).st_mode))
-        os.replace(temporary, path)
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _flush(file: Path) -> None:
+    """Waits until what was written is on the disk."""
+    with open(file, "rb") as written:
+        os.fsync(written.fileno())
 
 
 def _new_folder(parent: Path) -> tuple[Path, int]:
@@ -92,7 +133,9 @@ def _try_lock(lock: int) -> bool | None:
 
 
 def cache_folder() -> Path:
-    """Where measurements are kept: `TOKEN_RECYCLING_CACHE`, else `token_recycling` in the user's cache folder."""
+    """Where measurements and unpacked models are kept: `TOKEN_RECYCLING_CACHE`, else `token_recycling` in the user's
+    cache folder.
+    """
     own = os.environ.get("TOKEN_RECYCLING_CACHE")
     if own:
         return Path(own)

@@ -93,3 +93,8 @@ class StepRecorder:
 def one_line(text: object) -> str:
     """A text without line breaks and repeated spaces, as for an error message."""
     return " ".join(str(text).split())
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message that is not empty, else its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

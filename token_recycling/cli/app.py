@@ -12,6 +12,7 @@ import typer
 
 from .. import __version__
 from .commands.bench import bench
+from .commands.chat import chat
 from .commands.check import check
 from .commands.compare import compare
 from .commands.datastore import datastore
@@ -44,7 +45,7 @@ def main(
         print(context.get_help())
 
 
-for command in (generate, compare, serve, bench, report, tune, check, matrix, drafters):
+for command in (generate, chat, compare, serve, bench, report, tune, check, matrix, drafters):
     app.command()(command)
 app.add_typer(datastore, name="datastore")
 app.add_typer(train, name="train")

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from ..loop.stats import Stats
     from ..model.support import Support
-    from .side_by_side import SideBySide
 
 TINTS = ("black on bright_cyan", "black on bright_yellow")
 """Two styles in turn, readable on dark and light terminals and different on one of 16 colours."""
@@ -189,52 +188,6 @@ def by_step(pieces: Sequence[str], colours: bool) -> Text:
     return Text.assemble(*((piece, TINTS[step % len(TINTS)]) for step, piece in enumerate(pieces)))
 
 
-def tail(text: str, lines: int = 8) -> str:
-    """The last lines of a text."""
-    kept = text.split("\n")
-    return text if len(kept) <= lines else "\n".join(["…", *kept[-lines:]])
-
-
-def print_comparison(console: Console, place: str, found: SideBySide, pieces: Sequence[str]) -> None:
-    """One prompt: its end, the text that followed by steps, and what the two runs took."""
-    console.rule(Text(f"{place}: {found.name}"), align="left", characters="─", style="dim")
-    colours = has_colours(console)
-    shown = tail(found.prompt)
-    start = (shown, "dim") if colours else f"{shown}{SEPARATOR}"
-    console.print(Text.assemble(start, by_step(pieces, colours)), soft_wrap=True)
-    console.print()
-    if found.divergence is not None:
-        console.print(f"differs: {found.divergence}", markup=False, soft_wrap=True)
-    took = found.speeds
-    say(
-        console,
-        f"identical: {_yes(found.identical)}, plain {took['plain']['tokens_per_second']:.1f} tokens/s, "
-        f"recycled {took['recycled']['tokens_per_second']:.1f} tokens/s, speedup {took['speedup']:.2f}, "
-        f"MAT {found.stats.mat:.2f} ({found.stats.tokens} tokens in {found.stats.steps} steps)\n",
-    )
-
-
-def print_summary(console: Console, summary: dict[str, Any]) -> None:
-    """The end of a comparison."""
-    console.rule(Text(f"prompts: {summary['prompts']}"), align="left", characters="─", style="dim")
-    lines = (
-        ("drafter", summary["drafter"]),
-        ("plain", f"{summary['plain']['tokens_per_second']:.1f} tokens/s (transformers' own generate)"),
-        ("recycled", f"{summary['recycled']['tokens_per_second']:.1f} tokens/s"),
-        ("speedup", f"{summary['speedup']:.2f}"),
-        ("MAT", f"{summary['mat']:.2f}"),
-    )
-    for name, value in lines:
-        say(console, f"{name + ':':<10} {value}")
-    say(console, f"identical: {_yes(summary['identical'])}", "bold")
-
-
-def legend(console: Console, drafter: str) -> None:
-    """How to read the texts that follow."""
-    how = "the two tints take turns" if has_colours(console) else f"a {SEPARATOR} stands before each"
-    say(console, f"tokens of one step came together; {how} ({drafter})\n", "dim")
-
-
 def print_matrix(console: Console, held: dict[str, Any]) -> None:
     """A saved matrix: the header, then rows: a token and its candidates."""
     share = percent(held["rows_filled"] / held["vocab_size"])
@@ -269,7 +222,3 @@ def print_drafters(console: Console, drafters: Iterable[dict[str, Any]]) -> None
 
 def _token(token: int, text: str | None) -> str:
     return str(token) if text is None else f"{token} {text!r}"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

@@ -14,7 +14,7 @@ def completed_drafters(typed: str) -> list[str]:
     return [name for name in drafter_names() if name.startswith(typed)]
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the hub.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model, .gguf file, or name on the hub.")]
 Drafting = Annotated[
     str,
     typer.Option(
@@ -33,6 +33,10 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; defaul
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default torch's choice.")]
 Chat = Annotated[
     bool | None,
-    typer.Option("--chat/--no-chat", help="Put prompts into the chat template; default if the tokenizer has one."),
+    typer.Option("--chat/--raw", help="Put prompts into the chat template; default if the tokenizer has one."),
 ]
+Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy; above, tokens are drawn.")]
+TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the likeliest with this share.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the draws.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

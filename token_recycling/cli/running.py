@@ -1,11 +1,13 @@
-"""What the commands that decode share: a drafter and a model made ready, prompts encoded."""
+"""What the commands that decode share: a drafter and a model made ready, prompts encoded, how tokens are drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..model import loading
+from ..model import gguf, loading, sources
 from . import console
 
 if TYPE_CHECKING:
@@ -14,20 +16,69 @@ if TYPE_CHECKING:
     from ..drafters._base import Drafter
 
 
+def note_template() -> None:
+    """Says that the chat template was chosen for the user."""
+    console.note("prompts go through the tokenizer's chat template; --raw gives them as they are")
+
+
 def drafter_and_model(
     drafter: str, model: str, dtype: str | None, device: str | None, threads: int | None
 ) -> tuple[Drafter, loading.Loaded]:
     """What is quick to check comes first, so that a wrong path or option is not waited for."""
-    loading.check_source(model)
-    with console.working(f"loading {model}"):
+    sources.check_source(model)
+    with loading_shown(model):
         from ..drafters._registry import make_drafter
 
         return make_drafter(drafter), loading.load(model, dtype, device, threads)
+
+
+@contextlib.contextmanager
+def loading_shown(*models: str, weights: bool = True) -> Iterator[None]:
+    """Shows that models are loaded, or at first unpacked, and for how long; transformers' own bars are turned off."""
+    packed = [file for file in map(sources.packed, models) if weights and file is not None]
+    with console.working(f"reading {' and '.join(models)}"):
+        new = [file.name for file in packed if not gguf.is_unpacked(file)]
+    if new:
+        console.note(f"{' and '.join(new)} is unpacked into {gguf.kept_in()}, in float32; later starts find it there")
+    with console.working(f"{'unpacking and ' if new else ''}loading {' and '.join(models)}"):
+        loading.quieten()
+        yield
 
 
 def encoded(loaded: loading.Loaded, prompts: Sequence[loading.Prompt], chat: bool | None) -> list[torch.Tensor]:
     """Prompts as ids, (1, length) each, with a note where the tokenizer decided on the chat template."""
     through_template = bool(prompts) and loading.uses_chat(loaded, chat)
     if through_template and chat is None:
-        console.note("prompts go through the tokenizer's chat template; --no-chat gives them as they are")
+        note_template()
     return [loading.encode(loaded, prompt, through_template) for prompt in prompts]
+
+
+def described(loaded: loading.Loaded, name: str) -> str:
+    """The model and how it was run, for a person."""
+    import torch
+
+    model = loaded.model
+    threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
+    return f"{Path(name).name}, {str(model.dtype).removeprefix('torch.')}, {model.device}{threads}"
+
+
+def sampling(temperature: float, top_p: float | None, top_k: int | None, seed: int | None) -> dict[str, Any]:
+    """Arguments of `model.generate`, among them all for which there is an option. For what there is none, such as a
+    repetition penalty, the model's own configuration holds, as in `model.generate` itself.
+    """
+    if not temperature:
+        if (top_p, top_k, seed) != (None, None, None):
+            raise ValueError(
+                "expected --temperature above 0 with --top-p, --top-k or --seed, got 0, which draws nothing"
+            )
+        return {}
+    if seed is not None:
+        import torch
+
+        torch.manual_seed(seed)
+    return {
+        "do_sample": True,
+        "temperature": temperature,
+        "top_p": 1.0 if top_p is None else top_p,
+        "top_k": 0 if top_k is None else top_k,
+    }

@@ -184,6 +184,14 @@ def of_rotary(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_theta": parameters["rope_theta"], "rope_scaling": None if default else scaling}
 
 
+def dequantising() -> dict[str, Any]:
+    """Arguments of `from_pretrained` that make it dequantise a GGUF file. Releases before those that have `GgufConfig`
+    always do; later ones keep blocks where there are kernels for them.
+    """
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
 def precision_options() -> list[Any]:
     """What torch says of how precisely it multiplies. Before 2.9 one option said it of all devices; before 2.7 sums of
     16-bit numbers had none.

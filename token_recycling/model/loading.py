@@ -1,28 +1,28 @@
 """From what a user writes to what the library takes: a model, its tokenizer and prompts.
 
-MODEL is a local folder or a name on the Hugging Face hub. What is missing is reported before anything slow begins.
+What is missing is reported before anything slow begins.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._util.text_stream import first_line
+from . import gguf
+from .sources import check_source, packed, resolved
+
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 STANDARD_INPUT = Path("-")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_HUB_TIMEOUT = 5
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A model, ready to decode, and its tokenizer."""
 
     model: PreTrainedModel
@@ -43,14 +43,23 @@ class Prompt(NamedTuple):
     text: str
 
 
-def load(name: str, dtype: str | None = None, device: str | None = None, threads: int | None = None) -> Loaded:
-    """The model and its tokenizer; raises ValueError with what is wrong in one sentence.
+def load(
+    name: str | os.PathLike[str],
+    dtype: str | torch.dtype | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+) -> Loaded:
+    """Load a model and its tokenizer from a local folder, a GGUF file or the hub: `model, tokenizer = load(name)`.
 
-    `dtype` defaults to float32 on a CPU, where 16 bits are slow, and to the file's own elsewhere.
+    A GGUF file is unpacked into the user's cache folder at first, in float32. `dtype` defaults to float32 on a CPU,
+    where 16 bits are slow, and to the file's own elsewhere; `device` to the accelerator if there is one; `threads` to
+    torch's choice. Raises ValueError with what is wrong in one sentence, and UnsupportedModelError for a model that
+    cannot be accelerated.
     """
     from .self_test import unsupported
     from .support import UnsupportedModelError
 
+    name = os.fspath(name)
     tokenizer = load_tokenizer(name)
     model = load_model(name, dtype, device, threads)
     reason = unsupported(model)
@@ -59,17 +68,17 @@ def load(name: str, dtype: str | None = None, device: str | None = None, threads
     return Loaded(model, tokenizer)
 
 
-def load_model(name: str, dtype: str | None, device: str | None, threads: int | None) -> PreTrainedModel:
+def load_model(name: str, dtype: str | torch.dtype | None, device: str | None, threads: int | None) -> PreTrainedModel:
     """The model in evaluation mode; raises ValueError."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    place = _device(device)
+    place, source = _device(device), resolved(name)
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = dtype or ("float32" if place.type == "cpu" else "auto")
     try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=chosen).to(place).eval()
+        return AutoModelForCausalLM.from_pretrained(source, dtype=chosen).to(place).eval()
     except Exception as error:  # a user's folder can be wrong in any way
         raise ValueError(f"expected a causal language model at {name}, got: {first_line(error)}") from error
 
@@ -79,9 +88,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     check_source(name)
-    quieten()
+    source = resolved(name)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # as above
         raise ValueError(f"expected a tokenizer at {name}, got: {first_line(error)}") from error
 
@@ -108,29 +117,17 @@ def quieten() -> None:
     enable_progress_bars()
 
 
-def check_source(name: str) -> None:
-    """Raises ValueError unless `name` is a folder with a model or the name of one that the hub has."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ValueError(f"expected a model folder with a config.json, got {name} without; is it the right folder?")
-        return
-    if path.exists():
-        raise ValueError(f"expected the folder of a model, got the file {name}; give its folder")
-    # A name such as models/target looks like a hub name; if its first part is a folder here, it is meant as a path.
-    if not _HUB_NAME.fullmatch(name) or ("/" in name and path.parent.is_dir()):
-        raise ValueError(f"expected the folder of a model or a hub name, got {name!r}: there is no such folder")
-    from huggingface_hub import HfApi, try_to_load_from_cache
+def load_configuration(name: str) -> PreTrainedConfig:
+    """The configuration of a model, without its weights; raises ValueError."""
+    from transformers import AutoConfig
 
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return
+    file = packed(name)
+    if file is not None and not gguf.is_unpacked(file):
+        return gguf.configuration(file)
     try:
-        HfApi().model_info(name, timeout=_HUB_TIMEOUT)  # unlike a download, this does not retry
-    except Exception as error:  # not found, gated, offline, refused: in any case no model
-        raise ValueError(
-            f"expected the folder of a model or a hub name, got {name!r}: "
-            f"there is no such folder, and no answer of the hub with such a model ({first_line(error)})"
-        ) from error
+        return AutoConfig.from_pretrained(resolved(name))
+    except Exception as error:  # as above
+        raise ValueError(f"expected the configuration of a model at {name}, got: {first_line(error)}") from error
 
 
 def _device(name: str | None) -> torch.device:
@@ -174,7 +171,7 @@ def uses_chat(loaded: Loaded, wanted: bool | None) -> bool:
     """Whether prompts go through the chat template: as wanted, else if there is one; raises ValueError without one."""
     has_template = bool(getattr(loaded.tokenizer, "chat_template", None))
     if wanted and not has_template:
-        raise ValueError("expected a tokenizer with a chat template for --chat, got one without; use --no-chat")
+        raise ValueError("expected a tokenizer with a chat template for --chat, got one without; use --raw")
     return has_template if wanted is None else wanted
 
 
@@ -269,8 +266,3 @@ def _read(path: Path | None) -> Prompt:
         return Prompt(name, text.rstrip("\r\n"))
     except UnicodeDecodeError:
         raise ValueError(f"expected text in UTF-8, got something else ({name})") from None
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message that is not empty, else its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -58,14 +58,15 @@ def finished(rows: pd.DataFrame) -> pd.DataFrame:
 def figures(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """`FIGURES` of each group of rows; `pairs` are those of `paired`."""
     done = finished(rows)
+    said = done["tokens"].where(_answered(done))
     terms = {
         "mat": (done["tokens"], done["steps"]),
         "mat_without_loops": (done["tokens"] - done["loop_tokens"], done["steps"] - done["loop_steps"]),
         "discard_rate": (done["discarded"], done["tokens"]),
         "verification_rate": (done["steps"], done["tokens"]),
         "repeated_4grams": (done["repeated_4grams"] * done["tokens"], done["tokens"]),
-        "decoding": (done["tokens"], done["decoding_seconds"]),
-        "whole_call": (done["tokens"], done["call_seconds"]),
+        "decoding": (said, done["decoding_seconds"]),
+        "whole_call": (said, done["call_seconds"]),
         "drafted": (
             done["nodes"].map(lambda counts: sum((int(nodes) - 1) * steps for nodes, steps in counts.items())),
             done["nodes"].map(lambda counts: sum(counts.values())),
@@ -87,6 +88,13 @@ def figures(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFr
     return found
 
 
+def _answered(rows: pd.DataFrame) -> pd.Series:
+    """Whether any text of a row went beyond its first token, which comes from the prompt's forward pass: else nothing
+    was decoded, and there is no speed.
+    """
+    return rows["tokens"].astype(float) > rows["batch"].astype(float).fillna(1)
+
+
 def _ratio(above: pd.Series, below: pd.Series, keys: Sequence[pd.Series]) -> pd.Series:
     """The sum of one by that of the other, over the rows of a group that have both."""
     known = above.notna() & below.notna()
@@ -96,8 +104,8 @@ def _ratio(above: pd.Series, below: pd.Series, keys: Sequence[pd.Series]) -> pd.
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the prompts that the baseline finished too, both with at least one token, and the speedup of each."""
-    ours, theirs = (each[each["failure"].isna() & (each["tokens"] > 0)] for each in (rows, baseline))
+    """Rows of the prompts that the baseline finished too, both with an answer, and the speedup of each."""
+    ours, theirs = (each[each["failure"].isna() & _answered(each)] for each in (rows, baseline))
     others = theirs.set_index("prompt")[_TERMS[:2]].add_prefix("base_")
     found = ours.join(others, on="prompt", how="inner")
     return found.assign(speedup=speedup(found))

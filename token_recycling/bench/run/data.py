@@ -1,9 +1,9 @@
 """Questions to measure with: Spec-Bench, MBPP, any JSON lines or folder of texts.
 
 Three kinds of fields are understood in a line of JSON: `turns`, what a person says in a conversation; `prompt`, what a
-user gives to a model once; `text`, a text to continue as it is. A text file is a `text`. What is known to follow, where
-anything is, serves for replay: `reference` (one for all turns or one a turn), `answer`, `completion` or `code`; of a
-`text` its own second half.
+user gives to a model once; `text`, a text to continue as it is. A text file is a `text`, or for a model that chats a
+`prompt`. What is known to follow, where anything is, serves for replay: `reference` (one for all turns or one a turn),
+`answer`, `completion` or `code`; of a `text` its own second half.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .download import SOURCES, download
 
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
 """The categories of MT-bench: in a set that holds all of them they count as one, as in Spec-Bench."""
-_FORMS: tuple[Literal["turns", "prompt", "text"], ...] = ("turns", "prompt", "text")
+Form = Literal["turns", "prompt", "text"]
+_FORMS: tuple[Form, ...] = ("turns", "prompt", "text")
 _REFERENCES = ("reference", "answer", "completion", "code")
 _IDS = ("question_id", "task_id", "id")
 
@@ -34,18 +35,19 @@ class Question:
     """Unique: the set's name and the question's own."""
     category: str
     turns: tuple[str, ...]
-    form: Literal["turns", "prompt", "text"]
+    form: Form
     references: tuple[str, ...] = ()
     """Known answers of the first turns."""
 
 
-def load(specs: Sequence[str], limit: int | None = None) -> list[Question]:
+def load(specs: Sequence[str], limit: int | None = None, files: Form = "text") -> list[Question]:
     """The questions of all sets, of every category the first `limit`; raises ValueError or OSError. Categories take
     turns, so that a run that was stopped has measured as many questions of each.
 
-    A set is given as a name of `SOURCES`, which is downloaded, as a path, or as NAME=PATH.
+    A set is given as a name of `SOURCES`, which is downloaded, as a path, or as NAME=PATH. `files` is what a text file
+    is taken for.
     """
-    found = [question for spec in specs for question in _read(*_place(spec))]
+    found = [question for spec in specs for question in _read(*_place(spec), files)]
     for name, times in Counter(question.name for question in found).items():
         if times > 1:
             raise ValueError(
@@ -85,10 +87,10 @@ def _place(spec: str) -> tuple[str, Path]:
     )
 
 
-def _read(name: str, path: Path) -> list[Question]:
+def _read(name: str, path: Path, form: Form) -> list[Question]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-        found = [Question(f"{name}/{file.name}", name, (_text(file),), "text") for file in files]
+        found = [Question(f"{name}/{file.name}", name, (_text(file),), form) for file in files]
     elif path.suffix == ".jsonl":
         found = [
             _question(name, number, line, f"{path}, line {number}")
@@ -97,7 +99,7 @@ def _read(name: str, path: Path) -> list[Question]:
         ]
         found = _numbered(found)
     else:
-        found = [Question(f"{name}/{path.name}", name, (_text(path),), "text")]
+        found = [Question(f"{name}/{path.name}", name, (_text(path),), form)]
     if not found:
         raise ValueError(f"expected questions in {path}, got none")
     empty = next((question for question in found if not all(turn.strip() for turn in question.turns)), None)

@@ -14,6 +14,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...drafters._registry import drafter_names, make_drafter, written_options
+from ...model.sources import resolved, title
 from ..row_format import BASELINE, REPLAY_BASELINE
 from .oracle import Hindsight, OracleRunner
 from .runners import DraftedRunner, Runner, TransformersRunner
@@ -86,13 +87,13 @@ class Assisted(Transformers):
     """transformers' assisted generation: a smaller model drafts. It is loaded once, for the first runner."""
 
     def __init__(self, spec: str, folder: str, tokens: int | None) -> None:
-        super().__init__(spec, f"transformers assisted by {Path(folder).name}")
+        super().__init__(spec, f"transformers assisted by {Path(title(folder)).name}")
         self.folder, self._tokens = folder, tokens
 
     def runner(self, model: PreTrainedModel) -> Runner:
         if not self._arguments:
             try:
-                assistant = AutoModelForCausalLM.from_pretrained(self.folder, dtype=model.dtype)
+                assistant = AutoModelForCausalLM.from_pretrained(resolved(self.folder), dtype=model.dtype)
             except (OSError, ValueError) as error:
                 raise ValueError(f"expected a causal language model at {self.folder}, got: {error}") from error
             if self._tokens is not None:
@@ -105,7 +106,7 @@ class Oracle(Method):
     """A draft model that knows in hindsight how long to draft."""
 
     def __init__(self, spec: str, folder: str) -> None:
-        self.spec, self.label, self.folder = spec, f"oracle with {Path(folder).name}", folder
+        self.spec, self.label, self.folder = spec, f"oracle with {Path(title(folder)).name}", folder
 
     def runner(self, model: PreTrainedModel) -> Runner:
         return OracleRunner(model, Hindsight(self.folder))

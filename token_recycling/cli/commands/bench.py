@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from ..._util.extras import lacking
-from ...model import loading
-from .. import console
+from ...model import loading, sources
+from .. import console, running
 from ..options import Chat, Device, DType, Json, Model, Threads, completed_drafters
 
 TRANSFORMERS_METHODS = "assisted", "generate", "oracle", "prompt_lookup_hf"
@@ -68,8 +68,8 @@ def bench(
     """Measures methods against each other on the same prompts, and writes a report; Ctrl-C loses nothing."""
     if not data:
         raise ValueError("expected --data, such as spec_bench, mbpp, a .jsonl file or a folder of texts, got none")
-    loading.check_source(model)
-    with console.working(f"loading {model}"):
+    sources.check_source(model)
+    with running.loading_shown(model):
         from ...bench.run import session
         from ...bench.run.data import load
         from ...bench.run.environment import environment
@@ -79,13 +79,18 @@ def bench(
         methods = session.methods(method or [])
         for one in methods:
             if isinstance(one, (Assisted, Oracle)):
-                loading.check_source(one.folder)
+                sources.check_source(one.folder)
         questions = load(data, limit)
         plan = session.plan(methods, questions, replay, study or [], batch or [])
         loaded = loading.load(model, dtype, device, threads)
         through_template = loading.uses_chat(loaded, chat)
+        if through_template:  # a file is a prompt then, as `compare` takes it
+            questions = load(data, limit, files="prompt")
+            plan = session.plan(methods, questions, replay, study or [], batch or [])
         config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, through_template, repeats)
         where = environment(loaded.model, model)
+    if through_template and chat is None:
+        running.note_template()
     if own := session.without_own_choices(loaded.model):
         console.note(f"left out of the model's own generation configuration: {', '.join(own)}")
     if missing := lacking("bench", "pandas", "matplotlib", "jinja2"):
@@ -97,7 +102,7 @@ def bench(
     from ...bench.run.store import Store
     from ..measuring import measuring
 
-    folder = output or Path("results") / Path(model).name
+    folder = output or Path("results") / Path(sources.title(model)).name
     store = Store(folder, session.settings(config, questions, plan, where), plan, fresh)
     total = len(list(plan.items()))
     if store.done:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ...model import loading
-from .. import console
+from ...model import loading, sources
+from .. import console, running
 from ..options import Device, DType, Json, Model, Threads
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Says whether and how a model can be accelerated, and why not. Exit status 1 if it cannot."""
-    loading.check_source(model)
-    with console.working(f"loading {model}"):
+    sources.check_source(model)
+    with running.loading_shown(model, weights=self_test):
         found = _support_of(model, self_test, dtype, device, threads)
     if as_json:
         console.print_json(found.as_dict())
@@ -40,18 +40,12 @@ def check(
 def _support_of(name: str, self_test: bool, dtype: str | None, device: str | None, threads: int | None) -> Support:
     """Whether and how a model can be accelerated. Its weights are loaded for a self-test only."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from ...hf.check import check as checked
     from ...model.support import Support
 
-    loading.quieten()
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except Exception as error:  # as in load_model
-        raise ValueError(
-            f"expected the configuration of a model at {name}, got: {loading.first_line(error)}"
-        ) from error
+    config = loading.load_configuration(name)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "one that AutoModelForCausalLM does not know"
         reason = f"expected a decoder-only model that generates text, got {kind}"

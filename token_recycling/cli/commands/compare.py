@@ -30,37 +30,43 @@ def compare(
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
-    """Decodes prompts plain and recycled: the same text or not, and how much faster. Exit status 1 if any differs."""
+    """Decodes prompts plainly, with transformers' prompt lookup, and recycled: the same text or not, and which is how
+    fast. Exit status 1 if any text differs.
+    """
     given = loading.read_prompts(texts or [], prompts)[:limit]
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
     encoded = running.encoded(loaded, given, chat)
 
     from ..._util.text_stream import decoded, pieces
     from ...drafters._registry import make_drafter
-    from .. import side_by_side
+    from .. import comparison, side_by_side
 
-    # First calls cost extra on both sides; what is learned here goes with the drafter that learned it.
+    # First calls cost extra on all sides; what is learned here goes with the drafter that learned it.
     throw_away = make_drafter(drafter)
     with console.working("warming up"):
         short = loading.arguments(loaded, encoded[0], 16)
-        warm = side_by_side.compare(loaded.model, short, throw_away, plain_first=True)
+        no_lookup = side_by_side.why_no_lookup(loaded.model, short)
+        warm = side_by_side.compare(loaded.model, short, throw_away, lookup=False)
+    if no_lookup is not None:
+        console.note(f"transformers' prompt lookup fails with this model: {no_lookup}")
     out = Console()
     if not as_json:
-        console.legend(out, warm.stats.drafter)
-    found = []
+        comparison.legend(out, warm.stats.drafter)
+    found, rows, ways = [], [], len(side_by_side.WAYS)
     for place, (prompt, ids) in enumerate(zip(given, encoded, strict=True)):
-        arguments = loading.arguments(loaded, ids, max_new_tokens)
-        with console.working(f"prompt {place + 1} of {len(given)}, plain and recycled", len(given), place):
-            plain_first = place % 2 == 0
-            found.append(side_by_side.compare(loaded.model, arguments, made, plain_first, *prompt))
+        arguments, title = loading.arguments(loaded, ids, max_new_tokens), f"{place + 1} of {len(given)}"
+        with console.working(f"prompt {title}, in each way", ways * len(given), ways * place) as advance:
+            one = side_by_side.compare(
+                loaded.model, arguments, made, place, *prompt, no_lookup is None, lambda: advance(1)
+            )
+        found.append(one)
+        rows.append({**one.as_dict(), "text": decoded(loaded.tokenizer, one.tokens)})
         if not as_json:
-            title = f"{place + 1} of {len(given)}"
-            console.print_comparison(out, title, found[-1], pieces(loaded.tokenizer, found[-1].steps))
-    summary = side_by_side.summary(found)
+            comparison.print_comparison(out, title, one, pieces(loaded.tokenizer, one.steps))
+    summary = {"model": running.described(loaded, model), **side_by_side.summary(found)}
     if as_json:
-        rows = [{**one.as_dict(), "text": decoded(loaded.tokenizer, one.recycled.tokens[0])} for one in found]
         console.print_json({"prompts": rows, "summary": summary})
     else:
-        console.print_summary(out, summary)
+        comparison.print_summary(out, rows, summary)
     if not summary["identical"]:
         raise typer.Exit(1)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...model import loading
-from .. import console
+from ...model import loading, sources
+from .. import console, running
 from ..options import Json
 
 datastore = console.group("Datastores of past text, for the drafter rest.")
@@ -27,8 +27,8 @@ def build(
     found = loading.text_files(files)
     if output.is_dir():
         raise ValueError(f"expected a file for --output, got the folder {output}")
-    loading.check_source(model)
-    with console.working(f"loading the tokenizer of {model}"):
+    sources.check_source(model)
+    with running.loading_shown(model):
         from ...drafters._shared.training.corpus import documents
         from ...drafters.rest import datastore as library
         from ...recycling.matrix import fingerprint

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Threads
+from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Seed, Temperature, Threads, TopK, TopP
 
 
 def generate(
@@ -25,10 +25,10 @@ def generate(
     stats: Annotated[bool, typer.Option("--stats", help="Print statistics, to standard error.")] = False,
     drafter: Drafting = "recycling",
     max_new_tokens: MaxNewTokens = 256,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy; above, tokens are drawn.")] = 0,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the likeliest with this share.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
+    temperature: Temperature = 0,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
     dtype: DType = None,
     device: Device = None,
@@ -37,7 +37,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continues a prompt, and streams the text; Ctrl-C keeps what was learned."""
-    sampling = _sampling(temperature, top_p, top_k, seed)
+    sampling = running.sampling(temperature, top_p, top_k, seed)
     if file is not None and file.is_dir():
         raise ValueError(
             f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
@@ -85,25 +85,3 @@ def generate(
         console.note(f"the text ends where the model's context of {loaded.context} tokens does")
     if interrupted:
         raise typer.Exit(130)
-
-
-def _sampling(temperature: float, top_p: float | None, top_k: int | None, seed: int | None) -> dict[str, Any]:
-    """Arguments of `model.generate`, among them all for which there is an option. For what there is none, such as a
-    repetition penalty, the model's own configuration holds, as in `model.generate` itself.
-    """
-    if not temperature:
-        if (top_p, top_k, seed) != (None, None, None):
-            raise ValueError(
-                "expected --temperature above 0 with --top-p, --top-k or --seed, got 0, which draws nothing"
-            )
-        return {}
-    if seed is not None:
-        import torch
-
-        torch.manual_seed(seed)
-    return {
-        "do_sample": True,
-        "temperature": temperature,
-        "top_p": 1.0 if top_p is None else top_p,
-        "top_k": 0 if top_k is None else top_k,
-    }

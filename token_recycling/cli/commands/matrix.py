@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ...model import loading
-from .. import console
+from .. import console, running
 from ..options import Json
 
 
@@ -30,7 +30,10 @@ def matrix(
 
         tensors, header = read_matrix_file(file)
         found = matrix_in(tensors)
-        tokenizer = None if model is None else loading.load_tokenizer(model)
+    tokenizer = None
+    if model is not None:
+        with running.loading_shown(model):
+            tokenizer = loading.load_tokenizer(model)
     if tokenizer is not None and header["tokenizer"] not in ("", fingerprint(tokenizer)):
         raise ValueError(
             f"{file}: expected the tokenizer {header['tokenizer']}, got {fingerprint(tokenizer)}; "

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...model import loading
+from ...model import loading, sources
 from ...serving.isolation import Isolation, default_isolation, is_loopback
 from ...serving.keys import parse_keys
-from .. import console
+from .. import console, running
 from ..options import Device, Drafting, DType, Model, Threads, completed_drafters
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ def serve(
     model: Model,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="What clients call the model; default MODEL.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What clients call the model; default its hub name, or that of its folder or file."),
+    ] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="File with a chat template instead of the model's.")
     ] = None,
@@ -110,7 +113,7 @@ def serve(
     threads: Threads = None,
 ) -> None:
     """Serves the model as OpenAI's API does: completions, chat completions and responses, until Ctrl-C."""
-    loading.check_source(model)
+    sources.check_source(model)
     keys = parse_keys(api_key or [], api_key_file)
     chosen, why = (isolation, "as asked") if isolation else default_isolation(host, bool(keys))
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
@@ -127,7 +130,7 @@ def serve(
         tls = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
         settings = Settings(
-            name=name or model,
+            name=name or sources.title(model),
             drafter=drafter,
             offers=_offers(drafter, offer),
             free_options=not keys and is_loopback(host),
@@ -145,7 +148,7 @@ def serve(
             max_body=max_body,
             timeout=timeout,
         )
-        with console.working(f"loading {model}"):
+        with running.loading_shown(model):
             loaded = loading.load(model, dtype, device, threads)
         if template is not None:
             loaded.tokenizer.chat_template = template

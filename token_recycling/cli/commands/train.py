@@ -20,8 +20,8 @@ from rich.table import Table
 from ... import drafters
 from ..._util.extras import lacking
 from ...drafters._shared.training.declaration import Schedule, TextOptions, Trained, Training, TrainingRun, option
-from ...model import loading
-from .. import console
+from ...model import loading, sources
+from .. import console, running
 from ..options import Device, DType, Json, Model, Threads
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ def _run(
     found = loading.text_files(files)
     models = [model] if draft is None else [model, draft]
     for each in models:
-        loading.check_source(each)
+        sources.check_source(each)
     folder = output or _beside(draft, name)
-    with console.working(f"loading {' and '.join(models)}"):
+    with running.loading_shown(*models):
         from ...drafters._shared.pairing import paired
         from ...model.tree_model import TreeModel
 
@@ -144,7 +144,7 @@ def _beside(draft: str | None, name: str) -> Path:
     """The folder of a part within that of its draft model."""
     folder = Path(draft or "").expanduser()
     if not folder.is_dir():
-        raise ValueError(f"expected --output with a folder for the head, since {draft} is on the hub, got none")
+        raise ValueError(f"expected --output with a folder for the head, since {draft} is no folder, got none")
     return folder / name
 
 

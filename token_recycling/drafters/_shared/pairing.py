@@ -14,8 +14,10 @@ from weakref import WeakKeyDictionary
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..._util.locks import Lock
-from ...model.loading import first_line, tokenizer_beside
+from ..._util.text_stream import first_line
+from ...model.loading import tokenizer_beside
 from ...model.self_test import ready
+from ...model.sources import resolved
 from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
 
@@ -117,8 +119,10 @@ def config_of(model: str | PreTrainedModel, expected: str) -> Any:
 
 
 def local_folder(name: str) -> Path:
-    """The folder that a name means, or a hub name as it is; raises ValueError for a folder that is not there."""
-    path = Path(name).expanduser()
+    """The folder that a name means, that of a GGUF file unpacked, or a hub name as it is; raises ValueError for a
+    folder that is not there.
+    """
+    path = Path(resolved(name)).expanduser()
     # What looks like a hub name is meant as a path if its first part is a folder here.
     if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():
         raise ValueError(

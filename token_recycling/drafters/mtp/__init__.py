@@ -20,10 +20,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from ..._util.text_stream import first_line
 from ..._util.topk import top_candidates
 from ...costs.budget import Budget
 from ...model.compat import MtpModel, needed
-from ...model.loading import first_line
 from ...model.placing import Placed, placed_copy
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel

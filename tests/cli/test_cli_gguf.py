@@ -1,0 +1,104 @@
+"""Every command takes a GGUF file for a model, and does with it what it does with the folder."""
+
+import json
+
+import pytest
+from support import tiny
+from support.commandline import assert_refused, run, run_json
+from support.gguf_files import write_gguf
+
+from token_recycling.model import gguf
+
+PROMPT = "for index in range"
+SHORT = ("--max-new-tokens", 12, "--drafter", "recycling:tree=4")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def one_cache(monkeypatch, cache):
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(cache))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    tokenizer = tiny.tokenizer()
+    merges = [" ".join(pair) for pair in json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]]
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    model = tiny.llama(vocab_size=len(tokenizer), head_dim=8)
+    write_gguf(model, path, tokenizer.convert_ids_to_tokens(range(len(tokenizer))), merges)
+    return path
+
+
+@pytest.fixture
+def folder(file):
+    return gguf.unpacked(file)
+
+
+def test_unpacking_is_said_once(file, monkeypatch, tmp_path):
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
+    first, second = (run("generate", file, PROMPT, *SHORT) for _ in range(2))
+    assert f"note: tiny.gguf is unpacked into {tmp_path / 'gguf'}, in float32" in " ".join(first.stderr.split())
+    assert "unpacked" not in second.stderr
+    assert first.stdout == second.stdout
+
+
+def test_generate_and_compare_give_the_texts_of_the_folder(file, folder):
+    texts = [run_json("generate", model, PROMPT, *SHORT)["text"] for model in (file, folder)]
+    assert texts[0] == texts[1] != ""
+    compared = run_json("compare", file, PROMPT, *SHORT)
+    assert compared["summary"]["identical"]
+    assert compared["prompts"][0]["text"] == texts[0]
+
+
+def test_check_reads_no_weights(file, folder, monkeypatch, tmp_path):
+    expected = run_json("check", folder)
+    assert run_json("check", file, "--self-test")["difference"] is not None
+    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path))
+    assert run_json("check", file) == expected
+    assert not gguf.is_unpacked(file)
+
+
+def test_bench_calls_it_by_its_name(file, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text(PROMPT)
+    monkeypatch.chdir(tmp_path)
+    options = ["--data", "text.txt", "--max-new-tokens", 4, "--repeats", 1, "--no-replay"]
+    methods = ["--method", "generate", "--method", f"draft_model:model={file},mode=sequence,depth=2"]
+    found = run_json("bench", file, *options, *methods)
+    assert found == {**found, "folder": "results/tiny", "rows": 2, "failures": 0, "different_outputs": 0}
+    found = run_json("bench", file, *options, "--method", "generate", "--method", f"assisted:model={file}", "--fresh")
+    assert (found["rows"], found["failures"]) == (2, 0)
+
+
+def test_matrix_and_datastore_take_its_tokenizer(file, folder, tmp_path):
+    matrix, texts = tmp_path / "a.matrix", tmp_path / "text.txt"
+    texts.write_text("\n".join(tiny.SENTENCES))
+    run_json("generate", file, PROMPT, *SHORT, "--matrix", matrix)
+    shown = [run_json("matrix", matrix, "--model", model)["rows"] for model in (file, folder)]
+    assert shown[0] == shown[1] != []
+    assert shown[0][0]["text"] is not None
+    built = [
+        run_json("datastore", "build", texts, "--model", model, "--output", tmp_path / f"{place}.datastore")
+        for place, model in enumerate((file, folder))
+    ]
+    assert built[0]["tokenizer"] == built[1]["tokenizer"]
+
+
+def test_train_takes_it(file, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(tiny.SENTENCES * 20))
+    small = ["--texts", 8, "--prompt-tokens", 4, "--text-tokens", 8, "--steps", 2, "--batch", 2, "--held-out", 0.4]
+    result = run("train", "medusa", file, tmp_path / "text.txt", "--output", tmp_path / "heads", *small)
+    assert result.exit_code == 0, result.stderr
+    refused = run("train", "specdec-pp", file, tmp_path / "text.txt", "--draft", file)
+    assert_refused(refused, "expected --output with a folder for the head", "tiny.gguf is no folder")
+
+
+@pytest.mark.parametrize("command", [["check"], ["generate"], ["compare"], ["serve", "--port", 0], ["tune"]])
+def test_a_bad_file_is_one_line_before_anything_slow(tmp_path, command):
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF and nothing")
+    name, *options = command
+    prompt = [PROMPT] if name in ("generate", "compare") else []
+    assert_refused(run(name, tmp_path / "bad.gguf", *prompt, *options), "expected a whole GGUF file")

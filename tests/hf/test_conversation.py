@@ -1,0 +1,221 @@
+"""A conversation: every answer is that of a cold cache, whatever is kept of the turns before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+from support.architectures import Case, model_of, named
+from support.recurrent_architectures import RECURRENT
+from support.releases import skip_before
+from support.serving import TEMPLATE, chatty, speaking_llama
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from token_recycling import Conversation, make_drafter
+from token_recycling._util.text_stream import decoded
+from token_recycling.drafters.recycling import RecyclingText
+
+pytestmark = pytest.mark.core
+
+SAID = ("add a, b", "print it", "again", "import os")
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.fixture
+def chat() -> Conversation:
+    return Conversation(speaking_llama(), chatty(tiny.tokenizer()), **GREEDY)
+
+
+def cold(chat: Conversation, messages: list[dict[str, str]], **arguments: Any) -> list[int]:
+    """What plain `generate` says after these messages, without a cache."""
+    inputs = chat.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    inputs.pop("token_type_ids", None)  # of transformers 4
+    text = chat.model.generate(**inputs, **{**GREEDY, **arguments})
+    return text[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_every_answer_is_that_of_a_cold_cache(chat: Conversation) -> None:
+    cached = []
+    for said in SAID:
+        asked = [*chat.messages, {"role": "user", "content": said}]
+        wanted = cold(chat, asked)
+        answer = chat.say(said)
+        assert chat.last is not None
+        assert chat.last.tokens == wanted
+        assert answer == decoded(chat.tokenizer, wanted)
+        assert chat.messages == [*asked, {"role": "assistant", "content": answer}]
+        assert chat.model.generate(**chat.last.arguments)[0, -len(wanted) :].tolist() == wanted
+        cached.append(chat.last.cached)
+    assert cached[0] == 0
+    assert cached[1] > 10
+    assert sorted(cached) == cached
+    assert chat.acceleration.fallback is None
+
+
+def test_a_turn_reads_what_is_new_in_it(chat: Conversation) -> None:
+    read: list[int] = []
+    hook = chat.model.register_forward_pre_hook(
+        lambda model, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    chat.say("add a, b " * 40)
+    assert read[0] > 100
+    read.clear()
+    chat.say("again")
+    hook.remove()
+    assert chat.last is not None
+    assert chat.last.cached > 100
+    assert max(read) < 100
+
+
+def test_answers_come_in_pieces_and_stats_are_of_the_turn(chat: Conversation) -> None:
+    pieces: list[str] = []
+    answer = chat.say("add a, b", pieces.append, max_new_tokens=30)
+    assert "".join(pieces) == answer
+    assert len(pieces) > 1
+    assert chat.last is not None
+    assert chat.last.stats.tokens == len(chat.last.tokens) == 30
+    chat.say("again")
+    assert chat.last.stats.tokens == len(chat.last.tokens) == 12
+
+
+def test_a_drawn_answer_is_that_of_a_cold_cache(chat: Conversation) -> None:
+    drawing: dict[str, Any] = {"do_sample": True, "temperature": 0.8}
+    chat.say("add a, b")
+    torch.manual_seed(4)
+    wanted = cold(chat, [*chat.messages, {"role": "user", "content": "print it"}], **drawing)
+    torch.manual_seed(4)
+    chat.say("print it", **drawing)
+    assert chat.last is not None
+    assert chat.last.tokens == wanted
+
+
+def test_edited_messages_cut_the_cache(chat: Conversation) -> None:
+    for said in SAID[:3]:
+        chat.say(said)
+    chat.messages[2:] = [{"role": "user", "content": "no"}, {"role": "assistant", "content": "yes"}]
+    wanted = cold(chat, [*chat.messages, {"role": "user", "content": "again"}])
+    chat.say("again")
+    assert chat.last is not None
+    assert chat.last.tokens == wanted
+    assert chat.last.cached > 10
+
+
+def test_reset_begins_anew_and_what_was_learned_stays() -> None:
+    drafter = make_drafter("recycling:tree=8")
+    chat = Conversation(speaking_llama(), chatty(tiny.tokenizer()), drafter, system="import sys", **GREEDY)
+    first = chat.say("add a, b")
+    assert chat.messages[0] == {"role": "system", "content": "import sys"}
+    chat.say("again")
+    steps = chat.acceleration.total.steps
+    chat.reset()
+    assert chat.messages == [{"role": "system", "content": "import sys"}]
+    assert chat.last is None
+    assert chat.say("add a, b") == first
+    assert chat.last.cached == 0
+    assert chat.acceleration.drafter is drafter
+    assert chat.acceleration.total.steps > steps
+
+
+def test_an_interrupt_keeps_what_was_said(chat: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, calls = RecyclingText.draft, []
+
+    def draft_or_interrupt(self: RecyclingText, context: Any) -> Any:
+        calls.append(context)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return draft(self, context)
+
+    chat.say("add a, b")
+    with monkeypatch.context() as patched:
+        patched.setattr(RecyclingText, "draft", draft_or_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            chat.say("print it", max_new_tokens=100)
+    assert chat.last is not None
+    assert chat.messages[-2:] == [
+        {"role": "user", "content": "print it"},
+        {"role": "assistant", "content": decoded(chat.tokenizer, chat.last.tokens)},
+    ]
+    assert 0 < len(chat.last.tokens) < 100
+    wanted = cold(chat, [*chat.messages, {"role": "user", "content": "again"}])
+    chat.say("again")
+    assert chat.last.tokens == wanted
+
+
+def test_an_error_leaves_the_conversation_as_it_was(chat: Conversation) -> None:
+    chat.say("add a, b")
+    before, last = list(chat.messages), chat.last
+
+    def fail(piece: str) -> None:
+        raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        chat.say("print it", fail)
+    assert (chat.messages, chat.last) == (before, last)
+    wanted = cold(chat, [*before, {"role": "user", "content": "print it"}])
+    chat.say("print it")
+    assert chat.last is not None
+    assert chat.last.tokens == wanted
+
+
+def test_a_full_context_is_an_error_and_an_answer_ends_before_it() -> None:
+    model = tiny.llama(vocab_size=300, max_position_embeddings=64)
+    chat = Conversation(model, chatty(tiny.tokenizer()), max_new_tokens=1000, do_sample=False)
+    chat.say("add a, b")
+    assert chat.last is not None
+    assert chat.last.arguments["input_ids"].shape[1] + len(chat.last.tokens) == 64
+    before = list(chat.messages)
+    with pytest.raises(ValueError, match=r"context of 64, got \d+; begin a new one: reset\(\)"):
+        chat.say("again")
+    assert chat.messages == before
+    chat.reset()
+    assert chat.say("add a, b") == before[-1]["content"]
+
+
+def test_what_a_conversation_needs_of_a_tokenizer(model: PreTrainedModel) -> None:
+    with pytest.raises(ValueError, match=r"chat template.*`generate`"):
+        Conversation(model, tiny.tokenizer())
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system message') }}"
+    chat = Conversation(tiny.llama(vocab_size=300), tokenizer)
+    with pytest.raises(ValueError, match="got TemplateError: no system message"):
+        chat.say("hi")
+    assert chat.messages == []
+
+
+def exact_tokenizer() -> PreTrainedTokenizerFast:
+    """One character is one token, so that answers are read as they were written, and 96 tokens are enough."""
+    characters = {chr(32 + place): place for place in range(95)}
+    made = Tokenizer(models.WordLevel({**characters, "\n": 95}, unk_token=" "))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    tokenizer.chat_template = TEMPLATE.replace("\n", "\\n")
+    return tokenizer
+
+
+FAMILIES = [
+    named("mistral", "window of 8"),
+    named("phi3", "longrope, border at 32"),
+    named("deepseek_v32", "8 keys a query"),
+    *(case for case in RECURRENT if case.family in ("lfm2", "qwen3_5_text", "mamba")),
+]
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_families(case: Case) -> None:
+    """Windows, borders, and states over the text that cannot be cut."""
+    if case in RECURRENT:
+        skip_before(5, 14)
+    model = model_of(case)
+    model.generation_config.eos_token_id = None
+    chat = Conversation(model, exact_tokenizer(), **GREEDY)
+    for said in ("abc", "de", "f"):
+        wanted = cold(chat, [*chat.messages, {"role": "user", "content": said}])
+        chat.say(said)
+        assert chat.last is not None
+        assert chat.last.tokens == wanted

@@ -1,0 +1,150 @@
+"""`token-recycling chat`: a conversation in a terminal, a line a turn."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .. import console, running
+from ..options import Device, Drafting, DType, MaxNewTokens, Model, Seed, Temperature, Threads, TopK, TopP
+
+if TYPE_CHECKING:
+    from ...hf.conversation import Conversation, Turn
+
+PROMPT = "> "
+HELP = """\
+/reset  begins a new conversation
+/stats  says what the last answer took, and decodes it plainly to compare
+/help   shows this
+/exit   ends, as Ctrl-D does
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next."""
+
+
+def chat(
+    model: Model,
+    system: Annotated[str | None, typer.Option(help="System message; default the template's own.")] = None,
+    drafter: Drafting = "recycling",
+    max_new_tokens: MaxNewTokens = 512,
+    temperature: Temperature = 0,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+    dtype: DType = None,
+    device: Device = None,
+    threads: Threads = None,
+) -> None:
+    """Holds a conversation: every line of input is a turn, and the answers stream. /help shows its commands."""
+    sampling = running.sampling(temperature, top_p, top_k, seed)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
+    from ...hf.conversation import Conversation
+
+    arguments = {"max_new_tokens": max_new_tokens, "do_sample": False, **sampling}
+    conversation = Conversation(loaded.model, loaded.tokenizer, made, system=system, **arguments)
+    on_terminal, failed = is_terminal(), False
+    if on_terminal:
+        print("/help shows the commands, Ctrl-D ends")
+    for line in turns(on_terminal):
+        if line == "/exit":
+            break
+        try:
+            _take(conversation, line)
+        except KeyboardInterrupt:
+            if not on_terminal:
+                raise
+            print()
+        except ValueError as error:
+            console.report(error)
+            failed = True
+    if failed and not on_terminal:
+        raise typer.Exit(2)
+
+
+def is_terminal() -> bool:
+    """Whether a person types the input."""
+    return sys.stdin.isatty()
+
+
+def turns(on_terminal: bool) -> Iterator[str]:
+    """What is said, turn by turn, up to the end of the input; a prompt is shown on a terminal only."""
+    if on_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # lets `input` edit lines and recall earlier ones
+    begun = ""
+    while True:
+        try:
+            line = input(PROMPT if not begun else "") if on_terminal else sys.stdin.readline()
+        except KeyboardInterrupt:
+            if not on_terminal:
+                raise
+            print()
+            begun = ""
+            continue
+        except EOFError:
+            print()
+            return
+        if not line and not on_terminal:
+            if begun.strip():
+                yield begun.strip()
+            return
+        line = line.rstrip("\r\n")
+        if line.endswith("\\"):
+            begun += f"{line[:-1]}\n"
+            continue
+        said, begun = (begun + line).strip(), ""
+        if said:
+            yield said
+
+
+def _take(conversation: Conversation, line: str) -> None:
+    """One turn: a command, or a question whose answer streams."""
+    if line == "/help":
+        print(HELP)
+    elif line == "/reset":
+        conversation.reset()
+    elif line == "/stats":
+        if conversation.last is None:
+            raise ValueError("expected an answer before /stats, got none yet; ask something first")
+        _print_stats(conversation, conversation.last)
+    elif line[0] == "/" and line[1:].isalpha():
+        raise ValueError(f"expected /help, /reset, /stats or /exit, got {line}")
+    else:
+        with contextlib.ExitStack() as waiting:
+
+            def show(piece: str) -> None:
+                waiting.close()
+                print(piece, end="", flush=True)
+
+            waiting.enter_context(console.working("reading"))
+            conversation.say(line, show)
+        print()
+
+
+def _print_stats(conversation: Conversation, turn: Turn) -> None:
+    """What the last answer took, and the same prompt decoded by transformers' own `generate`."""
+    from ...bench.run.runners import TransformersRunner
+
+    stats, length = turn.stats, turn.arguments["input_ids"].shape[1]
+    print(f"prompt: {length} tokens, of which {turn.cached} were in the cache; {stats.prefill_seconds:.2f} s")
+    print(f"answer: {stats.tokens} tokens in {stats.steps} steps, {stats.mat:.2f} tokens a step")
+    if not stats.tokens_per_second:
+        print("speed: none, everything came with the first step")
+        return
+    print(f"decoding: {stats.tokens_per_second:.1f} tokens/s")
+    with console.working("decoding the same plainly"):
+        asked = {**turn.arguments, "max_new_tokens": len(turn.tokens)}  # an interrupted answer is as long as it came
+        plain = TransformersRunner(conversation.model, {}).generate(asked)
+    (tokens,) = plain.tokens
+    if len(tokens) == 1:
+        print("plain: no speed, the text drawn anew ends with its first token")
+        return
+    rate = (len(tokens) - 1) / plain.seconds
+    print(
+        f"plain: {rate:.1f} tokens/s, the same prompt by transformers' own generate from an empty cache, measured now"
+    )
+    drawn = asked["do_sample"]
+    same = "another text, drawn anew" if drawn else f"identical: {'yes' if tokens == turn.tokens else 'no'}"
+    print(f"ratio: {stats.tokens_per_second / rate:.2f}, reading the prompt left out on both sides; {same}")

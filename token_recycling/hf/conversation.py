@@ -1,0 +1,173 @@
+"""A conversation with a model: turn after turn through its chat template, on one key/value cache.
+
+A chat template writes the whole conversation anew for every turn. The tokens that it begins with and that the cache
+holds from the turns before are not read again, so that a turn costs what is new in it: the question, and of the last
+answer what the template writes otherwise than the model did. The prompt is always the template's, so that the text is
+that of a cold cache; in 16 bits nearly equal candidates may change places, as between any two ways to read a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
+
+from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
+from ..cuda_graphs import Fast, checked
+from ..drafters._base import Drafter
+from ..drafters._registry import make_drafter
+from ..loop.stats import Stats
+from ..model.inspection import accepts, context_length
+from ..model.kv_cache import slots
+from ..model.prefill import checked_prompt
+from ..model.self_test import ready
+from .acceleration import Acceleration, view
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one answer took."""
+
+    arguments: dict[str, Any]
+    """The arguments of `model.generate` that give the same answer from a cold cache."""
+    cached: int
+    """Tokens of the prompt that were in the cache already."""
+    tokens: list[int]
+    """Tokens of the answer, with the end of sequence."""
+    stats: Stats
+    """Statistics of the decoding."""
+
+
+class Conversation:
+    """Turns of a chat, each read behind those before.
+
+    `messages` holds the conversation, as `{"role": ..., "content": ...}`, and may be edited between turns: the cache is
+    cut back to what still holds. Models whose cache cannot be cut (states over the text) read the text again where it
+    would have to be. `last` is the last `Turn`, or None. `acceleration` has the drafter, which keeps what it learned.
+    Not to be shared by threads.
+    """
+
+    _text: torch.Tensor
+    """(length,) ids of the conversation up to the last answer."""
+    _cache: Cache
+    """Of all of them but the last."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        drafter: str | Drafter = "recycling",
+        *,
+        system: str | None = None,
+        fast: Fast = "auto",
+        **arguments: Any,
+    ) -> None:
+        """`arguments` are those of `model.generate` for every answer, of at most 256 tokens unless `max_new_tokens` is
+        among them; `system` is the text of the system message. `fast` is as in `accelerate`. The model stays as it is.
+
+        Raises UnsupportedModelError, and ValueError for a tokenizer without a chat template.
+        """
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                "expected a tokenizer with a chat template for a conversation, got one without; continue texts with "
+                "`generate`"
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
+        self._target = ready(model)
+        self.acceleration = Acceleration(make_drafter(drafter), checked(fast), self._target)
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins anew, with the system message alone."""
+        self.messages: list[dict[str, str]] = [*self._system]
+        self.last: Turn | None = None
+        self._forget()
+
+    def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
+        """The answer to `text`; both become messages. `on_text` is called with pieces of the answer as they come.
+
+        `arguments` stand for this turn in place of those of the conversation. An answer ends where the model's context
+        does. KeyboardInterrupt ends it too: what came of it is kept, and the interrupt is raised on. After any other
+        error the conversation is as it was. Raises ValueError where the conversation leaves no room for an answer, and
+        for a template that does not take it.
+        """
+        question = {"role": "user", "content": text}
+        ids = self._encoded([*self.messages, question])
+        asked = self._asked(ids, arguments)
+        shown = IncrementalText(self.tokenizer)
+
+        def show(piece: str) -> None:
+            if piece and on_text is not None:
+                on_text(piece)
+
+        recorder = StepRecorder(lambda tokens: show(shown.push(tokens)))
+        cached, cache = self._reused(ids), self._cache
+        self._forget()  # until the answer is complete: what an error leaves in a cache is not known
+        kept = {"past_key_values": cache} if accepts(self.model, "past_key_values") else {}
+        try:
+            sequences = view(self.model, self.acceleration).generate(**asked, **kept, streamer=recorder)
+            show(shown.flush())
+        except KeyboardInterrupt:
+            if recorder.tokens:
+                self._keep(question, asked, cached, recorder.tokens)
+            raise
+        answer = self._keep(question, asked, cached, recorder.tokens)
+        # A cache that does not say how much it has read, or that another loop left, may not be read on.
+        if self.acceleration.fallback is None and slots(cache) == sequences.shape[1] - 1:
+            self._text, self._cache = sequences[0], cache
+        return answer
+
+    def _keep(self, question: dict[str, str], asked: dict[str, Any], cached: int, tokens: list[int]) -> str:
+        answer = decoded(self.tokenizer, tokens)
+        self.messages += [question, {"role": "assistant", "content": answer}]
+        self.last = Turn(asked, cached, tokens, self.acceleration.stats)
+        return answer
+
+    def _encoded(self, messages: list[dict[str, str]]) -> torch.Tensor:
+        """The conversation as ids (length,), up to where the answer begins."""
+        try:
+            inputs = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        except Exception as error:  # a template can fail in any way
+            raise ValueError(
+                f"expected messages that the chat template takes, got {type(error).__name__}: {one_line(error)}"
+            ) from error
+        return checked_prompt(inputs["input_ids"], self._target)
+
+    def _asked(self, ids: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `model.generate` for a prompt; at most as many new tokens as the model's context holds."""
+        asked = {**self.arguments, **arguments}
+        context = context_length(self.model)
+        if context is not None:
+            if len(ids) >= context:
+                raise ValueError(
+                    f"expected a conversation of fewer tokens than the model's context of {context}, got {len(ids)}; "
+                    "begin a new one: reset(), in `chat` /reset"
+                )
+            asked["max_new_tokens"] = min(asked["max_new_tokens"], context - len(ids))
+        return {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], **asked}
+
+    def _forget(self) -> None:
+        self._text, self._cache = torch.zeros(0, dtype=torch.long), self._target.new_cache()
+
+    def _reused(self, ids: torch.Tensor) -> int:
+        """Cuts the cache to the tokens that `ids` (length,) begins with, but for the last, and returns how many."""
+        support, held = self._target.support, slots(self._cache)
+        n = min(held, len(ids) - 1)
+        common = int((ids[:n] == self._text[:n].to(ids.device)).int().cumprod(0).sum())
+        border = support.border
+        # Beyond some borders all of a text is computed otherwise than what is in the cache was.
+        across = border is not None and not border.repeats and max(held, len(ids)) > border.at
+        if across or (support.recurrent and common < held) or support.cannot_read_on(common, len(ids)):
+            self._forget()
+            return 0
+        if common < held:
+            self._cache.crop(common - held)
+        return common
