@@ -8,14 +8,15 @@ import torch
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as TextParams
 from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as ResponseParams
 from pydantic import TypeAdapter
 from support import tiny
 from support.openai_answers import chat, completion, streamed_chat, streamed_completion
 from support.serving import chatty, serving, speaking_llama
-from transformers.cli.serving.response import UNUSED_RESPONSE_FIELDS
 
 from token_recycling.serving.penalties import AdditivePenalties
-from token_recycling.serving.requests import ChatBody, ResponsesBody, TextBody
+from token_recycling.serving.requests import ChatBody, TextBody
+from token_recycling.serving.responses import ResponsesBody
 
 PROMPT = "for index in"
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -53,11 +54,12 @@ def state(body, name):
 
 def table():
     """The rows that docs/serving.md must have."""
-    names = {name for body in (TextBody, ChatBody) for name in (*body.model_fields, *body.harmless, *body.refused)}
+    bodies = (TextBody, ChatBody, ResponsesBody)
+    names = {name for body in bodies for name in (*body.model_fields, *body.harmless, *body.refused)}
     for name in sorted(names):
-        (text, about_text), (chats, about_chat) = state(TextBody, name), state(ChatBody, name)
-        meaning = "; ".join(dict.fromkeys(about for about in (about_text, about_chat) if about))
-        yield f"| `{name}` | {text} | {chats} | {meaning} |"
+        states, abouts = zip(*(state(body, name) for body in bodies), strict=True)
+        meaning = "; ".join(dict.fromkeys(filter(None, abouts)))
+        yield f"| `{name}` | {' | '.join(states)} | {meaning} |"
 
 
 def test_the_table_is_that_of_the_code():
@@ -69,14 +71,11 @@ def test_the_table_is_that_of_the_code():
     assert not written[start + len(rows)]
 
 
-@pytest.mark.parametrize(("params", "body"), [(TextParams, TextBody), (ChatParams, ChatBody)])
+@pytest.mark.parametrize(
+    ("params", "body"), [(TextParams, TextBody), (ChatParams, ChatBody), (ResponseParams, ResponsesBody)]
+)
 def test_every_field_of_the_official_client_is_known(params, body):
     assert [name for name in typing.get_type_hints(params) if state(body, name)[0] == "none"] == []
-
-
-def test_what_transformers_handler_of_responses_ignores_is_refused():
-    harmless = {"metadata", "store", "service_tier", "user", "stream_options", "parallel_tool_calls"}
-    assert UNUSED_RESPONSE_FIELDS - harmless <= ResponsesBody.refused.keys()
 
 
 def test_responses_have_the_types_of_the_official_client(server):
@@ -85,22 +84,26 @@ def test_responses_have_the_types_of_the_official_client(server):
     assert answer.output_text == chat(server, temperature=0, max_tokens=9).choices[0].message.content
     events = server.post("/v1/responses", {**asked, "stream": True}).text.split("\n\n")
     kind = TypeAdapter(ResponseStreamEvent)
-    read = [kind.validate_json(event.removeprefix("data: ")) for event in events if event]
+    read = [kind.validate_json(event.partition("\ndata: ")[2]) for event in events if event]
     assert "".join(event.delta for event in read if event.type == "response.output_text.delta") == answer.output_text
 
 
-@pytest.mark.parametrize("name", [*TextBody.refused, *(name for name in ChatBody.refused)])
-def test_what_is_refused_is_named(server, name):
-    path = "/v1/completions" if name in TextBody.refused else "/v1/chat/completions"
-    body = {"prompt": PROMPT, "messages": [{"role": "user", "content": "a"}]}
-    body.pop("messages" if name in TextBody.refused else "prompt")
+ASKED = {
+    "/v1/completions": (TextBody, {"prompt": PROMPT, "max_tokens": 1}),
+    "/v1/chat/completions": (ChatBody, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+    "/v1/responses": (ResponsesBody, {"input": "a", "max_output_tokens": 1}),
+}
+
+
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, (body, _) in ASKED.items() for name in body.refused])
+def test_what_is_refused_is_named(server, path, name):
+    kind, body = ASKED[path]
     answer = server.post(path, {**body, name: "anything"})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", name)
     assert error["message"].startswith(f"{name}: ")
-    refused = {**TextBody.refused, **ChatBody.refused}[name]
-    for value in (None, *refused[1]):
-        assert server.post(path, {**body, name: value, "max_tokens": 1}).status_code == 200
+    for value in (None, *kind.refused[name][1]):
+        assert server.post(path, {**body, name: value}).status_code == 200
 
 
 def test_what_has_no_effect_is_taken(server):

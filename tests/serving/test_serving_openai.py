@@ -166,10 +166,12 @@ def test_responses(client, reference):
     arguments = {"model": "tiny", "input": "import os", "max_output_tokens": 24, "temperature": 0}
     answer = client.responses.create(**arguments)
     assert answer.output_text == wanted
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.usage.model_extra["speculation"]["steps"] > 0
     events = list(client.responses.create(**arguments, stream=True))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == wanted
-    assert events[-1].type == "response.completed"
+    assert events[-1].type == "response.incomplete"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].response.usage.model_extra["speculation"]["steps"] > 0
 
 
@@ -233,6 +235,10 @@ def test_other_bad_requests(client, server):
         client.responses.create(
             model="tiny", input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
         )
+    with pytest.raises(openai.BadRequestError, match="input"):
+        client.responses.create(model="tiny", input=[{"type": "item_reference", "id": "x"}])
+    with pytest.raises(openai.BadRequestError, match="input"):
+        client.responses.create(model="tiny", input=[])
     with pytest.raises(openai.BadRequestError, match="stream_options") as caught:
         complete(client, stream_options={"include_usage": True})
     assert caught.value.param == "stream_options"

@@ -1,17 +1,17 @@
-"""The parts of the server that need none: keys, stop strings, and whether transformers is the one that is known."""
+"""The parts of the server that need none: keys, stop strings, and whether the extra is installed."""
 
+import importlib.util
 import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import architectures, tiny
-from transformers.cli.serving.utils import GenerateManager
 
+from token_recycling import serving
 from token_recycling.drafters._base import Drafter, DrafterTraits, TextDrafter
 from token_recycling.model.loading import Loaded
 from token_recycling.recycling.matrix import Retrieval
-from token_recycling.serving.internals import check_installed
 from token_recycling.serving.job import StepReporter
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.requests import Sampling
@@ -102,17 +102,11 @@ def test_pieces_do_not_wait_longer_than_they_must():
     assert text.flush() == ""
 
 
-def test_this_version_of_transformers_is_known():
-    check_installed()
-
-
-def test_another_one_is_refused_with_what_is_different(monkeypatch):
-    monkeypatch.setattr(GenerateManager, "generate_streaming", lambda self, request: None)
-    with pytest.raises(ValueError, match=r"GenerateManager\.generate_streaming\(self, request\) instead of"):
-        check_installed()
-    monkeypatch.delattr("transformers.cli.serving.utils.GenerationState")
-    with pytest.raises(ValueError, match="GenerationState"):
-        check_installed()
+def test_without_the_extra_it_is_named(monkeypatch):
+    serving.check_installed()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"serving needs the extra 'serving', got no fastapi, .*pip install"):
+        serving.create_app  # noqa: B018
 
 
 WRONG = [{name: 0} for name in ("max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "save_every")]

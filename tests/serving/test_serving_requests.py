@@ -14,6 +14,7 @@ from transformers import SequenceBiasLogitsProcessor
 
 from token_recycling.serving.errors import ApiError
 from token_recycling.serving.job import Job
+from token_recycling.serving.texts import Text
 
 LONG = {"prompt": "for index in", "max_tokens": 3500, "temperature": 0}
 
@@ -194,7 +195,7 @@ def test_one_whose_time_is_over_before_its_turn_does_not_begin(model):
     job = Job(model, contextlib.nullcontext(), timeout=0.01)
     time.sleep(0.02)
     with pytest.raises(ApiError, match="waited") as caught:
-        job.generate(input_ids=tiny.prompt(0, 4))
+        job.generate_text(Text({"input_ids": tiny.prompt(0, 4)}), lambda tokens: None)
     assert (caught.value.status_code, caught.value.headers["Retry-After"]) == (503, "5")
     assert job.outcome is None
 

@@ -74,7 +74,7 @@ def test_all_that_was_learned_before_the_end_is_saved(tmp_path, concurrency):
         for one in asking:
             one.start()
         wait_for(lambda: server.service.running == 3)
-        wait_for(matrix_path(tmp_path).exists)
+        wait_for(matrix_path(tmp_path).exists, 60)
     for one in asking:
         one.join()
     with server.service.pool.acquire("") as drafter:

@@ -83,9 +83,7 @@ def test_they_end_every_kind_of_answer(server, whole, stop):
     configuration = json.dumps({"stop_strings": text[9:12], "do_sample": False, "max_new_tokens": 24})
     answer = server.post("/v1/responses", {"input": "import os", "generation_config": configuration}).json()
     said = answer["output"][0]["content"][0]["text"]
-    assert text.startswith(said)
-    assert len(said) < len(text)
-    assert text[9:12] in said
+    assert said == text[: text.index(text[9:12])]
 
 
 def test_a_special_token_may_be_one(server, tokenizer):

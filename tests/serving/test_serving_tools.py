@@ -7,6 +7,9 @@ import sys
 import types
 
 import pytest
+import torch
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 from support import tiny
 from support.openai_answers import chat, completion, streamed_chat
 from support.serving import TEMPLATE, chatty, serving, speaking_llama
@@ -15,7 +18,11 @@ from transformers import LogitsProcessor
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import grammars
 from token_recycling.serving import service as services
+from token_recycling.serving.choices import Choice
 from token_recycling.serving.isolation import Isolation
+from token_recycling.serving.response_templates import response_parser
+from token_recycling.serving.responses import ResponsesBody
+from token_recycling.serving.templates import rendered
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE
@@ -110,6 +117,79 @@ def test_reasoning_is_no_part_of_the_text(server, says):
     deltas = [event.choices[0].delta for event in streamed_chat(server, max_tokens=99)]
     assert "".join(delta.content or "" for delta in deltas) == "done"
     assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == "well"
+
+
+FLAT = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
+
+
+def test_responses_have_items_of_each_kind(server, says):
+    """Streamed or not; the official client puts the events together."""
+    says(f"<think>well</think>{SAID}")
+    asked = {"model": "tiny", "input": "a", "tools": FLAT}
+    with server.client().responses.stream(**asked) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    for answer in (server.client().responses.create(**asked), streamed):
+        thought, message, call = answer.output
+        assert (thought.type, thought.content[0].text) == ("reasoning", "well")
+        assert (message.type, answer.output_text) == ("message", "Let me see.")
+        assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "look", {"at": 1})
+        assert answer.status == "completed"
+    read = [TypeAdapter(ResponseStreamEvent).validate_python(event.model_dump(warnings=False)).type for event in events]
+    assert read[-1] == "response.completed"
+    ended = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in ended] == [item.id for item in streamed.output]
+
+
+def test_a_conversation_with_calls_is_the_same_chat(server, tokenizer):
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "where?"}]},
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+        {"type": "function_call", "call_id": "one", "name": "look", "arguments": '{"at": 1}'},
+        {"type": "function_call", "call_id": "two", "name": "look", "arguments": '{"at": 2}'},
+        {"type": "function_call_output", "call_id": "one", "output": "here"},
+    ]
+    body = ResponsesBody(input=items, instructions="Be brief.", tools=FLAT, tool_choice="auto").as_chat()
+    assert body.tools == TOOLS
+    shown = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{% for c in m.tool_calls or [] %}"
+    shown += "{{ c.id }}={{ c.function.arguments.at }} {% endfor %}{{ '\\n' }}{% endfor %}"
+    usual, tokenizer.chat_template = tokenizer.chat_template, shown
+    try:
+        text = tokenizer.decode(rendered(tokenizer, body.messages)[0])
+    finally:
+        tokenizer.chat_template = usual
+    assert text.splitlines() == [
+        "system|Be brief.||",
+        "user|where?||",
+        "assistant|Let me see.||one=1 two=2 ",
+        "tool|here|one|",
+    ]
+
+
+WRITTEN = {
+    "qwen3": '<think>\nwell\n</think>\n\nyes\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+    "<|im_end|>",
+    "qwen3_5": "<think>\nwell\n</think>\n\nyes\n<tool_call>\n<function=look>\n<parameter=at>\n1\n</parameter>\n"
+    "</function>\n</tool_call><|im_end|>\n<|endoftext|>",
+    "gemma4": "<|channel>thought\nwell<channel|>yes<|tool_call>call:look{at:1}<tool_call|><turn|>",
+}
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_what_families_write_is_known(model, family):
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "<function=" if family == "qwen3_5" else "<tool_call>"
+    config = types.SimpleNamespace(model_type=family)
+    loaded = Loaded(types.SimpleNamespace(config=config), tokenizer)
+    parser = response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None)
+    choice = Choice(tokenizer, model.generation_config, parser)
+    delta = choice._parsed(parser.feed(WRITTEN[family])) + choice.end()
+    assert (delta.reasoning.strip(), delta.text.strip()) == ("well", "yes")
+    ((name, arguments),) = delta.calls
+    assert (name, int(json.loads(arguments)["at"])) == ("look", 1)
+    config.model_type = "llama"
+    assert response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None) is None
 
 
 def test_no_tools_are_shown_where_none_may_be_used(server):

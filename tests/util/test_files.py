@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from token_recycling._util.files import replacing
 
@@ -149,6 +151,10 @@ def test_writers_at_once_are_in_nobodys_way(tmp_path: Path) -> None:
 
 def test_without_locks_files_are_replaced_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".token_recycling.abc").mkdir()
-    monkeypatch.setattr("token_recycling._util.files.fcntl", None)
+
+    def acquire(self: FileLock) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(FileLock, "_acquire", acquire)
     write(tmp_path / "file")
     assert sorted(os.listdir(tmp_path)) == [".token_recycling.abc", "file"]

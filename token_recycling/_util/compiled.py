@@ -6,7 +6,8 @@ the other could not be read. So the sources of all loops are part of the name un
 
 Most of the time of compiling is numba's own, in Python, for every function and every combination of types. So an
 integer is made an int64 before it is passed on, whatever array it is from; there are no slices, no sorting and no
-searching of numpy's; and a function that makes no arrays counts no references, which makes it faster too.
+searching of numpy's; and a function that makes no arrays counts no references, which makes it faster too: learning is
+four times as fast. That option (`_nrt`) is private, no public one says the same, and no other file names it.
 """
 
 from __future__ import annotations

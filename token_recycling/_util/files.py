@@ -2,7 +2,7 @@
 
 Both are written in a hidden folder beside its place, which its writer holds locked. A lock ends with its process,
 however that ends: so the next writer knows what was left behind, by whatever machine, and removes it. Where there are
-no such locks (Windows, some network drives) it stays.
+no such locks (some network drives) it stays.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from filelock import FileLock, Timeout
 
-_PREFIX, _LOCK = ".token_recycling.", "writer"
+_PREFIX = ".token_recycling."
 
 
 @contextlib.contextmanager
@@ -35,10 +32,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     with _writing_beside(path) as folder:
         temporary = folder / "whole"
         temporary.touch()
+        # It is a new file as any other: the umask, which only a change could tell, belongs to all threads.
+        usual = temporary.stat().st_mode
         yield str(temporary)
         _flush(temporary)
-        # The lock is a new file as any other: the umask, which only a change could tell, belongs to all threads.
-        os.chmod(temporary, stat.S_IMODE(os.stat(path if path.exists() else folder / _LOCK).st_mode))
+        os.chmod(temporary, stat.S_IMODE(path.stat().st_mode if path.exists() else usual))
         os.replace(temporary, path)
 
 
@@ -64,11 +62,13 @@ def one_at_a_time(path: Path) -> Iterator[None]:
     are no locks it does not wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as lock:
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock(path)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -80,8 +80,8 @@ def _writing_beside(path: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        lock.release()
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def _flush(file: Path) -> None:
@@ -90,46 +90,31 @@ def _flush(file: Path) -> None:
         os.fsync(written.fileno())
 
 
-def _new_folder(parent: Path) -> tuple[Path, int]:
+def _new_folder(parent: Path) -> tuple[Path, FileLock]:
     """A folder that no other writer removes, and the lock that says so."""
     while True:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
-        try:
-            lock = _lock_of(folder)
-        except FileNotFoundError:  # taken for one that was left behind, before it was locked
-            continue
-        if _try_lock(lock) is not False and folder.exists():
+        lock = _lock_of(folder)
+        with contextlib.suppress(OSError, NotImplementedError):  # there are no locks here
+            try:
+                lock.acquire()
+            except (Timeout, FileNotFoundError):  # taken for one that was left behind, before it was locked
+                continue
+        if folder.exists():
             return folder, lock
-        os.close(lock)
+        lock.release()
 
 
 def _remove_left_behind(parent: Path) -> None:
     """Removes the folders of writers that are gone."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or another writer is removing it
-            lock = _lock_of(folder)
-            try:
-                if _try_lock(lock):
-                    shutil.rmtree(folder)
-            finally:
-                os.close(lock)
+        # Another's who writes, or another user's; or there are no locks here.
+        with contextlib.suppress(OSError, NotImplementedError), _lock_of(folder):
+            shutil.rmtree(folder)
 
 
-def _lock_of(folder: Path) -> int:
-    return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
-def _try_lock(lock: int) -> bool | None:
-    """Whether the lock is ours now; False if it is another's, None if there are no locks here."""
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
+def _lock_of(folder: Path) -> FileLock:
+    return FileLock(folder / "writer", blocking=False)
 
 
 def cache_folder() -> Path:

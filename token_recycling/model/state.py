@@ -147,5 +147,6 @@ def _options() -> list[Any]:
         cuda.math_sdp_enabled(),
         cuda.cudnn_sdp_enabled(),
         cuda.fp16_bf16_reduction_math_sdp_allowed(),
-        *torch._C._get_sdp_priority_order(),
+        # There is no public way to read what `sdpa_kernel(..., set_priority=True)` sets.
+        *getattr(torch._C, "_get_sdp_priority_order", tuple)(),
     ]

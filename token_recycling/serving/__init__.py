@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._util.extras import lacking
+
 if TYPE_CHECKING:
     from .app import create_app
     from .connections import ConnectionLimits
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from .isolation import Isolation
     from .keys import parse_keys
 
-__all__ = ["ConnectionLimits", "HttpServer", "Isolation", "create_app", "parse_keys"]
+__all__ = ["ConnectionLimits", "HttpServer", "Isolation", "check_installed", "create_app", "parse_keys"]
 
 _HOMES = {
     "create_app": "app",
@@ -22,12 +24,16 @@ _HOMES = {
 }
 
 
+def check_installed() -> None:
+    """Raise ValueError if a package of the extra `serving` is missing, with what to install."""
+    if missing := lacking("serving", "fastapi", "uvicorn", "prometheus_client", "jinja2"):
+        raise ValueError(f"serving {missing}")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
-
-    from .internals import check_installed
 
     check_installed()
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -17,10 +17,10 @@ from .choices import Choice, Delta
 from .errors import CancelledError, failure
 from .job import Job
 from .logprobs import Scored, of_chat, of_completion
-from .postprocess import usage
 from .service import Service
 from .texts import Text
 from .told import told
+from .usage import usage
 
 
 class Form:

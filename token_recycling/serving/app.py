@@ -18,7 +18,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ..model.loading import Loaded
-from . import chat, completions, playground
+from . import chat, completions, playground, responses
 from .access import MetricsUser, User
 from .answers import streamed_answer, whole_answer
 from .errors import ApiError, CancelledError, add_error_handlers, client_error
@@ -26,8 +26,8 @@ from .hosts import LocalNamesMiddleware
 from .job import Job
 from .keys import Key
 from .middleware import LimitMiddleware
-from .postprocess import complete_answer, stream_events
-from .requests import ChatBody, ResponsesBody, StepsBody, TextBody
+from .requests import ChatBody, StepsBody, TextBody
+from .responses import ResponsesBody, streamed_response, whole_response
 from .service import Service
 from .settings import Settings
 from .steps import prepare, server_sent, step_events
@@ -40,7 +40,7 @@ def create_app(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **set
     """An app that serves a model; run it with one worker. `settings` are the fields of `Settings`.
 
     Raises ValueError for settings that do not fit; importing it from `token_recycling.serving` raises ValueError where
-    the extra `serving` or the right version of transformers is not installed.
+    the extra `serving` is not installed.
     """
     return app_of(Service(Loaded(model, tokenizer), Settings(**settings)))
 
@@ -85,23 +85,24 @@ def _openai_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def text(request: Request, body: TextBody, key: User) -> Response:
-        return await _completion(service, completions.asked, "cmpl-", request, body, key)
+        how = completions.asked, whole_answer, streamed_answer
+        return await _completion(service, "cmpl-", how, request, body, key)
 
     @router.post("/v1/chat/completions")
     async def chats(request: Request, body: ChatBody, key: User) -> Response:
         service.check_chat()
-        return await _completion(service, chat.asked, "chatcmpl-", request, body, key)
+        how = chat.asked, whole_answer, streamed_answer
+        return await _completion(service, "chatcmpl-", how, request, body, key)
 
     @router.post("/v1/embeddings")
     async def embeddings(key: User) -> Response:
         raise ApiError(400, "this server makes no embeddings; it serves a model that continues texts", "unsupported")
 
     @router.post("/v1/responses")
-    async def responses(request: Request, body: ResponsesBody, key: User) -> Response:
+    async def items(request: Request, body: ResponsesBody, key: User) -> Response:
         service.check_chat()
-        if body.tools:
-            chat.check_tools(service)
-        return await _response(service, request, body, key)
+        how = responses.asked, whole_response, streamed_response
+        return await _completion(service, "resp_", how, request, body, key)
 
     return router
 
@@ -113,10 +114,10 @@ def _own_routes(service: Service) -> APIRouter:
     @router.post("/v1/token_recycling/steps")
     async def steps(request: Request, body: StepsBody, key: User) -> Response:
         service.check_model(body.model)
-        job = service.create_job(key, "steps-", body.drafter, seed=body.seed)
+        job = service.create_job(key, "steps-", body.drafter)
         with _cancelled_on_disconnect(request, job) as watch:
-            arguments = await prepare(service, body, job)
-        return _streaming(server_sent(step_events(service, job, arguments)), job, watch)
+            asked = await prepare(service, body, job)
+        return _streaming(server_sent(step_events(service, job, asked)), job, watch)
 
     @router.post("/load_model")
     async def load_model(body: dict[str, Any], key: User) -> Response:
@@ -137,37 +138,22 @@ def _own_routes(service: Service) -> APIRouter:
 
 
 async def _completion(
-    service: Service, asked: Any, prefix: str, request: Request, body: TextBody | ChatBody, key: Key | None
+    service: Service, prefix: str, how: tuple[Any, Any, Any], request: Request, body: Any, key: Key | None
 ) -> Response:
-    """The answer to a request that `asked` prepares."""
+    """The answer to a request. `how`: what prepares it, what answers it whole, and what in a stream."""
+    asked, whole, streamed = how
     service.check_model(body.model)
     job = service.create_job(key, prefix)
     with _cancelled_on_disconnect(request, job) as watch:
         ready = await asked(service, body, job)
         if body.stream:
-            return _streaming(streamed_answer(service, ready), job, watch)
+            return _streaming(streamed(service, ready), job, watch)
         try:
-            answer = await whole_answer(service, ready)
+            answer = await whole(service, ready)
         except CancelledError:
             return Response(status_code=499)
     watch.cancel()
     return JSONResponse(answer, headers={"x-request-id": job.id})
-
-
-async def _response(service: Service, request: Request, body: ResponsesBody, key: Key | None) -> Response:
-    """The answer of transformers' handler of responses, postprocessed."""
-    job = service.create_job(key, "", seed=body.seed)
-    with _cancelled_on_disconnect(request, job) as watch:
-        service.check_model(body.model)
-        given = {**body.model_dump(exclude_unset=True), "stream": bool(body.stream)}
-        try:
-            response = await service.responses.handle_request(given, job.id)
-        except CancelledError:
-            return Response(status_code=499)
-    if isinstance(response, StreamingResponse):
-        return _streaming(stream_events(response.body_iterator, job), job, watch)  # type: ignore[arg-type]
-    watch.cancel()
-    return JSONResponse(complete_answer(json.loads(response.body), job), headers={"x-request-id": job.id})
 
 
 def _streaming(source: AsyncGenerator[str], job: Job, watch: asyncio.Task[None]) -> StreamingResponse:

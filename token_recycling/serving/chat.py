@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 
-from transformers.cli.serving.utils import build_response_parser, get_response_template
-
 from .answers import Asked, ChatForm
 from .choices import Choice
 from .errors import ApiError
 from .job import Job
 from .requests import ChatBody
+from .response_templates import response_parser, response_template
 from .service import Service
 from .templates import rendered
 
 
 async def asked(service: Service, body: ChatBody, job: Job) -> Asked:
     """The texts of a request; raises ApiError, and what the template raises."""
-    model, tokenizer = service.loaded.model, service.loaded.tokenizer
+    tokenizer = service.loaded.tokenizer
     tools = None if body.tool_choice == "none" else body.tools or None
     if tools:
         check_tools(service)
     ids = await asyncio.to_thread(rendered, tokenizer, body.messages, tools=tools, **(body.chat_template_kwargs or {}))
     top = (body.top_logprobs or 0) if body.logprobs else None
     texts, config = await service.texts(job, ids, body, None, top)
-    choices = [Choice(tokenizer, config, build_response_parser(tokenizer, model, ids, tools)) for _ in texts]
+    choices = [Choice(tokenizer, config, response_parser(service.loaded, ids, tools)) for _ in texts]
     return Asked(job, texts, choices, ChatForm(tokenizer, top), (), body.wants_usage)
 
 
@@ -35,9 +34,7 @@ def check_tools(service: Service) -> None:
     missing = None
     if not re.search(r"\btools\b", template):
         missing = "the chat template of this model never shows them"
-    elif "tool_calls" not in (get_response_template(service.loaded.tokenizer, service.loaded.model) or {}).get(
-        "fields", {}
-    ):
+    elif "tool_calls" not in (response_template(service.loaded) or {"fields": {}})["fields"]:
         missing = "how this model writes its calls is not known (the tokenizer has no response template)"
     if missing is not None:
         raise ApiError(

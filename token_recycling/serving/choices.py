@@ -6,16 +6,31 @@ Otherwise tokens are held back with the text that they are a part of, so that lo
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from tokenizers.decoders import DecodeStream
 from transformers import GenerationConfig, PreTrainedTokenizerBase
-from transformers.cli.serving.utils import ReasoningText, ToolCall, response_events_to_chunks
 
 from .._util.text_stream import IncrementalText
 from .logprobs import Scored
-from .stopping import StopTrimmer
+from .response_templates import REASONING
+from .stopping import StopTrimmer, raw_text
+
+
+class ToolCall(NamedTuple):
+    """A call that the model wrote."""
+
+    name: str
+    arguments: str
+    """JSON."""
+
+    @classmethod
+    def of(cls, value: Any) -> ToolCall:
+        """From what the parser read."""
+        called = value["function"]
+        arguments = called["arguments"]
+        return cls(called["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))
 
 
 @dataclass
@@ -48,7 +63,7 @@ class Choice:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: GenerationConfig, parser: Any = None) -> None:
         self._tokenizer, self._limit, self._parser = tokenizer, config.max_new_tokens, parser
         self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
-        self._text, self._raw = IncrementalText(tokenizer), DecodeStream([], skip_special_tokens=False)
+        self._text, self._raw = IncrementalText(tokenizer), raw_text(tokenizer)
         self._trimmer = StopTrimmer(config.stop_strings or ())
         self._held: list[tuple[int, Scored]] = []
         self._read = self._shown = self._calls = 0
@@ -75,8 +90,7 @@ class Choice:
         for token in tokens:
             self.tokens, self._last = self.tokens + 1, token.token
             if self._parser is not None:
-                piece = self._raw.step(self._tokenizer._tokenizer, token.token)
-                delta += self._parsed(self._parser.feed(piece or ""))
+                delta += self._parsed(self._parser.feed(self._raw.push([token.token])))
                 delta += Delta(tokens=[token], offsets=[0])
             else:
                 self._held.append((self._read, token))
@@ -87,7 +101,7 @@ class Choice:
         """What was held back, at the end of the text."""
         if self._parser is not None:
             try:
-                events = self._parser.finalize()[1]
+                events = self._parser.feed(self._raw.flush()) + self._parser.finalize()[1]
             except (ValueError, RuntimeError):  # the text ended within a call or a thought
                 events = []
             delta = self._waiting + self._parsed(events)
@@ -120,12 +134,13 @@ class Choice:
 
     def _parsed(self, events: list[dict[str, Any]]) -> Delta:
         delta = Delta()
-        for item in response_events_to_chunks(events):
-            if isinstance(item, ToolCall):
+        for event in events:
+            kind, name = event["type"], event.get("field")
+            if kind == "region_close" and name == "tool_calls":
                 self._calls += 1
-                delta += Delta(calls=[item])
-            elif isinstance(item, ReasoningText):
-                delta += Delta(reasoning=str(item))
-            else:
-                delta += Delta(self._trimmer.push(item))
+                delta.calls.append(ToolCall.of(event["value"]))
+            elif kind == "region_chunk" and name == "content":
+                delta.text += self._trimmer.push(event["text"])
+            elif kind == "region_chunk" and name in REASONING:
+                delta.reasoning += event["text"]
         return delta

@@ -72,10 +72,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        # What transformers' handlers refuse as 422 is 400 in OpenAI's API.
-        status = 400 if error.status_code == 422 else error.status_code
-        body = error_body(status, str(error.detail), getattr(error, "code", None), getattr(error, "param", None))
-        return JSONResponse(body, status, headers=error.headers)
+        code, param = getattr(error, "code", None), getattr(error, "param", None)
+        body = error_body(error.status_code, str(error.detail), code, param)
+        return JSONResponse(body, error.status_code, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:

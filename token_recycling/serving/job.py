@@ -1,9 +1,8 @@
 """One request, from its arrival to its last token.
 
-Each of its texts runs in a thread that generates (`generate_text`); transformers' handler of responses calls `generate`
-on what it takes for the model, and is given a `Job`. For each text it seeds torch and calls the own `generate` of the
-model, accelerated by the drafter that the isolation allows: alone, or together with the texts of other threads. It ends
-as soon as its client disconnects or its time is over.
+Each of its texts runs in a thread that generates. There torch is seeded and the model's own `generate` is called,
+accelerated by the drafter that the isolation allows: alone, or together with the texts of other threads. It ends as
+soon as its client disconnects or its time is over.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,14 +34,13 @@ from .texts import Text, TokenStreamer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from transformers.generation.streamers import BaseStreamer
 
 logger = logging.getLogger("token_recycling.serving")
 
 
 @dataclass
 class Job:
-    """An accepted request. All but `cancel`, `generate` and `generate_text` is for the thread of the event loop."""
+    """An accepted request. All but `cancel` and `generate_text` is for the thread of the event loop."""
 
     model: PreTrainedModel
     drafter: AbstractContextManager[Drafter]
@@ -51,7 +49,6 @@ class Job:
     """Name of its API key; empty where none is needed."""
     prefix: str = ""
     """What its id begins with."""
-    seed: int | None = None
     timeout: float | None = None
     """Seconds from arrival to the last token at most."""
     together: Together | None = None
@@ -128,23 +125,13 @@ class Job:
         headers = {"x-should-retry": "false"}
         raise ApiError(504, f"the text was not complete within {self.timeout:g} s", "timeout", headers=headers)
 
-    def generate(self, streamer: BaseStreamer | None = None, **arguments: Any) -> Any:
-        """The model's own `generate`, in a thread that generates."""
-        with self._turn() as drafter:
-            result = self._generated(drafter, self.seed, streamer, arguments)
-        # Only now, so that the statistics are there when the stream ends.
-        if streamer is not None:
-            streamer.end()
-        return result
-
     def generate_text(self, text: Text, tell: Callable[[list[Scored]], None]) -> None:
         """Generates a text, in a thread that generates; tells its tokens as they come, and none at its end."""
         with self._turn() as drafter:
             scores = text.prompt_scores(self.model)
             if scores:
                 tell(scores)
-            streamer: Any = TokenStreamer(text, tell)
-            self._generated(drafter, text.seed, streamer, text.arguments)
+            self._generate(drafter, text, tell)
             tell([])
 
     @contextmanager
@@ -180,12 +167,10 @@ class Job:
             if over:
                 self.end()
 
-    def _generated(
-        self, drafter: Drafter, seed: int | None, streamer: BaseStreamer | None, arguments: dict[str, Any]
-    ) -> Any:
+    def _generate(self, drafter: Drafter, text: Text, tell: Callable[[list[Scored]], None]) -> None:
         # None may predict another's draws.
-        seed = secrets.randbits(63) if seed is None else seed
-        arguments = {**with_own_stopping(arguments), "streamer": _CancellingStreamer(self, streamer)}
+        seed = secrets.randbits(63) if text.seed is None else text.seed
+        arguments = {**with_own_stopping(text.arguments), "streamer": TokenStreamer(text, tell, self.check)}
         if self.together is None:
             torch.manual_seed(seed)
             model = self.model
@@ -195,7 +180,7 @@ class Job:
             generating = nullcontext(model.acceleration)
         with generating as acceleration:
             try:
-                return model.generate(**arguments)
+                model.generate(**arguments)
             except (ValueError, TypeError) as error:
                 if acceleration.reached:
                     raise
@@ -204,21 +189,6 @@ class Job:
                 with self._changing:
                     self.stats += acceleration.stats
                     self.fallback = acceleration.fallback
-
-
-class _CancellingStreamer:
-    """Forwards to another streamer, and ends a generation that was cancelled or takes too long."""
-
-    def __init__(self, job: Job, inner: BaseStreamer | None) -> None:
-        self._job, self._inner = job, inner
-
-    def put(self, value: torch.Tensor) -> None:
-        self._job.check()
-        if self._inner is not None:
-            self._inner.put(value)
-
-    def end(self) -> None:
-        """The job itself ends the inner streamer, once its statistics are known."""
 
 
 class StepReporter(Drafter):

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
 from .errors import ApiError
 from .stopping import Stops
-from .templates import Message, Part
+from .templates import Message
 
 MOST_TEXTS = 128
 """Texts of one request, as in OpenAI's API."""
@@ -23,7 +23,8 @@ MOST_BIASES = 1024
 """Tokens whose logits one request changes, each some work at every step."""
 _Text = Annotated[str, StringConstraints(min_length=1)]
 _Id = Annotated[int, Field(ge=0)]
-_Refused = dict[str, tuple[str, tuple[Any, ...]]]
+ToolChoice = Annotated[Literal["auto", "none"] | None, Field(description="`auto`, or `none`, which shows no tools")]
+Refused = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
 
 
@@ -53,7 +54,7 @@ class Body(BaseModel, extra="forbid", strict=True):
 
     harmless: ClassVar[tuple[str, ...]] = ()
     """Fields that are taken and change nothing: they are about accounts and caches of OpenAI's."""
-    refused: ClassVar[_Refused] = {}
+    refused: ClassVar[Refused] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -191,13 +192,15 @@ class TextBody(_Completing):
         return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
 
 
-class _Templated(Body):
+class Templated(Body):
+    """What goes through the chat template."""
+
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="of transformers' clients: variables of the template")
     ] = None
 
     @model_validator(mode="after")
-    def _variables_only(self) -> _Templated:
+    def _variables_only(self) -> Templated:
         """Refuses arguments of `apply_chat_template`, above all another template."""
         arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
         taken = sorted(arguments & (self.chat_template_kwargs or {}).keys())
@@ -206,7 +209,7 @@ class _Templated(Body):
         return self
 
 
-class ChatBody(_Completing, _Templated):
+class ChatBody(_Completing, Templated):
     """Of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, description="text parts alone")]
@@ -221,9 +224,7 @@ class ChatBody(_Completing, _Templated):
         list[dict[str, Any]] | None,
         Field(description="where the template shows them and transformers can read the model's calls"),
     ] = None
-    tool_choice: Annotated[
-        Literal["auto", "none"] | None, Field(description="`auto`, or `none`, which shows no tools")
-    ] = None
+    tool_choice: ToolChoice = None
 
     refused = {
         "functions": ("use tools", ()),
@@ -245,36 +246,6 @@ class ChatBody(_Completing, _Templated):
         if self.top_logprobs and not self.logprobs:
             raise _invalid("top_logprobs", "expected them with logprobs=true, got them without")
         return self
-
-
-class ResponsesBody(_Templated, extra="allow"):
-    """Of /v1/responses; other fields are left to transformers' handler."""
-
-    input: str | list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    max_output_tokens: Annotated[int | None, Field(ge=1)] = None
-    stream: bool | None = False
-    """False by default, as in OpenAI's API; transformers' server streams unless told otherwise."""
-
-    refused = {
-        name: ("leave it out", same)
-        for name, same in {
-            "previous_response_id": (), "background": (False,), "top_logprobs": (0,), "truncation": ("disabled",),
-            "tool_choice": ("auto",), "text": ({"format": {"type": "text"}},), "max_tool_calls": (), "prompt": (),
-            "include": ([],),
-        }.items()
-    }  # fmt: skip
-
-    @field_validator("input")
-    @classmethod
-    def _text_alone(cls, value: Any) -> Any:
-        """Checks messages and their parts; items of other kinds, such as tool calls, are left to the handler."""
-        for item in value if isinstance(value, list) else ():
-            if "role" in item:
-                Message.model_validate(item)
-            elif str(item.get("type")).startswith("input_"):
-                Part.model_validate(item)
-        return value
 
 
 class StepsBody(Sampling):

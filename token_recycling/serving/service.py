@@ -23,7 +23,6 @@ from ..model.tree_model import TreeModel
 from .drafter_pool import DrafterPool
 from .errors import ApiError
 from .grammars import Grammars
-from .handlers import JobWorker, OneModel, ResponsesHandler, State, Worker
 from .job import Job
 from .keys import Key
 from .logprobs import LogprobRecorder
@@ -35,6 +34,7 @@ from .sampling import check_ids, config_of, processors_of
 from .settings import Settings
 from .templates import check_template
 from .texts import Text
+from .worker import Worker
 
 _FIRST_TEXT = "The first of the"
 _LONGEST_MEASURED = 16_384
@@ -57,8 +57,6 @@ class Service:
         self.worker = Worker(settings.concurrency)
         self.metrics.generating.set_function(lambda: self.worker.running)
         self.metrics.waiting.set_function(lambda: self.worker.waiting)
-        handled = State(JobWorker(self.worker, self.checked_job))
-        self.responses = ResponsesHandler(OneModel(loaded, settings.name), handled)
         self.grammars = Grammars(loaded, settings.isolation, len(settings.keys))
         self._jobs: dict[str, Job] = {}
         self._by_key: Counter[str] = Counter()
@@ -86,14 +84,7 @@ class Service:
             )
             raise ApiError(400, message, "no_chat_template", "messages")
 
-    def create_job(
-        self,
-        key: Key | None,
-        prefix: str,
-        drafter: str = "accelerated",
-        *,
-        seed: int | None = None,
-    ) -> Job:
+    def create_job(self, key: Key | None, prefix: str, drafter: str = "accelerated") -> Job:
         """A job for a request with that key, whose id begins with `prefix`. Its drafter is the server's own
         ("accelerated"), the same with nothing learned ("anew"), none ("plain") or an offered one. It must be ended or
         cancelled. Raises ApiError for another drafter, too many jobs, or a server that is shutting down.
@@ -116,25 +107,10 @@ class Service:
             if len(self._jobs) >= settings.max_requests:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=retry)
-            job = Job(
-                self.loaded.model,
-                acquired,
-                name,
-                prefix,
-                seed,
-                settings.timeout,
-                together=self.together,
-                on_end=self._on_end,
-            )
+            job = Job(self.loaded.model, acquired, name, prefix, settings.timeout, self.together, on_end=self._on_end)
             self._jobs[job.id] = job
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
-        return job
-
-    def checked_job(self, job_id: str, inputs: Any, config: GenerationConfig) -> Job:
-        """The job of that id, within its limits; raises ApiError."""
-        job = self._jobs[job_id]
-        self.limit(job, inputs["input_ids"].shape[-1], config)
         return job
 
     def limit(self, job: Job, length: int, config: GenerationConfig) -> None:

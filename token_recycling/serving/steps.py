@@ -38,16 +38,17 @@ from .choices import Choice
 from .errors import failure
 from .job import Job
 from .logprobs import Scored
-from .postprocess import usage
 from .requests import StepsBody
 from .sampling import config_of
 from .service import Service
 from .templates import rendered
+from .texts import Text
 from .told import told
+from .usage import usage
 
 
-async def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]:
-    """The arguments of `generate` for a request; raises ApiError."""
+async def prepare(service: Service, body: StepsBody, job: Job) -> Text:
+    """The text of a request; raises ApiError."""
     tokenizer = service.loaded.tokenizer
     if body.messages is not None:
         service.check_chat()
@@ -56,18 +57,18 @@ async def prepare(service: Service, body: StepsBody, job: Job) -> dict[str, Any]
         ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
     config = config_of(body, service.loaded.model)
     service.limit(job, ids.shape[-1], config)
-    return service.arguments(body, ids, config)
+    return Text(service.arguments(body, ids, config), body.seed)
 
 
-async def step_events(service: Service, job: Job, arguments: dict[str, Any]) -> AsyncGenerator[tuple[str, Any]]:
+async def step_events(service: Service, job: Job, asked: Text) -> AsyncGenerator[tuple[str, Any]]:
     """The events of a request; closing the iterator ends the generation."""
 
     def begin(tell: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:
         job.on_step = lambda step, seconds: tell(_plain_numbers(step, seconds))
-        return service.worker.async_submit(job.generate, key=job.key, **arguments)
+        return service.worker.async_submit(job.generate_text, asked, lambda tokens: None, key=job.key)
 
     tokenizer = service.loaded.tokenizer
-    text, index = Choice(tokenizer, arguments["generation_config"]), 0
+    text, index = Choice(tokenizer, asked.arguments["generation_config"]), 0
     try:
         yield "start", {"id": job.id, "model": service.settings.name, "prompt_tokens": job.prompt_tokens}
         async with contextlib.aclosing(told(job, begin)) as steps:

@@ -59,16 +59,22 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
+def raw_text(tokenizer: PreTrainedTokenizerBase) -> IncrementalText:
+    """A text as it grows, with special tokens as they are written."""
+
+    def decode(tokens: list[int], **options: Any) -> str:
+        return tokenizer.decode(tokens, **{**options, "skip_special_tokens": False})
+
+    return IncrementalText(SimpleNamespace(decode=decode))
+
+
 class StopsAtStrings(StoppingCriteria):
     """Ends one text, after its prompt of `prompt_tokens`, with the token that completes a stop string. Special tokens
     count as they are written: a stop string may be one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], prompt_tokens: int) -> None:
-        def decode(tokens: list[int], **options: Any) -> str:
-            return tokenizer.decode(tokens, **{**options, "skip_special_tokens": False})
-
-        self._text, self._trimmer = IncrementalText(SimpleNamespace(decode=decode)), StopTrimmer(stop)
+        self._text, self._trimmer = raw_text(tokenizer), StopTrimmer(stop)
         self._read = prompt_tokens
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
-from transformers.cli.serving.utils import BaseHandler, Modality
 
 from .._util.text_stream import one_line
 
@@ -29,12 +29,25 @@ class Message(BaseModel, extra="allow"):
     content: str | list[Part] | None = None
 
 
+def _written(message: Message) -> dict[str, Any]:
+    """A message as templates read it: its text in one string, the arguments of its calls as objects."""
+    written, content = message.model_dump(exclude_none=True), message.content or ""
+    written["content"] = content if isinstance(content, str) else " ".join(part.text for part in content)
+    for call in written.get("tool_calls", ()):
+        called = call.get("function", call)
+        if isinstance(called["arguments"], str):
+            called["arguments"] = json.loads(called["arguments"])
+    return written
+
+
 def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **variables: Any) -> torch.Tensor:
     """The prompt (1, length) of a conversation; raises what the template raises."""
-    written = [message.model_dump(exclude_none=True) for message in messages]
-    inputs = BaseHandler.get_processor_inputs_from_messages(written, Modality.LLM)
     return tokenizer.apply_chat_template(
-        inputs, add_generation_prompt=True, return_tensors="pt", return_dict=True, **variables
+        [_written(message) for message in messages],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+        **variables,
     )["input_ids"]
 
 

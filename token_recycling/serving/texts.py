@@ -34,14 +34,17 @@ class Text:
 
 
 class TokenStreamer:
-    """A streamer of `generate` that tells the tokens of every step, scored where the text has a recorder."""
+    """A streamer of `generate` that tells the tokens of every step, scored where the text has a recorder. `check` is
+    called with every step, and raises where the text is to end.
+    """
 
-    def __init__(self, text: Text, tell: Callable[[list[Scored]], None]) -> None:
-        self._text, self._tell = text, tell
+    def __init__(self, text: Text, tell: Callable[[list[Scored]], None], check: Callable[[], None]) -> None:
+        self._text, self._tell, self._check = text, tell, check
         self._position: int | None = None
 
     def put(self, value: torch.Tensor) -> None:
         """Called by `generate`: with the prompt first, then with the tokens of each step."""
+        self._check()
         if self._position is None:
             self._position = value.shape[-1]
             return

@@ -118,7 +118,7 @@ def serve(
     chosen, why = (isolation, "as asked") if isolation else default_isolation(host, bool(keys))
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     with contextlib.closing(_listening(host, port)) as listener:
-        from ...serving.internals import check_installed
+        from ...serving import check_installed
 
         check_installed()
         from ...serving.app import app_of
