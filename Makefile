@@ -25,6 +25,9 @@ QUICK := tests/trees tests/recycling tests/loop --deselect tests/loop/test_accep
 test-quick: setup ## under a minute on two cores: loop, trees, recycling, one family; run it as you work
 	$(RUN)/python -m pytest -m "not slow" --numprocesses 2 $(QUICK)
 
+test-real: setup ## texts of a real model, which is downloaded once (93 MB), with every drafter; PART=WORDS as of pytest -k
+	$(RUN)/python -m pytest -m real -rs tests/real $(if $(PART),-k '$(PART)')
+
 test-lowest: setup ## core tests with the lowest versions that pyproject.toml allows, in .venv-versions-lowest (5 GB)
 	$(RUN)/python -m benchmarks.versions --only lowest
 
@@ -200,4 +203,4 @@ bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own deco
 
 .PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table package bench bench-default \
 	bench-gpu test-gpu train campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
-	test-mlx bench-mlx soak bench-many
+	test-mlx bench-mlx soak bench-many test-real

@@ -1,0 +1,62 @@
+"""The server answers with a real model's own texts, one at a time and together, whole and streamed."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.real_prompts import CONVERSATION, QUESTIONS
+from support.serving import serving
+
+import token_recycling as tr
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+ASKED = [kind[0] for kind in QUESTIONS.values()][:4]
+NEW = 32
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one at a time", "two at a time"])
+def client(request, real):
+    # A model of its own: the server accelerates it, and the other says what is expected.
+    model = tr.load(real.model.name_or_path, dtype="float32", device="cpu").model
+    with serving(model, real.tokenizer, name="real", drafter="recycling", concurrency=request.param) as server:
+        yield server.client().with_options(timeout=300).chat.completions
+
+
+def asked(client, *turns, **more):
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "content": turn} for place, turn in enumerate(turns)]
+    return client.create(model="real", messages=messages, temperature=0, max_tokens=NEW, **more)
+
+
+@pytest.fixture(scope="module")
+def expected(real, ids, answer):
+    """What `generate` answers, as text."""
+    prompts = {question: ids(question).shape[1] for question in ASKED}
+    return [real.tokenizer.decode(answer(q)[0, length:], skip_special_tokens=True) for q, length in prompts.items()]
+
+
+def test_answers_at_once(client, expected):
+    with ThreadPoolExecutor(len(ASKED)) as threads:
+        found = list(threads.map(lambda question: asked(client, question), ASKED))
+    assert [each.choices[0].message.content for each in found] == expected
+    assert all(each.usage.model_extra["speculation"]["accelerated"] for each in found)
+
+
+def test_a_stream(client, expected):
+    with contextlib.closing(asked(client, ASKED[0], stream=True)) as chunks:
+        pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == expected[0]
+    assert len(pieces) > 3
+
+
+def test_a_conversation(client, real, ids):
+    turns = []
+    for said in CONVERSATION:
+        prompt = ids(*turns, said)
+        text = real.model.generate(prompt, max_new_tokens=NEW, do_sample=False)[0, prompt.shape[1] :]
+        wanted = real.tokenizer.decode(text, skip_special_tokens=True)
+        assert asked(client, *turns, said).choices[0].message.content == wanted
+        turns += [said, wanted]

@@ -1,0 +1,107 @@
+"""A real model says the same with every drafter as with `generate` of transformers, token by token in float32."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from support import chi_square
+from support.real_prompts import CONVERSATION, QUESTIONS
+
+import token_recycling as tr
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+NEW = 32
+DRAFTERS = {
+    "plain": "plain",
+    "recycling": "recycling",
+    "fixed": "recycling:tree=16",
+    "published": "published",
+    "suffix": "suffix",
+    "prompt_lookup": "prompt_lookup",
+    "lookahead": "lookahead",
+    "rest": "rest:datastore={datastore},nodes=8",
+    "layer_skip": "layer_skip",
+    "fuse": "fuse:recycling(tree=16)+suffix,nodes=16",
+}
+
+
+@pytest.fixture(scope="session")
+def drafters(datastore):
+    """Every drafter keeps what it learned from question to question."""
+    return {name: tr.make_drafter(spec.format(datastore=datastore)) for name, spec in DRAFTERS.items()}
+
+
+@pytest.mark.parametrize("kind", QUESTIONS)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_answers_are_those_of_generate(name, kind, real, ids, answer, drafters):
+    for question in QUESTIONS[kind]:
+        said = tr.generate(real.model, ids(question), drafter=drafters[name], max_new_tokens=NEW, do_sample=False)
+        assert said.tolist() == answer(question).tolist(), question
+
+
+@pytest.mark.parametrize("name", ["recycling", "fixed", "suffix"])
+def test_batches_are_those_of_generate(name, real, drafters):
+    """Questions of different lengths, with padding on the left."""
+    chats = [[{"role": "user", "content": kind[0]}] for kind in QUESTIONS.values()]
+    batch: Any = real.tokenizer.apply_chat_template(
+        chats,
+        add_generation_prompt=True,
+        padding=True,
+        return_tensors="pt",
+        return_dict=True,
+        tokenizer_kwargs={"padding_side": "left"},
+    )
+    arguments = {**batch, "max_new_tokens": NEW, "do_sample": False}
+    stats = tr.Stats()
+    said = tr.generate(real.model, **arguments, drafter=drafters[name], stats=stats)
+    assert said.tolist() == real.model.generate(**arguments).tolist()
+    assert stats.drafted > 0
+
+
+def test_sampled_texts_have_their_probabilities(real, ids):
+    """Every text of three of the likeliest tokens, drawn 480 times, against its exact probability."""
+    prompt, sampling = ids("Name a colour."), {"do_sample": True, "top_k": 3, "temperature": 1.5}
+    texts = torch.empty(1, 0, dtype=torch.long)
+    exact = torch.ones(1, dtype=torch.double)
+    for _ in range(3):
+        shown = {"max_new_tokens": 1, "return_dict_in_generate": True, "output_scores": True}
+        before = torch.cat([prompt.expand(len(texts), -1), texts], dim=1)
+        mask = torch.ones_like(before)
+        (scores,) = real.model.generate(before, attention_mask=mask, **sampling, **shown).scores
+        chances, likely = scores.double().softmax(-1).topk(3)
+        pairs = list(product(range(len(texts)), range(3)))
+        texts = torch.stack([torch.cat([texts[row], likely[row, place : place + 1]]) for row, place in pairs])
+        exact = torch.stack([exact[row] * chances[row, place] for row, place in pairs])
+    assert real.model.generation_config.eos_token_id not in texts
+    drafter, stats, seen = tr.make_drafter("recycling:tree=4"), tr.Stats(), Counter()
+    torch.manual_seed(0)
+    for _ in range(20):
+        rows = prompt.expand(24, -1)
+        arguments = {"attention_mask": torch.ones_like(rows), "max_new_tokens": 3, **sampling}
+        said = tr.generate(real.model, rows, **arguments, drafter=drafter, stats=stats)
+        seen.update(tuple(text) for text in said[:, prompt.shape[1] :].tolist())
+    assert stats.drafted > 0
+    assert chi_square.fit(seen, texts, exact, least=8) > 1e-3
+
+
+def test_a_conversation_is_that_of_generate(real, ids):
+    """Five turns, each of which reads the whole conversation, with one drafter that learns from turn to turn."""
+    with tr.accelerated(real.model) as acceleration:
+        found = _conversation(real, ids)
+        assert acceleration.total.mat > 1
+        assert acceleration.fallback is None
+    assert found == _conversation(real, ids)
+
+
+def _conversation(real, ids):
+    turns = []
+    for said in CONVERSATION:
+        prompt = ids(*turns, said)
+        text = real.model.generate(prompt, max_new_tokens=24, do_sample=False)[0, prompt.shape[1] :]
+        turns += [said, real.tokenizer.decode(text, skip_special_tokens=True)]
+    return turns[1::2]
