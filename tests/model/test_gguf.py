@@ -227,7 +227,7 @@ def test_names_that_lead_nowhere(tmp_path):
     (tmp_path / "notes.txt").write_text("a")
     with pytest.raises(ValueError, match=r"or a \.gguf file, got the file"):
         sources.check_source(str(tmp_path / "notes.txt"))
-    with pytest.raises(ValueError, match="there is no such file or folder"):
+    with pytest.raises(ValueError, match="there is no such folder or file"):
         sources.check_source("nowhere.gguf")
 
 

@@ -33,7 +33,7 @@ def check_source(name: str) -> None:
     # A name such as models/target looks like a hub name; if its first part is a folder here, it is meant as a path.
     if not _HUB_NAME.fullmatch(name) or path.suffix == ".gguf" or ("/" in name and path.parent.is_dir()):
         raise ValueError(
-            f"expected the folder of a model, a .gguf file or a hub name, got {name!r}: there is no such file or folder"
+            f"expected the folder of a model, a .gguf file or a hub name, got {name!r}: there is no such folder or file"
         )
     from huggingface_hub import HfApi, try_to_load_from_cache
 
@@ -43,8 +43,8 @@ def check_source(name: str) -> None:
         HfApi().model_info(name, timeout=_HUB_TIMEOUT)  # unlike a download, this does not retry
     except Exception as error:  # not found, gated, offline, refused: in any case no model
         raise ValueError(
-            f"expected the folder of a model, a .gguf file or a hub name, got {name!r}: there is no such file or "
-            f"folder, and no answer of the hub with such a model ({first_line(error)})"
+            f"expected the folder of a model, a .gguf file or a hub name, got {name!r}: there is no such folder or "
+            f"file, and no answer of the hub with such a model ({first_line(error)})"
         ) from error
 
 
