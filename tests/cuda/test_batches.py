@@ -13,7 +13,7 @@ from support.on_device import check_path, check_same, moved
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.hf.together import Together
+from token_recycling.hf.batched import DecodingThread
 
 pytestmark = pytest.mark.cuda
 
@@ -83,7 +83,7 @@ def test_texts_that_share_a_running_batch(placed: LlamaForCausalLM, device: torc
         for seed in range(10)
     ]
     wanted = [tiny.seeded(placed.generate, seed=seed, **call)[0] for seed, call in enumerate(calls)]
-    together, drafter = Together(placed), tr.make_drafter("recycling")
+    together, drafter = DecodingThread(placed), tr.make_drafter("recycling")
     try:
         with ThreadPoolExecutor(5) as pool:
             ours = list(pool.map(lambda seed: together.model(drafter, seed).generate(**calls[seed]), range(len(calls))))

@@ -25,9 +25,9 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
-from token_recycling.loop.continuous import RunningBatch, why_not_many
-from token_recycling.loop.run import Row
-from token_recycling.loop.text import Draws, Sequence, TokenSelector
+from token_recycling.loop.continuous import RunningBatch, why_not_batched
+from token_recycling.loop.draws import Draws
+from token_recycling.loop.text import Row, Sequence, TokenSelector
 from token_recycling.model.prefill import PIECE
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import chain, root_only
@@ -155,7 +155,7 @@ CASES = [
 def test_families_whose_layers_see_or_keep_other_things(case: architectures.Case) -> None:
     model, new = architectures.model_of(case), 20
     model.generation_config.pad_token_id = 0
-    if why_not_many(TreeModel(model)) is not None:
+    if why_not_batched(TreeModel(model)) is not None:
         pytest.skip("its texts cannot share passes")
     texts = Texts(model)
     prompts = [tiny.prompt(seed, length, architectures.VOCABULARY) for seed, length in enumerate([12, 1, 40, 5])]

@@ -25,7 +25,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from .._util.locks import Lock
-from ..cuda_graphs import Fast
+from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.stats import Stats
 from ..model.compat import with_cache
@@ -48,8 +48,8 @@ class Acceleration:
 
     drafter: Drafter
     """Drafts, and remembers from call to call."""
-    fast: Fast = "auto"
-    """Which way steps are made; see `accelerate`."""
+    way: Way = ordinary
+    """How steps are made."""
     target: TreeModel | None = None
     """What decodes, if it is not the model that `generate` was called on: see `generate`."""
     stats: Stats = field(default_factory=Stats)
@@ -177,7 +177,7 @@ class _Accelerated(PreTrainedModel):
                 call.fall_back(str(reason))
             else:
                 call.fallback, call.reached = None, True
-                return own.decode(target, given, own.drafter, call.stats, own.fast)
+                return own.decode(target, given, own.drafter, call.stats, own.way)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )

@@ -9,7 +9,7 @@ import torch
 from transformers import StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..cuda_graphs import Fast, stepping
+from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.stats import Stats
 from ..loop.step import decode
@@ -29,7 +29,7 @@ class Output(GenerateDecoderOnlyOutput):
 
 
 def run_call(
-    target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, fast: Fast = False
+    target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way = ordinary
 ) -> Output | torch.Tensor:
     """Decodes what `call` asks for: ids (batch, length), or an `Output` where the call wants one."""
     if type(call.cache) is StaticCache:
@@ -41,7 +41,7 @@ def run_call(
     sequences, selectors = beginnings(call)
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
-    with target.alone(), stepping(fast, target, sequences, selectors, drafter, handover.cache) as way:
+    with target.alone(), way(target, sequences, selectors, drafter, handover.cache) as stepping:
         passes = decode(
             target,
             sequences,
@@ -51,8 +51,8 @@ def run_call(
             stats,
             held=handover.lengths,
             after_pass=stopping.apply if call.joint_criteria else None,
-            stepper=way.stepper,
-            costs=way.costs,
+            stepper=stepping.stepper,
+            costs=stepping.costs,
             streamed=call.streamer is not None,
             keeps_all=call.cache_is_seen,
         )

@@ -23,7 +23,7 @@ import torch
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
 from ..hf.accelerate import accelerated
 from ..hf.acceleration import Acceleration
-from ..hf.together import Together
+from ..hf.batched import DecodingThread
 from ..loop.stats import Stats
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
@@ -54,7 +54,7 @@ class Job:
     seed: int | None = None
     timeout: float | None = None
     """Seconds from arrival to the last token at most."""
-    together: Together | None = None
+    together: DecodingThread | None = None
     """Decodes its texts together with others; None where one text is generated at a time."""
     texts: int = 1
     """How many will be generated, all with one drafter."""
