@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .._util import display
-from .._util.compiled import compiling_seconds
+from .._util.compiled import compiling
 from .._util.device import synchronize
 from ..trees.draft import Step
 
@@ -241,7 +241,7 @@ class Clock:
 
     def restart(self) -> None:
         """A step begins: the time that passed outside the loop is forgotten."""
-        self._last, self._compiled = self._now(), compiling_seconds()
+        self._last, self._compiled = self._now(), compiling.seconds
         self.pass_seconds = 0.0
         """Seconds of this step, without drafting and learning."""
 
@@ -257,11 +257,11 @@ class Clock:
 
     def _passed(self) -> float:
         """Seconds since the last call, but for those of compiling, which are counted by themselves."""
-        now, compiled = self._now(), compiling_seconds()
-        compiling, taken = compiled - self._compiled, now - self._last
+        now, compiled = self._now(), compiling.seconds
+        of_compiling, taken = compiled - self._compiled, now - self._last
         self._last, self._compiled = now, compiled
-        self.stats.compile_seconds += compiling
-        return taken - compiling
+        self.stats.compile_seconds += of_compiling
+        return taken - of_compiling
 
     def _now(self) -> float:
         if self.stats.synchronize:

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
 from ..trees.templates import chain, root_only
-from .kv_cache import TreeCache, unroll
+from .kv_cache import tree_cache, unroll
 from .tree_model import TreeModel
 
 PIECE = 512
@@ -87,7 +87,7 @@ def read_prompts(
             if first < end:
                 show(tokens[row, first:end], logits[row, first - start : end - start])
     if any(padding):
-        TreeCache(cache).shift([-own for own in padding], longest)
+        tree_cache(cache).shift([-own for own in padding], longest)
     return logits[:, -1:]
 
 
@@ -120,7 +120,7 @@ def extend(
     Yields piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; a text with fewer
     tokens than others has shorter pieces, or empty ones.
     """
-    kept, lengths = TreeCache(cache), list(lengths)
+    kept, lengths = tree_cache(cache), list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
         pieces = [own[start : start + size].to(model.device) for own in tokens]
