@@ -25,7 +25,7 @@ from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
 from token_recycling.drafters._base import DrafterTraits
 from token_recycling.drafters.fuse import Fuse
-from token_recycling.drafters.fuse.worth import Forecast, MarginalValue
+from token_recycling.drafters.fuse.payoff import Forecast, MarginalValue
 from token_recycling.trees.templates import parse_paths, root_only
 
 

@@ -168,16 +168,16 @@ class _Accelerated(PreTrainedModel):
         prepared = with_cache(self, model_kwargs)
         given = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, prepared, streamer)
         with _call_of(self) as call:
-            own = call.acceleration
+            acceleration = call.acceleration
             try:
                 if synced_gpus:
                     raise UnsupportedModelError("expected one process per text, got synced_gpus=True")
-                target = given.ready(self, own.target)
+                target = given.ready(self, acceleration.target)
             except UnsupportedModelError as reason:
                 call.fall_back(str(reason))
             else:
                 call.fallback, call.reached = None, True
-                return own.decode(target, given, own.drafter, call.stats, own.way)
+                return acceleration.decode(target, given, acceleration.drafter, call.stats, acceleration.way)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )

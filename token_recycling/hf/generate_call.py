@@ -68,11 +68,11 @@ class GenerateCall:
         mask = self.model_kwargs.get("attention_mask")
         if mask is None or (mask.ndim == 2 and bool(mask.all())):
             return [0] * len(self.input_ids)
-        own = mask.bool() if mask.ndim == 2 else torch.zeros(len(self.input_ids), 1, dtype=torch.bool)
-        lengths = own.sum(dim=1)
-        from_the_right = torch.arange(own.shape[1], 0, -1, device=own.device) <= lengths[:, None]
-        fits = (own == from_the_right).all(dim=1) & (lengths > 0)
-        return torch.where(fits, own.shape[1] - lengths, -1).tolist()
+        text = mask.bool() if mask.ndim == 2 else torch.zeros(len(self.input_ids), 1, dtype=torch.bool)
+        lengths = text.sum(dim=1)
+        from_the_right = torch.arange(text.shape[1], 0, -1, device=text.device) <= lengths[:, None]
+        fits = (text == from_the_right).all(dim=1) & (lengths > 0)
+        return torch.where(fits, text.shape[1] - lengths, -1).tolist()
 
     def ready(self, model: PreTrainedModel, known: TreeModel | None = None) -> TreeModel:
         """The model, or what is `known` of it already, ready to decode this call; raises UnsupportedModelError with the
@@ -223,8 +223,8 @@ def _for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     if type(processor) is processors.RepetitionPenaltyLogitsProcessor and isinstance(
         processor.prompt_ignore_length, torch.Tensor
     ):
-        own = processor.prompt_ignore_length[row : row + 1]
-        return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=own)
+        ignored = processor.prompt_ignore_length[row : row + 1]
+        return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)
     if type(processor) is processors.PrefixConstrainedLogitsProcessor:
         allowed = processor._prefix_allowed_tokens_fn
         return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)

@@ -56,16 +56,18 @@ def _arguments(function: Callable[..., Any]) -> frozenset[str]:
 
 def accepts(model: PreTrainedModel, argument: str) -> bool:
     """Whether the model's forward names this argument."""
-    own = "forward" in vars(model)  # wrapped for this object alone: not to be kept
-    return argument in (_arguments.__wrapped__(model.forward) if own else _arguments(type(model).forward))
+    wrapped = "forward" in vars(model)  # wrapped for this object alone: not to be kept
+    return argument in (_arguments.__wrapped__(model.forward) if wrapped else _arguments(type(model).forward))
 
 
 def prepares_inputs_elsewhere(model: PreTrainedModel) -> bool:
     """Whether a function set on the model object prepares its inputs, as peft's prompt learning does, in place of its
     class's own.
     """
-    own = vars(model).get("prepare_inputs_for_generation")
-    return own is not None and getattr(own, "__func__", own) is not type(model).prepare_inputs_for_generation
+    prepare = vars(model).get("prepare_inputs_for_generation")
+    return (
+        prepare is not None and getattr(prepare, "__func__", prepare) is not type(model).prepare_inputs_for_generation
+    )
 
 
 def input_device(model: PreTrainedModel) -> torch.device | None:

@@ -261,12 +261,12 @@ def _share(cache: Cache) -> None:
             found[member] = (store, place)
     for index in holders:
         before = cache.layers[index]
-        own = (found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
+        shared = (found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
         indexed = isinstance(before, DynamicIndexedLayer)
         kind = OffloadedTreeLayer if cache.offloading else IndexedTreeLayer if indexed else TreeLayer
         kind = BlockTreeLayer if attends_to_blocks(before) else kind
         stateful = isinstance(before, LinearAttentionLayer)
-        layer = RecurrentTreeLayer(*own, states=before) if stateful else kind(*own)
+        layer = RecurrentTreeLayer(*shared, states=before) if stateful else kind(*shared)
         if kind is BlockTreeLayer:
             layer.update_index(before.idx_keys)
         if indexed:

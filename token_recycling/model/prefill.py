@@ -47,9 +47,9 @@ def prefill(
     missing = [text[there:-1].to(model.device) for text, there in zip(texts, held, strict=True)]
     if set(held) != {slots}:
         for pieces, logits in extend(model, missing, held, cache):
-            for row, own in enumerate(pieces):
-                if observe is not None and len(own):
-                    observe[row](own, logits[row, : len(own)])
+            for row, read in enumerate(pieces):
+                if observe is not None and len(read):
+                    observe[row](read, logits[row, : len(read)])
         return
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
     if not tokens.shape[1]:
@@ -62,9 +62,9 @@ def prefill(
         logits = model.read(tokens[:, start : start + piece], cache)
         if observe is not None:
             for row, text in enumerate(missing):
-                own = text[start : start + piece]
-                if len(own):
-                    observe[row](own, logits[row, : len(own)])
+                shown = text[start : start + piece]
+                if len(shown):
+                    observe[row](shown, logits[row, : len(shown)])
 
 
 def read_prompts(
@@ -77,7 +77,7 @@ def read_prompts(
     unroll(cache)
     held, longest = cache.get_seq_length(), max(map(len, texts))
     padding = [longest - len(text) for text in texts]
-    tokens = torch.stack([pad(text.to(model.device), (own, 0)) for text, own in zip(texts, padding, strict=True)])
+    tokens = torch.stack([pad(text.to(model.device), (before, 0)) for text, before in zip(texts, padding, strict=True)])
     at_once = observe is None or any(padding) or not model.support.reads_on
     for piece in (tokens[:, held:],) if at_once else tokens[:, held:].split(max(1, PIECE // len(texts)), dim=1):
         start = cache.get_seq_length()
@@ -87,7 +87,7 @@ def read_prompts(
             if first < end:
                 show(tokens[row, first:end], logits[row, first - start : end - start])
     if any(padding):
-        tree_cache(cache).shift([-own for own in padding], longest)
+        tree_cache(cache).shift([-before for before in padding], longest)
     return logits[:, -1:]
 
 
@@ -123,7 +123,7 @@ def extend(
     kept, lengths = tree_cache(cache), list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
-        pieces = [own[start : start + size].to(model.device) for own in tokens]
+        pieces = [text[start : start + size].to(model.device) for text in tokens]
         slots = cache.get_seq_length()
         logits = model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
         kept.keep(slots, lengths, [range(len(piece)) for piece in pieces])

@@ -21,8 +21,8 @@ def quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
     quantised = getattr(model, "is_quantized", False)
     for path, module in model.named_modules():
         packed = type(module).__module__.startswith(_PACKED)
-        own = [weight for weight in module._parameters.values() if weight is not None]
-        others = [weight for weight in own if type(weight).__module__.partition(".")[0] != "torch"]
+        weights = [weight for weight in module._parameters.values() if weight is not None]
+        others = [weight for weight in weights if type(weight).__module__.partition(".")[0] != "torch"]
         quantised = quantised or packed or bool(others)
         kinds = [type(weight).__name__ for weight in others if _shares(weight)]
         if kinds or (packed and _is_dynamic(module)):

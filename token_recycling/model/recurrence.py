@@ -75,11 +75,11 @@ class NodeStates(dict[int, Any]):
         node = self.place.node
         if node is None:
             return super().__getitem__(number)
-        own = self._nodes[node]
-        if number not in own:
+        states = self._nodes[node]
+        if number not in states:
             before, parents = dict.__getitem__(self, number), self.place.parents[node]
-            own[number] = _rows([self._nodes[one][number] if one >= 0 else before for one in parents], copied=True)
-        return own[number]
+            states[number] = _rows([self._nodes[one][number] if one >= 0 else before for one in parents], copied=True)
+        return states[number]
 
     def __setitem__(self, number: int, state: Any) -> None:
         node = self.place.node
@@ -147,8 +147,8 @@ class _Walk:
             return None
         outputs = [_parts(output)]
         for node in range(1, self._nodes.shape[1]):
-            own, named = self._move_to(node)
-            outputs.append(_parts(module.forward(*own, **named)))
+            inputs, named = self._move_to(node)
+            outputs.append(_parts(module.forward(*inputs, **named)))
         self._on, self._place.node = False, None
         if self._mixer.last is None:
             self._mixer.last = next((part for part, made in self._seen if made is outputs[0][0]), None)
@@ -260,10 +260,10 @@ def keep_states(cache: Cache, nodes: Sequence[int | None]) -> None:
 
 def join_states(cache: Cache, other: Cache) -> None:
     """Puts the states of another cache's texts behind those of this one's."""
-    for own, joining in zip(states_of(cache), states_of(other), strict=True):
+    for kept, joining in zip(states_of(cache), states_of(other), strict=True):
         for number, state in joining.items():
             if state is not None:
-                own[number] = torch.cat([own[number], state])
+                kept[number] = torch.cat([kept[number], state])
 
 
 def select_states(cache: Cache, rows: Sequence[int]) -> None:
@@ -283,8 +283,8 @@ def take_over_states(cache: Cache) -> None:
             states = getattr(layer, name)
             if not isinstance(states, NodeStates):
                 # A model writes into states in place, and cannot into those of an inference mode that has ended.
-                own = {number: state.clone() if _inferred(state) else state for number, state in states.items()}
-                setattr(layer, name, NodeStates(own, place))
+                lasting = {number: state.clone() if _inferred(state) else state for number, state in states.items()}
+                setattr(layer, name, NodeStates(lasting, place))
 
 
 def _inferred(state: torch.Tensor | None) -> bool:

@@ -50,19 +50,19 @@ class State:
         return all(alive() is not None for alive in self._lives)
 
     def _module(self, module: torch.nn.Module) -> None:
-        kind, own = type(module), module.__dict__
+        kind, attributes = type(module), module.__dict__
         self._parts.append(kind.__qualname__)  # not the class, which is another one once the model is accelerated
         self._same(kind.forward)
-        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
             self._same_all(hooks_of(module))
-        for tensors in (own["_parameters"], own["_buffers"]):
+        for tensors in (attributes["_parameters"], attributes["_buffers"]):
             for name, tensor in tensors.items():
                 self._parts.append(name)
                 self._value(tensor)
-        for name, part in own["_modules"].items():
+        for name, part in attributes["_modules"].items():
             self._parts.append(name)
             self._value(part)
-        self._attributes(own)
+        self._attributes(attributes)
 
     def _attributes(self, attributes: Mapping[str, Any]) -> None:
         for name, value in list(attributes.items()):  # another thread's pass may add some

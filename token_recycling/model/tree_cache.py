@@ -190,13 +190,13 @@ class TreeCache:
         for cache in (self, other):
             if not cache._stores:
                 cache._take_over()
-        own, joining = self.cache.get_seq_length(), other.cache.get_seq_length()
-        slots = max(own, joining)
+        held, joining = self.cache.get_seq_length(), other.cache.get_seq_length()
+        slots = max(held, joining)
         for store, more in zip(self._stores, other._stores, strict=True):
             texts = store.buffer.shape[1]
             store.reserve(slots)
             store.resize(texts + more.buffer.shape[1])
-            store.buffer[:, :texts, :, own:slots] = 0
+            store.buffer[:, :texts, :, held:slots] = 0
             store.buffer[:, texts:, :, :joining] = more.buffer[..., :joining, :]
             store.buffer[:, texts:, :, joining:slots] = 0
         join_states(self.cache, other.cache)

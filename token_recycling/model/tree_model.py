@@ -100,10 +100,10 @@ class TreeInputs:
         positions = torch.tensor(lengths, device=device)[:, None].repeat(1, n)
         visible = (torch.arange(held + n, device=device) < positions[:, :1])[:, None].repeat(1, n, 1)
         for row, draft in enumerate(drafts):
-            shape, own = draft.tree.on(device), len(draft.tree)
-            ids[row, :own] = draft.tokens
-            positions[row, :own] += shape.depths
-            visible[row, :own, held : held + own] |= shape.ancestors
+            shape, nodes = draft.tree.on(device), len(draft.tree)
+            ids[row, :nodes] = draft.tokens
+            positions[row, :nodes] += shape.depths
+            visible[row, :nodes, held : held + nodes] |= shape.ancestors
         keys = torch.cat([torch.arange(held, device=device).expand(len(drafts), held), positions], dim=1)
         mask = masks(self._support.layers, visible[:, None], positions, keys, self._dtype)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
