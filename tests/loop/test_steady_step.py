@@ -17,7 +17,7 @@ MOST = 22
 
 
 class Watch:
-    """A streamer that notes, for steps 8 to 15, the files in which functions are called until the next step's tokens."""
+    """A streamer that notes in which files functions are called, in each of eight steps."""
 
     def __init__(self) -> None:
         self.put_so_far = 0

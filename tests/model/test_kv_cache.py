@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 import token_recycling as tr
 from token_recycling.model.kv_cache import tree_cache
-from token_recycling.model.tree_cache import TreeLayer
+from token_recycling.model.tree_cache import TreeCache, TreeLayer
 from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.core
@@ -198,7 +198,7 @@ def test_a_cache_longer_than_the_text_is_refused(model: LlamaForCausalLM) -> Non
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), min_size=2, max_size=8), st.integers(0, 10**6))
 def test_texts_are_put_beside_others_and_taken_out(moves: list[tuple[bool, int]], seed: int) -> None:
     """Each keeps its own slots; those that it does not have are numbers."""
-    kept: Any | None = None
+    kept: TreeCache | None = None
     texts: list[torch.Tensor] = []
     draws = torch.Generator().manual_seed(seed)
     for joins, length in moves:

@@ -29,7 +29,7 @@ class BatchStopping:
         self._met = [False] * len(sequences)
 
     def apply(self) -> None:
-        """Asks about every column that all texts have reached."""
+        """Evaluate the criteria for every column that all texts have reached."""
         while not all(self._met) and all(
             sequence.ended or sequence.columns > self._columns for sequence in self.sequences
         ):

@@ -57,7 +57,7 @@ def _unsupported_static(cache: StaticCache, slots: int, border: Border | None) -
 
 
 class CacheHandover:
-    """A cache on its way into decoding and back."""
+    """Hands a cache over to decoding and back."""
 
     def __init__(self, given: Cache, paddings: list[int], config: PretrainedConfig) -> None:
         """`paddings[row]`: how many columns before each text are padding; `config`: that of the text decoder."""
@@ -66,14 +66,14 @@ class CacheHandover:
             unroll(given)
         held = int(given.get_seq_length())
         self.cache = given if type(given) is DynamicCache else _read(given, held, config)
-        """Where decoding works: the slots of every text from slot 0 on."""
+        """The cache that decoding works in: the slots of every text from slot 0 on."""
         self.lengths = [max(0, held - padding) for padding in paddings]
-        """How many slots of each text it holds."""
+        """Number of slots that it holds of each text."""
         if held and any(paddings):
             tree_cache(self.cache).shift([-min(padding, held) for padding in paddings], max(self.lengths))
 
     def give_back(self, columns: int) -> None:
-        """Leaves in the given cache what plain decoding would: slots for all `columns` of the texts but the last.
+        """Leave in the given cache what plain decoding would: slots for all `columns` of the texts but the last.
 
         In decoding's cache, every text holds all its tokens but the last. Padding slots hold zeros.
         """
@@ -87,7 +87,7 @@ class CacheHandover:
 def fill_up(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], cache: Cache, padding: int
 ) -> None:
-    """Lets the shorter ones of several texts go on with padding up to the longest, as `generate` does with those that
+    """Continue the shorter ones of several texts with padding up to the longest, as `generate` does with those that
     have ended: in the texts, in the cache, and in the scores and logits that are kept.
     """
     columns = max(sequence.columns for sequence in sequences)

@@ -41,14 +41,14 @@ _KNOWN_INPUTS = {
     "tokenizer",
 }
 _MARKS = {"mm_token_type_ids", "token_type_ids"}
-"""What processors of models that also take pictures give with every prompt: 0 for a token of text."""
+"""Inputs that processors of models for pictures give with every prompt: 0 for a token of text."""
 _CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
 """Criteria that say the same of a text whether they see it alone or in a batch."""
 
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """What `generate` has prepared: (batch, length) ids, padded on the left, and all that decides on tokens."""
+    """The inputs that `generate` prepared: (batch, length) ids, padded on the left, and all that decides on tokens."""
 
     input_ids: torch.Tensor
     processors: LogitsProcessorList
@@ -88,7 +88,7 @@ class GenerateCall:
         return target
 
     def _why_not(self, model: PreTrainedModel) -> str | None:
-        """What speaks against this call with any model like this one, or None."""
+        """Return why this call cannot be accelerated, whatever the model supports, or None."""
         kwargs, config = self.model_kwargs, self.config
         if self.input_ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
             return "expected a prompt of token ids, got embeddings or nothing"
@@ -116,7 +116,7 @@ class GenerateCall:
         return None
 
     def _why_not_with(self, known: Support) -> str | None:
-        """What speaks against it with this one, or None."""
+        """Return why this call cannot be accelerated with what the model supports, or None."""
         alone = len(self.input_ids) == 1
         return (
             (None if alone and not any(self.paddings) else known.batch_reason)
@@ -126,7 +126,7 @@ class GenerateCall:
         )
 
     def _why_not_recurrent(self, known: Support) -> str | None:
-        """What speaks against it with a model that keeps states over the text, or None."""
+        """Return why this call cannot be accelerated with a model that keeps states over the text, or None."""
         held = slots(self.cache)
         if type(self.cache) is StaticCache:
             return f"expected a dynamic cache for {known.model}, which keeps states over the text, got a static one"
@@ -187,7 +187,7 @@ class GenerateCall:
 
     @cached_property
     def padding_token(self) -> int | None:
-        """What a text that has ended is filled up with; None if there is no such token."""
+        """The token that ended texts are filled up with; None if there is none."""
         token = self.config._pad_token_tensor
         return None if token is None else int(token)
 

@@ -23,7 +23,7 @@ from .generate_call import GenerateCall
 
 @dataclass
 class Output(GenerateDecoderOnlyOutput):
-    """What `generate(return_dict_in_generate=True)` returns, with the statistics of the run."""
+    """The output of `generate(return_dict_in_generate=True)`, with the statistics of the run."""
 
     stats: Stats | None = None
 
@@ -79,7 +79,7 @@ def run_call(
 
 
 def beginnings(call: GenerateCall) -> tuple[list[Sequence], list[TokenSelector]]:
-    """The texts as they are given, and what selects their tokens."""
+    """Create the sequences of a call, and the selectors of their tokens."""
     config = call.config
     sequences = [
         Sequence(ids, call.criteria_by_text, pad) for ids, pad in zip(call.input_ids, call.paddings, strict=True)
@@ -106,6 +106,6 @@ def _stacked(sequences: list[Sequence], padding: int | None) -> torch.Tensor:
 
 
 def _by_step(rows: list[list[torch.Tensor] | None]) -> tuple[torch.Tensor, ...] | None:
-    """Of every text a (1, vocabulary) tensor a token: (batch, vocabulary) a token."""
+    """Batch the scores of all texts, (1, vocabulary) a token each: (batch, vocabulary) a token."""
     kept = [row for row in rows if row is not None]
     return tuple(map(torch.cat, zip(*kept, strict=True))) if kept else None

@@ -26,7 +26,7 @@ class Draws:
         self._set(self._others)
 
     def _now(self) -> list[torch.Tensor]:
-        """Where the generators of the host and of the device stand."""
+        """Read the states of the generators of the host and of the device."""
         on_device = self._device.type != "cpu"
         states = [torch.get_device_module(self._device).get_rng_state(self._device)] if on_device else []
         return [torch.get_rng_state(), *states]

@@ -70,7 +70,7 @@ class Sequence:
         return self._on_device()[None, : self._end]
 
     def _grow(self) -> None:
-        """Makes room for as many tokens again, and some; views of what was there stay as they are."""
+        """Make room for as many tokens again, and some; views of what was there stay as they are."""
         room = len(self._host) + _LEAST_ROOM
         on_host = self._host is self._buffer
         self._host = torch.cat([self._host, self._host.new_empty(room)])
@@ -96,11 +96,11 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """How many more tokens fit; at least one, as in `generate`."""
+        """Number of tokens that still fit; at least one, as in `generate`."""
         return max(1, self.max_length - self._end)
 
     def append(self, token: int) -> bool:
-        """Appends a token; True if the text ends with it."""
+        """Append a token; return True if the text ends with it."""
         self.push(token)
         ended = token in self._eos or self._end >= self.max_length
         scores = None if self.scores is None else tuple(self.scores)
@@ -110,20 +110,20 @@ class Sequence:
         return ended
 
     def push(self, token: int) -> None:
-        """Appends a token without evaluating stopping criteria."""
+        """Append a token without evaluating stopping criteria."""
         if self._end == len(self._cells):
             self._grow()
         self._cells[self._end] = token
         self._end += 1
 
     def end_at(self, columns: int) -> None:
-        """The text has ended there; what follows is withdrawn."""
+        """End the text at that column; withdraw what follows."""
         self._end, self.ended = columns, True
         self._copied = min(self._copied, columns)
 
 
 class TokenSelector:
-    """The target's choice at a node, as `generate` makes it: processors on the path of that node, then argmax or one
+    """Selects the target's token at a node as `generate` does: processors on the path of that node, then argmax or one
     draw.
     """
 
@@ -152,8 +152,8 @@ class TokenSelector:
         return int(self.scored(logits).argmax(dim=-1))
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """What the next token is drawn from: (vocabulary,) probabilities, from logits (vocabulary,). Called once for
-        every emitted token, as `generate` asks its processors.
+        """Return the probabilities (vocabulary,) that the next token is drawn with, from logits (vocabulary,). Called
+        once for every emitted token, as `generate` asks its processors.
         """
         return torch.softmax(self.scored(logits), dim=-1)[0]
 
@@ -175,7 +175,7 @@ class TokenSelector:
         return scores
 
     def forget(self, tokens: int) -> None:
-        """Scores and logits of all tokens but the first ones: a text has ended before."""
+        """Drop the scores and logits of all but the first `tokens`: the text has ended before."""
         for kept in (self.sequence.scores, self.logits):
             if kept is not None:
                 del kept[tokens:]
@@ -196,7 +196,7 @@ class Row:
     isolated: bool = False
     """Whether an error in this text's own parts ends this text alone."""
     error: Exception | None = field(default=None, init=False)
-    """What ended it, where that was not its own end."""
+    """The error that ended it early, if one did."""
     text_drafter: TextDrafter | None = field(default=None, init=False)
     """Drafts for it; None until it is started."""
 

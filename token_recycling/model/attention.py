@@ -29,12 +29,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from .architectures import KeyBias
 
 Attended = tuple[torch.Tensor, torch.Tensor | None]
-"""What was attended to, (batch, n, heads, size), and the weights where an implementation tells them."""
+"""The output of attention, (batch, n, heads, size), and its weights where an implementation returns them."""
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """How the passes of one model attend."""
+    """Settings of attention for the passes of one model."""
 
     config: PretrainedConfig
     attention: str

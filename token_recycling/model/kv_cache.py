@@ -107,7 +107,7 @@ class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
         TreeLayer.__init__(self, *place)
 
     def lazy_initialization(self, *keys: Any, **states: Any) -> None:
-        """Of a state; keys and values have a place from the start."""
+        """Initialize a state; keys and values have a place from the start."""
         LinearAttentionLayer.lazy_initialization(self, **states)
 
     def reset(self) -> None:
@@ -138,7 +138,7 @@ class TokenCount(OwnLayer):
         raise NotImplementedError
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """As of a layer that had a slot for every token."""
+        """Sizes as of a layer with a slot for every token."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -212,7 +212,7 @@ def unroll(cache: Cache) -> None:
 
 
 def slots(cache: Cache) -> int:
-    """How many tokens a cache holds; 0 for one of states alone that were not counted."""
+    """Return how many tokens a cache holds; 0 for one of states alone that were not counted."""
     return int(cache.get_seq_length()) if _attends(cache) else 0
 
 

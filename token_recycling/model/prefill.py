@@ -1,4 +1,4 @@
-"""Reads text that is known already: prompts, and whole pieces of text behind what a cache holds.
+"""Reads known text into a cache: prompts, and whole pieces of text behind what a cache holds.
 
 All of a text but its last token goes into the cache: that token is the root of the first draft. Prompts are read in
 pieces where logits are wanted, so that they are never held whole.
@@ -23,7 +23,7 @@ _EXTENDED_PIECE = 64
 """Tokens of each text, at most, that are read at once behind what a cache holds already."""
 
 ObservePrompt = Callable[[torch.Tensor, torch.Tensor], None]
-"""Told of a piece of a prompt: tokens (length,) and the logits (length, vocabulary) after each."""
+"""Called with a piece of a prompt: tokens (length,) and the logits (length, vocabulary) after each."""
 
 
 def prefill(
@@ -33,7 +33,7 @@ def prefill(
     observe: Sequence[ObservePrompt] | None = None,
     held: Sequence[int] | None = None,
 ) -> None:
-    """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
+    """Put each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
     on the right, where nothing of the text sees it. `observe[row]` is shown the logits after every token put there.
@@ -132,7 +132,7 @@ def extend(
 
 
 def cross_border(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> None:
-    """Reads a text again if the model does so at its length."""
+    """Read a text again if the model does so at its length."""
     border = model.support.border
     if border is not None and border.reread and len(texts[0]) == border.at + 1:
         _read_at_once(model, texts[0], cache)
@@ -151,7 +151,7 @@ def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tens
 
 
 def _read_at_once(model: TreeModel, text: torch.Tensor, cache: Cache) -> None:
-    """As `generate` reads a prompt whose length decides how it is read: whole, with its last token."""
+    """Read a text whole, with its last token, as `generate` reads a prompt whose length decides how it is read."""
     border = model.support.border
     if border is not None and border.reread and cache.get_seq_length() <= border.at:
         cache.crop(-cache.get_seq_length())

@@ -31,13 +31,13 @@ def quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
 
 
 def _is_dynamic(module: torch.nn.Module) -> bool:
-    """Of torch.ao: modules of int8; those of float16 leave activations as they are."""
+    """Find modules of torch.ao in int8; those of float16 leave activations as they are."""
     if not type(module).__module__.startswith(tuple(f"{name}.dynamic" for name in _PACKED)):
         return False
     return getattr(getattr(module, "_packed_params", module), "dtype", torch.qint8) != torch.float16
 
 
 def _shares(weight: torch.Tensor) -> bool:
-    """Of torchao: tensors that say how the activations they are multiplied by are quantised."""
+    """Find tensors of torchao that say how activations multiplied by them are quantised."""
     kind = type(getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)).__name__
     return kind == "PerTensor" and getattr(weight, "act_quant_scale", None) is None

@@ -27,7 +27,7 @@ _ELSEWHERE = frozenset({"acceleration", "generation_config"})
 _SKIPPED = (_OF_TORCH | _ELSEWHERE) - {"training"}
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 _HARMLESS = frozenset({"transformers.utils.output_capturing", "token_recycling.model.inspection"})
-"""Where hooks come from that note down what they see and change nothing."""
+"""Modules whose hooks note down what they see and change nothing."""
 
 
 class State:
@@ -115,7 +115,7 @@ class State:
 
 
 def hooks_of(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
-    """What was put around a module's forward pass, and may change it."""
+    """Hooks and wrappers around a module's forward pass that may change it."""
     return _hooks(module._forward_hooks, module._forward_pre_hooks)
 
 
@@ -132,7 +132,7 @@ def _hooks(*kinds: Mapping[int, Callable[..., Any]]) -> Iterator[Callable[..., A
 
 
 def _options() -> list[Any]:
-    """Those of torch that choose between operations, or say with what precision they compute."""
+    """Options of torch that choose between operations, or their precision."""
     cuda, matmul = torch.backends.cuda, torch.backends.cuda.matmul
     return [
         torch.get_default_dtype(),

@@ -133,7 +133,7 @@ class TreeCache:
         self._stores: list[SlotStore] = []
         self._layers: list[Any] = []
         self._indexed: list[Any] = []
-        """Those that keep index keys too."""
+        """The layers that keep index keys too."""
         self._recurrent = bool(recurrent_layers(cache))
         if cache.get_seq_length():
             self._take_over()
