@@ -180,7 +180,7 @@ class Scripted(Drafter):
         self.steps.append(step)
 
     def statistics(self) -> dict[str, float]:
-        return {"calls": 1}
+        return {"calls": len(self.steps)}
 
 
 def test_who_earns_is_counted(counting: LlamaForCausalLM) -> None:

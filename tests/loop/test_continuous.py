@@ -294,13 +294,13 @@ def test_room_that_leavers_had_is_taken_by_those_who_join() -> None:
         texts.join(tiny.prompt(seed + 20, 30), 12)
         texts.step()
         texts.step()
-        assert texts.batch._together is not None
-        (store,) = texts.batch._together._kept._stores
+        assert texts.batch._stepper is not None
+        (store,) = texts.batch._stepper._kept._stores
         assert store.buffer.shape[1] == len(texts.batch.rows)
         assert store._whole.shape[1] <= 16
     texts.finish()
     assert all(row.error is None for row in texts.ended)
-    assert texts.batch._together is None, "nothing is held for nobody"
+    assert texts.batch._stepper is None, "nothing is held for nobody"
 
 
 def test_models_whose_texts_cannot_share_passes_are_refused() -> None:
