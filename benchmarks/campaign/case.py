@@ -76,7 +76,7 @@ class Case:
     weights: str = "float32"
     drafter: DrafterChoice = DrafterChoice()
     surface: str = "accelerate"
-    fast: bool | Literal["auto"] = False
+    fast: bool = False
     copied: str = ""
     cache: str = ""
     costs: float = 0.005
@@ -117,7 +117,7 @@ def draw(seed: int, number: int) -> Case:
         weights=weights,
         drafter=drafter,
         surface=surface,
-        fast=random_.choices(["auto", not recurrent, False], (0.3, 0.25, 0.45))[0],
+        fast=not recurrent and random_.random() < 0.4,
         copied=random_.choice(copies) if surface == "accelerate" and random_.random() < 0.2 else "",
         cache=cache,
         costs=random_.choice(dim.COSTS),
@@ -158,15 +158,15 @@ def _call(random_: random.Random, case: Case, before: list[Call]) -> Call:
     elif event == "in threads":
         size = random_.choice((2, 3))
     else:
-        size = 1 if stream or random_.random() < (0.95 if case.fast is True else 0.65) else random_.choice((2, 3))
-    draws = case.drafter.draws or case.fast is True
+        size = 1 if stream or random_.random() < (0.95 if case.fast else 0.65) else random_.choice((2, 3))
+    draws = case.drafter.draws or case.fast
     choice = random_.choices(("greedy", "seeded", "one choice"), (0.55, 0.3, 0.15))[0]
     if choice == "seeded" and (draws or size > 1):
         choice = "one choice"
     if stream and choice == "one choice":
         choice = "greedy"
     alone = size == 1 and event != "in threads"
-    captured = case.fast is True and random_.random() < 0.85
+    captured = case.fast and random_.random() < 0.85
     options: list[str] = []
     for name, option in dim.OPTIONS.items():
         fits = (

@@ -13,7 +13,7 @@ from support.on_device import check_path, check_same, moved
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.hf.together import Together
+from token_recycling.hf.batched import DecodingThread
 
 pytestmark = pytest.mark.cuda
 
@@ -34,9 +34,9 @@ def test_padded_batches(placed: LlamaForCausalLM, device: torch.device, drafter:
         check_same(placed, given, tr.generate(placed, **given, drafter=made, max_new_tokens=24, **way), wanted)
 
 
-@pytest.mark.parametrize("fast", ["auto", True, False])
+@pytest.mark.parametrize("fast", [True, False])
 def test_texts_of_many_threads_on_one_model(placed: LlamaForCausalLM, device: torch.device, fast: Any) -> None:
-    """One of them has the slots of the fast path; the others wait where it is insisted on, else go the ordinary way."""
+    """One of them has the slots of the fast path; the others wait for them."""
     prompts = [tiny.prompt(seed, 5 + seed).to(device) for seed in range(8)]
     wanted = [placed.generate(ids, max_new_tokens=24, do_sample=False) for ids in prompts]
     drafter = tr.make_drafter("recycling:tree=paper")
@@ -50,7 +50,7 @@ def test_texts_of_many_threads_on_one_model(placed: LlamaForCausalLM, device: to
         answers = list(pool.map(said, prompts))
     for ids, (ours, stats), theirs in zip(prompts, answers, wanted, strict=True):
         check_same(placed, {"input_ids": ids}, ours, theirs)
-        if fast is True:
+        if fast:
             check_path(stats, device)
 
 
@@ -83,7 +83,7 @@ def test_texts_that_share_a_running_batch(placed: LlamaForCausalLM, device: torc
         for seed in range(10)
     ]
     wanted = [tiny.seeded(placed.generate, seed=seed, **call)[0] for seed, call in enumerate(calls)]
-    together, drafter = Together(placed), tr.make_drafter("recycling")
+    together, drafter = DecodingThread(placed), tr.make_drafter("recycling")
     try:
         with ThreadPoolExecutor(5) as pool:
             ours = list(pool.map(lambda seed: together.model(drafter, seed).generate(**calls[seed]), range(len(calls))))

@@ -44,7 +44,7 @@ def test_a_returned_cache_is_that_of_generate(
         _close(ours.past_key_values, wanted.past_key_values, ours.sequences.shape[1] - 1)
 
 
-@pytest.mark.parametrize("fast", ["auto", False])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
 def test_turns_on_one_cache_plain_and_accelerated(
     placed: LlamaForCausalLM, device: torch.device, static: bool, fast: Any

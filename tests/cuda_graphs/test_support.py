@@ -14,7 +14,7 @@ from support.runs import decoded
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.cuda_graphs import NoFastPathError, costs_of
+from token_recycling.cuda_graphs import NoFastPathError, captured_costs
 from token_recycling.cuda_graphs import step as step_module
 from token_recycling.cuda_graphs.slots import FixedCache
 from token_recycling.cuda_graphs.support import runner_or_reason
@@ -53,43 +53,49 @@ def test_changed_weights_are_noticed(model: LlamaForCausalLM, change: Callable[[
     ids=str,
 )
 def test_calls_that_it_does_not_hold_for_say_why(
-    model: LlamaForCausalLM, arguments: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    model: LlamaForCausalLM, arguments: dict[str, Any], reason: str
 ) -> None:
     tr.accelerate(model, fast=True)
     with pytest.raises(tr.NoFastPathError, match=reason):
         model.generate(tiny.prompt(0, 5), max_new_tokens=5, **arguments)
-    monkeypatch.setattr("token_recycling.cuda_graphs.why_not_by_itself", lambda device: None)
-    tr.accelerate(model, fast="auto")
-    model.generate(tiny.prompt(0, 5), max_new_tokens=5, **arguments)
-    assert model.acceleration.stats.path.startswith("ordinary: expected")
-    assert reason in model.acceleration.stats.path
 
 
-def test_batches_offloaded_caches_and_drawn_drafts_go_the_ordinary_way(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("token_recycling.cuda_graphs.why_not_by_itself", lambda device: None)
+def test_batches_hidden_states_and_drawn_drafts_are_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
     batch = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
-    tr.accelerate(model)
-    model.generate(batch, max_new_tokens=5, **GREEDY)
-    assert model.acceleration.stats.path == "ordinary: expected one text, got 2"
+    tr.accelerate(model, fast=True)
+    with pytest.raises(tr.NoFastPathError, match="expected one text, got 2"):
+        model.generate(batch, max_new_tokens=5, **GREEDY)
     model.generate(batch[:1], max_new_tokens=5, **GREEDY)
     assert model.acceleration.stats.path.startswith("fast")
     (tmp_path / "heads").mkdir()
     medusa = example("medusa", model, tmp_path / "heads")
-    assert "hidden states" in decoded(model, batch[:1], medusa, fast="auto", max_new_tokens=5)[1].path
+    with pytest.raises(tr.NoFastPathError, match="hidden states"):
+        decoded(model, batch[:1], medusa, max_new_tokens=5)
     tiny.llama(3).save_pretrained(tmp_path)
-    tr.accelerate(model, f"draft_model:model={tmp_path},sampled=true,mode=sequence,depth=2")
-    model.generate(batch[:1], max_new_tokens=5, do_sample=True)
-    assert "got one that is drawn" in model.acceleration.stats.path
+    tr.accelerate(model, f"draft_model:model={tmp_path},sampled=true,mode=sequence,depth=2", fast=True)
+    with pytest.raises(tr.NoFastPathError, match="got one that is drawn"):
+        model.generate(batch[:1], max_new_tokens=5, do_sample=True)
 
 
-def test_a_cpu_keeps_to_the_ordinary_way_by_itself(model: LlamaForCausalLM) -> None:
-    assert decoded(model, tiny.prompt(0, 5), "plain", fast="auto", max_new_tokens=3)[1].path == (
-        "ordinary: expected a CUDA device, which replays a step without the host, got cpu"
-    )
-    with pytest.raises(ValueError, match="expected fast to be 'auto', True or False, got 'yes'"):
-        tr.accelerate(model, fast="yes")  # type: ignore[arg-type]
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_captured_steps_are_made_only_where_they_are_asked_for(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card too, which is played here: whoever looked for one would find it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
+    monkeypatch.setattr("token_recycling.cuda_graphs.captured", None)
+    model = tiny.llama()
+    made = {
+        "accelerate": lambda: tr.accelerate(model, "plain").generate(tiny.prompt(0, 5), max_new_tokens=3),
+        "generate": lambda: tr.generate(tiny.llama(), tiny.prompt(0, 5), max_new_tokens=3, drafter="plain"),
+        "stream": lambda: list(tr.stream(tiny.llama(), tiny.prompt(0, 5), "plain", max_new_tokens=3)),
+    }
+    for call in made.values():
+        call()
+    assert model.acceleration.stats.path == "ordinary"
+
+
+def test_fast_is_true_or_false(model: LlamaForCausalLM) -> None:
+    with pytest.raises(ValueError, match="expected fast to be True or False, got 'auto'"):
+        tr.accelerate(model, fast="auto")  # type: ignore[arg-type]
 
 
 def test_models_that_it_does_not_hold_for_say_why(model: LlamaForCausalLM) -> None:
@@ -125,7 +131,7 @@ def test_costs_are_those_of_the_steps_that_run(model: LlamaForCausalLM) -> None:
     tr.accelerate(model, "recycling", fast=True)
     wanted = tiny.llama().generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY)
     assert torch.equal(model.generate(tiny.prompt(0, 20), max_new_tokens=30, **GREEDY), wanted)
-    curve = costs_of(TreeModel(model), fast=True).curve(100)
+    curve = captured_costs(TreeModel(model)).curve(100)
     assert curve.sizes[:6] == (1, 2, 8, 9, 16, 17)
     by_size = dict(zip(curve.sizes, curve.seconds, strict=True))
     assert by_size[2] == by_size[8]

@@ -25,7 +25,7 @@ from token_recycling.costs.curve import CostCurve
 from token_recycling.costs.drafting import OwnWork
 from token_recycling.drafters._base import DrafterTraits
 from token_recycling.drafters.fuse import Fuse
-from token_recycling.drafters.fuse.worth import Forecast, MarginalValue
+from token_recycling.drafters.fuse.payoff import Forecast, MarginalValue
 from token_recycling.trees.templates import parse_paths, root_only
 
 
@@ -180,7 +180,7 @@ class Scripted(Drafter):
         self.steps.append(step)
 
     def statistics(self) -> dict[str, float]:
-        return {"calls": 1}
+        return {"calls": len(self.steps)}
 
 
 def test_who_earns_is_counted(counting: LlamaForCausalLM) -> None:

@@ -25,9 +25,9 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve
-from token_recycling.loop.continuous import RunningBatch, why_not_many
-from token_recycling.loop.run import Row
-from token_recycling.loop.text import Draws, Sequence, TokenSelector
+from token_recycling.loop.continuous import RunningBatch, why_not_batched
+from token_recycling.loop.draws import Draws
+from token_recycling.loop.text import Row, Sequence, TokenSelector
 from token_recycling.model.prefill import PIECE
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import chain, root_only
@@ -155,7 +155,7 @@ CASES = [
 def test_families_whose_layers_see_or_keep_other_things(case: architectures.Case) -> None:
     model, new = architectures.model_of(case), 20
     model.generation_config.pad_token_id = 0
-    if why_not_many(TreeModel(model)) is not None:
+    if why_not_batched(TreeModel(model)) is not None:
         pytest.skip("its texts cannot share passes")
     texts = Texts(model)
     prompts = [tiny.prompt(seed, length, architectures.VOCABULARY) for seed, length in enumerate([12, 1, 40, 5])]
@@ -294,13 +294,13 @@ def test_room_that_leavers_had_is_taken_by_those_who_join() -> None:
         texts.join(tiny.prompt(seed + 20, 30), 12)
         texts.step()
         texts.step()
-        assert texts.batch._together is not None
-        (store,) = texts.batch._together._kept._stores
+        assert texts.batch._stepper is not None
+        (store,) = texts.batch._stepper._kept._stores
         assert store.buffer.shape[1] == len(texts.batch.rows)
         assert store._whole.shape[1] <= 16
     texts.finish()
     assert all(row.error is None for row in texts.ended)
-    assert texts.batch._together is None, "nothing is held for nobody"
+    assert texts.batch._stepper is None, "nothing is held for nobody"
 
 
 def test_models_whose_texts_cannot_share_passes_are_refused() -> None:

@@ -14,7 +14,6 @@ import torch
 import token_recycling as tr
 from token_recycling.costs.curve import CostCurve, shared_by
 from token_recycling.costs.online import OnlineCurve
-from token_recycling.cuda_graphs import Fast
 from token_recycling.drafters._base import Drafter, TextDrafter
 from token_recycling.model.pass_costs import PassCosts
 from token_recycling.model.step_costs import StepCosts
@@ -22,7 +21,7 @@ from token_recycling.model.tree_model import TreeModel
 
 
 def decoded(
-    model: Any, ids: torch.Tensor, drafter: Any, fast: Fast = True, **arguments: Any
+    model: Any, ids: torch.Tensor, drafter: Any, fast: bool = True, **arguments: Any
 ) -> tuple[list[int], tr.Stats]:
     """The tokens that `stream` emits, by fast steps if nothing else is said, and the statistics."""
     stats = tr.Stats()

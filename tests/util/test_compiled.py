@@ -58,9 +58,9 @@ def imported(path: Path) -> ModuleType:
 
 
 def test_compiling_is_said_once_and_its_time_is_counted(tmp_path: Path, said: Callable[[], list[str]]) -> None:
-    before, loops = compiled.compiling_seconds(), imported(tmp_path / "loops.py")
+    before, loops = compiled.compiling.seconds, imported(tmp_path / "loops.py")
     assert (loops.twice(3), loops.twice(3.5)) == (8, 9.0)
-    assert compiled.compiling_seconds() > before
+    assert compiled.compiling.seconds > before
     (message,) = said()
     assert "once on this machine" in message
 
@@ -68,9 +68,9 @@ def test_compiling_is_said_once_and_its_time_is_counted(tmp_path: Path, said: Ca
 def test_what_was_kept_is_taken_in_silence(tmp_path: Path, said: Callable[[], list[str]]) -> None:
     imported(tmp_path / "loops.py").twice(3)
     said()
-    before, again = compiled.compiling_seconds(), imported(tmp_path / "loops.py")
+    before, again = compiled.compiling.seconds, imported(tmp_path / "loops.py")
     assert again.twice(3) == 8
-    assert (said(), compiled.compiling_seconds()) == ([], before)
+    assert (said(), compiled.compiling.seconds) == ([], before)
 
 
 def test_where_nothing_can_be_kept_it_is_said_what_to_do(
@@ -84,9 +84,9 @@ def test_where_nothing_can_be_kept_it_is_said_what_to_do(
 
 
 def test_functions_of_others_are_neither_said_nor_counted(said: Callable[[], list[str]]) -> None:
-    before = compiled.compiling_seconds()
+    before = compiled.compiling.seconds
     assert numba.njit(lambda number: number + 1)(3) == 4
-    assert (said(), compiled.compiling_seconds()) == ([], before)
+    assert (said(), compiled.compiling.seconds) == ([], before)
 
 
 def test_after_an_upgrade_in_place_all_are_compiled_anew(

@@ -15,7 +15,7 @@ from token_recycling._util.locks import Lock
 def is_free(lock: Lock) -> bool:
     """Whether another thread could enter at once."""
     found = []
-    thread = threading.Thread(target=lambda: found.append(lock._held.acquire(blocking=False)))
+    thread = threading.Thread(target=lambda: found.append(lock.acquire(blocking=False)))
     thread.start()
     thread.join()
     return found[0]

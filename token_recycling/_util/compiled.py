@@ -56,7 +56,7 @@ def compiled(function: Callable | None = None, *, allocates: bool = True, **opti
     try:
         return njit(cache=True, **how)(function)
     except RuntimeError:  # numba finds no folder to write to
-        _Watch.keeps = False
+        _Compiling.keeps = False
         return njit(**how)(function)
 
 
@@ -67,14 +67,16 @@ def compiled_part(function: Callable | None = None, *, allocates: bool = False, 
     return register_jitable(_nrt=allocates, **options)(function)
 
 
-class _Watch(event.Listener, threading.local):
-    """Says that loops are being compiled, and counts the time, of each thread for itself."""
+class _Compiling(event.Listener, threading.local):
+    """Logs that loops are being compiled, and counts the time of each thread."""
 
     keeps = True
     """Whether there is a folder to keep them in."""
     depth = 0
     """Compilations in progress, one within another; the outermost is of one of our functions."""
-    since = seconds = 0.0
+    since = 0.0
+    seconds = 0.0
+    """What this thread has spent compiling so far."""
 
     def on_start(self, event: event.Event) -> None:
         if not self.depth and not event.data["dispatcher"].py_func.__qualname__.endswith(_SOURCES):
@@ -82,7 +84,7 @@ class _Watch(event.Listener, threading.local):
         self.depth += 1
         if self.depth == 1:
             self.since = time.perf_counter()
-            _say(_Watch.keeps)
+            _say(_Compiling.keeps)
 
     def on_end(self, event: event.Event) -> None:
         if self.depth:
@@ -109,10 +111,5 @@ def _say(keeps: bool) -> None:
         )
 
 
-_watch = _Watch()
-event.register("numba:compile", _watch)
-
-
-def compiling_seconds() -> float:
-    """Seconds that this thread has spent compiling so far."""
-    return _watch.seconds
+compiling = _Compiling()
+event.register("numba:compile", compiling)

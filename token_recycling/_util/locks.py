@@ -5,17 +5,8 @@ from __future__ import annotations
 import threading
 
 
-class Lock:
-    """A reentrant lock for `with`: a copy, or what comes out of a pickle, is a new one that nobody holds."""
-
-    def __init__(self) -> None:
-        self._held = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._held.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._held.release()
+class Lock(type(threading.RLock())):  # type: ignore[misc]
+    """A reentrant lock: a copy, or what comes out of a pickle, is a new one that nobody holds."""
 
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()

@@ -124,7 +124,7 @@ class StepRunner:
         if key not in self._graphs and self.state is not None and self.state != state_of(target):
             raise NoFastPathError(
                 "expected the model as it was when the text began, got another adapter, part or option of it; "
-                "change it between texts, or pass fast=False"
+                "change it between texts, or leave fast=True out"
             )
         with target.attending():
             report, logits = self._graphs.run(key, function, state)

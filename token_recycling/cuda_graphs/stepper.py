@@ -20,12 +20,13 @@ from .step import Choice, StepPlan
 
 
 class CapturedStepper:
-    """For a run that `support.why_not` has nothing against."""
+    """Makes the steps of a run that `support.why_not` has nothing against."""
 
     def __init__(self, run: Run, runner: StepRunner) -> None:
         self.run, self.runner = run, runner
         (row,) = run.rows
-        self._sequence, self._drafter, self._traits, selector = row.sequence, run.drafting(0), row.traits, row.selector
+        self._row, self._sequence, self._traits, selector = row, row.sequence, row.traits, row.selector
+        self._drafter = run.text_drafter(row)
         self._choice = Choice(tuple(selector.processors), selector.sample)
         run.prefill()
         runner.begin(run.cache, self._sequence.max_length + BUCKETS[-1])
@@ -75,14 +76,14 @@ class CapturedStepper:
 
     def _drafted(self) -> Draft | None:
         """A draft of the host's, or None where the device drafts."""
-        if self._device is not None and self.run.depth_limit(0) >= self._device.retrieval.tree.depth:
+        if self._device is not None and self._row.deepest(self.run.target) >= self._device.retrieval.tree.depth:
             return None
         self._learn_pending()
-        draft = self.run.draft(0)
+        draft = self._row.draft(self.run.target, self.run.costs)
         if draft.drawn_from and self._choice.sample:
             raise ValueError(
                 "expected a drafter that says that it draws, got drawn tokens from "
-                f"{self._drafter.describe()}; declare it in its traits, or pass fast=False"
+                f"{self._drafter.describe()}; declare it in its traits, or leave fast=True out"
             )
         return draft
 

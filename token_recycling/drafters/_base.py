@@ -1,4 +1,4 @@
-"""What a drafter is: it proposes what the target may say next, and learns from what it said.
+"""The interface of drafters, which propose what the target may say next, and learn from what it said.
 
 A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it;
 `registry` finds it by its name. It holds options and what was learned, and serves any number of calls at once. What
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DrafterTraits:
-    """What a drafter needs, and what it can do."""
+    """Needs and abilities of a drafter."""
 
     learns_prompt: bool = False
     """Needs the logits after every token of the prompt: they cost the target's output layer on each, and the first step
@@ -95,7 +95,7 @@ class TextDrafter:
         """
 
     def statistics(self) -> Mapping[str, float]:
-        """Counts of its own since the last call, such that they can be added up; called once a step, and kept in
+        """Counts since the last call, such that they can be added up; called when a text ends, and kept in
         `Stats.drafter_statistics`.
         """
         return {}
@@ -119,7 +119,7 @@ class Drafter(TextDrafter):
     """The option that may be written without `NAME=`, if there is one."""
 
     def __init__(self) -> None:
-        """Of a subclass that is no dataclass and has none of its own."""
+        """Do nothing: for a subclass that is no dataclass and has no `__init__`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -129,11 +129,11 @@ class Drafter(TextDrafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        """What it needs and can do."""
+        """Its needs and abilities."""
         return DrafterTraits()
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> TextDrafter:
-        """What drafts for a text that begins: `prompt` (length,) int64 on the target's device. Here options are checked
+        """Return what drafts for a new text: `prompt` (length,) int64 on the target's device. Here options are checked
         against the target. `costs` says what the steps of this call cost; the texts of a batch share it.
         """
         return self

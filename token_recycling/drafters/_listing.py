@@ -1,4 +1,4 @@
-"""What there is, as plain values: the drafters with their options, and the rows of a saved matrix.
+"""Lists as plain values: the drafters with their options, and the rows of a saved matrix.
 
 Everything about a drafter is read from its class: the fields of the dataclass and the strings under them.
 """

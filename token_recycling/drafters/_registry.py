@@ -30,8 +30,8 @@ ENTRY_POINTS = "token_recycling.drafters"
 
 def drafter_names() -> list[str]:
     """Names of all drafters, the package's own first."""
-    own = own_names()
-    return own + sorted({point.name for point in metadata.entry_points(group=ENTRY_POINTS)} - set(own))
+    ours = own_names()
+    return ours + sorted({point.name for point in metadata.entry_points(group=ENTRY_POINTS)} - set(ours))
 
 
 @functools.cache

@@ -23,8 +23,8 @@ from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
 from .._util.topk import top_candidates
 from ..model.compat import DFlashTokenCandidateGenerator, needed
+from ..model.device_map import Placed, placed_copy
 from ..model.inspection import output_layer
-from ..model.placing import Placed, placed_copy
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft

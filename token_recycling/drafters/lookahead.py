@@ -87,10 +87,10 @@ class LookaheadText(TextDrafter):
         return self._draft
 
     def observe(self, step: Step) -> None:
-        own, self._draft = self._draft, None
-        if own is None or step.finished:
+        draft, self._draft = self._draft, None
+        if draft is None or step.finished:
             return
-        places, newest = own.places_in(step.draft), self._window.newest
+        places, newest = draft.places_in(step.draft), self._window.newest
         found = [place for place in (places[node] for node in newest) if place is not None]
         # Cut off at a limit of the text, or left out where this drafter is a part of another.
         if len(found) < len(newest):

@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..cuda_graphs import Fast, checked, runner_of
+from ..cuda_graphs import runner_of, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.stats import Stats
@@ -26,26 +26,23 @@ from .run_call import run_call
 
 
 def accelerate(
-    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any
+    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: bool = False, **options: Any
 ) -> PreTrainedModel:
     """Makes the model's own `generate()` faster, in place, and returns the model.
 
-    `fast`: "auto" makes steps of constant shapes, captured as CUDA graphs, where that holds, else goes the ordinary
-    way, and `acceleration.stats.path` says which and why; True insists on such steps, captured where there is CUDA;
-    False goes the ordinary way.
+    `fast=True` makes steps of constant shapes, captured as CUDA graphs where there is CUDA (docs/fast-path.md).
 
     `options` go to the drafter. What the drafter learns stays in `model.acceleration.drafter`; the last call's
     statistics are in `model.acceleration.stats`. Accelerating again replaces the drafter. A model that is pickled
     (`pickle`, `torch.save`, another process) or copied by `copy.deepcopy` comes back accelerated, with a drafter of its
     own that has learned the same; `save_pretrained` writes the model alone. Raises UnsupportedModelError with the
-    reason, or NoFastPathError, now or with a call, where fast steps were insisted on and do not hold.
+    reason, or NoFastPathError, now or with a call, where fast steps were asked for and do not hold.
     """
-    checked(fast)
-    target = ready(model)
+    way, target = way_of(fast), ready(model)
     made = make_drafter(drafter, **options)
-    if fast is True:
-        runner_of(target, fast)
-    make_accelerated(model, Acceleration(made, fast))
+    if fast:
+        runner_of(target)
+    make_accelerated(model, Acceleration(made, way))
     return model
 
 
@@ -77,7 +74,7 @@ def generate(
     /,
     *inputs: Any,
     drafter: str | Drafter = "recycling",
-    fast: Fast = "auto",
+    fast: bool = False,
     stats: Stats | None = None,
     **arguments: Any,
 ) -> Any:
@@ -87,8 +84,8 @@ def generate(
     `return_dict_in_generate=True` the statistics are in the output too. Raises UnsupportedModelError where `accelerate`
     does; a call that cannot be accelerated is left to transformers with a warning.
     """
-    checked(fast)
-    acceleration = Acceleration(make_drafter(drafter), fast, ready(model))
+    way = way_of(fast)
+    acceleration = Acceleration(make_drafter(drafter), way, ready(model))
     acceleration.stats.synchronize = bool(stats and stats.synchronize)
     result = view(model, acceleration).generate(*inputs, **arguments)
     if stats is not None:
@@ -96,14 +93,13 @@ def generate(
     return result
 
 
-def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto", **options: Any) -> Callable[..., Any]:
+def custom_generate(drafter: str | Drafter = "recycling", *, fast: bool = False, **options: Any) -> Callable[..., Any]:
     """A function for `model.generate(..., custom_generate=...)`, for code that must not touch the model.
 
     Keep the function to keep what its drafter learns. transformers gives such functions no streamer; use `accelerate`
     for one. Raises UnsupportedModelError for a call that cannot be accelerated.
     """
-    made = make_drafter(drafter, **options)
-    checked(fast)
+    made, way = make_drafter(drafter, **options), way_of(fast)
 
     def recycle(
         model: PreTrainedModel,
@@ -115,6 +111,6 @@ def custom_generate(drafter: str | Drafter = "recycling", *, fast: Fast = "auto"
     ) -> GenerateDecoderOnlyOutput | torch.LongTensor:
         prepared = with_cache(model, model_kwargs)
         call = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, prepared)
-        return run_call(call.ready(model), call, made, Stats(), fast)
+        return run_call(call.ready(model), call, made, Stats(), way)
 
     return recycle

@@ -25,7 +25,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from .._util.locks import Lock
-from ..cuda_graphs import Fast
+from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.stats import Stats
 from ..model.compat import with_cache
@@ -44,18 +44,18 @@ _NOT_REACHED = (
 
 @dataclass
 class Acceleration:
-    """What `accelerate` adds to a model, as `model.acceleration`."""
+    """State that `accelerate` adds to a model, as `model.acceleration`."""
 
     drafter: Drafter
     """Drafts, and remembers from call to call."""
-    fast: Fast = "auto"
-    """Which way steps are made; see `accelerate`."""
+    way: Way = ordinary
+    """How steps are made."""
     target: TreeModel | None = None
-    """What decodes, if it is not the model that `generate` was called on: see `generate`."""
+    """The model that decodes, if not the one that `generate` was called on: see `generate`."""
     stats: Stats = field(default_factory=Stats)
-    """Of the call of `generate` that ended last, in whichever thread; empty if it was left to transformers."""
+    """Statistics of the call that ended last, in any thread; empty if it was left to transformers."""
     total: Stats = field(default_factory=Stats)
-    """Of all calls."""
+    """Statistics of all calls."""
     fallback: str | None = None
     """Why the call that ended last was left to transformers, or None if it was accelerated."""
     reached: bool = False
@@ -67,14 +67,14 @@ class Acceleration:
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def say(self, reason: str) -> None:
-        """Warns that a call is left to transformers, once for every reason."""
+        """Warn that a call is left to transformers, once for every reason."""
         with self._lock:
             if reason not in self._said:
                 logger.warning("not accelerated: %s; transformers' own decoding is used", reason)
                 self._said.add(reason)
 
     def ended(self, stats: Stats, fallback: str | None) -> None:
-        """Notes what a call was worth, or why it was left to transformers."""
+        """Record the statistics of a call, or why it was left to transformers."""
         with self._lock:
             self.stats, self.fallback = stats, fallback
             self.total += stats
@@ -82,7 +82,7 @@ class Acceleration:
 
 @dataclass
 class _Call:
-    """What is noted of one call of a model's `generate`."""
+    """Notes about one call of a model's `generate`."""
 
     model: PreTrainedModel
     acceleration: Acceleration
@@ -92,7 +92,7 @@ class _Call:
     """Whether it came to a loop that is known."""
 
     def fall_back(self, reason: str) -> None:
-        """It is left to transformers."""
+        """Leave the call to transformers."""
         self.fallback, self.reached = reason, True
         self.acceleration.say(reason)
 
@@ -103,7 +103,7 @@ _innermost: ContextVar[_Call | None] = ContextVar("_innermost", default=None)
 
 @contextlib.contextmanager
 def _new_call(model: _Accelerated) -> Iterator[_Call]:
-    """A call of `generate`, which is noted when it ends."""
+    """Begin a call of `generate`; note its outcome when it ends."""
     acceleration = model.acceleration
     call = _Call(model, acceleration, Stats(synchronize=acceleration.stats.synchronize))
     outer = _innermost.set(call)
@@ -118,7 +118,7 @@ def _new_call(model: _Accelerated) -> Iterator[_Call]:
 
 
 def _call_of(model: _Accelerated) -> contextlib.AbstractContextManager[_Call]:
-    """The call of the model's `generate` that goes on, or a new one where its methods are called without."""
+    """Return the model's `generate` call in progress, or a new one where its methods are called without."""
     call = _innermost.get()
     return contextlib.nullcontext(call) if call is not None and call.model is model else _new_call(model)
 
@@ -129,7 +129,7 @@ class _Accelerated(PreTrainedModel):
     acceleration: Acceleration
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As that of its own class, whose name stands for ours in a pickle and in a copy."""
+        """Pickle and copy under the name of the model's original class."""
         _, _, *state = super().__reduce_ex__(max(2, int(protocol)))
         return _unfilled, (type(self).__bases__[1],), *state
 
@@ -168,16 +168,16 @@ class _Accelerated(PreTrainedModel):
         prepared = with_cache(self, model_kwargs)
         given = GenerateCall(input_ids, logits_processor, stopping_criteria, generation_config, prepared, streamer)
         with _call_of(self) as call:
-            own = call.acceleration
+            acceleration = call.acceleration
             try:
                 if synced_gpus:
                     raise UnsupportedModelError("expected one process per text, got synced_gpus=True")
-                target = given.ready(self, own.target)
+                target = given.ready(self, acceleration.target)
             except UnsupportedModelError as reason:
                 call.fall_back(str(reason))
             else:
                 call.fallback, call.reached = None, True
-                return own.decode(target, given, own.drafter, call.stats, own.fast)
+                return acceleration.decode(target, given, acceleration.drafter, call.stats, acceleration.way)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
@@ -187,7 +187,7 @@ _classes: dict[type, type[_Accelerated]] = {}
 
 
 def _accelerated_class(original: type) -> type[_Accelerated]:
-    """The accelerated subclass of a model class, made once, under the name of the original."""
+    """Return the accelerated subclass of a model class, made once, under the name of the original."""
     if original not in _classes:
         names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
         _classes[original] = type(original.__name__, (_Accelerated, original), names)
@@ -195,13 +195,13 @@ def _accelerated_class(original: type) -> type[_Accelerated]:
 
 
 def _unfilled(original: type) -> _Accelerated:
-    """An accelerated model without its attributes, which come out of a pickle."""
+    """Allocate for unpickling; state follows."""
     made = _accelerated_class(original)
     return made.__new__(made)
 
 
 def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None:
-    """Makes the object of the accelerated subclass of its class."""
+    """Change the model's class to the accelerated subclass, in place."""
     if not is_accelerated(model):
         model.__class__ = _accelerated_class(type(model))
     model.acceleration = acceleration
@@ -211,7 +211,7 @@ def make_accelerated(model: PreTrainedModel, acceleration: Acceleration) -> None
 
 
 def make_plain(model: PreTrainedModel) -> None:
-    """Makes the object of its own class again."""
+    """Change the model's class back to the original, in place."""
     model.__class__ = type(model).__bases__[1]
     del model.acceleration
 

@@ -29,7 +29,7 @@ class BatchStopping:
         self._met = [False] * len(sequences)
 
     def apply(self) -> None:
-        """Asks about every column that all texts have reached."""
+        """Evaluate the criteria for every column that all texts have reached."""
         while not all(self._met) and all(
             sequence.ended or sequence.columns > self._columns for sequence in self.sequences
         ):
@@ -54,6 +54,6 @@ class BatchStopping:
         """(batch, columns) ids up to the column that is judged, as `generate` would have them there."""
         shown = self.sequences[0].padded.new_full((len(self.sequences), self._columns), self.padding or 0)
         for row, sequence in enumerate(self.sequences):
-            own = sequence.padded[0, : self._columns]
-            shown[row, : len(own)] = own
+            tokens = sequence.padded[0, : self._columns]
+            shown[row, : len(tokens)] = tokens
         return shown

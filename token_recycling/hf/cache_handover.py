@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 from ..loop.text import Sequence, TokenSelector
 from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer, write_behind
-from ..model.kv_cache import TreeCache, stop_counting, unroll, unsupported_cache
+from ..model.kv_cache import stop_counting, tree_cache, unroll, unsupported_cache
 from ..model.prefill import extend
 from ..model.tree_model import TreeModel
 
@@ -57,7 +57,7 @@ def _unsupported_static(cache: StaticCache, slots: int, border: Border | None) -
 
 
 class CacheHandover:
-    """A cache on its way into decoding and back."""
+    """Hands a cache over to decoding and back."""
 
     def __init__(self, given: Cache, paddings: list[int], config: PretrainedConfig) -> None:
         """`paddings[row]`: how many columns before each text are padding; `config`: that of the text decoder."""
@@ -66,19 +66,19 @@ class CacheHandover:
             unroll(given)
         held = int(given.get_seq_length())
         self.cache = given if type(given) is DynamicCache else _read(given, held, config)
-        """Where decoding works: the slots of every text from slot 0 on."""
+        """The cache that decoding works in: the slots of every text from slot 0 on."""
         self.lengths = [max(0, held - padding) for padding in paddings]
-        """How many slots of each text it holds."""
+        """Number of slots that it holds of each text."""
         if held and any(paddings):
-            TreeCache(self.cache).shift([-min(padding, held) for padding in paddings], max(self.lengths))
+            tree_cache(self.cache).shift([-min(padding, held) for padding in paddings], max(self.lengths))
 
     def give_back(self, columns: int) -> None:
-        """Leaves in the given cache what plain decoding would: slots for all `columns` of the texts but the last.
+        """Leave in the given cache what plain decoding would: slots for all `columns` of the texts but the last.
 
         In decoding's cache, every text holds all its tokens but the last. Padding slots hold zeros.
         """
         if any(self.paddings) or len(self.paddings) > 1:
-            TreeCache(self.cache).shift(self.paddings, columns - 1)
+            tree_cache(self.cache).shift(self.paddings, columns - 1)
         if self.cache is not self.given:
             _write(self.cache, self.given)
         stop_counting(self.given)
@@ -87,13 +87,13 @@ class CacheHandover:
 def fill_up(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], cache: Cache, padding: int
 ) -> None:
-    """Lets the shorter ones of several texts go on with padding up to the longest, as `generate` does with those that
+    """Continue the shorter ones of several texts with padding up to the longest, as `generate` does with those that
     have ended: in the texts, in the cache, and in the scores and logits that are kept.
     """
     columns = max(sequence.columns for sequence in sequences)
     rest = [one.tokens.new_full((columns - one.columns,), padding) for one in sequences]
     # What follows the last token is padding; the last padding token gets no slot.
-    fed = [torch.cat([one.tokens[-1:], own])[:-1] for one, own in zip(sequences, rest, strict=True)]
+    fed = [torch.cat([one.tokens[-1:], padded])[:-1] for one, padded in zip(sequences, rest, strict=True)]
     for pieces, logits in extend(target, fed, [one.length - 1 for one in sequences], cache):
         for row, piece in enumerate(pieces):
             for node in range(len(piece)):

@@ -1,4 +1,4 @@
-"""What is supported, said in advance: by what is known of the architecture, and by trying it."""
+"""Checks in advance whether a model is supported: by what is known of its architecture, and by trying it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
-from ..cuda_graphs import Fast, checked
+from ..cuda_graphs import way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.stats import Stats
@@ -63,7 +63,7 @@ class Conversation:
         drafter: str | Drafter = "recycling",
         *,
         system: str | None = None,
-        fast: Fast = "auto",
+        fast: bool = False,
         **arguments: Any,
     ) -> None:
         """`arguments` are those of `model.generate` for every answer, of at most 256 tokens unless `max_new_tokens` is
@@ -79,7 +79,7 @@ class Conversation:
         self.model, self.tokenizer = model, tokenizer
         self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
         self._target = ready(model)
-        self.acceleration = Acceleration(make_drafter(drafter), checked(fast), self._target)
+        self.acceleration = Acceleration(make_drafter(drafter), way_of(fast), self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()
 

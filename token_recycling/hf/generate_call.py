@@ -41,14 +41,14 @@ _KNOWN_INPUTS = {
     "tokenizer",
 }
 _MARKS = {"mm_token_type_ids", "token_type_ids"}
-"""What processors of models that also take pictures give with every prompt: 0 for a token of text."""
+"""Inputs that processors of models for pictures give with every prompt: 0 for a token of text."""
 _CRITERIA_BY_TEXT = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
 """Criteria that say the same of a text whether they see it alone or in a batch."""
 
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """What `generate` has prepared: (batch, length) ids, padded on the left, and all that decides on tokens."""
+    """The inputs that `generate` prepared: (batch, length) ids, padded on the left, and all that decides on tokens."""
 
     input_ids: torch.Tensor
     processors: LogitsProcessorList
@@ -68,11 +68,11 @@ class GenerateCall:
         mask = self.model_kwargs.get("attention_mask")
         if mask is None or (mask.ndim == 2 and bool(mask.all())):
             return [0] * len(self.input_ids)
-        own = mask.bool() if mask.ndim == 2 else torch.zeros(len(self.input_ids), 1, dtype=torch.bool)
-        lengths = own.sum(dim=1)
-        from_the_right = torch.arange(own.shape[1], 0, -1, device=own.device) <= lengths[:, None]
-        fits = (own == from_the_right).all(dim=1) & (lengths > 0)
-        return torch.where(fits, own.shape[1] - lengths, -1).tolist()
+        text = mask.bool() if mask.ndim == 2 else torch.zeros(len(self.input_ids), 1, dtype=torch.bool)
+        lengths = text.sum(dim=1)
+        from_the_right = torch.arange(text.shape[1], 0, -1, device=text.device) <= lengths[:, None]
+        fits = (text == from_the_right).all(dim=1) & (lengths > 0)
+        return torch.where(fits, text.shape[1] - lengths, -1).tolist()
 
     def ready(self, model: PreTrainedModel, known: TreeModel | None = None) -> TreeModel:
         """The model, or what is `known` of it already, ready to decode this call; raises UnsupportedModelError with the
@@ -88,7 +88,7 @@ class GenerateCall:
         return target
 
     def _why_not(self, model: PreTrainedModel) -> str | None:
-        """What speaks against this call with any model like this one, or None."""
+        """Return why this call cannot be accelerated, whatever the model supports, or None."""
         kwargs, config = self.model_kwargs, self.config
         if self.input_ids.shape[1] == 0 or kwargs.get("inputs_embeds") is not None:
             return "expected a prompt of token ids, got embeddings or nothing"
@@ -116,7 +116,7 @@ class GenerateCall:
         return None
 
     def _why_not_with(self, known: Support) -> str | None:
-        """What speaks against it with this one, or None."""
+        """Return why this call cannot be accelerated with what the model supports, or None."""
         alone = len(self.input_ids) == 1
         return (
             (None if alone and not any(self.paddings) else known.batch_reason)
@@ -126,7 +126,7 @@ class GenerateCall:
         )
 
     def _why_not_recurrent(self, known: Support) -> str | None:
-        """What speaks against it with a model that keeps states over the text, or None."""
+        """Return why this call cannot be accelerated with a model that keeps states over the text, or None."""
         held = slots(self.cache)
         if type(self.cache) is StaticCache:
             return f"expected a dynamic cache for {known.model}, which keeps states over the text, got a static one"
@@ -187,7 +187,7 @@ class GenerateCall:
 
     @cached_property
     def padding_token(self) -> int | None:
-        """What a text that has ended is filled up with; None if there is no such token."""
+        """The token that ended texts are filled up with; None if there is none."""
         token = self.config._pad_token_tensor
         return None if token is None else int(token)
 
@@ -223,8 +223,8 @@ def _for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     if type(processor) is processors.RepetitionPenaltyLogitsProcessor and isinstance(
         processor.prompt_ignore_length, torch.Tensor
     ):
-        own = processor.prompt_ignore_length[row : row + 1]
-        return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=own)
+        ignored = processor.prompt_ignore_length[row : row + 1]
+        return processors.RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=ignored)
     if type(processor) is processors.PrefixConstrainedLogitsProcessor:
         allowed = processor._prefix_allowed_tokens_fn
         return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)

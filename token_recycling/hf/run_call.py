@@ -9,7 +9,7 @@ import torch
 from transformers import StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..cuda_graphs import Fast, stepping
+from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.stats import Stats
 from ..loop.step import decode
@@ -23,13 +23,13 @@ from .generate_call import GenerateCall
 
 @dataclass
 class Output(GenerateDecoderOnlyOutput):
-    """What `generate(return_dict_in_generate=True)` returns, with the statistics of the run."""
+    """The output of `generate(return_dict_in_generate=True)`, with the statistics of the run."""
 
     stats: Stats | None = None
 
 
 def run_call(
-    target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, fast: Fast = False
+    target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way = ordinary
 ) -> Output | torch.Tensor:
     """Decodes what `call` asks for: ids (batch, length), or an `Output` where the call wants one."""
     if type(call.cache) is StaticCache:
@@ -41,7 +41,7 @@ def run_call(
     sequences, selectors = beginnings(call)
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
-    with target.alone(), stepping(fast, target, sequences, selectors, drafter, handover.cache) as way:
+    with target.alone(), way(target, sequences, selectors, drafter, handover.cache) as stepping:
         passes = decode(
             target,
             sequences,
@@ -51,8 +51,8 @@ def run_call(
             stats,
             held=handover.lengths,
             after_pass=stopping.apply if call.joint_criteria else None,
-            stepper=way.stepper,
-            costs=way.costs,
+            stepper=stepping.stepper,
+            costs=stepping.costs,
             streamed=call.streamer is not None,
             keeps_all=call.cache_is_seen,
         )
@@ -79,7 +79,7 @@ def run_call(
 
 
 def beginnings(call: GenerateCall) -> tuple[list[Sequence], list[TokenSelector]]:
-    """The texts as they are given, and what selects their tokens."""
+    """Create the sequences of a call, and the selectors of their tokens."""
     config = call.config
     sequences = [
         Sequence(ids, call.criteria_by_text, pad) for ids, pad in zip(call.input_ids, call.paddings, strict=True)
@@ -106,6 +106,6 @@ def _stacked(sequences: list[Sequence], padding: int | None) -> torch.Tensor:
 
 
 def _by_step(rows: list[list[torch.Tensor] | None]) -> tuple[torch.Tensor, ...] | None:
-    """Of every text a (1, vocabulary) tensor a token: (batch, vocabulary) a token."""
+    """Batch the scores of all texts, (1, vocabulary) a token each: (batch, vocabulary) a token."""
     kept = [row for row in rows if row is not None]
     return tuple(map(torch.cat, zip(*kept, strict=True))) if kept else None

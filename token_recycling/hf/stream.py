@@ -11,11 +11,12 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from transformers.cache_utils import Cache
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from ..cuda_graphs import Fast, checked, stepping
+from ..cuda_graphs import way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
+from ..loop.run import check_held
 from ..loop.stats import Stats
-from ..loop.step import check_held, decode
+from ..loop.step import decode
 from ..loop.text import Sequence, TokenSelector
 from ..model.kv_cache import slots, unsupported_cache
 from ..model.prefill import checked_prompt
@@ -37,7 +38,7 @@ def stream(
     stopping_criteria: list[StoppingCriteria] | None = None,
     past_key_values: Cache | None = None,
     stats: Stats | None = None,
-    fast: Fast = "auto",
+    fast: bool = False,
     **options: Any,
 ) -> Iterator[Step]:
     """Generates step by step, on token ids alone: each `Step` holds the draft, the logits at its nodes and the emitted
@@ -49,13 +50,12 @@ def stream(
     the model comes with the first step that drafts: the second after more than 32 tokens, whose pass brings the first
     token alone.
     """
-    target, drafter = ready(model), make_drafter(drafter, **options)
+    way, target, drafter = way_of(fast), ready(model), make_drafter(drafter, **options)
     if not isinstance(input_ids, torch.Tensor):
         raise TypeError(f"expected input_ids in a tensor, got {type(input_ids).__name__}; make one with torch.tensor()")
     prompt = checked_prompt(input_ids, target)
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"expected max_new_tokens of 1 or more, got {max_new_tokens!r}")
-    checked(fast)
     criteria = StoppingCriteriaList([MaxLengthCriteria(len(prompt) + max_new_tokens), *(stopping_criteria or [])])
     eos = model.generation_config.eos_token_id if eos_token_id is None else eos_token_id
     if eos is not None and eos != []:
@@ -70,7 +70,7 @@ def stream(
     measured = stats if stats is not None else Stats()
 
     def steps() -> Iterator[Step]:
-        with target.alone(), stepping(fast, target, sequences, selectors, drafter, cache) as way:
+        with target.alone(), way(target, sequences, selectors, drafter, cache) as stepping:
             passes = decode(
                 target,
                 sequences,
@@ -78,8 +78,8 @@ def stream(
                 selectors,
                 cache,
                 measured,
-                stepper=way.stepper,
-                costs=way.costs,
+                stepper=stepping.stepper,
+                costs=stepping.costs,
                 streamed=True,
             )
             with closing(passes):

@@ -30,7 +30,7 @@ Append = Callable[[int], bool]
 
 
 class Selector(Protocol):
-    """How a text chooses: logits (vocabulary,) at the end of the path so far -> the next token, or the distribution
+    """Chooses the next token: logits (vocabulary,) at the end of the path so far -> the next token, or the distribution
     (vocabulary,) that it would be drawn from. One of the two is called for each node visited, once.
     """
 
@@ -40,14 +40,14 @@ class Selector(Protocol):
 
 
 class GreedyPath(NamedTuple):
-    """What is accepted, on the device. The arrays are as long as a path can be."""
+    """The accepted path, on the device. The arrays are as long as a path can be."""
 
     number: torch.Tensor
     """(1,) int64: accepted nodes, the root among them, which is as many as emitted tokens."""
     path: torch.Tensor
     """(longest,) int64: the accepted nodes, then zeros."""
     tokens: torch.Tensor
-    """(longest,) int64: the emitted tokens, then others that mean nothing."""
+    """(longest,) int64: the emitted tokens, then unspecified padding."""
 
 
 def greedy_path(tokens: torch.Tensor, shape: TreeShape, choices: torch.Tensor, longest: int) -> GreedyPath:

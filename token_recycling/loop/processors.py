@@ -1,4 +1,4 @@
-"""What each of transformers' logits processors looks at: the one table.
+"""One table of what each of transformers' logits processors looks at.
 
 A processor that is not in it is called as `generate` calls it, for one text at a time; where that cannot be, the call
 is left to transformers. A new processor of transformers is one entry here.
@@ -55,5 +55,5 @@ _SCOPES: dict[type, Scope] = {
 
 
 def scope(processor: Any) -> Scope:
-    """What a processor looks at, by its exact type: a subclass may look at more."""
+    """Return what a processor looks at, by its exact type: a subclass may look at more."""
     return _SCOPES.get(type(processor), Scope.UNKNOWN)

@@ -1,4 +1,4 @@
-"""What a run was worth: mean accepted tokens, time per part of a step, and which nodes of the tree earned their place.
+"""Statistics of a run: mean accepted tokens, time per part of a step, and which nodes of the tree earned their place.
 
 Counting costs microseconds a step. On an accelerator operations are queued, so that times of parts are only true if the
 device is waited for: pass `Stats(synchronize=True)` when measuring.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .._util import display
-from .._util.compiled import compiling_seconds
+from .._util.compiled import compiling
 from .._util.device import synchronize
 from ..trees.draft import Step
 
@@ -40,7 +40,7 @@ class Stats:
     first_tokens: int = 0
     """Emitted tokens that the pass over a prompt verified."""
     compile_seconds: float = 0.0
-    """Of compiling the drafting loops, once on a machine: a part of neither the prompt's time nor a step's."""
+    """Spent compiling the drafting loops, once on a machine; part of neither the prompt's time nor a step's."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     """Seconds per part of a step."""
     lengths: Counter[int] = field(default_factory=Counter)
@@ -131,7 +131,7 @@ class Stats:
         return {rank: accepted[rank] / tried[rank] for rank in sorted(tried)}
 
     def count(self, step: Step) -> None:
-        """Adds one step."""
+        """Count one step."""
         self.steps += 1
         self.tokens += len(step.tokens)
         self.lengths[len(step.tokens)] += 1
@@ -145,7 +145,7 @@ class Stats:
             self.accepted[tree.depths[node], tree.ranks[node]] += 1
 
     def spend(self, other: Stats) -> None:
-        """Adds the time of steps in which this text had a part."""
+        """Add the time of passes that this text shared with others."""
         self.compile_seconds += other.compile_seconds
         for part in PARTS:
             self.seconds[part] += other.seconds[part]
@@ -240,13 +240,13 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """A step begins: the time that passed outside the loop is forgotten."""
-        self._last, self._compiled = self._now(), compiling_seconds()
+        """Begin a step: forget the time that passed outside the loop."""
+        self._last, self._compiled = self._now(), compiling.seconds
         self.pass_seconds = 0.0
         """Seconds of this step, without drafting and learning."""
 
     def lap(self, part: str) -> None:
-        """The time since the last call belongs to `part`."""
+        """Count the time since the last call as `part`."""
         taken = self._passed()
         if self.reads_prompt:
             self.stats.prefill_seconds += taken
@@ -256,12 +256,12 @@ class Clock:
             self.pass_seconds += taken
 
     def _passed(self) -> float:
-        """Seconds since the last call, but for those of compiling, which are counted by themselves."""
-        now, compiled = self._now(), compiling_seconds()
-        compiling, taken = compiled - self._compiled, now - self._last
+        """Seconds since the last call, without those of compiling, which are counted separately."""
+        now, compiled = self._now(), compiling.seconds
+        of_compiling, taken = compiled - self._compiled, now - self._last
         self._last, self._compiled = now, compiled
-        self.stats.compile_seconds += compiling
-        return taken - compiling
+        self.stats.compile_seconds += of_compiling
+        return taken - of_compiling
 
     def _now(self) -> float:
         if self.stats.synchronize:

@@ -1,10 +1,11 @@
 """The loop: draft, forward, accept, keep, learn.
 
-One step runs in one direction (`TreeStepper.step`). The drafter proposes a tree from the text so far; one forward pass
-gives the target's logits after every node; acceptance finds the tokens to emit and trims them at the end of the text;
-the cache keeps the accepted slots; the step is handed out, and the drafter learns from it. The last token of the text
-is never in the cache: it is the root of the next draft. So the prompt's last token is the first root, its pass verifies
-the first draft, every emitted token belongs to a step, and plain decoding is the same loop with a lone root.
+One step runs in one direction (`TreeStepper.step`, then `learn`). The drafter proposes a tree from the text so far; one
+forward pass gives the target's logits after every node; acceptance finds the tokens to emit and trims them at the end
+of the text; the cache keeps the accepted slots; the step is handed out, and the drafter learns from it. The last token
+of the text is never in the cache: it is the root of the next draft. So the prompt's last token is the first root, its
+pass verifies the first draft, every emitted token belongs to a step, and plain decoding is the same loop with a lone
+root.
 
 Steps may also be made in another way, such as replayed on a device: whoever calls `decode` passes the stepper in.
 """
@@ -21,16 +22,17 @@ from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
 from ..model.inspection import hidden_states
-from ..model.kv_cache import TreeCache, slots, unroll
+from ..model.kv_cache import slots, tree_cache, unroll
 from ..model.pass_costs import PassCosts
 from ..model.prefill import cross_border, first_pass, read_prompts
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
+from ..trees.templates import root_only
 from .accept import accept_greedy, accept_walk
-from .run import Row, Run
+from .run import Run, check_held, share_nodes
 from .stats import Clock, Stats
-from .text import Sequence, TokenSelector
+from .text import Row, Sequence, TokenSelector
 
 
 class Stepper(Protocol):
@@ -40,10 +42,10 @@ class Stepper(Protocol):
         """One pass over all texts: the steps of those that are `going`, trimmed at the end, with their slots kept."""
 
     def learn(self) -> None:
-        """From the last step, whose tokens are out."""
+        """Learn from the last step, whose tokens are out."""
 
     def close(self) -> None:
-        """After the last step, whether or not all texts have ended: leaves in the cache all but their last tokens."""
+        """After the last step, ended or not: leave in the cache all tokens of each text but the last."""
 
     def describe(self) -> str:
         """Which way this is and, if another one was wanted, why not."""
@@ -55,38 +57,36 @@ S = TypeVar("S", bound=Stepper)
 class TreeStepper:
     """The ordinary way: drafts of any shape, any number of texts, every way of choosing tokens."""
 
-    def __init__(self, run: Run, reason: str = "") -> None:
-        """`reason`: why not another way."""
-        self.run, self._reason = run, reason
+    def __init__(self, run: Run) -> None:
+        self.run = run
         unroll(run.cache)
         if not run.reads_along:
             run.prefill()
-        self._kept = TreeCache(run.cache)
+        self._kept = tree_cache(run.cache)
         self._steps: list[Step] = []
-        """The last ones, not yet learned from."""
+        """The last steps, not yet learned from."""
         self._prompt_alone = False
-        """Whether the last one was made before the drafter was asked."""
+        """Whether the last pass read the prompts before any draft was made."""
         self._prompt_states: list[torch.Tensor] = []
-        """Those of the prompts that were read with the last one, where the drafter needs them."""
+        """Hidden states of the prompts that the last pass read, where drafters need them."""
 
     def step(self, going: list[int]) -> list[Step]:
+        """One pass over all texts; see `Stepper`."""
         run, clock = self.run, self.run.clock
-        target, rows, cache = run.target, run.rows, run.cache
+        rows, cache = run.rows, run.cache
 
         # Draft.
         self._prompt_alone = clock.reads_prompt and run.prompt_alone
-        drafts = run.drafts([] if self._prompt_alone else going)
+        drafts = self._drafts([] if self._prompt_alone else going)
         clock.lap("retrieve")
 
-        # Forward. A text that has ended may have no position left: it sees nothing, as if it began anew.
-        cross_border(target, run.texts, cache)
-        lengths, held = [row.sequence.length - 1 for row in rows], cache.get_seq_length()
-        needs_hidden = any(row.traits.hidden_states for row in rows)
-        with hidden_states(target.model) if needs_hidden else nullcontext() as hidden, run.states() as seen:
-            logits = self._forward(drafts, [length * (row in going) for row, length in enumerate(lengths)])
-        # Waiting for an accelerator costs more than reading all rows of logits there; on a CPU it is the other way
-        # round.
-        at_once = target.device.type != "cpu" and all(rows[row].selector.greedy for row in going)
+        # Forward. Finished rows may have no position left: they are fully masked.
+        if run.target.support.border is not None:
+            cross_border(run.target, run.texts, cache)
+        lengths = [row.sequence.length - 1 for row in rows]
+        logits, hidden, states = self._forward(drafts, [n * (row in going) for row, n in enumerate(lengths)])
+        # An accelerator judges a whole tree at once, since waiting for it costs more than all rows of logits there.
+        at_once = logits.device.type != "cpu" and all(rows[row].selector.greedy for row in going)
         if not at_once:
             logits = logits.float()  # for all who read rows of them: one by one takes longer in 16 bits
         clock.lap("forward")
@@ -95,16 +95,12 @@ class TreeStepper:
         steps = []
         for row in going:
             if rows[row].error is None:
-                with run.own(rows[row]):
-                    steps.append(self._accept(drafts[row], logits[row, : len(drafts[row].tree)], row, at_once))
+                with rows[row].guarded():
+                    n = len(drafts[row].tree)
+                    steps.append(self._accept(row, drafts[row], logits[row, :n], at_once))
         if hidden is not None:
-            states = hidden[-1].to(target.device)[:, -logits.shape[1] :]
-            steps = [replace(step, hidden=states[step.row, : len(step.draft.tree)]) for step in steps]
-        if seen is not None:
-            states = torch.cat(seen, dim=1).to(target.device)
-            before, states = states[:, : -logits.shape[1]], states[:, -logits.shape[1] :]
-            if 0 < before.shape[1] == max(lengths) - held:  # shorter texts stand behind padding
-                self._prompt_states = [before[row, max(lengths) - length :] for row, length in enumerate(lengths)]
+            steps = [replace(step, hidden=hidden[step.row, : len(step.draft.tree)]) for step in steps]
+        if states is not None:
             steps = [replace(step, states=states[step.row, : len(step.draft.tree)]) for step in steps]
         clock.lap("verify")
 
@@ -114,55 +110,89 @@ class TreeStepper:
             first = cache.get_seq_length() - logits.shape[1]
             self._kept.keep(first, lengths, [accepted.get(row, []) for row in range(len(rows))])
         clock.lap("update cache")
-
         self._steps = steps
         return steps
 
-    def _forward(self, drafts: list[Draft], lengths: list[int]) -> torch.Tensor:
-        """Logits (batch, n, vocabulary) after all nodes. What of a prompt is not in the cache is read in the same
-        pass.
-        """
-        run, cache = self.run, self.run.cache
-        if self._prompt_alone and run.target.support.recurrent:
-            return read_prompts(run.target, run.texts, cache, run.observers)
-        if len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
-            return first_pass(run.target, run.texts[0], drafts[0], cache)
-        inputs = run.target.inputs.of(drafts, lengths, cache.get_seq_length())
-        run.clock.lap("prepare")
-        return run.target.forward(inputs, cache)
-
-    def _accept(self, draft: Draft, logits: torch.Tensor, row: int, at_once: bool) -> Step:
-        own = self.run.rows[row]
-        if at_once:
-            return accept_greedy(draft, logits, own.sequence.append, row)
-        return accept_walk(draft, logits, own.sequence.append, own.selector, row)
-
     def learn(self) -> None:
-        run, prompt_states = self.run, self._prompt_states
-        steps = {step.row: step for step in self._steps}
-        self._prompt_states, self._steps = [], []
-        for row, own in enumerate(run.rows):
-            with run.own(own):
+        """Learn from the last step; ask now for the draft that was left out where a prompt was read alone."""
+        steps, prompt_states = {step.row: step for step in self._steps}, self._prompt_states
+        self._steps, self._prompt_states = [], []
+        target, costs = self.run.target, self.run.costs
+        for index, row in enumerate(self.run.rows):
+            with row.guarded():
                 if prompt_states:
-                    run.drafting(row).read_prompt(prompt_states[row])
+                    row.started(target, costs).read_prompt(prompt_states[index])
                 if self._prompt_alone:
-                    run.draft_late(row)
-                if row in steps:
-                    run.drafting(row).observe(steps[row])
+                    row.ask(target, costs, row.prompt, room=1)
+                if index in steps:
+                    row.started(target, costs).observe(steps[index])
+
+    def _drafts(self, going: list[int]) -> list[Draft]:
+        """A draft for each text that is `going`, a lone root for the others; where texts share a pass, as many nodes of
+        each as pay for all of them.
+        """
+        run = self.run
+        drafts = [Draft(root_only(), row.sequence.tokens[-1:]) for row in run.rows]
+        for row in going:
+            with run.rows[row].guarded():
+                drafts[row] = run.rows[row].draft(run.target, run.costs)
+        if len(drafts) > 1 and run.costs.asked:
+            share_nodes(drafts, going, run.costs.by_nodes)
+        return drafts
+
+    def _forward(
+        self, drafts: list[Draft], lengths: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Logits (batch, n, vocabulary) after all nodes, and what drafters need beside them: the last hidden states
+        (batch, n, hidden) and those of other layers (batch, n, states * hidden).
+        """
+        run, rows = self.run, self.run.rows
+        needs_hidden = any(row.traits.hidden_states for row in rows)
+        if not needs_hidden and all(row.traits.states is None for row in rows):
+            return self._logits(drafts, lengths), None, None
+        held, device = run.cache.get_seq_length(), run.target.device
+        with hidden_states(run.target.model) if needs_hidden else nullcontext() as hidden, run.states() as states:
+            logits = self._logits(drafts, lengths)
+        n, nodes = logits.shape[1], slice(-logits.shape[1], None)
+        last = None if hidden is None else hidden[-1].to(device)[:, nodes]
+        if states is None:
+            return logits, last, None
+        read = torch.cat(states, dim=1).to(device)
+        texts = [row.sequence.length - 1 for row in rows]
+        if 0 < read.shape[1] - n == max(texts) - held:  # shorter texts stand behind padding
+            self._prompt_states = [read[row, max(texts) - length : -n] for row, length in enumerate(texts)]
+        return logits, last, read[:, nodes]
+
+    def _logits(self, drafts: list[Draft], lengths: list[int]) -> torch.Tensor:
+        """Logits (batch, n, vocabulary) after all nodes; reads in the same pass what of a prompt is not cached."""
+        run, target, cache = self.run, self.run.target, self.run.cache
+        if self._prompt_alone and target.support.recurrent:
+            return read_prompts(target, run.texts, cache, run.observers)
+        if len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
+            return first_pass(target, run.texts[0], drafts[0], cache)
+        inputs = target.inputs.of(drafts, lengths, cache.get_seq_length())
+        run.clock.lap("prepare")
+        return target.forward(inputs, cache)
+
+    def _accept(self, row: int, draft: Draft, logits: torch.Tensor, at_once: bool) -> Step:
+        text = self.run.rows[row]
+        if at_once:
+            return accept_greedy(draft, logits, text.sequence.append, row)
+        return accept_walk(draft, logits, text.sequence.append, text.selector, row)
 
     def close(self) -> None:
-        """Nothing: the cache is up to date after every step."""
+        """Do nothing: the cache is up to date after every step."""
 
     def describe(self) -> str:
-        return f"ordinary: {self._reason}" if self._reason else "ordinary"
+        return "ordinary"
 
     def join(self, other: TreeStepper) -> None:
-        """The texts of another run of the same model, which have their first steps behind them, go on with these."""
+        """Add the texts of another run of the same model, which have their first steps behind them."""
         self._kept.join(other._kept)
         self.run.rows += other.run.rows
 
     def leave(self, gone: Collection[Row]) -> None:
-        """All but these go on, of which there must be some. The last one takes the place of one that has gone."""
+        """Remove finished rows; at least one must remain. The last row takes the place of a removed one."""
         rows = self.run.rows
         order = list(range(len(rows)))
         for place in reversed(range(len(rows))):
@@ -200,58 +230,67 @@ def decode(
     `streamed`: the first token is waited for, so that the pass over a long prompt verifies no draft, whose rows would
     delay it; the text takes a step more then.
     """
-    held = held or [slots(cache)] * len(sequences)
     rows = [
-        Row(sequence, selector, drafter, stats, own)
-        for sequence, selector, own in zip(sequences, selectors, held, strict=True)
+        Row(sequence, selector, drafter, stats, cached)
+        for sequence, selector, cached in zip(
+            sequences, selectors, held or [slots(cache)] * len(sequences), strict=True
+        )
     ]
     longest = max(sequence.length for sequence in sequences)
     step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest, sequences[0].on_host)
-    run = Run(target, rows, step_costs, cache, Clock(stats, target.device), streamed)
-    steps_of = begin(run, stepper)
+    run = Run(target, list(rows), step_costs, cache, Clock(stats, target.device), streamed)
+    made = begin(run, stepper)
     going = list(range(len(rows)))
     try:
         while going:
-            steps = steps_of.step(going)
-            run.count(steps)
+            steps = made.step(going)
+            count(run, steps)
             if after_pass is not None:
                 after_pass()
             going = [row for row in going if not run.rows[row].sequence.ended]
             try:
                 yield steps
             finally:
-                learn(run, steps_of)
+                learn(run, made)
             if not keeps_all and 0 < len(going) < len(run.rows):
-                assert isinstance(steps_of, TreeStepper), "other ways are for one text"
-                steps_of.leave([row for row in run.rows if row.sequence.ended])
+                assert isinstance(made, TreeStepper), "other ways are for one text"
+                made.leave([row for row in run.rows if row.sequence.ended])
                 going = list(range(len(run.rows)))
                 step_costs.share(len(going), max(row.sequence.length for row in run.rows))
     finally:
-        steps_of.close()
+        made.close()
+        for row in rows:
+            row.finish()
 
 
 def begin(run: Run, stepper: Callable[[Run], S]) -> S:
-    """What makes the steps of a run, before the first of them."""
+    """Create the stepper of a run. Raises ValueError for a cache that holds all of a text."""
     for row in run.rows:
         check_held(row.held, row.sequence.length)
         row.stats.prompt_tokens += row.sequence.length
     stats = run.rows[0].stats
-    stats.drafter = "" if run.prompt_alone else run.drafting(0).describe()
+    stats.drafter = "" if run.prompt_alone else run.text_drafter(run.rows[0]).describe()
     made = stepper(run)
     stats.path = made.describe()
     return made
 
 
-def check_held(held: int, length: int) -> None:
-    """Raises ValueError for a cache of `held` tokens of a text that is no longer: its last token is the first root."""
-    if held >= length:
-        raise ValueError(
-            f"expected a cache of fewer than the {length} tokens given, got one of {held}; pass the whole text so far"
-        )
+def count(run: Run, steps: list[Step]) -> None:
+    """Count the steps of one pass, and what it took."""
+    for step in steps:
+        run.rows[step.row].stats.count(step)
+    run.costs.nodes = max((len(step.draft.tree) for step in steps), default=1)
+    if run.clock.reads_prompt:
+        run.clock.reads_prompt = False
+        for step in steps:
+            run.rows[step.row].stats.first_tokens += len(step.tokens)
+    elif steps:
+        longest = max(run.rows[step.row].sequence.length for step in steps)
+        run.costs.took(run.costs.nodes, run.clock.pass_seconds, longest)
 
 
-def learn(run: Run, steps_of: Stepper) -> None:
-    """From the last steps of a run, whose tokens are out."""
+def learn(run: Run, stepper: Stepper) -> None:
+    """Let drafters learn from the last steps of a run, whose tokens are out."""
     run.clock.restart()
-    steps_of.learn()
-    run.count_drafting()
+    stepper.learn()
+    run.clock.lap("update matrix")

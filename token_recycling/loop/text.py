@@ -1,16 +1,26 @@
-"""A text that grows: its tokens, what ends it, and how its next token is chosen.
+"""A text that grows: its tokens, what ends it, how its next token is chosen, and what drafts for it.
 
-Both are exactly `generate`'s: the criteria and processors that transformers prepares are called once a token, with the
-tokens that they would see there, the padding before a prompt included.
+Ends and choices are exactly `generate`'s: the criteria and processors that transformers prepares are called once a
+token, with the tokens that they would see there, the padding before a prompt included.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from ..drafters._base import Drafter, DrafterTraits, TextDrafter
+from ..model.step_costs import StepCosts
+from ..model.tree_model import TreeModel
+from ..trees.draft import Context, Draft
+from .draws import Draws
 from .processors import Scope, scope
+from .stats import Stats
 
 _LEAST_ROOM = 256
 """Tokens that memory grows by at least: the limit of a text may be far beyond what any memory holds."""
@@ -60,7 +70,7 @@ class Sequence:
         return self._on_device()[None, : self._end]
 
     def _grow(self) -> None:
-        """Makes room for as many tokens again, and some; views of what was there stay as they are."""
+        """Make room for as many tokens again, and some; views of what was there stay as they are."""
         room = len(self._host) + _LEAST_ROOM
         on_host = self._host is self._buffer
         self._host = torch.cat([self._host, self._host.new_empty(room)])
@@ -86,11 +96,11 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """How many more tokens fit; at least one, as in `generate`."""
+        """Number of tokens that still fit; at least one, as in `generate`."""
         return max(1, self.max_length - self._end)
 
     def append(self, token: int) -> bool:
-        """Appends a token; True if the text ends with it."""
+        """Append a token; return True if the text ends with it."""
         self.push(token)
         ended = token in self._eos or self._end >= self.max_length
         scores = None if self.scores is None else tuple(self.scores)
@@ -100,52 +110,20 @@ class Sequence:
         return ended
 
     def push(self, token: int) -> None:
-        """Appends a token without evaluating stopping criteria."""
+        """Append a token without evaluating stopping criteria."""
         if self._end == len(self._cells):
             self._grow()
         self._cells[self._end] = token
         self._end += 1
 
     def end_at(self, columns: int) -> None:
-        """The text has ended there; what follows is withdrawn."""
+        """End the text at that column; withdraw what follows."""
         self._end, self.ended = columns, True
         self._copied = min(self._copied, columns)
 
 
-class Draws:
-    """The random numbers of one text among others: within it torch gives those that it gives, after
-    `torch.manual_seed(seed)`, to a program that generates that text alone.
-    """
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._device = device
-        before = self._now()
-        torch.manual_seed(seed)
-        self._own = self._now()
-        self._set(before)
-
-    def __enter__(self) -> None:
-        self._others = self._now()
-        self._set(self._own)
-
-    def __exit__(self, *raised: object) -> None:
-        self._own = self._now()
-        self._set(self._others)
-
-    def _now(self) -> list[torch.Tensor]:
-        """Where the generators of the host and of the device stand."""
-        on_device = self._device.type != "cpu"
-        states = [torch.get_device_module(self._device).get_rng_state(self._device)] if on_device else []
-        return [torch.get_rng_state(), *states]
-
-    def _set(self, states: list[torch.Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        if len(states) > 1:
-            torch.get_device_module(self._device).set_rng_state(states[1], self._device)
-
-
 class TokenSelector:
-    """The target's choice at a node, as `generate` makes it: processors on the path of that node, then argmax or one
+    """Selects the target's token at a node as `generate` does: processors on the path of that node, then argmax or one
     draw.
     """
 
@@ -174,8 +152,8 @@ class TokenSelector:
         return int(self.scored(logits).argmax(dim=-1))
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """What the next token is drawn from: (vocabulary,) probabilities, from logits (vocabulary,). Called once for
-        every emitted token, as `generate` asks its processors.
+        """Return the probabilities (vocabulary,) that the next token is drawn with, from logits (vocabulary,). Called
+        once for every emitted token, as `generate` asks its processors.
         """
         return torch.softmax(self.scored(logits), dim=-1)[0]
 
@@ -197,7 +175,91 @@ class TokenSelector:
         return scores
 
     def forget(self, tokens: int) -> None:
-        """Scores and logits of all tokens but the first ones: a text has ended before."""
+        """Drop the scores and logits of all but the first `tokens`: the text has ended before."""
         for kept in (self.sequence.scores, self.logits):
             if kept is not None:
                 del kept[tokens:]
+
+
+@dataclass(eq=False)
+class Row:
+    """One text of a batch: its tokens, how they are chosen, and what drafts for it."""
+
+    sequence: Sequence
+    selector: TokenSelector
+    drafter: Drafter
+    stats: Stats
+    held: int = 0
+    """Tokens that the cache holds before the prompt is read, from slot 0 on."""
+    draws: Draws | None = None
+    """Random numbers of this text alone; None to draw from torch's generator."""
+    isolated: bool = False
+    """Whether an error in this text's own parts ends this text alone."""
+    error: Exception | None = field(default=None, init=False)
+    """The error that ended it early, if one did."""
+    text_drafter: TextDrafter | None = field(default=None, init=False)
+    """Drafts for it; None until it is started."""
+
+    def __post_init__(self) -> None:
+        self.prompt = self.sequence.tokens
+        """(length,) int64: the text as it begins."""
+        self.traits: DrafterTraits = self.drafter.traits
+
+    @property
+    def going(self) -> bool:
+        """Whether more tokens will be emitted."""
+        return self.error is None and not self.sequence.ended
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Use this text's random numbers; keep an error of an isolated text as its `error`."""
+        try:
+            with self.draws or nullcontext():
+                yield
+        except Exception as error:
+            if not self.isolated:
+                raise
+            self.error = error
+
+    def started(self, target: TreeModel, costs: StepCosts) -> TextDrafter:
+        """Return the text's drafter, started when it is first needed."""
+        if self.text_drafter is None:
+            self.text_drafter = self.drafter.start(self.prompt.to(target.device), target, costs)
+        return self.text_drafter
+
+    def draft(self, target: TreeModel, costs: StepCosts) -> Draft:
+        """Ask for a draft; cut it to the depth that can be of use, and to what the target verifies exactly."""
+        sequence, support = self.sequence, target.support
+        tokens = sequence.on_host if self.traits.on_host else sequence.tokens
+        draft = self.ask(target, costs, tokens, sequence.room)
+        root, newest = int(draft.tokens[0]), int(sequence.on_host[-1])
+        if root != newest:
+            raise ValueError(
+                f"expected a draft whose root is the text's newest token, {newest}, got {root} from "
+                f"{self.started(target, costs).describe()}; give `context.root` as the first of the tokens"
+            )
+        draft = draft.cut(self.deepest(target))
+        if not support.branches:
+            draft = draft.chain()
+        if support.border is None or support.fits(sequence.length - 1, len(draft.tree)):
+            return draft
+        return draft.cut(0)
+
+    def ask(self, target: TreeModel, costs: StepCosts, tokens: torch.Tensor, room: int) -> Draft:
+        """Ask the drafter for a draft after `tokens` (length,) with room for `room` more; not yet checked."""
+        device = "cpu" if self.traits.on_host else target.device
+        warp = self.selector.warp if self.selector.sample else None
+        return self.started(target, costs).draft(Context(tokens.to(device), room, warp))
+
+    def deepest(self, target: TreeModel) -> int:
+        """The depth of the deepest node that is of use: tokens still wanted, and positions the model was made for."""
+        room, longest = self.sequence.room, target.max_length
+        positions = room if longest is None else longest - self.sequence.length
+        return max(0, min(room - 1, positions))
+
+    def finish(self) -> None:
+        """Add what the drafter has counted to the statistics; call once, after the last step."""
+        if self.text_drafter is not None:
+            with self.guarded():
+                self.stats.drafter_statistics.update(self.text_drafter.statistics())
+                self.stats.drafter = self.stats.drafter or self.text_drafter.describe()

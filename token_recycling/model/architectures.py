@@ -1,4 +1,4 @@
-"""What families of models need so that trees are exact; the one table of exceptions is here.
+"""One table of what families of models need so that trees are exact.
 
 Most models need one mask; models whose layers see windows or chunks of the text need one for each type of layer
 (`Reach`). What remains is in `EXCEPTIONS`, by the family's name (`config.model_type`): a new one is one entry.
@@ -42,7 +42,7 @@ TESTED = frozenset(_FAMILIES.split()) | WITH_STATES
 
 @dataclass(frozen=True)
 class Reach:
-    """How much of the visible text a layer sees, counted in positions."""
+    """The part of the visible text that a layer sees, counted in positions."""
 
     kind: str = "full"
     """full: all of it; sliding: the last `size` tokens; chunked: the tokens of the same `size`-token chunk."""
@@ -97,7 +97,7 @@ class KeyBias:
 
 @dataclass(frozen=True)
 class Exceptional:
-    """What a family needs besides masks; biases and borders are made from its configuration, None if nothing."""
+    """Needs of a family besides masks; biases and borders are made from its configuration, None if nothing."""
 
     key_bias: Callable[[PretrainedConfig], KeyBias | None] = lambda config: None
     border: Callable[[PretrainedConfig], Border | None] = lambda config: None

@@ -29,12 +29,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from .architectures import KeyBias
 
 Attended = tuple[torch.Tensor, torch.Tensor | None]
-"""What was attended to, (batch, n, heads, size), and the weights where an implementation tells them."""
+"""The output of attention, (batch, n, heads, size), and its weights where an implementation returns them."""
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """How the passes of one model attend."""
+    """Settings of attention for the passes of one model."""
 
     config: PretrainedConfig
     attention: str
@@ -169,11 +169,11 @@ def attending(config: PretrainedConfig, attention: str, grouped: bool = False) -
     """For the length of the block, a pass or several of this thread, a model with this configuration attends with
     `attention`, which is sdpa or eager; with `grouped` sdpa does so without copies of shared heads.
     """
-    own = config._attn_implementation
-    if own == attention and not (grouped and own == "sdpa"):
+    configured = config._attn_implementation
+    if configured == attention and not (grouped and configured == "sdpa"):
         yield
         return
-    for name in {own, attention} - {"eager"}:
+    for name in {configured, attention} - {"eager"}:
         _take_over(name)
     token = _current.set(_Pass(config, attention, grouped))
     try:
@@ -203,11 +203,11 @@ def biased_by_position(
         given = kwargs["attention_mask"]
         if bias.in_mask:  # the last query sees all keys, so that its row is the bias alone
             ordered = _by_position(given[:, :, -1:], key_positions)
-            own = ordered.masked_fill(mask < 0, torch.finfo(mask.dtype).min)
+            ordered_mask = ordered.masked_fill(mask < 0, torch.finfo(mask.dtype).min)
         else:
-            own = mask < 0 if given.dtype == torch.bool else mask
+            ordered_mask = mask < 0 if given.dtype == torch.bool else mask
         by_place = kwargs[bias.argument]
-        return args, {**kwargs, "attention_mask": own, bias.argument: _by_position(by_place, key_positions)}
+        return args, {**kwargs, "attention_mask": ordered_mask, bias.argument: _by_position(by_place, key_positions)}
 
     blocks = next(child for child in model.base_model.children() if isinstance(child, torch.nn.ModuleList))
     hooks = [block.register_forward_pre_hook(put_in_order, with_kwargs=True) for block in blocks]

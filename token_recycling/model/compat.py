@@ -1,4 +1,4 @@
-"""What releases of transformers and torch lack, and what stands in for it: the one place that knows.
+"""Stand-ins for what releases of transformers and torch lack: the one place that knows.
 
 Everything else is written for the newest release. What a lower one within the range (`versions`) does not have is an
 entry here, with the release that brought it. Where nothing can stand in, there is a class that nothing is of, so that
@@ -28,7 +28,7 @@ _TORCH = release(torch.__version__)
 
 
 def _found(module: str, name: str, since: tuple[int, int], base: type = object) -> Any:
-    """What transformers has since a release, or a class, below `base`, that nothing is of."""
+    """Import what transformers has since a release, or make a class, below `base`, that nothing is of."""
     if since <= _TRANSFORMERS:
         return getattr(import_module(f"transformers.{module}"), name)
     return type(name, (base,), {"__module__": __name__, "since": since})
@@ -100,7 +100,7 @@ class OwnLayer(cache_utils.CacheLayerMixin):
 
 
 def left_by_crop(asked: int, held: int) -> int:
-    """How many of `held` slots `crop(asked)` leaves. Before 5.15 it was told how many to leave, or as a negative
+    """Return how many of `held` slots `crop(asked)` leaves. Before 5.15 it was told how many to leave, or as a negative
     number how many to forget; since then only the latter, or 0, which left nothing before 5.14.
     """
     if asked < 0 or (asked == 0 and _TRANSFORMERS >= (5, 14)):
@@ -149,7 +149,7 @@ def is_as_compared(family: str) -> bool:
 
 
 def with_cache(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What `generate` hands to its loop. In 5.0 it left a cache of the usual kind for the model to make."""
+    """Return what `generate` hands to its loop. In 5.0 it left a cache of the usual kind for the model to make."""
     usual = (
         (5, 0) <= _TRANSFORMERS < (5, 1) and model_kwargs.get("use_cache") and model._supports_default_dynamic_cache()
     )
@@ -159,7 +159,7 @@ def with_cache(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str
 
 
 def rotary(config: PretrainedConfig) -> dict[str, Any]:
-    """What a configuration says of rotary positions: `rope_type`, `rope_theta` and what a scaling needs, or such
+    """Return what a configuration says of rotary positions: `rope_type`, `rope_theta` and what a scaling needs, or such
     mappings by type of layer. Before 5.0 the base stood by itself, and the type went by two names.
     """
     if _TRANSFORMERS >= (5, 0):
@@ -193,7 +193,7 @@ def dequantising() -> dict[str, Any]:
 
 
 def precision_options() -> list[Any]:
-    """What torch says of how precisely it multiplies. Before 2.9 one option said it of all devices; before 2.7 sums of
+    """Return torch's settings of precision. Before 2.9 one option said it of all devices; before 2.7 sums of
     16-bit numbers had none.
     """
     matmul = torch.backends.cuda.matmul

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 _SAMPLED = 64
 """Numbers of a parameter that its fingerprint reads."""
 _CHANGING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-"""Of a configuration, what says nothing of the weights or differs with how they were loaded."""
+"""Entries of a configuration that say nothing of the weights, or differ with how they were loaded."""
 
 
 def held_by(wrapper: Any) -> str:
@@ -56,21 +56,23 @@ def _arguments(function: Callable[..., Any]) -> frozenset[str]:
 
 def accepts(model: PreTrainedModel, argument: str) -> bool:
     """Whether the model's forward names this argument."""
-    own = "forward" in vars(model)  # wrapped for this object alone: not to be kept
-    return argument in (_arguments.__wrapped__(model.forward) if own else _arguments(type(model).forward))
+    wrapped = "forward" in vars(model)  # wrapped for this object alone: not to be kept
+    return argument in (_arguments.__wrapped__(model.forward) if wrapped else _arguments(type(model).forward))
 
 
 def prepares_inputs_elsewhere(model: PreTrainedModel) -> bool:
     """Whether a function set on the model object prepares its inputs, as peft's prompt learning does, in place of its
     class's own.
     """
-    own = vars(model).get("prepare_inputs_for_generation")
-    return own is not None and getattr(own, "__func__", own) is not type(model).prepare_inputs_for_generation
+    prepare = vars(model).get("prepare_inputs_for_generation")
+    return (
+        prepare is not None and getattr(prepare, "__func__", prepare) is not type(model).prepare_inputs_for_generation
+    )
 
 
 def input_device(model: PreTrainedModel) -> torch.device | None:
-    """Where token ids go in: the device of the embedding, or the one to which accelerate's hook brings its offloaded
-    weights; None if it has no weights.
+    """Return the device that token ids go to: that of the embedding, or the one to which accelerate's hook brings its
+    offloaded weights; None if it has no weights.
     """
     embedding = model.get_input_embeddings()
     if embedding.weight.device.type != "meta":
@@ -197,7 +199,7 @@ def context_length(model: PreTrainedModel) -> int | None:
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """How many tokens a model has logits for."""
+    """Return the number of tokens that a model has logits for."""
     head = model.get_output_embeddings()
     if head is None:
         return model.config.get_text_config(decoder=True).vocab_size
@@ -205,7 +207,7 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 
 
 def output_layer(model: PreTrainedModel) -> torch.nn.Module:
-    """What makes logits of hidden states; raises NoHiddenStatesError where a model has none of its own."""
+    """Return the layer that makes logits of hidden states; raises NoHiddenStatesError where there is none."""
     layer = model.get_output_embeddings()
     if layer is None:
         raise NoHiddenStatesError(

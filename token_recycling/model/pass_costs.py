@@ -22,7 +22,7 @@ from ..costs.online import OnlineCurve
 from ..trees.draft import Draft
 from ..trees.templates import star
 from . import cost_store as store
-from .kv_cache import TreeCache, unroll
+from .kv_cache import tree_cache, unroll
 from .prefill import prefill
 from .remembered import forget, recalled, remembered
 from .tensor_parallel import agreed
@@ -159,7 +159,7 @@ def measure(
     tokens = (torch.arange(wanted[-1]) % model.embedded if like is None else like).to(model.device)
     tokens = tokens.repeat(-(-wanted[-1] // len(tokens)))
     cache = filled(model, length)
-    held, kept = cache.get_seq_length(), TreeCache(cache)
+    held, kept = cache.get_seq_length(), tree_cache(cache)
     best: dict[int, float] = {}
     began = time.perf_counter()
     for done in range(_MOST_ROUNDS):

@@ -1,4 +1,4 @@
-"""Reads text that is known already: prompts, and whole pieces of text behind what a cache holds.
+"""Reads known text into a cache: prompts, and whole pieces of text behind what a cache holds.
 
 All of a text but its last token goes into the cache: that token is the root of the first draft. Prompts are read in
 pieces where logits are wanted, so that they are never held whole.
@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
 from ..trees.templates import chain, root_only
-from .kv_cache import TreeCache, unroll
+from .kv_cache import tree_cache, unroll
 from .tree_model import TreeModel
 
 PIECE = 512
@@ -23,7 +23,7 @@ _EXTENDED_PIECE = 64
 """Tokens of each text, at most, that are read at once behind what a cache holds already."""
 
 ObservePrompt = Callable[[torch.Tensor, torch.Tensor], None]
-"""Told of a piece of a prompt: tokens (length,) and the logits (length, vocabulary) after each."""
+"""Called with a piece of a prompt: tokens (length,) and the logits (length, vocabulary) after each."""
 
 
 def prefill(
@@ -33,7 +33,7 @@ def prefill(
     observe: Sequence[ObservePrompt] | None = None,
     held: Sequence[int] | None = None,
 ) -> None:
-    """Puts each of `texts` (length,) without its last token into the cache, as far as it is not there.
+    """Put each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
     on the right, where nothing of the text sees it. `observe[row]` is shown the logits after every token put there.
@@ -47,9 +47,9 @@ def prefill(
     missing = [text[there:-1].to(model.device) for text, there in zip(texts, held, strict=True)]
     if set(held) != {slots}:
         for pieces, logits in extend(model, missing, held, cache):
-            for row, own in enumerate(pieces):
-                if observe is not None and len(own):
-                    observe[row](own, logits[row, : len(own)])
+            for row, read in enumerate(pieces):
+                if observe is not None and len(read):
+                    observe[row](read, logits[row, : len(read)])
         return
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
     if not tokens.shape[1]:
@@ -62,9 +62,9 @@ def prefill(
         logits = model.read(tokens[:, start : start + piece], cache)
         if observe is not None:
             for row, text in enumerate(missing):
-                own = text[start : start + piece]
-                if len(own):
-                    observe[row](own, logits[row, : len(own)])
+                shown = text[start : start + piece]
+                if len(shown):
+                    observe[row](shown, logits[row, : len(shown)])
 
 
 def read_prompts(
@@ -77,7 +77,7 @@ def read_prompts(
     unroll(cache)
     held, longest = cache.get_seq_length(), max(map(len, texts))
     padding = [longest - len(text) for text in texts]
-    tokens = torch.stack([pad(text.to(model.device), (own, 0)) for text, own in zip(texts, padding, strict=True)])
+    tokens = torch.stack([pad(text.to(model.device), (before, 0)) for text, before in zip(texts, padding, strict=True)])
     at_once = observe is None or any(padding) or not model.support.reads_on
     for piece in (tokens[:, held:],) if at_once else tokens[:, held:].split(max(1, PIECE // len(texts)), dim=1):
         start = cache.get_seq_length()
@@ -87,7 +87,7 @@ def read_prompts(
             if first < end:
                 show(tokens[row, first:end], logits[row, first - start : end - start])
     if any(padding):
-        TreeCache(cache).shift([-own for own in padding], longest)
+        tree_cache(cache).shift([-before for before in padding], longest)
     return logits[:, -1:]
 
 
@@ -120,10 +120,10 @@ def extend(
     Yields piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; a text with fewer
     tokens than others has shorter pieces, or empty ones.
     """
-    kept, lengths = TreeCache(cache), list(lengths)
+    kept, lengths = tree_cache(cache), list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
-        pieces = [own[start : start + size].to(model.device) for own in tokens]
+        pieces = [text[start : start + size].to(model.device) for text in tokens]
         slots = cache.get_seq_length()
         logits = model.forward(model.inputs.of([_chain(piece) for piece in pieces], lengths, slots), cache)
         kept.keep(slots, lengths, [range(len(piece)) for piece in pieces])
@@ -132,7 +132,7 @@ def extend(
 
 
 def cross_border(model: TreeModel, texts: Sequence[torch.Tensor], cache: Cache) -> None:
-    """Reads a text again if the model does so at its length."""
+    """Read a text again if the model does so at its length."""
     border = model.support.border
     if border is not None and border.reread and len(texts[0]) == border.at + 1:
         _read_at_once(model, texts[0], cache)
@@ -151,7 +151,7 @@ def continued(model: TreeModel, prompt: torch.Tensor, tokens: int) -> torch.Tens
 
 
 def _read_at_once(model: TreeModel, text: torch.Tensor, cache: Cache) -> None:
-    """As `generate` reads a prompt whose length decides how it is read: whole, with its last token."""
+    """Read a text whole, with its last token, as `generate` reads a prompt whose length decides how it is read."""
     border = model.support.border
     if border is not None and border.reread and cache.get_seq_length() <= border.at:
         cache.crop(-cache.get_seq_length())

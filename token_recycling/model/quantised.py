@@ -21,8 +21,8 @@ def quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
     quantised = getattr(model, "is_quantized", False)
     for path, module in model.named_modules():
         packed = type(module).__module__.startswith(_PACKED)
-        own = [weight for weight in module._parameters.values() if weight is not None]
-        others = [weight for weight in own if type(weight).__module__.partition(".")[0] != "torch"]
+        weights = [weight for weight in module._parameters.values() if weight is not None]
+        others = [weight for weight in weights if type(weight).__module__.partition(".")[0] != "torch"]
         quantised = quantised or packed or bool(others)
         kinds = [type(weight).__name__ for weight in others if _shares(weight)]
         if kinds or (packed and _is_dynamic(module)):
@@ -31,13 +31,13 @@ def quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
 
 
 def _is_dynamic(module: torch.nn.Module) -> bool:
-    """Of torch.ao: modules of int8; those of float16 leave activations as they are."""
+    """Find modules of torch.ao in int8; those of float16 leave activations as they are."""
     if not type(module).__module__.startswith(tuple(f"{name}.dynamic" for name in _PACKED)):
         return False
     return getattr(getattr(module, "_packed_params", module), "dtype", torch.qint8) != torch.float16
 
 
 def _shares(weight: torch.Tensor) -> bool:
-    """Of torchao: tensors that say how the activations they are multiplied by are quantised."""
+    """Find tensors of torchao that say how activations multiplied by them are quantised."""
     kind = type(getattr(getattr(weight, "act_quant_kwargs", None), "granularity", None)).__name__
     return kind == "PerTensor" and getattr(weight, "act_quant_scale", None) is None

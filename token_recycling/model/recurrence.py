@@ -29,9 +29,9 @@ from .compat import LinearAttentionCacheLayerMixin
 from .inspection import parts_of
 
 _OF_STATES = frozenset({"get_conv_state", "update_conv_state", "get_recurrent_state", "update_recurrent_state"})
-"""What a layer calls a cache for that keeps its state."""
+"""Methods of a cache that a layer with a state calls."""
 _MASKS = ("attention_mask", "conv_mask")
-"""What tells such a layer of padding, which drafts have none of."""
+"""Arguments that tell such a layer of padding; drafts have none."""
 
 Parents = Sequence[Sequence[int]]
 """For every text the parent of each node, -1 for the root."""
@@ -75,11 +75,11 @@ class NodeStates(dict[int, Any]):
         node = self.place.node
         if node is None:
             return super().__getitem__(number)
-        own = self._nodes[node]
-        if number not in own:
+        states = self._nodes[node]
+        if number not in states:
             before, parents = dict.__getitem__(self, number), self.place.parents[node]
-            own[number] = _rows([self._nodes[one][number] if one >= 0 else before for one in parents], copied=True)
-        return own[number]
+            states[number] = _rows([self._nodes[one][number] if one >= 0 else before for one in parents], copied=True)
+        return states[number]
 
     def __setitem__(self, number: int, state: Any) -> None:
         node = self.place.node
@@ -103,7 +103,7 @@ class Mixer:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.linear = [part for part in module.children() if type(part) is torch.nn.Linear]
-        """Those that read every row by itself."""
+        """Its linear layers, which read every row by itself."""
         self.last: torch.nn.Linear | None = None
         """The one among them whose output is the layer's, once that was seen."""
 
@@ -126,11 +126,11 @@ class _Walk:
         """(batch, n, hidden): what the layer is given, and of the node that is read now (batch, 1, hidden)."""
         self._node: torch.Tensor
         self._read: dict[torch.nn.Module, torch.Tensor] = {}
-        """What linear layers at the beginning have made of all nodes."""
+        """Outputs for all nodes of linear layers at the beginning."""
         self._open: list[torch.Tensor] = []
-        """What the one at the end is yet to read, node by node."""
+        """Inputs that the linear layer at the end is yet to read, node by node."""
         self._seen: list[tuple[torch.nn.Linear, torch.Tensor]] = []
-        """What the others have made, where it is not known which is the one at the end."""
+        """Outputs of the others, as long as it is not known which is the one at the end."""
 
     def before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer is called for all nodes: lets it read the first."""
@@ -147,8 +147,8 @@ class _Walk:
             return None
         outputs = [_parts(output)]
         for node in range(1, self._nodes.shape[1]):
-            own, named = self._move_to(node)
-            outputs.append(_parts(module.forward(*own, **named)))
+            inputs, named = self._move_to(node)
+            outputs.append(_parts(module.forward(*inputs, **named)))
         self._on, self._place.node = False, None
         if self._mixer.last is None:
             self._mixer.last = next((part for part, made in self._seen if made is outputs[0][0]), None)
@@ -185,7 +185,7 @@ class _Walk:
         return None
 
     def _move_to(self, node: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the layer is given for this node."""
+        """Move to a node; return the layer's arguments for it."""
         self._place.node, self._node = node, self._nodes[:, node : node + 1]
         args, kwargs = self._others
         named = {name: self._of_node(value, node) for name, value in kwargs.items()}
@@ -197,7 +197,7 @@ class _Walk:
 
 
 def _parts(output: Any) -> tuple[torch.Tensor | None, ...]:
-    """What a layer made: (batch, n, ...) each, if anything."""
+    """The outputs of a layer as a tuple: (batch, n, ...) each, or None."""
     return (output,) if isinstance(output, torch.Tensor) else tuple(output)
 
 
@@ -213,19 +213,19 @@ def _keeps_state(forward: Callable[..., Any]) -> bool:
 
 
 def recurrent_layers(cache: Cache) -> list[LinearAttentionCacheLayerMixin]:
-    """Those of a cache that hold states."""
+    """Return the layers of a cache that hold states."""
     return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
 
 
 def states_of(cache: Cache) -> Iterator[dict[int, Any]]:
-    """What the layers of a cache hold of states, by number."""
+    """Yield the states of a cache's layers, by number."""
     for layer in recurrent_layers(cache):
         yield layer.conv_states
         yield layer.recurrent_states
 
 
 def bytes_of_states(cache: Cache) -> int:
-    """How much memory the states of a text take."""
+    """Bytes of memory that the states of a text take."""
     return sum(state.nbytes for states in states_of(cache) for state in states.values() if state is not None)
 
 
@@ -260,10 +260,10 @@ def keep_states(cache: Cache, nodes: Sequence[int | None]) -> None:
 
 def join_states(cache: Cache, other: Cache) -> None:
     """Puts the states of another cache's texts behind those of this one's."""
-    for own, joining in zip(states_of(cache), states_of(other), strict=True):
+    for kept, joining in zip(states_of(cache), states_of(other), strict=True):
         for number, state in joining.items():
             if state is not None:
-                own[number] = torch.cat([own[number], state])
+                kept[number] = torch.cat([kept[number], state])
 
 
 def select_states(cache: Cache, rows: Sequence[int]) -> None:
@@ -283,8 +283,8 @@ def take_over_states(cache: Cache) -> None:
             states = getattr(layer, name)
             if not isinstance(states, NodeStates):
                 # A model writes into states in place, and cannot into those of an inference mode that has ended.
-                own = {number: state.clone() if _inferred(state) else state for number, state in states.items()}
-                setattr(layer, name, NodeStates(own, place))
+                lasting = {number: state.clone() if _inferred(state) else state for number, state in states.items()}
+                setattr(layer, name, NodeStates(lasting, place))
 
 
 def _inferred(state: torch.Tensor | None) -> bool:

@@ -9,10 +9,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from .architectures import WITH_STATES, KeyBias
-from .cache_layers import attends_to_blocks
 from .compat import LinearAttentionCacheLayerMixin, LinearAttentionLayer, lacks
 from .inspection import accepts, is_compiled, parts_of
-from .kv_cache import can_be_taken
+from .kv_cache import attends_to_blocks, can_be_taken
 from .recurrence import mixers_of
 
 MASKED_ATTENTION = ("sdpa", "eager")

@@ -1,4 +1,4 @@
-"""What was found out about a model, for as long as it stays as it is.
+"""Caches results about a model for as long as its weights stay as they are.
 
 A self-test, a measured curve or captured steps are made once and needed with every call. They are kept here, beside the
 model and not in it, so that it is saved, copied and pickled as before, and forgotten as soon as its weights have
@@ -60,13 +60,13 @@ def lasting() -> Iterator[None]:
 
 
 def turns(model: PreTrainedModel) -> _Turns:
-    """What threads hold, one after the other, that change a model or what is remembered of it."""
+    """Per-model lock."""
     with _looking:
         return _turns.setdefault(model, _Turns())
 
 
 def remembered(model: PreTrainedModel, what: Hashable, make: Callable[[], T], values_matter: bool = True) -> T:
-    """What `make()` gave the first time since the model's weights changed.
+    """Return what `make()` gave the first time since the model's weights changed.
 
     With `values_matter=False` new numbers in the same tensors, as after a training step, change nothing. One thread
     makes it while others that want something of the same model wait; what is made may itself be made of such things.
@@ -84,7 +84,7 @@ def remembered(model: PreTrainedModel, what: Hashable, make: Callable[[], T], va
 
 
 def recalled(model: PreTrainedModel, what: Hashable, values_matter: bool = True) -> Any | None:
-    """What `remembered` has made before for the weights as they are, or None."""
+    """Return what `remembered` has made before for the weights as they are, or None."""
     found = _known(model, what, values_matter)
     return None if found is None else found[1]
 
@@ -101,7 +101,7 @@ def _entries_of(model: PreTrainedModel) -> dict[Hashable, tuple[list[Any], Any]]
 
 
 def forget(model: PreTrainedModel, what: Hashable) -> None:
-    """Forgets one thing, or, of things named by tuples, all that begin with `what`."""
+    """Forget one thing, or, of things named by tuples, all that begin with `what`."""
     known = _entries_of(model)
     for name in list(known):
         if name == what or (isinstance(name, tuple) and name[:1] == (what,)):
@@ -129,7 +129,7 @@ def _state(model: PreTrainedModel, values_matter: bool) -> list[Any]:
 
 
 def place(weight: torch.Tensor) -> int:
-    """Where a tensor's numbers lie."""
+    """Address of a tensor's numbers."""
     try:
         return weight.data_ptr()
     except RuntimeError:  # a tensor that wraps others has no memory of its own
@@ -137,5 +137,5 @@ def place(weight: torch.Tensor) -> int:
 
 
 def _version(weight: torch.Tensor) -> int:
-    """How often a tensor was written in place; those made in inference mode do not count."""
+    """Number of times a tensor was written in place; 0 for those made in inference mode."""
     return 0 if weight.is_inference() else weight._version

@@ -27,7 +27,7 @@ _ELSEWHERE = frozenset({"acceleration", "generation_config"})
 _SKIPPED = (_OF_TORCH | _ELSEWHERE) - {"training"}
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 _HARMLESS = frozenset({"transformers.utils.output_capturing", "token_recycling.model.inspection"})
-"""Where hooks come from that note down what they see and change nothing."""
+"""Modules whose hooks note down what they see and change nothing."""
 
 
 class State:
@@ -50,19 +50,19 @@ class State:
         return all(alive() is not None for alive in self._lives)
 
     def _module(self, module: torch.nn.Module) -> None:
-        kind, own = type(module), module.__dict__
+        kind, attributes = type(module), module.__dict__
         self._parts.append(kind.__qualname__)  # not the class, which is another one once the model is accelerated
         self._same(kind.forward)
-        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
             self._same_all(hooks_of(module))
-        for tensors in (own["_parameters"], own["_buffers"]):
+        for tensors in (attributes["_parameters"], attributes["_buffers"]):
             for name, tensor in tensors.items():
                 self._parts.append(name)
                 self._value(tensor)
-        for name, part in own["_modules"].items():
+        for name, part in attributes["_modules"].items():
             self._parts.append(name)
             self._value(part)
-        self._attributes(own)
+        self._attributes(attributes)
 
     def _attributes(self, attributes: Mapping[str, Any]) -> None:
         for name, value in list(attributes.items()):  # another thread's pass may add some
@@ -115,7 +115,7 @@ class State:
 
 
 def hooks_of(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
-    """What was put around a module's forward pass, and may change it."""
+    """Hooks and wrappers around a module's forward pass that may change it."""
     return _hooks(module._forward_hooks, module._forward_pre_hooks)
 
 
@@ -132,7 +132,7 @@ def _hooks(*kinds: Mapping[int, Callable[..., Any]]) -> Iterator[Callable[..., A
 
 
 def _options() -> list[Any]:
-    """Those of torch that choose between operations, or say with what precision they compute."""
+    """Options of torch that choose between operations, or their precision."""
     cuda, matmul = torch.backends.cuda, torch.backends.cuda.matmul
     return [
         torch.get_default_dtype(),

@@ -51,9 +51,9 @@ class Support:
     named_attention: bool = True
     """Whether the model looks attention up by name, so that another function may stand in for it."""
     notes: tuple[str, ...] = ()
-    """What else a user should know."""
+    """Further notes for the user."""
     difference: float | None = None
-    """Of a self-test: the largest difference between logits of a tree and of linear decoding."""
+    """Largest difference between logits of a tree and of linear decoding in a self-test."""
     no_fast_path: str | None = None
     """Why its steps cannot be of constant shapes (docs/fast-path.md), as far as was looked; None if they can, wherever
     there is CUDA.
@@ -116,7 +116,7 @@ class Support:
 
 
 def support(model: PreTrainedModel) -> Support:
-    """What is known about a model from its class and configuration alone; nothing runs.
+    """Return what is known about a model from its class and configuration alone; nothing runs.
 
     It is kept for as long as the model is built of the same kinds of parts by an equal configuration. What is quantised
     is looked at with every call: its weights may change their ways and keep their kind.
@@ -136,7 +136,7 @@ def support(model: PreTrainedModel) -> Support:
 
 
 class _Kept(NamedTuple):
-    """What was found out about a model, and of what."""
+    """A model's support, and the parts and configuration it was found for."""
 
     kinds: list[Any]
     config: dict[str, Any]
@@ -147,7 +147,7 @@ _kept: WeakKeyDictionary[PreTrainedModel, _Kept] = WeakKeyDictionary()
 
 
 def _kinds(model: PreTrainedModel) -> list[Any]:
-    """Of what a model is made, but for its configuration and its numbers."""
+    """The kinds of a model's parts and weights."""
     kinds: list[Any] = [getattr(model, "is_quantized", False)]
     for part in parts_of(model):
         kinds += (type(part), part._compiled_call_impl is None, "forward" in part.__dict__)
@@ -163,7 +163,7 @@ def _stated(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _found(model: PreTrainedModel) -> Support:
-    """What is known about a model that generates."""
+    """Find the support of a model that generates."""
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     family = config.model_type
@@ -218,7 +218,7 @@ def _found(model: PreTrainedModel) -> Support:
 
 
 def depends_on_rows(name: str) -> str:
-    """What is wrong with a model whose logits depend on more than the text before them."""
+    """Begin the reason for refusing a model whose logits depend on more than the text before them."""
     return f"expected logits that do not depend on how many tokens are read at once, got {name}, where they do"
 
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def processes(model: PreTrainedModel) -> int:
-    """How many hold a part of the model each."""
+    """Number of processes that hold a part of the model each."""
     return getattr(model, "_tp_size", None) or 1
 
 

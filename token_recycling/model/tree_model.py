@@ -1,31 +1,187 @@
 """A model that reads trees: one forward pass over the nodes of a draft.
 
 A tree forward is an ordinary call of the model with two additions: a mask in which every node sees the context and its
-own ancestors, and positions of context length plus depth (`tree_inputs`). No model code is copied or changed. What a
-family needs beyond that is in `architectures`. The target of a run is such a model, and so is a draft model.
+own ancestors, and positions of context length plus depth. No model code is copied or changed; what a family needs
+beyond that is in `architectures`. `target` and `draft` are roles that such a model can have.
+
+Positions, not cache slots, decide what is within a window or a chunk: nodes of one depth lie in different slots and
+have the same position. Rows may differ, so that the same code serves several texts with holes in their caches.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from ..trees.draft import Draft
+from ..trees.tree import Tree
+from .architectures import Reach
 from .attention import attending, biased_by_position
 from .inspection import accepts, context_length, hidden_states, input_device, vocabulary_size
 from .kv_cache import count
 from .recurrence import mixers_of, node_by_node
 from .remembered import turns
-from .support import UnsupportedModelError, support
-from .tree_inputs import TreeInputs
+from .support import Support, UnsupportedModelError, support
+
+Masks = torch.Tensor | dict[str, torch.Tensor]
+"""One mask for all layers, or one by type of layer."""
+_MASK_GRAIN = 256
+
+
+class TreeInputs:
+    """Ids, masks and positions of one model's passes."""
+
+    def __init__(self, support: Support, device: torch.device, dtype: torch.dtype) -> None:
+        self._support, self._device, self._dtype = support, device, dtype
+        self._widest: tuple[Tree | None, int, Masks] = None, 0, {}
+        """The last tree, a length of text, and the tree's mask for it."""
+
+    def of(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
+        """Inputs of a pass over one draft for each text, filled up to the largest.
+
+        The root of each follows `lengths[row]` tokens, the first ones of the `held` slots of the cache.
+        """
+        if len(drafts) > 1:
+            return self._of_batch(drafts, lengths, held)
+        (draft,) = drafts
+        inputs: dict[str, Any] = {
+            "input_ids": draft.tokens[None].to(self._device),
+            "attention_mask": self._mask(draft.tree, held),
+            "position_ids": (draft.tree.on(self._device).depths + held)[None],
+        }
+        if self._support.recurrent and len(draft.tree) > 1:
+            inputs["parents"] = [draft.tree.parents]
+        return inputs
+
+    def of_text(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
+        """Ids, mask and positions of a text's tokens (m,) behind the `held` slots of the cache, and of a draft below
+        them: m + n rows.
+        """
+        m, shape = len(unread), draft.tree.on(self._device)
+        positions = torch.cat([torch.arange(held + m, device=self._device), shape.depths + held + m])[None]
+        visible = torch.ones(positions.shape[1] - held, positions.shape[1], dtype=torch.bool, device=self._device)
+        visible = visible.tril(held)
+        visible[m:, held + m :] = shape.ancestors
+        return {
+            "input_ids": torch.cat([unread, draft.tokens.to(self._device)])[None],
+            "attention_mask": masks(
+                self._support.layers, visible[None, None], positions[:, held:], positions, self._dtype
+            ),
+            "position_ids": positions[:, held:],
+        }
+
+    def of_layer(
+        self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int
+    ) -> dict[str, Any]:
+        """Ids, mask and positions of the newest n nodes of a tree, where the others have their slots in the cache
+        already, in order: for a tree that is grown layer by layer after `length` tokens.
+
+        `tokens` (n,); `ancestors` (n, nodes) bool, what each of the new ones sees of all nodes; `depths` (nodes,).
+        """
+        n = len(tokens)
+        inputs = {
+            "input_ids": tokens[None],
+            "attention_mask": self._masks(ancestors, depths, length),
+            "position_ids": (depths[-n:] + length)[None],
+        }
+        if self._support.key_bias is not None:
+            before = torch.arange(length, device=self._device)
+            inputs["key_positions"] = torch.cat([before, depths[:-n] + length])[None]
+        return inputs
+
+    def _of_batch(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
+        device, n = self._device, max(len(draft.tree) for draft in drafts)
+        ids = torch.zeros(len(drafts), n, dtype=torch.long, device=device)
+        positions = torch.tensor(lengths, device=device)[:, None].repeat(1, n)
+        visible = (torch.arange(held + n, device=device) < positions[:, :1])[:, None].repeat(1, n, 1)
+        for row, draft in enumerate(drafts):
+            shape, nodes = draft.tree.on(device), len(draft.tree)
+            ids[row, :nodes] = draft.tokens
+            positions[row, :nodes] += shape.depths
+            visible[row, :nodes, held : held + nodes] |= shape.ancestors
+        keys = torch.cat([torch.arange(held, device=device).expand(len(drafts), held), positions], dim=1)
+        mask = masks(self._support.layers, visible[:, None], positions, keys, self._dtype)
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        if self._support.recurrent:
+            inputs["parents"] = [[*draft.tree.parents, *[0] * (n - len(draft.tree))] for draft in drafts]
+        return inputs
+
+    def _mask(self, tree: Tree, length: int) -> Masks | None:
+        """(1, 1, n, length + n) each; None for a lone root, which sees everything.
+
+        The mask of a longer text is the same with more columns before it, so each is a window on the last one; only
+        where layers see fixed chunks of the text is it made anew.
+        """
+        n = len(tree)
+        if n == 1:
+            return None
+        shape = tree.on(self._device)
+        if any(reach.kind == "chunked" for reach in self._support.layers.values()):
+            return self._masks(shape.ancestors, shape.depths, length)
+        known, room, widest = self._widest  # replaced as one, since several threads may draft with one model
+        if known is not tree or room < length:
+            # Room to grow only for a tree that comes again: many drafters make one for every step.
+            room = -(-(2 * length if known is tree else length) // _MASK_GRAIN) * _MASK_GRAIN
+            with torch.inference_mode(False), torch.no_grad():  # kept for later calls, outside of it too
+                widest = self._masks(shape.ancestors, shape.depths, room)
+            self._widest = tree, room, widest
+        return _columns(widest, room - length, length + n)
+
+    def _masks(self, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> Masks:
+        """(1, 1, n, length + nodes) each, for the last n nodes of a tree; see `of_layer`."""
+        n, nodes = ancestors.shape
+        if all(reach == Reach() for reach in self._support.layers.values()):
+            mask = torch.zeros(1, 1, n, length + nodes, dtype=self._dtype, device=self._device)
+            mask[0, 0, :, length:].masked_fill_(~ancestors, torch.finfo(self._dtype).min)
+            return mask
+        before = torch.arange(length, device=self._device)
+        visible = torch.cat([ancestors.new_ones(n, length), ancestors], dim=1)[None, None]
+        positions = (depths + length)[None]
+        keys = torch.cat([before[None], positions], dim=1)
+        return masks(self._support.layers, visible, positions[:, -n:], keys, self._dtype)
+
+
+def masks(
+    layers: Mapping[str, Reach],
+    visible: torch.Tensor,
+    query_positions: torch.Tensor,
+    key_positions: torch.Tensor,
+    dtype: torch.dtype,
+) -> Masks:
+    """Masks to be added to attention scores, (batch or 1, 1, n, length + n) each: 0 where a query sees a key, else the
+    lowest number.
+
+    `visible` (batch or 1, 1, n, length + n) bool says what may be seen at all: no padding, no holes, no unrelated
+    tokens. Positions are (batch or 1, n) and (batch or 1, length + n). Layers of one reach share one mask; if all do,
+    it is returned alone.
+    """
+    made: dict[Reach, torch.Tensor] = {}
+    for reach in layers.values():
+        if reach not in made:
+            within = reach.of(query_positions, key_positions)
+            seen = visible if within is None else visible & within
+            made[reach] = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            made[reach].masked_fill_(~seen, torch.finfo(dtype).min)
+    if len(made) == 1:
+        return next(iter(made.values()))
+    return {kind: made[reach] for kind, reach in layers.items()}
+
+
+def _columns(mask: Masks, start: int, length: int) -> Masks:
+    """Columns `start` to `start + length` of every mask, as views; a shared mask stays shared."""
+    if isinstance(mask, torch.Tensor):
+        return mask.narrow(3, start, length)
+    views = {id(whole): whole.narrow(3, start, length) for whole in mask.values()}
+    return {kind: views[id(whole)] for kind, whole in mask.items()}
 
 
 class TreeModel:
-    """One model, and what its passes need."""
+    """One model, ready to read trees."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises UnsupportedModelError with the reason, as far as it shows without trying; `self_test.ready` tries
@@ -45,7 +201,7 @@ class TreeModel:
         """Tokens of the longest text that it was made for; None if its configuration does not say."""
         self.inputs = TreeInputs(self.support, device, model.dtype)
         """Ids, masks and positions of its passes."""
-        self._takes_positions = accepts(model, "position_ids")
+        self._takes_positions, self._takes_mask = (accepts(model, name) for name in ("position_ids", "attention_mask"))
         self._cache = "cache_params" if accepts(model, "cache_params") else "past_key_values"
         self._mixers = mixers_of(model) if self.support.recurrent else []
         self.leaves_logits_out = accepts(model, "logits_to_keep")
@@ -62,12 +218,12 @@ class TreeModel:
         return self.model.get_input_embeddings().weight.shape[0]
 
     def attending(self) -> contextlib.AbstractContextManager[None]:
-        """For the length of the block, passes of this thread attend as they do over trees."""
+        """For the length of the block, let passes of this thread attend as they do over trees."""
         return attending(self.config, self.support.attention, grouped=self.support.named_attention)
 
     def alone(self) -> contextlib.AbstractContextManager[Any]:
-        """For the length of the block, no other thread runs this model within such a block; of use only where passes
-        change the model itself, and nothing elsewhere.
+        """For the length of the block, keep other threads out of such blocks of this model; does nothing where passes
+        do not change the model itself.
         """
         border = self.support.border
         return turns(self.model) if border is not None and border.changes_model else contextlib.nullcontext()
@@ -84,7 +240,8 @@ class TreeModel:
         inputs = {**inputs, **self._only(last), self._cache: cache}
         with self.attending(), self._key_bias(inputs, cache), self._by_node(inputs, cache):
             logits = self.model(**inputs, use_cache=True).logits
-        count(cache, inputs["input_ids"].shape[1])
+        if self.support.recurrent:
+            count(cache, inputs["input_ids"].shape[1])
         return logits.to(self.device)
 
     def forward_with_hidden(self, inputs: dict[str, Any], cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,24 +266,25 @@ class TreeModel:
             more["position_ids"] = places[:, -tokens.shape[1] :]
         with attending(self.config, self.support.attention):
             logits = self.model(input_ids=tokens, use_cache=True, **more, **{self._cache: cache}).logits
-        count(cache, tokens.shape[1])
+        if self.support.recurrent:
+            count(cache, tokens.shape[1])
         return logits.to(self.device)
 
     def _only(self, last: int) -> dict[str, Any]:
-        """What tells the model to leave out the logits of all tokens but the `last` ones; 0 for all."""
+        """Arguments that leave out the logits of all tokens but the `last` ones; 0 for all."""
         return {"logits_to_keep": last} if last and self.leaves_logits_out else {}
 
     def _by_node(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
-        """For a model with recurrent layers: takes out of `inputs` which node follows which, and lets them read so."""
+        """For a model with recurrent layers: take out of `inputs` which node follows which, and let them read so."""
         parents = inputs.pop("parents", None)
         if not self._takes_positions and self._mixers:
             inputs.pop("position_ids", None)
-        if not accepts(self.model, "attention_mask") and self._mixers:
+        if not self._takes_mask and self._mixers:
             inputs.pop("attention_mask")
         return contextlib.nullcontext() if parents is None else node_by_node(self._mixers, cache, parents)
 
     def _key_bias(self, inputs: dict[str, Any], cache: Cache) -> contextlib.AbstractContextManager[None]:
-        """For a model with ALiBi: takes what such a model cannot be given as an argument out of `inputs`."""
+        """For a model with ALiBi: take out of `inputs` what such a model cannot be given as an argument."""
         bias = self.support.key_bias
         if bias is None:
             return contextlib.nullcontext()

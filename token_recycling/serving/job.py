@@ -22,7 +22,7 @@ import torch
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
 from ..hf.accelerate import accelerated
 from ..hf.acceleration import Acceleration
-from ..hf.together import Together
+from ..hf.batched import DecodingThread
 from ..loop.stats import Stats
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
@@ -51,7 +51,7 @@ class Job:
     """What its id begins with."""
     timeout: float | None = None
     """Seconds from arrival to the last token at most."""
-    together: Together | None = None
+    together: DecodingThread | None = None
     """Decodes its texts together with others; None where one text is generated at a time."""
     texts: int = 1
     """How many will be generated, all with one drafter."""

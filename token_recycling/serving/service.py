@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..cuda_graphs import costs_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
-from ..hf.together import Together
+from ..hf.batched import DecodingThread
 from ..model.loading import Loaded
+from ..model.pass_costs import PassCosts
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from .drafter_pool import DrafterPool
@@ -53,7 +53,7 @@ class Service:
         )
         self.offered = OfferedDrafters(settings.offers, settings.free_options)
         self.metrics.drafters.set_function(lambda: len(self.pool))
-        self.together = Together(loaded.model) if settings.concurrency > 1 else None
+        self.together = DecodingThread(loaded.model) if settings.concurrency > 1 else None
         self.worker = Worker(settings.concurrency)
         self.metrics.generating.set_function(lambda: self.worker.running)
         self.metrics.waiting.set_function(lambda: self.worker.waiting)
@@ -194,7 +194,7 @@ class Service:
         """Measures the times of passes over trees (`costs`) for every length of prompt."""
         limits = (self.settings.max_prompt_tokens, self.loaded.context, _LONGEST_MEASURED)
         longest = min(limit for limit in limits if limit is not None)
-        costs = costs_of(self.target, "auto" if self.together is None else False)
+        costs = PassCosts(self.target)
         for length in costs.lengths(longest):
             ids = torch.arange(min(length, longest), device=self.target.device) % self.target.embedded
             self.pool.base.fork().start(ids, self.target, StepCosts(costs, 1, len(ids)))

@@ -1,4 +1,4 @@
-"""What passes between the loop and a drafter: what a draft may depend on, the draft, what its verification revealed."""
+"""Values that pass between the loop and a drafter: the context of a draft, the draft, the step that verified it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Draft:
         return self if len(path) == len(tree) else self.part(path)
 
     def part(self, nodes: Sequence[int]) -> Draft:
-        """The draft of some of the nodes alone, ascending, each with its parent; the others say no more of it."""
+        """Sub-draft of these nodes (sorted, with their parents)."""
         places = {node: place for place, node in enumerate(nodes)}
         kept, tree = list(places), self.tree
         parents = tuple(-1 if node == 0 else places[tree.parents[node]] for node in kept)
@@ -102,12 +102,12 @@ class Draft:
 
 @dataclass(frozen=True)
 class Context:
-    """What a draft may depend on."""
+    """The text so far, and what else a draft may depend on."""
 
     tokens: torch.Tensor
     """(length,) int64: the whole text so far, prompt included; the last one is the root of the draft."""
     room: int
-    """How many more tokens may be emitted; a node deeper than `room - 1` cannot be of use."""
+    """Number of tokens that may still be emitted; a node deeper than `room - 1` cannot be of use."""
     warp: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Shapes logits (n, vocabulary) as the target's are before a token is drawn from their softmax: temperature, top-k
     and the like, but no penalties. None where the text is not sampled.
@@ -121,10 +121,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Step:
-    """What one verification revealed, trimmed at the end of the text."""
+    """One verified draft: logits, accepted nodes and emitted tokens, trimmed at the end of the text."""
 
     draft: Draft
-    """What was verified: the drafter's own draft, as far as the loop could use it, or one that other drafters have a
+    """The verified draft: the drafter's, as far as the loop could use it, or one that other drafters have a
     part in.
     """
     logits: torch.Tensor
@@ -146,7 +146,7 @@ class Step:
     unless the drafter's traits ask for `hidden_states`.
     """
     candidates: tuple[np.ndarray, np.ndarray] | None = None
-    """What `top` gives, where the device has found it already."""
+    """The result of `top`, where the device has found it already."""
     states: torch.Tensor | None = None
     """(n, states * hidden): the hidden states that the drafter's traits ask for by number (`states`), side by side."""
 

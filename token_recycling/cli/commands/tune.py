@@ -61,12 +61,12 @@ def tune(
     recorder, loaded = running.drafter_and_model(drafter or "recycling:tree=paper", model, dtype, device, threads)
     encoded = running.encoded(loaded, given, chat)
 
-    from ...cuda_graphs import costs_of
+    from ...model.pass_costs import PassCosts
     from ...model.tree_model import TreeModel
     from .. import tuning, tuning_tables
 
     out, target = Console(quiet=as_json), TreeModel(loaded.model)
-    costs = costs_of(target, "auto")  # where steps are fast, it is those that are measured
+    costs = PassCosts(target)
     longest = max([length or min(1024, target.max_length or 1024), *(ids.shape[1] for ids in encoded)])
     result = tuning.measured(costs, longest, seconds)
     forecast = tuning.forecasts(costs, longest)

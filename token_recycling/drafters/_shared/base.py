@@ -45,15 +45,15 @@ class ModelDrafter(Drafter):
         raise NotImplementedError(f"{type(self).__name__} must define drafting_model()")
 
     def reader(self, target: TreeModel, model: TreeModel) -> Reader:
-        """What reads a text of the target with the drafting model."""
+        """Create what reads a text of the target with the drafting model."""
         return Reader(model, self.reads_states)
 
     def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules | None:
-        """What is drafted for a text that begins; None for nothing at all."""
+        """Choose what is drafted for a new text; None for nothing at all."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
     def stop(self, text: ModelText) -> Stop | None:
-        """What may end the draft that is about to begin."""
+        """Create what may end the draft that is about to begin."""
         return None
 
     def depth_for(self, context: Context, rules: Rules) -> int:
@@ -92,7 +92,7 @@ class ModelText(TextDrafter):
         self._target, self._rules = target, rules
         self.reader = drafter.reader(target, model)
         self.counts: Counter[str] = Counter()
-        """What `statistics` gives next."""
+        """Counts for the next `statistics`."""
         self._graph: Graph | None = None
         """Of this step, where one was made."""
         if rules is not None:
@@ -120,7 +120,7 @@ class ModelText(TextDrafter):
         return graph.draft(places, self._target.device)
 
     def observe(self, step: Step) -> None:
-        """Of the nodes that were read, those of the text stay in the draft model's cache."""
+        """Keep in the draft model's cache, of the nodes that were read, those of the text."""
         graph, self._graph = self._graph, None
         if graph is None:
             return

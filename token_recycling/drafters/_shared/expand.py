@@ -1,4 +1,4 @@
-"""How a draft model's tokens become a sequence, a tree or a graph.
+"""Builds a sequence, a tree or a graph of a draft model's tokens.
 
 Each drafting step is one forward pass over the nodes worth following, and gives each of them at most k children: the
 most likely tokens, or tokens drawn without replacement. A node is left as a leaf if its probability is below
@@ -30,7 +30,7 @@ Stop = Callable[[Graph], bool]
 
 @dataclass(frozen=True)
 class Rules:
-    """What is drafted and followed."""
+    """Which nodes are drafted and followed."""
 
     depth: int
     """Drafting steps at most."""
@@ -49,7 +49,7 @@ class Rules:
 
 
 class LayerReader(Protocol):
-    """What reads a text and, ahead of it, a tree layer by layer: a whole model or a head."""
+    """Reads a text and, ahead of it, a tree layer by layer: a whole model or a head."""
 
     def read(self, text: torch.Tensor) -> torch.Tensor:
         """Logits (1, vocabulary) after `text` (length,)."""

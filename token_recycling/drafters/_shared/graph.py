@@ -146,7 +146,7 @@ class Graph:
         return _by_depth(places)
 
     def draft(self, places: Sequence[UnrolledNode], device: torch.device) -> Draft:
-        """What is verified, from the unrolled tree: copies and what was not drawn at random are deterministic."""
+        """The draft to verify, from the unrolled tree: copies and what was not drawn at random are deterministic."""
         parents, ranks = tuple(place.parent for place in places), tuple(self.ranks[place.node] for place in places)
         is_chain = parents == tuple(range(-1, len(places) - 1)) and not any(ranks)
         tree = chain(len(places) - 1) if is_chain and len(places) > 1 else Tree(parents, ranks)

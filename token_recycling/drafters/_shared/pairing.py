@@ -25,8 +25,8 @@ _Kept = TypeVar("_Kept")
 
 
 class Pairs(WeakKeyDictionary[PreTrainedModel, _Kept]):
-    """What was made for each target, such as the draft model. A copy, or what comes out of a pickle, has other targets,
-    and is empty.
+    """Keeps what was made for each target, such as the draft model. A copy, or what comes out of a pickle, has other
+    targets, and is empty.
     """
 
     def __deepcopy__(self, memo: object) -> Pairs[_Kept]:

@@ -76,7 +76,7 @@ class StatesText(TextDrafter):
         self._tree, self._work = drafter.tree, drafter.work
         self._rests = Rests(drafter.pace, costs.pace(drafter.pace)) if drafter.tree == "auto" else None
         self._counts: Counter[str] = Counter()
-        """What `statistics` gives next."""
+        """Counts for the next `statistics`."""
         self._passes = 0
         """Of the module, for this step."""
 

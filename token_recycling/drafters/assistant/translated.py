@@ -27,7 +27,7 @@ class Translation:
         """`theirs` is the target's tokenizer, `ours` the draft model's. Raises ValueError where nothing is shared."""
         self._theirs, self._ours, self._vocabulary = theirs, ours, target.vocab_size
         found = AssistantToTargetTranslator(theirs, ours, target.vocab_size).target_to_assistant_input_ids
-        self.shared = {token: own for token, own in found.items() if token < target.vocab_size}
+        self.shared = {token: theirs for token, theirs in found.items() if token < target.vocab_size}
         """Of tokens of the target those of the draft model."""
         if not self.shared:
             raise ValueError(

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...model.device_map import Placed
 from ...model.inspection import output_layer, output_width
-from ...model.placing import Placed
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft

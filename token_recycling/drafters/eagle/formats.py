@@ -125,8 +125,8 @@ def _of_eagle1(config: Mapping[str, Any]) -> HeadShape:
 
 
 def _of_eagle3(config: Mapping[str, Any]) -> HeadShape:
-    own = {"architectures", "draft_vocab_size", "target_hidden_size", "qkv_bias", "fc_norm", "norm_output"}
-    _known(config, _LAYER | own)
+    known_names = {"architectures", "draft_vocab_size", "target_hidden_size", "qkv_bias", "fc_norm", "norm_output"}
+    _known(config, _LAYER | known_names)
     layer = _layer(config)
     return HeadShape(
         3,
@@ -145,10 +145,10 @@ def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor])
             f"expected a speculators_model_type of eagle3, got {config['speculators_model_type']!r}; "
             "EAGLE-1 heads are read in the authors' format"
         )
-    own = {"norm_before_residual", "norm_before_fc", "fc_norm"}
+    flags = {"norm_before_residual", "norm_before_fc", "fc_norm"}
     told = {"architectures", "draft_vocab_size", "norm_output", "target_hidden_size", "transformer_layer_config"}
     idle = {"speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad"}
-    _known(config, own | told | idle | {"eagle_aux_hidden_state_layer_ids"})
+    _known(config, flags | told | idle | {"eagle_aux_hidden_state_layer_ids"})
     inner = _wanted(config, "transformer_layer_config")
     _known(inner, _LAYER | {"architectures", *_ONLY})
     if config.get("norm_before_fc") and config.get("fc_norm"):
@@ -163,7 +163,7 @@ def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor])
         states=tuple(states) if states else None,
         draft_vocabulary=config.get("draft_vocab_size") or layer.vocab_size,
         feeds_normed=config.get("norm_output", False),
-        **{name: config.get(name, False) for name in own},
+        **{name: config.get(name, False) for name in flags},
     )
 
 

@@ -28,7 +28,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
 
-from ...model.placing import placed_copy
+from ...model.device_map import placed_copy
 
 _PAPERS = (lambda layers: 2, lambda layers: layers // 2, lambda layers: layers - 3)
 """The states that EAGLE-3 reads of a target of so many layers: those that enter these."""

@@ -88,8 +88,8 @@ class HeadReader(UnreadStates):
         n, held, placed = len(tokens), self._next - self.begin, self._placed
         places = torch.arange(self._next, self._next + n, device=placed.device)[None]
         mask = torch.ones(1, 1, n, held + n, dtype=torch.bool, device=placed.device).tril(held) if n > 1 else None
-        own = placed.head.fused(states[None].to(placed.dtype))
-        outputs = placed.head(placed.embed(tokens), own, places, mask, self._cache)
+        fused = placed.head.fused(states[None].to(placed.dtype))
+        outputs = placed.head(placed.embed(tokens), fused, places, mask, self._cache)
         self._next += n
         return outputs[0]
 

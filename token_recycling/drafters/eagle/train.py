@@ -147,12 +147,12 @@ def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: i
     rows = embedded.shape[1]
     states, cache = head.fused(batch.states[:, :-1]), DynamicCache()
     places = torch.arange(rows, device=embedded.device)[None]
-    own = torch.eye(rows, dtype=torch.bool, device=embedded.device)
-    visible = own.new_ones(rows, rows).tril()
+    itself = torch.eye(rows, dtype=torch.bool, device=embedded.device)
+    visible = itself.new_ones(rows, rows).tril()
     for number in range(passes):
         outputs = head(embedded, states, places + number, visible[None, None], cache)
         yield outputs
-        states, visible = head.fed(outputs), torch.cat([visible, own], dim=1)
+        states, visible = head.fed(outputs), torch.cat([visible, itself], dim=1)
         embedded = pad(embedded[:, 1:], (0, 0, 0, 1))
 
 

@@ -28,7 +28,7 @@ from ...trees.templates import root_only
 from .._base import Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
 from .._registry import make_drafter, name_and_options, split_outside
 from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts, warm_up
-from .worth import Forecast, MarginalValue
+from .payoff import Forecast, MarginalValue
 
 _MOST_PARTS = 6
 """What is learned of parts together has a cell for every combination of them."""
@@ -135,9 +135,9 @@ class FuseText(TextDrafter):
 
     def read_prompt(self, states: torch.Tensor) -> None:
         for number, part in enumerate(self._parts):
-            own = self._states_for(number, states)
-            if own is not None:
-                part.read_prompt(own)
+            wanted = self._states_for(number, states)
+            if wanted is not None:
+                part.read_prompt(wanted)
 
     def _states_for(self, number: int, states: torch.Tensor | None) -> torch.Tensor | None:
         """Of hidden states (n, all of them side by side) those that a part asked for; None if there are none."""

@@ -21,8 +21,8 @@ import torch
 
 from ..._util.topk import top_candidates
 from ...costs.budget import Budget
+from ...model.device_map import Placed
 from ...model.inspection import output_layer
-from ...model.placing import Placed
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step

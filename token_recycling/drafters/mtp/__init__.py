@@ -24,7 +24,7 @@ from ..._util.text_stream import first_line
 from ..._util.topk import top_candidates
 from ...costs.budget import Budget
 from ...model.compat import MtpModel, needed
-from ...model.placing import Placed, placed_copy
+from ...model.device_map import Placed, placed_copy
 from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft

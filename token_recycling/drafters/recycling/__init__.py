@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ..._util.compiled import compiling_seconds
+from ..._util.compiled import compiling
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
 from ...costs.budget import NO_COSTS
@@ -230,4 +230,4 @@ class RecyclingText(TextDrafter):
 
 def _now() -> float:
     """Seconds; those of compiling do not pass."""
-    return time.perf_counter() - compiling_seconds()
+    return time.perf_counter() - compiling.seconds

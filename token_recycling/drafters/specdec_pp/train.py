@@ -113,9 +113,9 @@ def states_and_labels(
     hidden = seen[-1]
     states, labels = [], []
     for row, (text, (tokens, replaced)) in enumerate(zip(texts, mixtures, strict=True)):
-        own = hidden[row, text.start : len(tokens)]
-        states.append(own[replaced.to(own.device)].float())
-        labels.append(text.labels[replaced].to(own.device))
+        drafted = hidden[row, text.start : len(tokens)]
+        states.append(drafted[replaced.to(drafted.device)].float())
+        labels.append(text.labels[replaced].to(drafted.device))
     return torch.cat(states), torch.cat(labels)
 
 

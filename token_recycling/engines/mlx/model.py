@@ -22,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 import torch
 
-from ..._util.compiled import compiling_seconds
+from ..._util.compiled import compiling
 from ...costs.budget import paying_nodes, tokens_by_size
 from ...recycling.ngrams import ngrams_of
 from .cache import Before, most_rows
@@ -229,7 +229,7 @@ class Drafting:
         self._timed, self._since = rows, now
 
     def _now(self) -> float:
-        return time.perf_counter() - compiling_seconds() - self.away
+        return time.perf_counter() - compiling.seconds - self.away
 
 
 class _Text:

@@ -1,4 +1,4 @@
-"""What a method declares about its training; `token-recycling train NAME` is made from it.
+"""Declares the training of a method; `token-recycling train NAME` is made from it.
 
 A drafter with a trained part has two files in its folder. `train_options.py` holds one subclass of `Training`; it
 imports nothing but this file, so that help and wrong usage answer at once. `train.py` has the function
@@ -26,7 +26,7 @@ def option(default: Any, help: str, min: float | None = None) -> Any:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How the target's texts are made."""
+    """Options for making the target's texts."""
 
     texts: int = option(3000, "Texts that the target writes, at most.", min=2)
     prompt_tokens: int = option(64, "Tokens of FILES before each text.", min=1)
@@ -37,7 +37,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many steps are trained, and at which learning rates."""
+    """Number of training steps, and their learning rates."""
 
     steps: int = option(1000, "Batches to train on.", min=1)
     rate: float = option(3e-3, "Highest learning rate.")
@@ -64,7 +64,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a training is given."""
+    """Inputs of a training."""
 
     target: TreeModel
     draft: TreeModel | None
@@ -87,7 +87,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Trained:
-    """What was measured of a part that has been trained and saved, and how to show it."""
+    """Measurements of a part that has been trained and saved, and how to show them."""
 
     measured: Mapping[str, Any]
     """As JSON holds it; `--json` prints it."""

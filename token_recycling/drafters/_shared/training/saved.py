@@ -24,7 +24,7 @@ from ...._util.files import replacing
 VERSION = 1
 _SAMPLED_MATRICES = 64
 _RELATIVE, _ABSOLUTE = 0.01, 1e-6
-"""How far two numbers may differ and still count as equal, held in types of 16 bits."""
+"""Difference up to which two numbers count as equal, held in types of 16 bits."""
 
 
 class TrainedPartError(ValueError):
@@ -84,7 +84,7 @@ def _command(kind: str) -> str:
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """What a model is recognized by: its sizes, and one number of each of some weight matrices."""
+    """Fingerprint that a model is recognized by: its sizes, and one number of each of some weight matrices."""
     config = model.config.get_text_config(decoder=True)
     return {
         "family": config.model_type,

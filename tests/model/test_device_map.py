@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from support import tiny
 
-from token_recycling.model.placing import placed_copy
+from token_recycling.model.device_map import placed_copy
 
 
 def test_a_copy_has_the_type_of_the_target_but_for_its_buffers() -> None:

@@ -12,7 +12,7 @@ from support import tiny
 from transformers import LlamaForCausalLM, StoppingCriteriaList
 
 import token_recycling as tr
-from token_recycling.hf.together import Together
+from token_recycling.hf.batched import DecodingThread
 from token_recycling.loop.continuous import RunningBatch
 
 WAYS: list[dict[str, Any]] = [
@@ -24,9 +24,9 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def together(model: LlamaForCausalLM) -> Iterator[Together]:
+def together(model: LlamaForCausalLM) -> Iterator[DecodingThread]:
     model.generation_config.pad_token_id = 0
-    made = Together(model)
+    made = DecodingThread(model)
     yield made
     made.close()
 
@@ -36,7 +36,7 @@ def alone(model: LlamaForCausalLM, seed: int, arguments: dict[str, Any]) -> Any:
     return model.generate(**arguments)
 
 
-def test_calls_of_many_threads_return_what_they_return_alone(model: LlamaForCausalLM, together: Together) -> None:
+def test_calls_of_many_threads_return_what_they_return_alone(model: LlamaForCausalLM, together: DecodingThread) -> None:
     drafter, most = tr.make_drafter("recycling"), []
     calls = [
         {"input_ids": tiny.prompt(seed, 1 + 3 * seed), "max_new_tokens": 5 + 2 * seed, **WAYS[seed % len(WAYS)]}
@@ -68,7 +68,7 @@ def test_calls_of_many_threads_return_what_they_return_alone(model: LlamaForCaus
     ids=["batch", "cache"],
 )
 def test_what_cannot_join_is_decoded_by_itself(
-    model: LlamaForCausalLM, together: Together, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    model: LlamaForCausalLM, together: DecodingThread, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RunningBatch, "join", None)
     arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 8, "do_sample": False, **more}
@@ -78,7 +78,7 @@ def test_what_cannot_join_is_decoded_by_itself(
     assert torch.equal(said, wanted)
 
 
-def test_an_error_is_raised_where_the_call_was_made(model: LlamaForCausalLM, together: Together) -> None:
+def test_an_error_is_raised_where_the_call_was_made(model: LlamaForCausalLM, together: DecodingThread) -> None:
     def failing(ids: torch.Tensor, scores: Any, **_: Any) -> Any:
         raise ZeroDivisionError
 
@@ -92,7 +92,7 @@ def test_an_error_is_raised_where_the_call_was_made(model: LlamaForCausalLM, tog
 
 
 def test_a_fault_of_the_batch_itself_ends_its_texts_and_no_others(
-    model: LlamaForCausalLM, together: Together, monkeypatch: pytest.MonkeyPatch
+    model: LlamaForCausalLM, together: DecodingThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for ever, and the next call is decoded."""
     drop, faults = RunningBatch._drop, iter([ZeroDivisionError("a fault")])
@@ -118,14 +118,14 @@ def test_a_fault_of_the_batch_itself_ends_its_texts_and_no_others(
     assert torch.equal(said, model.generate(tiny.prompt(0, 5), **arguments))
 
 
-def test_a_call_after_the_end_is_refused(model: LlamaForCausalLM, together: Together) -> None:
+def test_a_call_after_the_end_is_refused(model: LlamaForCausalLM, together: DecodingThread) -> None:
     accelerated = together.model(tr.make_drafter("plain"), 0)
     together.close()
-    with pytest.raises(RuntimeError, match=r"expected a call before Together.close\(\), got one after it"):
+    with pytest.raises(RuntimeError, match=r"expected a call before DecodingThread.close\(\), got one after it"):
         accelerated.generate(tiny.prompt(0, 5), max_new_tokens=8)
 
 
-def test_what_is_called_between_steps(together: Together) -> None:
+def test_what_is_called_between_steps(together: DecodingThread) -> None:
     assert together.between_steps(lambda: 3).result(5) == 3
     with pytest.raises(ZeroDivisionError):
         together.between_steps(lambda: 1 // 0).result(5)

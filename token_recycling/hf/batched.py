@@ -1,8 +1,8 @@
-"""Calls of `generate` from several threads, decoded together: in one thread, as a batch that they join and leave.
+"""Continuous batching of `generate` calls: one thread decodes the texts of all threads that call.
 
 transformers prepares each call in the thread that makes it; then the call waits while its text is decoded among the
-others (`many.RunningBatch`), and its streamer is given the tokens there. What is not one text, or whose cache somebody
-will see, is decoded by itself in its own thread, as ever.
+others (`loop.continuous.RunningBatch`), and its streamer is given the tokens there. A call with several texts, or whose
+cache somebody will see, is decoded by itself in its own thread.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from ..cuda_graphs import Fast
+from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.continuous import RunningBatch
-from ..loop.run import Row
+from ..loop.draws import Draws
 from ..loop.stats import Stats
-from ..loop.text import Draws
+from ..loop.text import Row
 from ..model.kv_cache import slots
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
@@ -34,28 +34,28 @@ from .run_call import Output, beginnings, run_call
 T = TypeVar("T")
 
 
-class Together:
-    """A thread that decodes, for as many calls as there are at once."""
+class DecodingThread:
+    """Decodes the texts of all calls that there are at once."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises UnsupportedModelError with the reason for a model whose texts cannot share passes."""
+        """Start the thread. Raises UnsupportedModelError for a model whose texts cannot share passes."""
         self._model, self.target = model, ready(model)
         self._batch = RunningBatch(self.target)
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """What to do before the next step; None: end."""
+        """Functions to call before the next step; None to end."""
         self._waiting: dict[Row, Future[None]] = {}
         self._ending, self._ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._decode, name="decoding", daemon=True)
         self._thread.start()
 
     def model(self, drafter: Drafter, seed: int) -> PreTrainedModel:
-        """The model, such that a call of its `generate` returns, among others, what it returns alone after
-        `torch.manual_seed(seed)`; any number of threads may each have one, with one drafter or several.
+        """Return a view of the model whose `generate` decodes in this thread, and returns what it returns alone after
+        `torch.manual_seed(seed)`. Any number of threads may each have one, with one drafter or several.
         """
-        return view(self._model, Acceleration(drafter, False, self.target, decode=partial(self._decoded, seed)))
+        return view(self._model, Acceleration(drafter, ordinary, self.target, decode=partial(self._decoded, seed)))
 
     def between_steps(self, function: Callable[[], T]) -> Future[T]:
-        """Calls a function in the thread that decodes, between two steps; here, where that has ended."""
+        """Call a function in the decoding thread, between two steps; in this one if that thread has ended."""
         called: Future[T] = Future()
 
         def call() -> None:
@@ -72,17 +72,17 @@ class Together:
         return called
 
     def close(self) -> None:
-        """Ends the thread, once all texts have ended; may be called again."""
+        """End the thread, once all texts have ended; may be called again."""
         self._asked.put(None)
         self._thread.join()
 
     def _decoded(
-        self, seed: int, target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, fast: Fast
+        self, seed: int, target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way
     ) -> Output | torch.Tensor:
-        """As `run_call`."""
+        """Decode a call as `run_call` does, in the decoding thread."""
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache):
             torch.manual_seed(seed)
-            return run_call(target, call, drafter, stats, fast)
+            return run_call(target, call, drafter, stats, way)
         (sequence,), (selector,) = beginnings(call)
         row, ended, streamer = Row(sequence, selector, drafter, stats), Future[None](), call.streamer
 
@@ -92,7 +92,7 @@ class Together:
 
         def join() -> None:
             if self._ended:
-                raise RuntimeError("expected a call before Together.close(), got one after it; make another Together")
+                raise RuntimeError("expected a call before DecodingThread.close(), got one after it; make another one")
             if selector.sample:
                 row.draws = Draws(seed, target.device)
             self._batch.join(row, take, streamed=streamer is not None)
@@ -105,7 +105,7 @@ class Together:
         return sequence.padded
 
     def _decode(self) -> None:
-        """The thread: steps as long as there are texts, and what was asked for before each."""
+        """The thread's loop: make steps as long as there are texts; before each, call what was asked for."""
         closing = False
         while not closing or self._waiting:
             while not self._asked.empty() or not (self._waiting or closing):
@@ -127,8 +127,8 @@ class Together:
                 asked()
 
     def _step(self) -> list[Row]:
-        """The texts that have ended with a step; all of them where a batch fails in a way that it does not provide for,
-        which is given up then.
+        """Make a step and return the texts that have ended. A batch that fails as a whole is given up, and all of its
+        texts end with the error.
         """
         try:
             return self._batch.step()

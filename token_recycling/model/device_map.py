@@ -1,5 +1,5 @@
-"""Puts what drafts where the target is: a copy, since the original may serve other targets. Cost: its weights again,
-once for a target and its place.
+"""Places draft modules on the target's device: a copy, since the original may serve other targets. Cost: its weights
+again, once for a target and its place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 def placed_copy(module: _Module, device: torch.device, dtype: torch.dtype) -> _Module:
-    """A copy of a module on a device and with parameters of a type, without gradients."""
+    """Copy a module to a device, with parameters of a type and without gradients."""
     made = copy.deepcopy(module).eval()
     for part in made.modules():
         for name, weight in part._parameters.items():
@@ -30,14 +30,14 @@ def placed_copy(module: _Module, device: torch.device, dtype: torch.dtype) -> _M
 
 
 class Placed(Generic[T]):
-    """What drafts beside a target: made once, and again for another target or where it is in another place or type."""
+    """Keeps what was made for a target, until there is another target or it has another device or type."""
 
     def __init__(self) -> None:
         self._last: tuple[TreeModel, T] | None = None
         self._making = Lock()
 
     def of(self, target: TreeModel, check: Callable[[], None], make: Callable[[], T]) -> T:
-        """What `make()` gave for the target as it is; `check()` goes before it where the target is another one."""
+        """Return what `make()` gave for the target as it is; call `check()` first where the target is another one."""
         with self._making:
             before = None if self._last is None else self._last[0]
             if before is None or before.model is not target.model:
