@@ -74,31 +74,29 @@ package: setup   ## wheel and source distribution in dist, built and checked as 
 	$(RUN)/python -m build
 	$(RUN)/twine check --strict dist/*
 
-METHODS := generate prompt_lookup_hf:n=10 assisted:model=models/draft plain published recycling recycling:primed=true \
-	recycling:tree=16 recycling:tree=80 suffix prompt_lookup lookahead rest:datastore=build/library.datastore,nodes=8 \
-	draft_model:model=models/draft,mode=sequence,depth=4 draft_model:model=models/draft,mode=tree \
-	draft_model:model=models/draft layer_skip specdec_pp:model=models/draft oracle:model=models/draft \
-	medusa:heads=models/medusa eagle:head=models/eagle eagle:head=models/eagle3 \
-	fuse:recycling+draft_model(model=models/draft) fuse:recycling+medusa(heads=models/medusa) \
-	fuse:recycling+eagle(head=models/eagle)
+# The real model: one path, downloaded on first use.
+REAL = $(shell $(RUN)/python -m benchmarks.real_model)
+METHODS := generate prompt_lookup_hf:n=10 plain published recycling recycling:tree=16 recycling:tree=32 suffix prompt_lookup \
+	lookahead rest:datastore=build/library.datastore,nodes=8 layer_skip recycling:primed=true assistant:model=models/draft
+SIZES := recycling:tree=8 recycling:tree=16 recycling:tree=32 recycling:tree=64 recycling:tree=80 published
+ON_REAL = $(RUN)/token-recycling bench $(REAL) $(addprefix --data ,$(or $(DATA),spec_bench mbpp)) --limit 8 --repeats 1 \
+	--no-replay --threads 1
 
 # Past text for the drafter rest: modules of Python's own library.
 LIBRARY := . asyncio collections concurrent email http importlib json logging multiprocessing unittest urllib xml
 build/library.datastore: $(VENV)/.ready
 	mkdir -p build
 	library=$$($(RUN)/python -c "import sysconfig; print(sysconfig.get_path('stdlib'))"); \
-	$(RUN)/token-recycling datastore build $(foreach part,$(LIBRARY),$$library/$(part)/*.py) --model models/target --output $@
+	$(RUN)/token-recycling datastore build $(foreach part,$(LIBRARY),$$library/$(part)/*.py) --model $(REAL) --output $@
 
-# The paragraphs of a report but its pictures, each with a heading and a caption before it: git keeps no plots.
-TABLES := { text[NR] = $$0 } END { for (n = 1; n <= NR; n++) \
-	if (text[n] !~ /^!\[/ && text[n + 1] !~ /^!\[/ && text[n + 2] !~ /^!\[/) print text[n] }
+bench: setup build/library.datastore ## all methods on SmolLM2-135M, Spec-Bench and MBPP (DATA='spec_bench=FILE ...'), 3 hours, into docs/results; goes on where it was stopped
+	for dtype in float32 bfloat16; do $(ON_REAL) --dtype $$dtype --output docs/results/$$dtype \
+		$(foreach method,$(METHODS),--method '$(method)') || exit 1; \
+		$(RUN)/token-recycling report docs/results/$$dtype --clock processor || exit 1; done
 
-bench: setup build/library.datastore ## all methods side by side on the shipped models, generating and replaying, into docs/results
-	$(RUN)/token-recycling bench models/target --data models/prompts --repeats 1 --output docs/results --fresh \
-		$(foreach method,$(METHODS),--method '$(method)')
-	$(RUN)/token-recycling bench models/target --data models/prompts --limit 16 --repeats 1 --max-new-tokens 96 \
-		--output docs/results/batches --fresh --method generate --method recycling $(addprefix --batch ,1 2 4 8)
-	awk -v RS= -v ORS='\n\n' '$(TABLES)' docs/results/report.md > docs/results/table.md
+bench-sizes: setup ## tokens a step by size of tree on the same questions, the same on every machine, into docs/results/sizes
+	$(ON_REAL) --output docs/results/sizes $(foreach method,$(SIZES),--method '$(method)')
+	$(RUN)/token-recycling report docs/results/sizes --clock processor --elsewhere
 
 bench-default: setup ## the default drafter and its bars, 25 minutes, into docs/results/default; DATA=FILE is replayed too
 	$(RUN)/python -m benchmarks.default --output docs/results/default $(if $(DATA),--data $(DATA))
@@ -201,6 +199,6 @@ test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU buil
 bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own decoding with a draft model
 	.venv-mlx/bin/python benchmarks/in_mlx.py
 
-.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table package bench bench-default \
+.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table package bench bench-sizes bench-default \
 	bench-gpu test-gpu train campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx soak bench-many test-real
