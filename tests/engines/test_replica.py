@@ -118,7 +118,7 @@ def test_what_requests_wrote_is_drafted_in_later_ones() -> None:
             chain(recycler, request, said[:length])
         assert chain(recycler, SimpleNamespace(), said[3:8], 3) == wanted
         if wanted:
-            assert recycler.matrix.past.tokens.tolist() == [BREAK, *masked(np.array(said[:2])), *said[2:37]]
+            assert recycler.matrix.past.tokens.tolist() == [BREAK, *masked(np.array(said[:2])), *said[2:22]]
 
 
 def test_requests_that_are_written_at_once_do_not_mix() -> None:

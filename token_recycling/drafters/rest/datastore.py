@@ -28,6 +28,8 @@ FORMAT, VERSION = "token_recycling.datastore", "2"
 END = BREAK
 """Follows every document."""
 _MOST = np.iinfo(np.int32).max
+_WALKED = 4
+"""Places with the same last tokens that are looked at, for each continuation that is wanted."""
 
 
 class DatastoreError(ValueError):
@@ -70,7 +72,7 @@ class Datastore:
         """(m, length) int32, in order: what followed the longest suffix of `recent` (n,), of `shortest` tokens or more,
         at the newest `most` places that end as it does. What comes after the end of a document is arbitrary.
         """
-        places, matched = longest_match(self.index, recent, most)
+        places, matched = longest_match(self.index, recent, _WALKED * most)
         places = places[:most] if matched >= shortest else places[:0]
         # The text ends with END, so that whatever would lie beyond it is the end of a document.
         found = self.tokens[np.minimum(places[:, None] + np.arange(length), len(self) - 1)]
