@@ -34,7 +34,7 @@ class Grower:
 
     def __init__(self, matrix: NgramMatrix, text: list[int], suffix: bool = False) -> None:
         self.matrix, self.tokens = matrix, np.array(text)
-        self._options = Options(matrix.k, matrix.orders, suffix=suffix)
+        self._options = Options(k=matrix.k, orders=matrix.orders, suffix=suffix)
 
     def grow(self, nodes: int, depth: int = DEEP, costs: np.ndarray = NO_COSTS, template: Tree | None = None) -> int:
         recycler = Recycler(self.matrix, self._options, nodes, template=template)

@@ -110,14 +110,16 @@ _int32s, _int64s = _pointers(types.int32), _pointers(types.int64)
 
 
 @compiled_part(allocates=True)
-def _index_of(texts: TextArrays, slot: int) -> OccurrenceArrays:
+def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
+    """What is known, with the index of a text."""
     capacity, addresses = texts.capacities[slot], texts.addresses
-    return OccurrenceArrays(
+    index = OccurrenceArrays(
         carray(_int32s(addresses[slot, 0]), (capacity,)),
         carray(_int32s(addresses[slot, 1]), (2, capacity)),
         carray(_int32s(addresses[slot, 2]), (2, capacity)),
         carray(_int64s(addresses[slot, 3]), (1,)),
     )
+    return Sources(known.rows, index, known.past, known.calibration)
 
 
 @compiled
@@ -135,6 +137,8 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
     gains, corrections, placed = np.zeros(n), np.ones(n), np.zeros((n, len(shape.parents) + 1), np.int64)
     grown, rates, total = np.empty(most, np.int64), np.empty(most), np.int64(0)
     expected, best = float(n), float(n) / costs[n - 1] if most > 0 and len(costs) else 0.0
+    current, tree = np.int64(0), tree_of(texts.trees, asked.slots[0])
+    sources = _sources_of(texts, asked.slots[0], known)
     for step in range(n + most):  # the roots of all texts, then one node after the other
         one = np.int64(step) if step < n else np.int64(0)
         if step >= n:
@@ -145,9 +149,10 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
             if gains[one] <= 0 or not may_pay(costs, payoff, n + total, gains[one]):
                 break
         slot, node = asked.slots[one], np.int64(0)
-        tree, index = tree_of(texts.trees, slot), _index_of(texts, slot)
+        if one != current:
+            current, tree, sources = one, tree_of(texts.trees, slot), _sources_of(texts, slot, known)
         if step < n:
-            _read(texts, asked, one, index, tree, known.calibration)
+            _read(texts, asked, one, tree, sources)
             texts.copied[slot, 0], counts[one] = NOTHING, 1
             if chains:
                 corrections[one] = _correction(texts.wrong, slot)
@@ -160,7 +165,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
             rates[total], grown[total] = expected / costs[n + total] if len(costs) else 1.0, one
             best = max(best, rates[total])
             total += 1
-        consider(tree, node, texts.copied[slot], chains, Sources(known.rows, index, known.past, known.calibration))
+        consider(tree, node, texts.copied[slot], chains, sources)
         texts.made[slot] = node + 1
         if len(shape.parents):
             parents[one], ranks[one], gains[one] = _next_of_template(tree, node, placed[one], shape, asked.rooms[one])
@@ -173,9 +178,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
 
 
 @compiled_part(allocates=True)
-def _read(
-    texts: TextArrays, asked: Asked, one: int, index: OccurrenceArrays, tree: GrowingTree, calibration: np.ndarray
-) -> None:
+def _read(texts: TextArrays, asked: Asked, one: int, tree: GrowingTree, sources: Sources) -> None:
     """Reads what is new of a text: counts what of its tree was right, adds it to its index, and begins a new tree with
     its end.
     """
@@ -185,10 +188,10 @@ def _read(
         written[place] = asked.tokens[row, texts.read[slot] + place]
     if texts.made[slot]:
         if asked.learns:
-            count_chosen(tree, texts.made[slot], written, calibration)
+            count_chosen(tree, texts.made[slot], written, sources.calibration)
         _count_wrong(texts, slot, tree, written)
-    if len(index.tokens):
-        append(index, written)
+    if len(sources.text.tokens):
+        append(sources.text, written)
     for place in range(LONGEST):
         tree.recent[place] = np.int64(asked.tokens[row, length - 1 - place]) if place < length else np.int64(ABSENT)
     tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1

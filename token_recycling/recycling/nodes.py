@@ -66,16 +66,15 @@ class GrowingTree(NamedTuple):
             mixture=Mixture.empty(orders, k),
         )
 
-    def cut(self, nodes: int) -> GrowingTree:
-        """The first `nodes` nodes of one tree."""
-        return self._replace(
-            **{name: array[:nodes] for name, array in self._asdict().items() if name not in ("recent", "mixture")}
-        )
+    def tree(self, slot: int, nodes: int) -> GrowingTree:
+        """The first `nodes` nodes of one text; views."""
+        arrays = [array[slot] if array is self.recent else array[slot, :nodes] for array in self[:-1]]
+        return GrowingTree._make([*arrays, self.mixture])
 
 
 @compiled_part(allocates=True)
 def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
-    """The tree of one text; views."""
+    """The same in compiled code, all of them."""
     return GrowingTree(
         trees.tokens[slot],
         trees.parents[slot],

@@ -24,7 +24,7 @@ from ..costs.budget import NO_COSTS
 from .growth import Asked, Shape, TextArrays, draft
 from .ngram_matrix import NgramMatrix, check_options
 from .ngrams import ngrams_below
-from .nodes import CHILDREN, GrowingTree, count_chosen, tree_of
+from .nodes import CHILDREN, GrowingTree, count_chosen
 from .occurrences import LONGEST, Occurrences, Recorder
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _UNFINISHED = 16
 """Tokens of a piece that is added to the past where nobody says when a text ends: what is left over is lost then."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Options:
     """How much is remembered, wherever drafts are recycled."""
 
@@ -167,7 +167,7 @@ class Recycler:
 
     def tree(self, text: Text, nodes: int) -> GrowingTree:
         """The first nodes of a text's draft, in order of growth; they stay until the next draft."""
-        return tree_of(self._texts.trees, text.slot).cut(nodes)
+        return self._texts.trees.tree(text.slot, nodes)
 
     def chain(self, text: Text, nodes: int) -> list[int]:
         """The drafted tokens of a chain of so many nodes."""
@@ -179,7 +179,7 @@ class Recycler:
         """Tells what followed the last draft, and whether the text ends with it, before the next draft would."""
         made, self._texts.made[text.slot] = int(self._texts.made[text.slot]), 0
         if made and self.learns:
-            tree = tree_of(self._texts.trees, text.slot)
+            tree = self.tree(text, made)
             count_chosen(tree, made, np.array(written, np.int64), self.matrix.calibration)
         self._record(text, written, ends)
 
@@ -246,7 +246,7 @@ def warm_up(tokens: type[np.integer], **how: Any) -> None:
     """Compiles what drafting takes, and learning of candidates, so that no text waits for it. Texts are of `tokens` of
     that type; `how` as of `NgramMatrix.learn`.
     """
-    small = Options(1, 1, past=LONGEST)
+    small = Options(k=1, orders=1, past=LONGEST)
     recycler, ids = Recycler(small.new_matrix(2), small, 1), np.zeros(2, tokens)
     text = recycler.begin(ids)
     recycler.draft_one(text, ids, 1)
