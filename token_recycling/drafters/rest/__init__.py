@@ -100,7 +100,7 @@ def frequent_prefixes(continuations: np.ndarray, most: int) -> dict[tuple[int, .
     """The `most` most frequent prefixes of `continuations` (m, length), shorter ones first, then the more frequent;
     with each how often it stands there.
 
-    The continuations must be sorted, as those of a suffix array are, so that equal prefixes stand together. A negative
+    The continuations must be sorted, so that equal prefixes stand together. A negative
     token ends a continuation. Of equally frequent prefixes the shorter ones are taken.
     """
     m, length = continuations.shape
