@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.sglang_standins import Scheduler, stand_in, worker  # noqa: E402
 
-from token_recycling.recycling.recycler import Options, Recycler  # noqa: E402
+from token_recycling.engines.replica import EngineOptions, Replica  # noqa: E402
 
 
 def main() -> None:
@@ -36,8 +36,8 @@ def main() -> None:
     model, tokenizer = (made.from_pretrained(folder / "target") for made in (AutoModelForCausalLM, AutoTokenizer))
     files = sorted((folder / "prompts").glob("*.py"))[: arguments.limit]
     prompts = [tokenizer(file.read_text()).input_ids for file in files]
-    for past in (0, Options().past):
-        recycler = Recycler(model.config.vocab_size, arguments.nodes - 1, Options(past=past))
+    for past in (0, EngineOptions().past):
+        recycler = Replica(model.config.vocab_size, arguments.nodes - 1, EngineOptions(past=past))
         found = {
             name: measure(model.float(), batches, recycler, arguments.max_new_tokens)
             for name, batches in (("one", [[prompt] for prompt in prompts]), ("all", [prompts]))
@@ -45,7 +45,7 @@ def main() -> None:
         print(json.dumps({"past": past, **found}), flush=True)
 
 
-def measure(model: Any, batches: list[list[list[int]]], recycler: Recycler, tokens: int) -> dict[str, Any]:
+def measure(model: Any, batches: list[list[list[int]]], recycler: Replica, tokens: int) -> dict[str, Any]:
     """MAT of the requests of all batches, the prompt's pass counted, and a digest of their texts."""
     passes, said = 0, []
     for batch in batches:

@@ -79,7 +79,7 @@ def prepare(environment: Environment, python: str) -> str:
         _call(python, "-m", "venv", "--clear", str(environment.folder))
         given = ["--constraint", str(ROOT / "constraints-lowest.txt")] if environment.lowest else []
         wanted = [f"torch=={environment.torch}", f"transformers=={environment.transformers[0]}"]
-        _pip(own, *given, *wanted, *_TESTS, "--editable", f"{ROOT}[rest,serving]")
+        _pip(own, *given, *wanted, *_TESTS, "--editable", f"{ROOT}[serving]")
         (environment.folder / ".ready").touch()
     return own
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .model.loading import load
     from .model.self_test import unsupported
     from .model.support import Support, UnsupportedModelError
-    from .recycling.matrix import AdjacencyMatrix, fingerprint
-    from .recycling.matrix_file import MatrixFileError
+    from .recycling.matrix import AdjacencyMatrix
+    from .recycling.matrix_file import MatrixFileError, fingerprint
     from .trees.draft import Context, Draft, Step
     from .trees.tree import Tree
 
@@ -73,8 +73,8 @@ _MODULES = {
     "model.loading": ("load",),
     "model.self_test": ("unsupported",),
     "model.support": ("Support", "UnsupportedModelError"),
-    "recycling.matrix": ("AdjacencyMatrix", "fingerprint"),
-    "recycling.matrix_file": ("MatrixFileError",),
+    "recycling.matrix": ("AdjacencyMatrix",),
+    "recycling.matrix_file": ("MatrixFileError", "fingerprint"),
     "trees.draft": ("Context", "Draft", "Step"),
     "trees.tree": ("Tree",),
 }

@@ -73,7 +73,6 @@ def test_standard_input_is_tuned_with(tiny_model_dir):
 
 
 def test_a_datastore_is_built_from_standard_input(tiny_model_dir, tmp_path):
-    pytest.importorskip("pydivsufsort")
     text, options = f"{PROMPT}\n", ("--model", tiny_model_dir, "--output", tmp_path / "store")
     (tmp_path / "text.py").write_text(text)
     wanted = run_json("datastore", "build", tmp_path / "text.py", *options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,55 +21,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("datastore")
 
 
-def places(documents: list[list[int]], ngram: list[int]) -> set[int]:
-    """Where `ngram` begins in the documents, each followed by a place of no token."""
-    found, start = set(), 0
-    for document in documents:
-        for place in range(len(document) - len(ngram) + 1):
-            if document[place : place + len(ngram)] == ngram:
-                found.add(start + place)
-        start += len(document) + 1
-    return found
-
-
-@given(DOCUMENTS, st.lists(st.integers(0, 3), min_size=1, max_size=6))
-def test_an_ngram_is_found_wherever_it_stands(folder: Path, documents: list[list[int]], ngram: list[int]) -> None:
-    store = build(documents, folder / "found")
-    slots = store.find(ngram)
-    assert {int(store.suffixes[slot]) for slot in slots} == places(documents, ngram)
-    assert len(slots) == len(places(documents, ngram))
+def followed(documents: list[list[int]], ngram: list[int], length: int) -> list[list[int]]:
+    """What followed `ngram` wherever something did, up to the end of the document."""
+    return sorted(
+        document[end : end + length]
+        for document in documents
+        for end in range(len(ngram), len(document))
+        if document[end - len(ngram) : end] == ngram
+    )
 
 
 @given(DOCUMENTS, st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(1, 3), st.integers(3, 9))
-def test_the_longest_suffix_is_found(
+def test_what_followed_the_longest_suffix_is_found(
     folder: Path, documents: list[list[int]], text: list[int], shortest: int, longest: int
 ) -> None:
     store = build(documents, folder / "longest")
-    wanted = next(
-        (
-            length
-            for length in range(min(longest, len(text)), shortest - 1, -1)
-            if places(documents, text[len(text) - length :])
-        ),
-        0,
-    )
-    slots, length = store.longest_suffix(text, longest, shortest)
-    assert length == wanted
-    assert slots == (store.find(text[len(text) - length :]) if length else range(0))
+    suffixes = (text[len(text) - size :] for size in range(min(longest, len(text)), shortest - 1, -1))
+    wanted = next((found for found in (followed(documents, suffix, 4) for suffix in suffixes) if found), [])
+    found = store.continuations(np.array(text[-longest:]), shortest, 4, 100)
+    assert sorted([token for token in row if token >= 0][: len(row)] for row in ends(found)) == wanted
+    assert found.tolist() == sorted(found.tolist())
 
 
-def test_what_followed_is_read_in_order_and_no_further_than_the_document(tmp_path: Path) -> None:
-    store = build([[1, 2, 5, 6], [1, 2, 3, 4], [1, 2]], tmp_path / "store")
-    found = store.continuations(store.find([1, 2]), 2, 3, 10)
-    assert found[0, 0] == -1
-    assert found[1:].tolist() == [[3, 4, -1], [5, 6, -1]]
-    assert store.continuations(store.find([9]), 1, 3, 10).shape == (0, 3)
+def ends(found: np.ndarray) -> list[list[int]]:
+    """Each row up to the end of its document."""
+    return [row[: row.index(-1)] if -1 in row else row for row in found.tolist()]
 
 
-def test_of_too_many_places_some_are_read_at_even_distances(tmp_path: Path) -> None:
+def test_of_too_many_places_the_newest_are_read(tmp_path: Path) -> None:
     store = build([[1, token] for token in range(2, 12)], tmp_path / "store")
-    found = store.continuations(store.find([1]), 1, 1, 5)
-    assert found[:, 0].tolist() == [2, 4, 6, 8, 10]
+    assert store.continuations(np.array([1]), 1, 1, 5)[:, 0].tolist() == [7, 8, 9, 10, 11]
+    assert store.continuations(np.array([12]), 1, 3, 5).shape == (0, 3)
 
 
 def test_ids_beyond_16_bits_are_kept(tmp_path: Path) -> None:
@@ -78,15 +59,15 @@ def test_ids_beyond_16_bits_are_kept(tmp_path: Path) -> None:
     build([[3, 7], [3 + 65_536, 8], [200_000, 9]], tmp_path / "store")
     store = Datastore(tmp_path / "store")
     assert store.vocab_size == 200_001
-    assert store.continuations(store.find([3]), 1, 1, 10).tolist() == [[7]]
-    assert store.continuations(store.find([3 + 65_536]), 1, 1, 10).tolist() == [[8]]
+    assert store.continuations(np.array([3]), 1, 1, 10).tolist() == [[7]]
+    assert store.continuations(np.array([3 + 65_536]), 1, 1, 10).tolist() == [[8]]
 
 
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ([], "no token at all"),
-        ([[], []], "no token at all"),
+        ([], "expected text of 1 to 2147483646 tokens, got 0"),
+        ([[], []], "expected text of 1 to 2147483646 tokens, got 0"),
         ([[1, -1]], "got -1 to 1"),
         ([[2**31 - 1]], "got 2147483647"),
     ],
@@ -95,12 +76,6 @@ def test_what_is_no_text_is_refused(tmp_path: Path, documents: list[list[int]], 
     with pytest.raises(DatastoreError, match=message):
         build(documents, tmp_path / "store")
     assert os.listdir(tmp_path) == []
-
-
-def test_without_the_sorting_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "pydivsufsort", None)
-    with pytest.raises(DatastoreError, match=r"got no pydivsufsort; pip install 'token-recycling\[rest\]'"):
-        build([[1]], tmp_path / "store")
 
 
 def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -114,7 +89,7 @@ def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch, tmp
     with pytest.raises(OSError, match="disk full"):
         build([[3, 4]], tmp_path / "store")
     assert os.listdir(tmp_path) == ["store"]
-    assert Datastore(tmp_path / "store").find([1, 2])
+    assert Datastore(tmp_path / "store").tokens.tolist() == [1, 2, -1]
 
 
 # files of others
@@ -154,13 +129,16 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
     ("arrays", "header", "message"),
     [
         ({}, {"format": "other"}, "another safetensors file"),
-        ({"more": np.zeros(1)}, {}, "another safetensors file"),
-        ({}, {"version": "99"}, "expected format version 1, got 99"),
+        ({"more": np.zeros(1)}, {}, "damaged"),
+        ({}, {"version": "1"}, "expected format version 2, got 1; build it anew"),
         ({}, {"vocab_size": "many"}, "damaged"),
-        ({"suffixes": np.arange(3, dtype=np.int32)}, {}, "damaged"),
+        ({"before": np.zeros((2, 3), np.int32)}, {}, "damaged"),
+        ({"newest": np.zeros((2, 7), np.int32)}, {}, "damaged"),
+        ({"newest": np.zeros((2, 0), np.int32)}, {}, "damaged"),
+        ({"added": np.array([3])}, {}, "damaged"),
         ({"tokens": np.array([1, 2, 3, -1, 1, 2, 4, -1], dtype=np.int64)}, {}, "damaged"),
         ({"tokens": np.array([1, 2, 3, -1, 1, 2, 4, 5], dtype=np.int32)}, {}, "damaged"),
-        ({"tokens": np.zeros(0, dtype=np.int32), "suffixes": np.zeros(0, dtype=np.int32)}, {}, "damaged"),
+        ({"tokens": np.zeros(0, dtype=np.int32), "before": np.zeros((2, 0), np.int32)}, {}, "damaged"),
     ],
 )
 def test_another_file_is_refused(
@@ -171,22 +149,24 @@ def test_another_file_is_refused(
 
 def test_damage_within_the_arrays_is_found_when_it_is_looked_up(tmp_path: Path) -> None:
     whole = Datastore(rewritten(tmp_path / "store"))
-    slots = whole.find([1, 2])
     wrong = whole.tokens.copy()
     wrong[2] = 70
     broken = Datastore(rewritten(tmp_path / "tokens", {"tokens": wrong}))
     with pytest.raises(DatastoreError, match="ids below 5, got 4 to 70: the file is damaged"):
-        broken.continuations(slots, 2, 1, 9)
-    for place in (-3, 800):
-        suffixes = whole.suffixes.copy()
-        suffixes[slots[0]] = place
-        broken = Datastore(rewritten(tmp_path / "places", {"suffixes": suffixes}))
-        with pytest.raises(DatastoreError, match=r"places from 0 to 7, got .*: the file is damaged"):
-            broken.continuations(slots, 2, 1, 9)
+        broken.continuations(np.array([1, 2]), 2, 1, 9)
+
+
+@pytest.mark.parametrize("place", [-(2**31), -3, 7, 8, 800, 2**31 - 1])
+def test_damaged_chains_lead_nowhere(tmp_path: Path, place: int) -> None:
+    """Whatever the places, none beyond the text is read, and no look-up goes on for ever."""
+    for name in ("before", "newest"):
+        array = getattr(Datastore(rewritten(tmp_path / "store")).index, name)
+        broken = Datastore(rewritten(tmp_path / name, {name: np.full_like(array, place)}))
+        assert len(broken.continuations(np.array([1, 2]), 2, 2, 5000)) <= 5000
 
 
 def test_the_file_is_mapped_and_not_read(tmp_path: Path) -> None:
     """Two openings of one file share its memory with the file: neither array owns any."""
     store = Datastore(rewritten(tmp_path / "store"))
     assert not store.tokens.flags.owndata
-    assert not store.suffixes.flags.owndata
+    assert not store.index.before.flags.owndata

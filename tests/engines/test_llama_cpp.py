@@ -142,13 +142,13 @@ def test_every_row_is_learned_with_the_tokens_that_it_followed(
 ) -> None:
     """Rows of prompts, of accepted and of rejected tokens, each against a pass of transformers over all before it."""
     llama, draft = recycled(path, token_cost=0)
-    sizes, seen, read = passes(llama), [], draft.recycler.learn
+    sizes, seen, read = passes(llama), [], draft.recycler.learn_logits
 
-    def learn(contexts: np.ndarray, logits: torch.Tensor) -> None:
-        seen.append((llama.input_ids[: llama.n_tokens].tolist(), contexts.copy(), logits.clone()))
+    def learn(contexts: np.ndarray, logits: np.ndarray) -> None:
+        seen.append((llama.input_ids[: llama.n_tokens].tolist(), contexts.copy(), logits.copy()))
         read(contexts, logits)
 
-    monkeypatch.setattr(draft.recycler, "learn", learn)
+    monkeypatch.setattr(draft.recycler, "learn_logits", learn)
     said = [say(llama, prompt, 40) for prompt in prompts(4, 5, 30)]
     assert [len(logits) for _, _, logits in seen] == sizes
     assert sum(sizes) > sum(map(len, said)) + 3 * 30, "some were rejected"
@@ -156,7 +156,7 @@ def test_every_row_is_learned_with_the_tokens_that_it_followed(
         start = len(tokens) - len(logits)
         with torch.no_grad():
             rows = model(torch.tensor([tokens])).logits[0, start:]
-        torch.testing.assert_close(logits, rows, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(torch.from_numpy(logits), rows, atol=1e-3, rtol=1e-3)
         for row, context in enumerate(contexts):
             newest_first = tokens[: start + row + 1][::-1][:3]
             assert context.tolist() == newest_first + [-1] * (3 - len(newest_first))
@@ -190,7 +190,7 @@ def test_what_the_user_wrote_is_not_counted_for_or_against_a_draft(path: Path) -
     (prompt,), said = prompts(1, 20, 20), []
     for token in llama.generate(prompt, temp=0):
         said.append(token)
-        if draft._state.nodes > 1:
+        if len(draft._evaluated_next) > 1:
             break
     calibration = draft.recycler.matrix.calibration
     before = calibration.copy()

@@ -250,13 +250,13 @@ def test_every_row_is_learned_with_the_tokens_that_it_followed() -> None:
     """Of a text that is new and hardly drafted, and of the same when it is known, against a pass over all of it."""
     model, draft, learned = made("gemma3_text"), drafter(orders=4), []
     said(model, draft, 1)
-    learn = draft.recycler.learn
+    learn = draft.recycler.learn_logits
 
-    def recording(ngrams: np.ndarray, logits: Any) -> None:
-        learned.extend(zip(map(tuple, ngrams.tolist()), logits.numpy().copy(), strict=True))
+    def recording(ngrams: np.ndarray, logits: np.ndarray) -> None:
+        learned.extend(zip(map(tuple, ngrams.tolist()), logits.copy(), strict=True))
         learn(ngrams, logits)
 
-    draft.recycler.learn, counts = recording, []
+    draft.recycler.learn_logits, counts = recording, []
     for _ in range(2):
         learned.clear()
         tokens, drafted = said(model, draft)

@@ -23,7 +23,7 @@ from sglang.srt.speculative import ngram_worker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from token_recycling.engines import sglang as adapter
-from token_recycling.recycling.recycler import Options, Recycler
+from token_recycling.engines.replica import EngineOptions, Replica
 
 NODES = 8
 
@@ -32,7 +32,7 @@ NODES = 8
 def worker(monkeypatch: pytest.MonkeyPatch):
     """A function that makes the worker, its CUDA operations stood in for."""
     sglang_standins.stand_in(monkeypatch.setattr)
-    return lambda target, vocab_size: sglang_standins.worker(target, Recycler(vocab_size, NODES - 1, Options()))
+    return lambda target, vocab_size: sglang_standins.worker(target, Replica(vocab_size, NODES - 1, EngineOptions()))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -64,8 +64,10 @@ def test_every_node_teaches_what_follows_it(worker) -> None:
 def test_rejected_nodes_teach_too(worker, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = sglang_standins.Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=False)
     made, learned = worker(scheduler, 64), []
-    learn = made.trees.recycler.learn
-    monkeypatch.setattr(made.trees.recycler, "learn", lambda *given: (learned.extend(given[0].tolist()), learn(*given)))
+    learn = made.trees.recycler.learn_logits
+    monkeypatch.setattr(
+        made.trees.recycler, "learn_logits", lambda *given: (learned.extend(given[0].tolist()), learn(*given))
+    )
     for _ in range(20):
         scheduler.step(made)
     text = [5, 6, 7, *scheduler.requests[0].output_ids]
@@ -79,7 +81,7 @@ def test_what_belongs_to_a_request_is_kept_on_it_and_read_on(worker) -> None:
     for _ in range(5):
         scheduler.step(made)
     (request,) = scheduler.requests
-    assert len(request.token_recycling.text) == request.token_recycling.length >= 3 + 5
+    assert request.token_recycling.read >= 3 + 5
 
 
 def test_the_algorithm_is_registered_and_taken_for_ngram() -> None:

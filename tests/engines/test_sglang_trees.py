@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from token_recycling.engines.replica import EngineOptions, Replica
 from token_recycling.engines.sglang import Trees, settle_arguments
-from token_recycling.recycling.recycler import Options, Recycler
 
 VOCABULARY, NODES = 12, 8
 
@@ -25,11 +25,11 @@ def request(prompt: list[int], said: list[int] = ()) -> SimpleNamespace:
 def trees_after(seed: int, rows: int) -> Trees:
     """Trees from a matrix that knows the candidates after some tokens."""
     generator = torch.Generator().manual_seed(seed)
-    recycler = Recycler(VOCABULARY, NODES - 1, Options(k=3))
+    recycler = Replica(VOCABULARY, NODES - 1, EngineOptions(k=3))
     known = torch.randperm(VOCABULARY, generator=generator)[:rows].numpy()
     contexts = np.full((rows, 3), -1)
     contexts[:, 0] = known
-    recycler.learn(contexts, torch.randn(rows, VOCABULARY, generator=generator) * 3)
+    recycler.learn_logits(contexts, torch.randn(rows, VOCABULARY, generator=generator) * 3)
     return Trees(recycler, NODES)
 
 

@@ -135,14 +135,14 @@ def test_what_is_learned_is_what_the_model_says_after_those_tokens(llm: LLM, mod
     """Every row that reaches the matrix is checked against transformers, for prompts in pieces and rejected drafts."""
     runner, steps = runner_of(llm), []
     recycler = runner.drafter.recycler
-    learn = recycler.learn
+    learn = recycler.learn_logits
 
     def kept(contexts: np.ndarray, logits: torch.Tensor) -> None:
         end = int(runner.input_batch.num_computed_tokens_cpu[0] + runner.query_start_loc.np[1])
         steps.append((runner.input_batch.token_ids_cpu[0, :end].tolist(), contexts, logits.clone()))
         learn(contexts, logits)
 
-    monkeypatch.setattr(recycler, "learn", kept)
+    monkeypatch.setattr(recycler, "learn_logits", kept)
     (prompt,) = prompts(1, 100, 100)
     text = prompt + say(llm, [prompt], greedy(60))[0]
     assert [len(tokens) for tokens, _, _ in steps[:2]] == [64, 100], "a prompt in two pieces"
@@ -179,12 +179,12 @@ def test_the_matrix_is_saved_while_the_engine_works(llm: LLM, folder: Path, monk
 
 
 def test_chains_end_where_they_do_not_pay(llm: LLM, model, monkeypatch) -> None:
-    batches = runner_of(llm).drafter.batches
+    proposer = runner_of(llm).drafter
     (prompt,) = prompts(1, 9, 9)
     drafted = []
     for costs in (None, 1 + 0.3 * np.arange(64)):
         passes = costs if costs is None else SimpleNamespace(seconds=costs, took=lambda *_: None)
-        monkeypatch.setattr(batches, "passes", passes)
+        monkeypatch.setattr(proposer, "passes", passes)
         before = counts(llm)["draft_tokens"]
         assert say(llm, [prompt], greedy(60)) == [wanted(model, prompt, 60)]
         drafted.append(counts(llm)["draft_tokens"] - before)
@@ -195,7 +195,7 @@ def test_what_passes_take_is_learned(llm: LLM, monkeypatch) -> None:
     """Of steps without a prompt's tokens alone, and of all their tokens."""
     told: list[int] = []
     passes = SimpleNamespace(seconds=np.ones(64), took=lambda tokens, seconds: told.append(tokens))
-    monkeypatch.setattr(runner_of(llm).drafter.batches, "passes", passes)
+    monkeypatch.setattr(runner_of(llm).drafter, "passes", passes)
     before = counts(llm)["draft_tokens"]
     (text,) = say(llm, prompts(1, 100, 100), greedy(40))
     drafted = counts(llm)["draft_tokens"] - before

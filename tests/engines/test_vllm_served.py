@@ -143,7 +143,7 @@ def test_at_its_end_the_matrix_is_saved_and_the_package_reads_it(served) -> None
     process.send_signal(signal.SIGTERM)
     process.wait(60)
 
-    from token_recycling.recycling.matrix import fingerprint
+    from token_recycling.recycling.matrix_file import fingerprint
     from token_recycling.recycling.ngram_matrix import NgramMatrix
 
     saved = NgramMatrix(8192)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.matrices import learn
 
 from token_recycling.recycling.ngram_matrix import MAX_ORDER, NgramMatrix
-from token_recycling.recycling.ngrams import ABSENT, ngrams_at, ngrams_of
+from token_recycling.recycling.ngrams import ABSENT, ngrams_at
 
 BIT = 1 / 65_535
 """The step between two probabilities of 16 bits."""
@@ -234,12 +234,6 @@ def test_what_is_surprising_is_what_no_row_or_another_says_first() -> None:
     assert matrix.surprised_by(ngrams, logits).tolist() == [1, 2, 3]
     logits[0, 99] = 1
     assert matrix.surprised_by(ngrams[:1], logits[:1]).tolist() == [], "of equal ones either may be first"
-
-
-def test_ngrams_of_a_text_are_its_last_tokens() -> None:
-    assert ngrams_of(np.array([4, 5, 6]), 3).tolist() == [[4, -1, -1], [5, 4, -1], [6, 5, 4]]
-    assert ngrams_of(np.array([4, 5]), 1).tolist() == [[4], [5]]
-    assert ngrams_of(np.array([6, 7]), 3, np.array([4, 5])).tolist() == [[6, 5, 4], [7, 6, 5]]
 
 
 @pytest.mark.parametrize(

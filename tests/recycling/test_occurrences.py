@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling._util.compiled import compiled
 from token_recycling.recycling import occurrences as module
 from token_recycling.recycling.ngrams import last_ngram
-from token_recycling.recycling.occurrences import BREAK, FOUND, LONGEST, Occurrences, Recorder, masked, occurrences
+from token_recycling.recycling.occurrences import (
+    BREAK,
+    FOUND,
+    LONGEST,
+    Occurrences,
+    Recorder,
+    longest_match,
+    masked,
+    occurrences,
+)
 
 WALKED, LONG = 16, 3
-
-
-@compiled
-def _found(arrays: Any, recent: np.ndarray, followed: np.ndarray, lengths: np.ndarray) -> int:
-    return occurrences(arrays, recent, followed, lengths)
 
 
 def found(index: Occurrences, text: list[int]) -> list[tuple[int, int]]:
     """What followed, and the length of the match, at each place."""
     places, lengths = np.zeros(FOUND, np.int64), np.zeros(FOUND, np.int64)
-    count = _found(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), places, lengths)
+    count = occurrences(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), places, lengths)
     followed = [int(module.token_at(index.arrays, place)) for place in places[:count].tolist()]
     return list(zip(followed, lengths[:count].tolist(), strict=True))
 
@@ -99,6 +101,28 @@ def test_the_longest_matches_come_first_and_then_those_of_one_or_two_tokens() ->
 def test_no_more_of_a_match_is_compared_than_the_longest() -> None:
     text = [*range(50), 99, *range(50)]
     assert found(Occurrences(text), text) == [(99, LONGEST)]
+
+
+@given(st.lists(TOKENS, max_size=60), st.integers(1, 40))
+def test_the_longest_match_is_found_and_its_newest_places_first(text: list[int], compared: int) -> None:
+    """Against a search of the whole text, where as many places are looked at."""
+    ends = [
+        next((size for size in range(compared, 0, -1) if text[max(0, end - size) : end] == text[-size:]), 0)
+        for end in range(1, len(text))
+    ]
+    best = max(ends, default=0)
+    wanted = [place for place, length in enumerate(ends, start=1) if length == best and best]
+    places, length = longest_match(Occurrences(text).arrays, np.array(text[-compared:], np.int64), 60)
+    assert length == best
+    if best > 2 or compared > 2:
+        assert places.tolist() == wanted[::-1]
+    assert sorted(places.tolist()) == wanted
+
+
+def test_of_many_places_the_newest_are_looked_at() -> None:
+    text = np.array([9, 1, 2, 3, 4, *[1, 2, 3] * 5, 9, 1, 2, 3])
+    index = Occurrences(text).arrays
+    assert [length for _, length in (longest_match(index, text[-8:], walked) for walked in (2, 6, 7))] == [3, 3, 4]
 
 
 def test_nothing_matches_across_a_break() -> None:

@@ -13,9 +13,9 @@ from transformers import LlamaForCausalLM
 import token_recycling as tr
 from token_recycling import Drafter
 from token_recycling.drafters.fuse import merge
-from token_recycling.drafters.recycling import Recycling
+from token_recycling.drafters.recycling import Recycling, warm_up
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.recycling.warm_up import warm_up, warm_up_suffix
+from token_recycling.recycling import occurrences
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def forgotten() -> list[Dispatcher]:
     for one in ours:
         one._make_finalizer()()
         one._reset_overloads()
-    for function in (warm_up, warm_up_suffix, merge.warm_up):
+    for function in (warm_up, occurrences.warm_up, merge.warm_up):
         function.cache_clear()
     return ours
 
@@ -70,14 +70,14 @@ def test_recycling_compiles_nothing_later(options: dict, model: LlamaForCausalLM
     check(model, Recycling(**options))
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "fuse:recycling+suffix+prompt_lookup"])
+@pytest.mark.parametrize("drafter", ["suffix", "prompt_lookup", "fuse:recycling+suffix+prompt_lookup"])
 def test_others_compile_nothing_later(drafter: str, model: LlamaForCausalLM) -> None:
     check(model, tr.make_drafter(drafter))
 
 
 def test_only_what_the_options_need_is_compiled() -> None:
     ours = forgotten()
-    warm_up(CPU, fills=True, remembers=False, favours=False)
+    warm_up(CPU, remembers=False, favours=False)
     made = {one.py_func.__name__ for one in ours if one.signatures}
-    assert {"fill", "overwrite", "_top", "count_chosen", "ngrams_below", "append", "_holds"} <= made
-    assert not made & {"grow", "_extend", "_branch", "_value"}
+    assert {"draft", "overwrite", "_top", "count_chosen", "ngrams_below", "append", "occurrences"} <= made
+    assert not made & {"surprising", "ngrams_at", "_value"}

@@ -14,8 +14,7 @@ from support import tiny
 from support.commandline import run
 from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
 
-from token_recycling.recycling.matrix import fingerprint
-from token_recycling.recycling.matrix_file import read_matrix_file
+from token_recycling.recycling.matrix_file import fingerprint, read_matrix_file
 
 ROOT = Path(__file__).parents[2]
 ASKED = {"prompt": "import os", "max_tokens": 20}

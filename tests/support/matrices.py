@@ -7,11 +7,10 @@ import pytest
 
 from token_recycling import Tree
 from token_recycling.costs.budget import NO_COSTS
-from token_recycling.recycling.best_first import GrowingTree, Limits, TemplateArrays, fill, grow
-from token_recycling.recycling.mixture import Sources
 from token_recycling.recycling.ngram_matrix import NgramMatrix
-from token_recycling.recycling.ngrams import ABSENT, last_ngram
-from token_recycling.recycling.occurrences import LONGEST, Occurrences
+from token_recycling.recycling.ngrams import ABSENT
+from token_recycling.recycling.nodes import GrowingTree
+from token_recycling.recycling.recycler import Options, Recycler
 
 DEEP = 99
 
@@ -29,31 +28,25 @@ def learn(matrix: NgramMatrix, *rows: tuple[list[int], dict[int, float]], **how:
 
 
 class Grower:
-    """A matrix, a text and the buffers of a growing tree."""
+    """A matrix, a text and the tree that grew last."""
 
-    def __init__(self, matrix: NgramMatrix, text: list[int], suffix: bool = False, room: int = 200) -> None:
-        self.matrix = matrix
-        self.text = Occurrences(text if suffix else ())
-        self.growing = GrowingTree.empty(room, matrix.orders, matrix.k)
-        self.recent = last_ngram(np.array(text), LONGEST)
+    growing: GrowingTree
 
-    @property
-    def sources(self) -> Sources:
-        return self.matrix.sources(self.text)
+    def __init__(self, matrix: NgramMatrix, text: list[int], suffix: bool = False) -> None:
+        self.matrix, self.tokens = matrix, np.array(text)
+        self._options = Options(k=matrix.k, orders=matrix.orders, suffix=suffix)
 
-    @property
-    def known(self) -> tuple[GrowingTree, np.ndarray, Sources]:
-        return self.growing, self.recent, self.sources
-
-    def grow(self, nodes: int, depth: int = DEEP) -> int:
-        return grow(*self.known, Limits(NO_COSTS, nodes, depth))
+    def grow(self, nodes: int, depth: int = DEEP, costs: np.ndarray = NO_COSTS, template: Tree | None = None) -> int:
+        recycler = Recycler(self.matrix, self._options, nodes, template=template)
+        self.growing = recycler.draft_one(recycler.begin(self.tokens), self.tokens, depth, costs)
+        return len(self.growing.tokens)
 
     def grow_for(self, costs: list[float], depth: int = DEEP) -> int:
-        return grow(*self.known, Limits(np.array(costs, np.float64), len(costs) - 1, depth))
+        return self.grow(len(costs) - 1, depth, np.array(costs, np.float64))
 
     def fill(self, paths: str, depth: int = DEEP) -> int:
         tree = Tree.from_paths(tuple(map(int, path)) for path in paths.split())
-        return fill(*self.known, TemplateArrays.of(tree), depth)
+        return self.grow(len(tree) - 1, depth, template=tree)
 
     def paths(self, nodes: int) -> list[tuple[int, ...]]:
         """The tokens from the root to each node, the root left out."""

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from token_recycling.engines import sglang as adapter
-from token_recycling.recycling.recycler import Recycler
+from token_recycling.engines.replica import Replica
 
 ABSENT = {"sgl_kernel", "IPython", "torchvision", "gguf", "orjson", "pybase64"}
 """Kernels and libraries that SGLang imports and nothing here calls."""
@@ -109,7 +109,7 @@ def stand_in(put: Callable[[Any, str, Any], None] = setattr) -> None:
         put(ngram_worker, name, instead)
 
 
-def worker(target: Scheduler, recycler: Recycler) -> Any:
+def worker(target: Scheduler, recycler: Replica) -> Any:
     """The worker of this package around a scheduler, for the requests that it has."""
     nodes = recycler.nodes + 1
     made = object.__new__(adapter.worker_class())

@@ -7,10 +7,14 @@ and only the k candidates are copied to the host.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 
 from .compiled import compiled, compiled_part
+
+if TYPE_CHECKING:
+    import torch
 
 _GROUP = 64
 _LOG2E = np.float32(1.4426950408889634)
@@ -19,19 +23,30 @@ _SERIES = tuple(np.float32(c) for c in (0.693147, 0.2402265, 0.0555041, 0.009618
 """2 to the power of x from -1/2 to 1/2 is 1 + c x + c x^2 + ..., to one part in 10,000."""
 
 
-def top_candidates(logits: torch.Tensor, k: int, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def top_candidates(
+    logits: torch.Tensor | np.ndarray, k: int, rows: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The k likeliest tokens of each row of logits (m, vocabulary), or of `rows` (n,) int64 alone, best first, and
     their probabilities: (n, k) int32 and (n, k) float32, on a CPU to one part in 1,000. Of equal logits the lower id
     comes first.
     """
-    if logits.device.type == "cpu":
+    if not isinstance(logits, np.ndarray):
+        import torch
+
+        if logits.device.type != "cpu":
+            return _top_on_device(logits, k, rows)
         if rows is not None and logits.dtype != torch.float32:  # no more is converted than is read
             logits, rows = logits[torch.from_numpy(rows)], None
-        rows = np.arange(len(logits)) if rows is None else rows
-        ids = np.empty((len(rows), k), np.int32)
-        probabilities = np.empty((len(rows), k), np.float32)
-        _top(logits.detach().float().contiguous().numpy(), rows, ids, probabilities)
-        return ids, probabilities
+        logits = logits.detach().float().numpy()
+    rows = np.arange(len(logits)) if rows is None else rows
+    ids, probabilities = np.empty((len(rows), k), np.int32), np.empty((len(rows), k), np.float32)
+    _top(np.ascontiguousarray(logits, np.float32), rows, ids, probabilities)
+    return ids, probabilities
+
+
+def _top_on_device(logits: torch.Tensor, k: int, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    import torch
+
     if rows is not None:
         logits = logits[torch.from_numpy(rows).to(logits.device)]
     values, found = grouped_topk(logits, k)
@@ -47,6 +62,8 @@ def grouped_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     As on a CPU, only the groups of largest maximum are sorted: the vocabulary is read once. Every shape is known
     beforehand and nothing waits for the device.
     """
+    import torch
+
     n, vocab_size = logits.shape
     groups = vocab_size // _GROUP
     if groups <= k:

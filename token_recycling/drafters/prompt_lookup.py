@@ -1,10 +1,9 @@
 """Prompt lookup decoding (Saxena 2023, apoorvumang/prompt-lookup-decoding): the text repeats itself.
 
 The last 3, then 2, then 1 tokens are looked up in the text; what follows the first place where they stand is the draft,
-one branch. The drafts are those of transformers' `prompt_lookup_num_tokens`, without its search of the whole text:
-every n-gram is noted once, with the place that followed it first.
+one branch. The drafts are those of transformers' `prompt_lookup_num_tokens`, without its search of the whole text.
 
-Cost per step: one dictionary look-up a size of n-gram, and one entry a size for every new token.
+Cost per step: some nanoseconds for every new token, and for every place where the last token stood, in compiled code.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import torch
 
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
+from ..recycling.occurrences import Occurrences, longest_match, warm_up
 from ..trees.draft import Context, Draft
 from ..trees.templates import chain, root_only
 from ._base import Drafter, TextDrafter, check_at_least
@@ -33,7 +33,8 @@ class PromptLookup(Drafter):
         check_at_least(1, self, "num_tokens", "max_matching_ngram_size")
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> PromptLookupText:
-        return PromptLookupText(self, prompt)
+        warm_up()
+        return PromptLookupText(self)
 
     def describe(self) -> str:
         sizes = f"{self.max_matching_ngram_size} to 1" if self.max_matching_ngram_size > 1 else "1"
@@ -45,41 +46,16 @@ class PromptLookupText(TextDrafter):
 
     drafter: PromptLookup
 
-    def __init__(self, drafter: PromptLookup, prompt: torch.Tensor) -> None:
+    def __init__(self, drafter: PromptLookup) -> None:
         super().__init__(drafter)
-        self._ngrams = NGrams(drafter.max_matching_ngram_size)
-        self._ngrams.extend(prompt.tolist())
+        self._index = Occurrences()
 
     def draft(self, context: Context) -> Draft:
-        ngrams = self._ngrams
-        ngrams.extend(context.tokens[len(ngrams.tokens) :].tolist())
-        first = ngrams.first_after_match()
-        if first is None:
+        options, index = self.drafter, self._index
+        index.extend(context.tokens[len(index) :].cpu().numpy())
+        places, match = longest_match(index.arrays, index.tokens[-options.max_matching_ngram_size :], len(index))
+        if not match:
             return Draft(root_only(), context.root)
-        found = context.tokens[first : first + self.drafter.num_tokens]
+        first = int(places.min())
+        found = context.tokens[first : first + options.num_tokens]
         return Draft(chain(len(found)), torch.cat([context.root, found]))
-
-
-class NGrams:
-    """The n-grams of a text that grows, each with the place of what followed it first."""
-
-    def __init__(self, largest: int) -> None:
-        self.tokens: list[int] = []
-        self._places: list[dict[tuple[int, ...], int]] = [{} for _ in range(largest)]
-
-    def extend(self, tokens: list[int]) -> None:
-        """Appends tokens to the text."""
-        text = self.tokens
-        for token in tokens:
-            for size, places in enumerate(self._places, start=1):
-                if len(text) >= size:
-                    places.setdefault(tuple(text[-size:]), len(text))
-            text.append(token)
-
-    def first_after_match(self) -> int | None:
-        """The place of the first token after the longest match; None where the last token is new to the text."""
-        for size in range(min(len(self._places), len(self.tokens)), 0, -1):
-            place = self._places[size - 1].get(tuple(self.tokens[-size:]))
-            if place is not None:
-                return place
-        return None

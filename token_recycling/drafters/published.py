@@ -17,7 +17,8 @@ import torch
 from .._util.locks import Lock
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
-from ..recycling.matrix import AdjacencyMatrix, Retrieval, UpdateRule, check_vocabulary
+from ..recycling.matrix import AdjacencyMatrix, Retrieval, UpdateRule
+from ..recycling.matrix_file import check_vocabulary
 from ..trees.draft import Context, Draft, Step
 from ..trees.templates import template_from
 from ..trees.tree import Tree

@@ -1,14 +1,15 @@
-"""Suffix automaton alone: what followed the longest suffix of the text that stands in it before.
+"""What followed the longest suffix of the text that stands in it before.
 
 The retrieval half of SAM-Decoding (2411.10666), with drafts as long as the match deserves, as in SuffixDecoding
 (2411.04975): a long match is rarely chance. Prompt and output are one text; where a match ends in a loop, the draft
 repeats it.
 
-Cost per step: amortised constant time for every new token, two look-ups for every drafted one, in compiled code.
+Cost per step: some nanoseconds for every new token, and a look-up of some microseconds, in compiled code.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +17,13 @@ import torch
 
 from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
-from ..recycling.suffix_automaton import SuffixAutomaton
-from ..recycling.warm_up import warm_up_suffix
+from ..recycling.occurrences import LONGEST, Occurrences, longest_match, warm_up
 from ..trees.draft import Context, Draft
 from ..trees.templates import chain, root_only
 from ._base import Drafter, TextDrafter, check_at_least
+
+_WALKED = 256
+"""Places with the same last tokens among which the longest match is looked for, the newest."""
 
 
 @dataclass
@@ -38,10 +41,12 @@ class Suffix(Drafter):
         check_at_least(1, self, "num_tokens", "min_match")
         if not self.factor > 0:
             raise ValueError(f"expected a factor above 0, got {self.factor}")
+        self.compared = max(LONGEST, self.min_match, math.ceil(self.num_tokens / self.factor))
+        """Tokens of a match; a longer one would draft no more."""
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> SuffixText:
-        warm_up_suffix()
-        return SuffixText(self, prompt.cpu().numpy())
+        warm_up()
+        return SuffixText(self)
 
     def describe(self) -> str:
         drafted = f"{self.factor:g} tokens for each of a match of {self.min_match} or more"
@@ -49,23 +54,23 @@ class Suffix(Drafter):
 
 
 class SuffixText(TextDrafter):
-    """One text and its suffix automaton."""
+    """One text and its index."""
 
     drafter: Suffix
 
-    def __init__(self, drafter: Suffix, prompt: np.ndarray) -> None:
+    def __init__(self, drafter: Suffix) -> None:
         super().__init__(drafter)
-        self._automaton = SuffixAutomaton(prompt)
+        self._index = Occurrences()
 
     def draft(self, context: Context) -> Draft:
-        options, automaton = self.drafter, self._automaton
-        automaton.extend(context.tokens[len(automaton) :].cpu().numpy())
-        _, match = automaton.match
-        length = 0 if match < options.min_match else max(1, int(options.factor * match))
-        found = automaton.branch(min(length, options.num_tokens))
-        if not len(found):
+        options, index = self.drafter, self._index
+        index.extend(context.tokens[len(index) :].cpu().numpy())
+        places, match = longest_match(index.arrays, index.tokens[-options.compared :], _WALKED)
+        if not match or match < options.min_match:
             return Draft(root_only(), context.root)
+        length = min(max(1, int(options.factor * match)), options.num_tokens)
+        found = np.resize(index.tokens[places[0] :], length).astype(np.int64)
         drafted = torch.from_numpy(found).to(context.tokens.device)
-        confidence = np.full(len(found) + 1, match / (match + 1), np.float32)
+        confidence = np.full(length + 1, match / (match + 1), np.float32)
         confidence[0] = 1
-        return Draft(chain(len(found)), torch.cat([context.root, drafted]), confidence=confidence)
+        return Draft(chain(length), torch.cat([context.root, drafted]), confidence=confidence)

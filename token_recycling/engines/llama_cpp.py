@@ -24,13 +24,12 @@ if missing := lacking("llama-cpp", "llama_cpp"):
 
 import llama_cpp
 import numpy as np
-import torch
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-from ..costs.budget import paying_nodes, tokens_by_size
-from ..recycling.matrix import vocabulary_fingerprint
-from ..recycling.ngrams import ngrams_of
-from ..recycling.recycler import Options, Recycler, RequestState
+from ..recycling.matrix_file import vocabulary_fingerprint
+from ..recycling.ngrams import ngrams_at
+from ..recycling.recycler import Text
+from .replica import EngineOptions, Replica
 from .versions import check_signature, check_version
 
 LOWEST, BEYOND = (0, 3, 36), (0, 4)
@@ -39,12 +38,12 @@ _EVAL = ("self", "tokens")
 
 
 class TokenRecycling(LlamaDraftModel):
-    """The `draft_model` of one `Llama`; `options` are those of `recycler.Options`, by name.
+    """The `draft_model` of one `Llama`; `options` are those of `EngineOptions`, by name.
 
     Raises ValueError for a wrong option and RuntimeError for a llama-cpp-python that is not known.
     """
 
-    _state: RequestState
+    _text: Text | None = None
     _read: np.ndarray
     """The ids of the text so far."""
     _evaluated_next: np.ndarray
@@ -55,8 +54,8 @@ class TokenRecycling(LlamaDraftModel):
         check_version("llama-cpp-python", llama_cpp.__version__, LOWEST, BEYOND)
         if num_pred_tokens < 1:
             raise ValueError(f"expected num_pred_tokens of 1 or more, got {num_pred_tokens}")
-        self.num_pred_tokens, self.options = num_pred_tokens, Options.parse(options)
-        self.recycler: Recycler | None = None
+        self.num_pred_tokens, self.options = num_pred_tokens, EngineOptions.parse(options)
+        self.recycler: Replica | None = None
         """What was learned; None until `attach`."""
 
     def attach(self, llama: llama_cpp.Llama) -> None:
@@ -67,9 +66,9 @@ class TokenRecycling(LlamaDraftModel):
         """
         self._check(llama)
         tokenizer = _gguf_fingerprint(llama) if self.options.matrix else ""
-        self.recycler = Recycler(llama.n_vocab(), self.num_pred_tokens, self.options, tokenizer)
-        self.recycler.warm_up()
-        self._begin()
+        self.recycler = Replica(llama.n_vocab(), self.num_pred_tokens, self.options, tokenizer, chains=True)
+        self.recycler.warm_up(np.int32)
+        self._read = self._evaluated_next = np.empty(0, np.int32)
         original, owner = type(llama).eval, weakref.ref(llama)
 
         def observed(tokens: Any) -> None:
@@ -86,33 +85,28 @@ class TokenRecycling(LlamaDraftModel):
         """The likeliest continuation of a text (n,) as far as it pays: (m,) intc; m may be 0."""
         if self.recycler is None:
             raise RuntimeError("expected draft.attach(llama) before the first text, got none; call it once")
-        if not np.array_equal(input_ids[: len(self._read)], self._read):
-            self._begin()
+        goes_on = len(self._read) and np.array_equal(input_ids[: len(self._read)], self._read)
         self._read = input_ids.astype(np.int32)
-        count = self.recycler.chain(self._state, self._read, self.num_pred_tokens)
-        growing = self._state.growing
-        costs = 1 + self.options.token_cost * np.arange(count + 1)
-        kept = paying_nodes(tokens_by_size(growing.values[1 : count + 1]), costs)
-        draft = growing.tokens[1 : kept + 1].astype(np.intc)
+        if not goes_on:
+            self._text = self.recycler.begin(self._read, self._text)
+        costs = 1 + self.options.token_cost * np.arange(self.num_pred_tokens + 1)
+        assert self._text is not None
+        chain = self.recycler.draft_one(self._text, self._read, self.num_pred_tokens, costs)
+        draft = chain.tokens[1:].astype(np.intc)
         self._evaluated_next = np.append(self._read[-1:], draft)
         self.recycler.save_if_due()
         return draft
 
-    def _begin(self) -> None:
-        assert self.recycler is not None
-        self._state = self.recycler.new_state()
-        self._read = self._evaluated_next = np.empty(0, np.int32)
-
     def _observe(self, llama: llama_cpp.Llama, start: int) -> None:
         """Learns from a pass over the tokens from `start` on, the drafted ones included."""
         assert self.recycler is not None
-        end, before = llama.n_tokens, min(start, self.options.orders - 1)
-        tokens = llama.input_ids[start - before : end].astype(np.int64)
-        ngrams = ngrams_of(tokens, self.options.orders)[before:]
-        self.recycler.learn(ngrams, torch.from_numpy(llama.scores[start:end]))
-        if start != len(self._read) - 1 or not np.array_equal(tokens[before:], self._evaluated_next):
+        end, tokens = llama.n_tokens, np.asarray(llama.input_ids, np.int32)
+        counted = np.array([end - 1]), np.array([end - start])
+        self.recycler.learn_logits(ngrams_at(tokens[None], *counted, self.options.orders), llama.scores[start:end])
+        evaluated = np.array_equal(tokens[start:end], self._evaluated_next)
+        if self._text is not None and (start != len(self._read) - 1 or not evaluated):
             # A prompt: what follows there was not generated, and shows nothing about the draft.
-            self._state.nodes = 0
+            self.recycler.forget_draft(self._text)
 
     def _check(self, llama: llama_cpp.Llama) -> None:
         if self.recycler is not None:

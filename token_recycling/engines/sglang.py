@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..recycling.best_first import GrowingTree
-from ..recycling.matrix import fingerprint
-from ..recycling.recycler import Options, Recycler
+from ..recycling.matrix_file import fingerprint
+from ..recycling.nodes import GrowingTree
+from .replica import EngineOptions, Replica
 from .versions import check_signature, check_version
 
 NAME = "TOKEN_RECYCLING"
@@ -101,12 +101,12 @@ def settle_arguments(server_args: Any) -> None:
     server_args.speculative_eagle_topk = server_args.speculative_num_steps = nodes - 1
 
 
-def _options() -> Options:
+def _options() -> EngineOptions:
     try:
         given = json.loads(os.environ.get(_OPTIONS) or "{}")
     except ValueError as error:
         raise ValueError(f"expected JSON in the environment variable {_OPTIONS}, got {error}") from None
-    return Options.parse(given)
+    return EngineOptions.parse(given)
 
 
 def worker_class() -> type:
@@ -128,19 +128,19 @@ def worker_class() -> type:
                 ngram_worker.NgramCorpus = corpus
             self.trees = Trees(self._recycler(), self.draft_token_num)
 
-        def _recycler(self) -> Recycler:
+        def _recycler(self) -> Replica:
             from sglang.srt.runtime_context import get_parallel
 
             options, parallel = _options(), get_parallel()
             tokenizer = getattr(self.target_worker, "tokenizer", None)
-            recycler = Recycler(
+            recycler = Replica(
                 self.model_runner.model_config.vocab_size,
                 self.draft_token_num - 1,
                 options,
                 fingerprint(tokenizer) if options.matrix and tokenizer is not None else "",
                 saves=parallel.tp_rank == 0 and not parallel.dp_rank,
             )
-            recycler.warm_up()
+            recycler.warm_up(np.int64)
             util.Finalize(None, recycler.save, exitpriority=100)
             return recycler
 
@@ -186,7 +186,7 @@ class NoCorpus:
 class Trees:
     """The trees of a batch in SGLang's form, and what their logits teach."""
 
-    def __init__(self, recycler: Recycler, nodes: int) -> None:
+    def __init__(self, recycler: Replica, nodes: int) -> None:
         """`nodes` of every tree, the root included."""
         self.recycler, self.nodes = recycler, nodes
         self._ngrams = np.empty((0, recycler.options.orders), np.int64)
@@ -200,18 +200,19 @@ class Trees:
         masks = np.zeros((len(requests), self.nodes, self.nodes), bool)
         ngrams, rows = [], []
         for place, (request, more) in enumerate(zip(requests, accepted, strict=True)):
-            state = self.recycler.state_of(request)
-            made = self.recycler.tree(state, _whole(request, more), _DEEPEST)
-            lay_out(state.growing, made, tokens[place], masks[place])
-            ngrams.append(state.ngrams)
-            rows.append(place * self.nodes + np.arange(made))
+            whole = _whole(request, more)
+            text = self.recycler.text_of(request, whole)
+            tree = self.recycler.draft_one(text, whole, _DEEPEST)
+            lay_out(tree, tokens[place], masks[place])
+            ngrams.append(self.recycler.ngrams(text, tree.parents, tree.tokens))
+            rows.append(place * self.nodes + np.arange(len(tree.tokens)))
         self._ngrams, self._rows = np.concatenate(ngrams), np.concatenate(rows)
         return tokens.reshape(-1), masks.reshape(-1)
 
     def observe(self, logits: torch.Tensor) -> None:
         """Learns from the logits (requests * n, vocabulary) of the trees that were grown last."""
         rows = torch.from_numpy(self._rows).to(logits.device)
-        self.recycler.learn(self._ngrams, logits[rows, : self.recycler.matrix.vocab_size])
+        self.recycler.learn_logits(self._ngrams, logits[rows, : self.recycler.matrix.vocab_size])
         self.recycler.save_if_due()
 
 
@@ -221,16 +222,17 @@ def _whole(request: Any, more: list[int]) -> np.ndarray:
     return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
-def lay_out(growing: GrowingTree, made: int, tokens: np.ndarray, mask: np.ndarray) -> None:
-    """Writes a grown tree of `made` nodes into `tokens` (n,) and `mask` (n, n), parents before children.
+def lay_out(tree: GrowingTree, tokens: np.ndarray, mask: np.ndarray) -> None:
+    """Writes a tree into `tokens` (n,) and `mask` (n, n), parents before children.
 
     SGLang's trees all have n nodes. Where fewer have grown, a chain of the newest token hangs from the last, which has
     no child: it is verified like any draft. Siblings are never equal; SGLang adds up the probabilities of siblings, and
     would count equal ones twice.
     """
-    tokens[:made], tokens[made:] = growing.tokens[:made], growing.tokens[0]
+    made = len(tree.tokens)
+    tokens[:made], tokens[made:] = tree.tokens, tree.tokens[0]
     for node in range(len(tokens)):
-        parent = growing.parents[node] if node < made else node - 1
+        parent = tree.parents[node] if node < made else node - 1
         if node:
             mask[node] = mask[parent]
         mask[node, node] = True

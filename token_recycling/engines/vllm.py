@@ -10,23 +10,25 @@ runner's `_sample(logits, spec_decode_metadata)`, which is wrapped here, once a 
 checked when the class is loaded. vLLM verifies no trees, so that the draft of a request is the likeliest chain, and of
 all chains in a step as many tokens are sent as pay (Luo et al., 2408.08696, with the means of the drafter `recycling`).
 
-Cost per step: what `recycler` and `batches` say.
+Cost per step: what `recycling.recycler` says.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import time
 from multiprocessing import util
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..recycling.batches import Batches
-from ..recycling.matrix import fingerprint
+from ..costs.budget import NO_COSTS
+from ..costs.online import OnlineCurve
+from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
-from ..recycling.recycler import Options, Recycler
+from .replica import EngineOptions, Replica
 from .versions import check_signature, check_version
 
 logger = logging.getLogger("token_recycling")
@@ -35,6 +37,10 @@ LOWEST, BEYOND = (0, 22), (0, 34)
 """vLLM versions from the first to before the second have this interface."""
 _HOOK = ("self", "logits", "spec_decode_metadata")
 _OURS = "token_recycling"
+_SLACK = 0.05
+"""By how much tokens per time may fall short of the most: a request is answered in fewer passes."""
+_PASS = 0.01
+"""Seconds of a pass over one token, as long as nothing is known."""
 
 
 class TokenRecycling:
@@ -59,19 +65,25 @@ class TokenRecycling:
                 "expected a model with a KV cache alone, got one with recurrent layers, from whose state vLLM's runner "
                 "for proposers of one's own does not take rejected tokens back; serve it without speculation"
             )
-        options = Options.parse((vllm_config.additional_config or {}).get(_OURS, {}))
+        options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}))
         first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
-        self.recycler = Recycler(
+        self.recycler = Replica(
             model.get_vocab_size(),
             vllm_config.speculative_config.num_speculative_tokens,
             options,
             _tokenizer_fingerprint(model) if options.matrix else "",
             saves=first,
+            chains=True,
+            slack=_SLACK,
         )
         scheduler = vllm_config.scheduler_config
         most = scheduler.max_num_seqs * (self.recycler.nodes + 1)
-        self.batches = Batches(self.recycler, min(most, scheduler.max_num_batched_tokens))
-        self.batches.warm_up(self.recycler)
+        seed = _PASS * (1 + options.token_cost * np.arange(min(most, scheduler.max_num_batched_tokens)))
+        self.passes = OnlineCurve(seed) if options.token_cost else None
+        """What passes take; None where every token is to be drafted."""
+        self._tokens, self._began = 0, 0.0
+        """Of the pass that is over, or 0 where its time says nothing; and when it began."""
+        self.recycler.warm_up(np.int32)
         self._max_model_len = model.max_model_len
         self._runner: Any = None
         _repair_cpu_sampler()
@@ -95,9 +107,9 @@ class TokenRecycling:
         starts = runner.query_start_loc.np[: requests + 1].astype(np.int64)
         last = batch.num_computed_tokens_cpu[:requests] + np.diff(starts) - 1
         ngrams = ngrams_at(batch.token_ids_cpu, last, counts, self.recycler.options.orders)
-        self.recycler.learn(ngrams, logits)
+        self.recycler.learn_logits(ngrams, logits)
         # Tokens of a prompt have no logits, and cost less.
-        self.batches.passed(len(logits) if len(logits) == starts[-1] else 0)
+        self._tokens = len(logits) if len(logits) == starts[-1] else 0
 
     def propose(
         self,
@@ -117,12 +129,26 @@ class TokenRecycling:
             places = np.array(rows)
             lengths = num_tokens_no_spec[places].astype(np.int64)
             rooms = np.array([self._room(*each) for each in zip(requests, lengths.tolist(), strict=True)])
-            for row, draft in zip(
-                rows, self.batches.draft(requests, token_ids_cpu, places, lengths, rooms), strict=True
-            ):
+            for row, draft in zip(rows, self.draft(requests, token_ids_cpu, places, lengths, rooms), strict=True):
                 drafts[row] = draft
         self.recycler.save_if_due()
         return drafts
+
+    def draft(
+        self, records: list[Any], tokens: np.ndarray, rows: np.ndarray, lengths: np.ndarray, rooms: np.ndarray
+    ) -> list[list[int]]:
+        """A chain for each of n requests, as `Recycler.draft`. How many tokens pay follows from how long passes take:
+        between two calls, so that scheduling, sampling and this package's own work count too.
+        """
+        now = time.perf_counter()
+        if self._tokens and self.passes is not None:
+            self.passes.took(self._tokens, now - self._began)
+        self._tokens, self._began = 0, now
+        ends = zip(records, rows.tolist(), lengths.tolist(), strict=True)
+        texts = [self.recycler.text_of(record, tokens[row, :length]) for record, row, length in ends]
+        costs = NO_COSTS if self.passes is None else self.passes.seconds
+        counts = self.recycler.draft(texts, tokens, rows, lengths, rooms, costs)
+        return [self.recycler.chain(text, count) for text, count in zip(texts, counts.tolist(), strict=True)]
 
     def _room(self, request: Any, length: int) -> int:
         """How many drafted tokens may be accepted within all limits; one more token follows them.

@@ -189,7 +189,7 @@ def arguments(loaded: Loaded, ids: torch.Tensor, max_new_tokens: int, **more: An
 
 def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
     """Fills the drafter's matrix from a file if there is one; raises ValueError."""
-    from ..recycling.matrix import fingerprint
+    from ..recycling.matrix_file import fingerprint
     from .tree_model import TreeModel
 
     if not hasattr(drafter, "matrix") or not hasattr(drafter, "prepare"):

@@ -7,18 +7,15 @@ verified anywhere in a tree. Looking up and writing n rows are a few tensor oper
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from ..trees.tree import Tree
 from .matrix_file import check_header, check_sizes, read_matrix_file, write_matrix
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 UpdateRule = Literal["last", "first", "unordered"]
 _CHUNK = 256
@@ -112,7 +109,7 @@ class AdjacencyMatrix:
         `tokenizer` is the `fingerprint` of the tokenizer whose ids these are; a matrix of other ids must never be
         loaded.
         """
-        write_matrix(path, {"candidates": self.candidates}, tokenizer)
+        write_matrix(path, {"candidates": self.candidates.cpu().numpy()}, tokenizer)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Replaces the contents by those of a file; after any error the matrix is as it was.
@@ -122,7 +119,7 @@ class AdjacencyMatrix:
         """
         tensors, header = read_matrix_file(path)
         check_header(path, {"vocab_size": self.vocab_size, "k": self.k, "tokenizer": tokenizer}, header)
-        self.candidates.copy_(tensors["candidates"])
+        self.candidates.copy_(torch.from_numpy(tensors["candidates"]))
 
 
 def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str, str]]:
@@ -134,33 +131,11 @@ def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str
     return matrix_in(tensors), header
 
 
-def matrix_in(tensors: Mapping[str, torch.Tensor]) -> AdjacencyMatrix:
+def matrix_in(tensors: Mapping[str, np.ndarray]) -> AdjacencyMatrix:
     """The matrix of the tensors of a file, whatever else they hold."""
     matrix = AdjacencyMatrix(*tensors["candidates"].shape)
-    matrix.candidates.copy_(tensors["candidates"])
+    matrix.candidates.copy_(torch.from_numpy(tensors["candidates"]))
     return matrix
-
-
-def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A short digest of what every token id means; equal for equal vocabularies, whatever else is configured."""
-    return vocabulary_fingerprint(tokenizer.get_vocab().items())
-
-
-def vocabulary_fingerprint(vocabulary: Iterable[tuple[str, int]]) -> str:
-    """The `fingerprint` of pairs of a token's text and its id, in any order."""
-    digest = hashlib.sha256()
-    for token, index in sorted(vocabulary, key=lambda item: item[1]):
-        digest.update(f"{index}\0{token}\0".encode())
-    return digest.hexdigest()[:16]
-
-
-def check_vocabulary(learned: int, vocab_size: int) -> None:
-    """Raises ValueError if a matrix has learned from a vocabulary of another size than the target's."""
-    if learned != vocab_size:
-        raise ValueError(
-            f"expected a target of {learned} tokens, as this drafter has learned, got one of {vocab_size}; "
-            "make a new drafter"
-        )
 
 
 class Retrieval(NamedTuple):

@@ -12,14 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.numpy import load, save
 
 from .._util.files import replacing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FORMAT, VERSION = "token_recycling.adjacency_matrix", "3"
 _WITHOUT_CHECKSUM, _WITHOUT_PAST = "1", "2"
@@ -46,19 +50,19 @@ def check_sizes(vocab_size: int, k: int) -> None:
 
 
 def write_matrix(
-    path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], tokenizer: str = "", **header: object
+    path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], tokenizer: str = "", **header: object
 ) -> None:
     """Writes a matrix: a reader sees the old file or the new one, never a part."""
     vocab_size, k = tensors["candidates"].shape
     described = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "k": k, "tokenizer": tokenizer}
-    held = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    held = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     stated = {name: str(value) for name, value in {**described, **header, "sha256": _UNKNOWN}.items()}
     contents = save(held, metadata=stated)
     with replacing(path) as temporary:
         Path(temporary).write_bytes(_with_checksum(contents, _UNKNOWN, hashlib.sha256(contents).hexdigest()))
 
 
-def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors and the header of a saved matrix, checked; raises MatrixFileError, or FileNotFoundError."""
     path = Path(path)
     if not path.exists():
@@ -66,7 +70,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tens
     try:
         contents = path.read_bytes()
         tensors = load(contents)
-    except (SafetensorError, OSError, KeyError) as error:  # a KeyError for a type that torch does not have
+    except (SafetensorError, OSError, KeyError) as error:  # a KeyError for a type that numpy does not have
         raise MatrixFileError(
             f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
         ) from None
@@ -108,14 +112,14 @@ def check_header(path: str | os.PathLike[str], ours: Mapping[str, object], heade
             )
 
 
-def _wrong_shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str | None:
+def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) -> str | None:
     """What is wrong with types and shapes, or None."""
     stated, candidates = (header.get("vocab_size"), header.get("k")), tensors["candidates"]
     if (
-        candidates.dtype != torch.int32
+        candidates.dtype != np.int32
         or candidates.ndim != 2
         or stated != tuple(map(str, candidates.shape))
-        or not candidates.numel()
+        or not candidates.size
     ):
         shape = "x".join(map(str, candidates.shape))
         return f"expected int32 ids of vocabulary x k = {stated[0]} x {stated[1]}, got {candidates.dtype} {shape}"
@@ -123,32 +127,54 @@ def _wrong_shapes(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]
         return f"expected k of at most the vocabulary, got {candidates.shape[1]} > {candidates.shape[0]}"
     k, hashed = candidates.shape[1], tensors.get("context_keys", candidates[:0]).shape[0]
     wanted = {
-        "shares": (torch.uint16, tuple(candidates.shape)),
-        "context_candidates": (torch.int32, (hashed, k)),
-        "context_shares": (torch.uint16, (hashed, k)),
-        "context_keys": (torch.int64, (hashed,)),
+        "shares": ("uint16", candidates.shape),
+        "context_candidates": ("int32", (hashed, k)),
+        "context_shares": ("uint16", (hashed, k)),
+        "context_keys": ("int64", (hashed,)),
     }
     if "calibration" in tensors:
-        wanted["calibration"] = (torch.float32, (len(tensors["calibration"]), 2))
+        wanted["calibration"] = ("float32", (len(tensors["calibration"]), 2))
     if "past" in tensors:
-        wanted["past"] = (torch.int32, (tensors["past"].numel(),))
+        wanted["past"] = ("int32", (tensors["past"].size,))
     for name in wanted.keys() & tensors.keys():
-        found = (tensors[name].dtype, tuple(tensors[name].shape))
+        found = (str(tensors[name].dtype), tensors[name].shape)
         if found != wanted[name]:
             return f"expected {name} of {wanted[name]}, got {found}"
     return None
 
 
-def _wrong_numbers(tensors: Mapping[str, torch.Tensor]) -> str | None:
+def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
     """What is wrong with token ids or the counts of the calibration, or None."""
     vocab_size = len(tensors["candidates"])
     for name, least in (("candidates", 0), ("context_candidates", 0), ("past", -1 - vocab_size)):
-        if name in tensors and tensors[name].numel():
+        if name in tensors and tensors[name].size:
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < least or high >= vocab_size:
                 return f"expected {name} from {least} to {vocab_size - 1}, got {low} to {high}"
     if "calibration" in tensors:
-        chosen, seen = tensors["calibration"].unbind(dim=1)
-        if not bool(((chosen >= 0) & (chosen <= seen) & seen.isfinite()).all()):
+        chosen, seen = tensors["calibration"].T
+        if not ((chosen >= 0) & (chosen <= seen) & np.isfinite(seen)).all():
             return "expected counts in calibration, the chosen ones no more than the seen ones, got other numbers"
     return None
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A short digest of what every token id means; equal for equal vocabularies, whatever else is configured."""
+    return vocabulary_fingerprint(tokenizer.get_vocab().items())
+
+
+def vocabulary_fingerprint(vocabulary: Iterable[tuple[str, int]]) -> str:
+    """The `fingerprint` of pairs of a token's text and its id, in any order."""
+    digest = hashlib.sha256()
+    for token, index in sorted(vocabulary, key=lambda item: item[1]):
+        digest.update(f"{index}\0{token}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def check_vocabulary(learned: int, vocab_size: int) -> None:
+    """Raises ValueError if a matrix has learned from a vocabulary of another size than the target's."""
+    if learned != vocab_size:
+        raise ValueError(
+            f"expected a target of {learned} tokens, as this drafter has learned, got one of {vocab_size}; "
+            "make a new drafter"
+        )

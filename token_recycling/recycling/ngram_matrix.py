@@ -13,16 +13,16 @@ import os
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 
 from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
 from .mixture import Sources, matching_cells, mixture_calibration
 from .ngram_learning import Observations, foresees, overwrite, surprising
 from .ngram_rows import FULL, Rows, find_row
 from .ngrams import ABSENT
-from .occurrences import Occurrences
+from .occurrences import OccurrenceArrays, Occurrences
 
 MAX_ORDER = 4
+_NO_TEXT = OccurrenceArrays.empty(0)
 
 
 def check_options(k: int, orders: int, memory: float, past: int) -> None:
@@ -152,33 +152,31 @@ class NgramMatrix:
         """
         return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
 
-    def sources(self, text: Occurrences) -> Sources:
-        """What candidates come from: what was learned, and the `text` so far."""
-        return Sources(self.rows, text.arrays, self.past.arrays, self.calibration)
+    def sources(self) -> Sources:
+        """What candidates come from, without a text of their own."""
+        return Sources(self.rows, _NO_TEXT, self.past.arrays, self.calibration)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file; as `AdjacencyMatrix.save`."""
-        tensors = {name: torch.from_numpy(array) for name, array in self._arrays().items()}
-        write_matrix(path, tensors, tokenizer, orders=self.orders)
+        write_matrix(path, self._arrays(), tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """As `AdjacencyMatrix.load`; raises MatrixFileError for a file of other orders too. Of contexts and of the past
         as much is kept as there is room for here.
         """
-        tensors, header = read_matrix_file(path)
-        if "shares" not in tensors:
+        read, header = read_matrix_file(path)
+        if "shares" not in read:
             raise MatrixFileError(
                 f"{path}: expected a matrix with probabilities, got one of the drafter 'published'; "
                 "load it there, or start a new one"
             )
-        if "calibration" not in tensors:
+        if "calibration" not in read:
             raise MatrixFileError(
                 f"{path}: expected a matrix with contexts, got rows of single tokens alone; "
                 "give a file written by --matrix"
             )
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
         check_header(path, ours, header)
-        read = {name: tensor.numpy() for name, tensor in tensors.items()}
         calibration = mixture_calibration()
         # Files of version 2 and before knew no past.
         counted = calibration if "past" in read else matching_cells(calibration)

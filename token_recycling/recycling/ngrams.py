@@ -10,17 +10,6 @@ ABSENT = -1
 """No token: in an n-gram before the beginning of the text, elsewhere one that is not known."""
 
 
-def ngrams_of(tokens: np.ndarray, orders: int, before: np.ndarray | None = None) -> np.ndarray:
-    """(n, orders) int64: the n-gram that ends with each token (n,) of a piece of text.
-
-    `before` (orders - 1,) are the tokens before the piece, -1 where there are none.
-    """
-    if before is None:
-        before = np.full(orders - 1, ABSENT, np.int64)
-    whole = np.concatenate([before, tokens])
-    return np.lib.stride_tricks.sliding_window_view(whole, orders)[:, ::-1].copy()
-
-
 def last_ngram(tokens: np.ndarray, orders: int) -> np.ndarray:
     """(orders,) int64: the n-gram that ends with the last token of a text (length,)."""
     ngram = np.full(orders, ABSENT, np.int64)

@@ -15,6 +15,7 @@ among a million tokens, which no cache of a processor holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -26,15 +27,13 @@ from .ngrams import last_ngram
 LONGEST = 32
 """Tokens of a match that are compared."""
 FOUND = 32
-"""Most places that a look-up finds."""
+"""Most places that a look-up for a draft that grows finds: 16 of each chain."""
 BREAK = -1
 """Stands between two texts: nothing matches across it."""
 _MASK = BREAK - 1
 """A masked token is this less the token."""
 _LONG = 3
 """Tokens of the longer chain; that of the shorter one is 1."""
-_WALKED = 16
-"""Places of each chain that are looked at."""
 _PIECE, _LEAD = 32, 8
 """Tokens of a piece of a text, and how many of the piece before it stand before these again."""
 _RENUMBERED = 2**31 - 2
@@ -42,21 +41,23 @@ _RENUMBERED = 2**31 - 2
 
 
 class OccurrenceArrays(NamedTuple):
-    """The arrays of `Occurrences`, for compiled functions; the capacity is a power of two, or 0."""
+    """The arrays of an index, for compiled functions."""
 
     tokens: np.ndarray
     """(capacity,) int32: token number n stands at n modulo the capacity."""
     before: np.ndarray
     """(2, capacity) int32: of each token the one before it in its chain of one and of three tokens, -1 for none."""
     newest: np.ndarray
-    """(2, capacity) int32: the newest token of every chain, by the hash of what it ends with."""
+    """(2, chains) int32: the newest token of every chain, by the hash of what it ends with; a power of two, or 0."""
     added: np.ndarray
     """(1,) int64: how many tokens there were."""
 
     @classmethod
-    def empty(cls, capacity: int) -> OccurrenceArrays:
-        chains = [np.full((2, capacity), -1, np.int32) for _ in range(2)]
-        return cls(np.full(capacity, BREAK, np.int32), chains[0], chains[1], np.zeros(1, np.int64))
+    def empty(cls, capacity: int, chains: int | None = None) -> OccurrenceArrays:
+        """Room for so many tokens, and for `chains` of each length, a power of two; as many if not given."""
+        before = np.full((2, capacity), -1, np.int32)
+        newest = np.full((2, capacity if chains is None else chains), -1, np.int32)
+        return cls(np.full(capacity, BREAK, np.int32), before, newest, np.zeros(1, np.int64))
 
 
 def masked(tokens: np.ndarray) -> np.ndarray:
@@ -81,36 +82,25 @@ def _unmasked(token: int) -> int:
 @compiled(allocates=False)
 def append(index: OccurrenceArrays, added: np.ndarray) -> None:
     """Appends tokens (n,) int64; the oldest make room where there is none."""
-    capacity, count = len(index.tokens), index.added[0]
+    capacity, chains, count = len(index.tokens), index.newest.shape[1], index.added[0]
     for new in range(len(added)):
         token, place = np.int64(added[new]), count % capacity
         index.tokens[place] = token
         index.before[0, place] = index.before[1, place] = -1
         token = _unmasked(token)
         if token >= 0:
-            bucket = _bucket(token, BREAK, BREAK, capacity)
+            bucket = _bucket(token, BREAK, BREAK, chains)
             index.before[0, place] = index.newest[0, bucket]
             index.newest[0, bucket] = count
             if count >= _LONG - 1:
                 second = _unmasked(np.int64(index.tokens[(count - 1) % capacity]))
                 third = _unmasked(np.int64(index.tokens[(count - 2) % capacity]))
                 if second >= 0 and third >= 0:
-                    bucket = _bucket(token, second, third, capacity)
+                    bucket = _bucket(token, second, third, chains)
                     index.before[1, place] = index.newest[1, bucket]
                     index.newest[1, bucket] = count
         count += 1
     index.added[0] = count
-
-
-@compiled
-def _holds(index: OccurrenceArrays, recent: np.ndarray, length: int, token: int) -> bool:
-    """Whether the token stands in the index after the first `length` of `recent` (LONGEST,), the newest first."""
-    places, lengths = np.empty(FOUND, np.int64), np.empty(FOUND, np.int64)
-    found = occurrences(index, recent, places, lengths)
-    whole = False
-    for one in range(found):
-        whole |= lengths[one] == length and token_at(index, places[one]) == token
-    return whole
 
 
 @compiled_part
@@ -119,13 +109,13 @@ def token_at(index: OccurrenceArrays, place: int) -> int:
     return np.int64(index.tokens[place % len(index.tokens)]) if place < index.added[0] else np.int64(BREAK)
 
 
-@compiled_part
+@compiled(allocates=False)
 def occurrences(index: OccurrenceArrays, recent: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
-    """Fills in the places of what followed where the tokens `recent` (LONGEST,), the newest first, ended before, and
-    how many of them match there: the newest with three equal tokens first, then the newest with one or two. Returns how
-    many places there are, `FOUND` at most.
+    """Fills in the places of what followed where the tokens `recent` (n,), the newest first, ended before, and how many
+    of them match there: the newest with three equal tokens first, then the newest with one or two. Returns how many
+    there are. Of each chain half as many places are looked at as there is room for in `places` (m,).
     """
-    capacity, count, found = len(index.tokens), index.added[0], np.int64(0)
+    capacity, chains, count, found = len(index.tokens), index.newest.shape[1], index.added[0], np.int64(0)
     if not capacity or recent[0] < 0:
         return found
     oldest = max(np.int64(0), count - capacity)
@@ -133,16 +123,14 @@ def occurrences(index: OccurrenceArrays, recent: np.ndarray, places: np.ndarray,
         least = _LONG if chain else 1
         if recent[least - 1] < 0:
             continue
-        bucket = (
-            _bucket(recent[0], recent[1], recent[2], capacity) if chain else _bucket(recent[0], BREAK, BREAK, capacity)
-        )
+        bucket = _bucket(recent[0], recent[1], recent[2], chains) if chain else _bucket(recent[0], BREAK, BREAK, chains)
         at = np.int64(index.newest[chain, bucket])
-        for _ in range(_WALKED):
+        for _ in range(len(places) // 2):
             if at < oldest:
                 break
             length = np.int64(0)
             while (
-                length < LONGEST
+                length < len(recent)
                 and at - length >= oldest
                 and recent[length] >= 0
                 and _same(index.tokens[(at - length) % capacity], recent[length])
@@ -158,6 +146,24 @@ def occurrences(index: OccurrenceArrays, recent: np.ndarray, places: np.ndarray,
 @compiled_part
 def _same(stored: int, token: int) -> bool:
     return stored == token or stored == _MASK - token
+
+
+def longest_match(index: OccurrenceArrays, recent: np.ndarray, walked: int) -> tuple[np.ndarray, int]:
+    """The places (n,) int64 of what followed the longest match of the last tokens of a text, `recent` (m,), the newest
+    ones first, and its length, 0 where there is none. Of the places with three equal tokens, and of those with one, the
+    newest `walked` are looked at.
+    """
+    places, lengths = np.empty((2, 2 * walked), np.int64)
+    found = occurrences(index, last_ngram(recent, max(len(recent), _LONG)), places, lengths)
+    matched = np.minimum(lengths[:found], len(recent))
+    length = int(matched.max(initial=0))
+    return places[:found][matched == length], length
+
+
+@cache
+def warm_up() -> None:
+    """Compiles what a look-up takes."""
+    longest_match(Occurrences([0, 0]).arrays, np.zeros(1, np.int64), 1)
 
 
 class Occurrences:
@@ -207,7 +213,8 @@ class Occurrences:
         if len(tokens) < LONGEST:
             return False
         before = np.array(tokens[-LONGEST - 1 : -1], np.int64)
-        return bool(_holds(self.arrays, last_ngram(before, LONGEST), len(before), int(tokens[-1])))
+        places, length = longest_match(self.arrays, before, FOUND // 2)
+        return length == len(before) and any(token_at(self.arrays, place) == tokens[-1] for place in places)
 
     def _rebuild(self, capacity: int) -> None:
         held = self.tokens.astype(np.int64)
@@ -222,11 +229,11 @@ class Recorder:
     there already, as of a text that repeats itself or another, is not added again.
     """
 
-    def __init__(self, past: Occurrences, before: np.ndarray | None = None) -> None:
+    def __init__(self, past: Occurrences, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
         """`before` (n,): tokens before the text; by the last `LONGEST` of them what follows will be found, and they are
-        never drafted.
+        never drafted. `piece`: tokens that are added at once.
         """
-        self._past, self._written_to = past, -1
+        self._past, self._piece, self._written_to = past, piece, -1
         self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
         """The end of the last piece, or of what stands before the first, and the tokens since."""
         self._lead = len(self._held)
@@ -234,7 +241,7 @@ class Recorder:
     def add(self, tokens: Iterable[int], ends: bool = False) -> None:
         """What was written since the last call; `ends`: the text ends with it."""
         self._held.extend(tokens)
-        if len(self._held) - self._lead < (1 if ends else _PIECE):
+        if len(self._held) - self._lead < (1 if ends else self._piece):
             return
         with self._past.writing:
             if self._past.holds(self._held):

@@ -1,223 +1,255 @@
-"""What the adapters of engines share: one matrix for all requests of a replica, and what belongs to one request.
+"""The recycler: drafts for one text or many, and learns from what the target said (Luo et al., 2408.08696, and more).
 
-What may follow is kept and grown by the same compiled functions as in the drafter `recycling` (`candidates`). Nothing
-here imports transformers or an engine. What is learned follows from tokens and logits, never from clocks or random
-numbers, so that the ranks of a tensor-parallel engine learn the same.
+What is learned is an `NgramMatrix`, which recyclers may share. The drafter `recycling` has a recycler for every text,
+an engine one for all requests of a replica, whose drafts grow in one call. Trees, chains or templates, and how many
+nodes pay, are arguments. Nothing here imports transformers, torch or an engine. What is learned follows
+from tokens and logits, never from clocks or random numbers, so that the ranks of a tensor-parallel engine learn the
+same.
 
-Cost per step: what the target says is compared with the matrix at all positions, and a top-k taken where it is new.
-Drafts are grown for one request after the other here, some microseconds a node; `batches` grows all at once.
+Cost per step: some twenty microseconds, a few a text, and what `growth` says of nodes; to learn, a comparison of the
+logits at every node, and a top-k where they say something new.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
-from ..trees.templates import chain
-from .best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
-from .ngram_matrix import NgramMatrix
-from .ngrams import last_ngram, ngrams_below
+from .growth import Asked, Shape, TextArrays, draft
+from .ngram_matrix import NgramMatrix, check_options
+from .ngrams import ngrams_below
+from .nodes import CHILDREN, GrowingTree, count_chosen
 from .occurrences import LONGEST, Occurrences, Recorder
 
-logger = logging.getLogger("token_recycling")
+if TYPE_CHECKING:
+    import torch
+
+    from ..trees.tree import Tree
 
 _OURS = "token_recycling"
+_UNFINISHED = 16
+"""Tokens of a piece that is added to the past where nobody says when a text ends: what is left over is lost then."""
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Options:
-    """What a user may set, in the engine's own configuration."""
+    """How much is remembered, wherever drafts are recycled."""
 
     k: int = 8
     """Candidates kept after every context."""
     orders: int = 3
     """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
-    memory: float = 64.0
-    """Megabytes for contexts of two tokens and more."""
-    past: int = 1_048_576
-    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; up to 20 MB. The end
-    of each one's prompt is kept with it, by which it is found, and never drafted.
-    """
+    memory: float = 16.0
+    """Megabytes for contexts of two tokens and more: some 290,000 of them."""
     suffix: bool = True
-    """Draft what followed where the last tokens stood in the request's own text before."""
-    token_cost: float = 0.02
-    """What one more token in a pass costs, as a share of a pass over one token; chains end where they do not pay. vLLM
-    begins with it and learns what its own passes take. At 0 every chain is as long as the engine allows. Not for trees,
-    whose size is the engine's.
-    """
-    learns: bool = True
-    """Learn from all requests. If not, the matrix stays as it was loaded and no request leaves a trace in it."""
-    matrix: str = ""
-    """File of the matrix: loaded at the start if it is there, saved at intervals and at the end."""
-    save_seconds: float = 30.0
-    """Time between two saves."""
+    """Draft what followed where the last tokens stood in the text before."""
+    past: int = 1_048_576
+    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; up to 20 MB."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.token_cost < 1:
-            raise ValueError(f"expected token_cost from 0 to less than 1, got {self.token_cost}")
-        if self.save_seconds <= 0:
-            raise ValueError(f"expected save_seconds above 0, got {self.save_seconds}")
+        check_options(self.k, self.orders, self.memory, self.past)
 
-    @classmethod
-    def parse(cls, given: object) -> Options:
-        """Options from a mapping of names to values, as an engine's configuration has them; raises ValueError."""
-        if not isinstance(given, Mapping):
-            raise ValueError(f"expected the options of token_recycling as an object of names and values, got {given!r}")
-        hints = get_type_hints(cls)
-        unknown = sorted(map(str, given.keys() - hints.keys()))
-        if unknown:
-            raise ValueError(f"expected options of {', '.join(hints)}; got {', '.join(unknown)}")
-        for name, value in given.items():
-            wanted = (int, float) if hints[name] is float else hints[name]
-            if not isinstance(value, wanted) or (isinstance(value, bool) and hints[name] is not bool):
-                raise ValueError(f"expected {name} of type {hints[name].__name__}, got {value!r}")
-        return cls(**given)
+    def new_matrix(self, vocab_size: int) -> NgramMatrix:
+        """An empty matrix of these sizes; raises ValueError for more candidates than tokens."""
+        return NgramMatrix(vocab_size, self.k, self.orders, self.memory, self.past)
 
 
-class RequestState:
-    """What belongs to one request: where its tokens stood before, and the draft that grows."""
+class Text:
+    """One text that is being written, kept by whoever asks for its drafts."""
 
-    def __init__(self, nodes: int, options: Options, matrix: NgramMatrix) -> None:
-        self.text = Occurrences()
-        self.growing = GrowingTree.empty(nodes + 1, options.orders, options.k)
-        self.length = 0
-        """Number of tokens of the text that were read."""
-        self.nodes = 0
-        """Nodes of the draft, the root included, whether or not the engine verified all of them."""
-        self._options, self._matrix, self._last = options, matrix, -1
-        self._recorder = Recorder(matrix.past)
-
-    @property
-    def ngrams(self) -> np.ndarray:
-        """(nodes, orders) int64: the n-gram at each node of the draft."""
-        growing = self.growing
-        root = growing.recent[: self._options.orders]
-        return ngrams_below(root, growing.parents[: self.nodes], growing.tokens[: self.nodes])
-
-    def read(self, tokens: np.ndarray, ends: bool = False) -> None:
-        """Reads what is new of the text (length,); one that is not a continuation is read anew. `ends`: it is whole.
-
-        What followed since the draft was grown teaches which kinds of candidates were right, along its nodes as far as
-        they are now part of the text, and belongs to the past of the requests to come.
-        """
-        if not 0 < self.length <= len(tokens) or tokens[self.length - 1] != self._last:
-            self.text, self.length, self._recorder = Occurrences(), 0, Recorder(self._matrix.past, tokens)
-        elif self._options.learns:
-            written = tokens[self.length :].astype(np.int64)
-            if self.nodes:
-                count_chosen(self.growing, self.nodes, written, self._matrix.calibration)
-            self._recorder.add(written.tolist(), ends)
-        if self._options.suffix:
-            self.text.extend(tokens[self.length :])
-        self.length, self._last = len(tokens), int(tokens[-1])
+    slot: int
+    recorder: Recorder
+    read = recorded = 0
+    """How many tokens were seen, and told to the recorder."""
+    last = -1
+    """The last token that was seen."""
 
 
 class Recycler:
-    """Drafts for the requests of one replica and learns from what the engine verified."""
+    """Drafts for texts from what was learned, and learns from what was verified."""
 
-    def __init__(self, vocab_size: int, nodes: int, options: Options, tokenizer: str = "", saves: bool = True) -> None:
-        """`nodes`: most drafted tokens of a request. `tokenizer`: the fingerprint of the tokenizer, for the file.
-        `saves`: whether this process writes the file; one of a replica does. Raises ValueError, and MatrixFileError for
-        a file that is damaged or of another model or other options.
+    def __init__(
+        self,
+        matrix: NgramMatrix,
+        options: Options,
+        nodes: int,
+        *,
+        template: Tree | None = None,
+        chains: bool = False,
+        slack: float = 0.0,
+        prompts: bool = False,
+        learns: bool = True,
+    ) -> None:
+        """`nodes`: most drafted ones of a text. `template`: filled instead of growing; its breadth is `CHILDREN` at
+        most. `slack`: by how much tokens per time may fall short of the most, for fewer passes. `prompts`: whether the
+        end of a text's prompt is kept with what was written, by which that is found again, and never drafted.
         """
-        self.options, self.nodes = options, nodes
-        self.matrix = NgramMatrix(vocab_size, options.k, options.orders, options.memory, options.past)
-        self._tokenizer = tokenizer
-        self._path = Path(options.matrix) if options.matrix else None
-        self._saves = saves and options.learns and self._path is not None
-        self._changed, self._saved = False, time.monotonic()
-        self._chain = TemplateArrays.of(chain(nodes))
-        if self._path is not None and self._path.exists():
-            self.matrix.load(self._path, tokenizer)
-            logger.info("loaded %s from %s", self.matrix, self._path)
-        elif self._path is not None and not options.learns:
-            raise ValueError(
-                f"expected a matrix file at {self._path}, since learns is false, got none; let one be learned"
-            )
+        self.matrix, self.options, self.nodes, self.learns = matrix, options, nodes, learns
+        self.lessons = 0
+        """How many rows were learned."""
+        self._prompts = prompts
+        parents, ranks = ((), ()) if template is None else (template.parents, template.ranks)
+        self._shape = Shape(
+            np.array(parents, np.int64), np.array(ranks, np.int64), nodes, 1 if chains else CHILDREN, float(slack)
+        )
+        self._free: list[int] = []
+        self._indices: list[Occurrences] = []
+        self._texts = self._empty(0)
 
-    def new_state(self) -> RequestState:
-        """State for a new request."""
-        return RequestState(self.nodes, self.options, self.matrix)
+    # Texts
 
-    def state_of(self, record: Any) -> RequestState:
-        """The state of a request, kept on the engine's own record of it, with which it goes."""
-        if not hasattr(record, _OURS):
-            setattr(record, _OURS, self.new_state())
-        return getattr(record, _OURS)
+    def begin(self, tokens: np.ndarray, text: Text | None = None) -> Text:
+        """A text that begins with `tokens` (length,), its prompt, or one that has become another."""
+        if text is None:
+            text = Text()
+            text.slot = self._take()
+            weakref.finalize(text, self._give_back, text.slot)
+        arrays, slot = self._texts, text.slot
+        arrays.made[slot] = arrays.read[slot] = arrays.wrong[slot] = 0
+        self._indices[slot] = Occurrences()
+        self._locate(slot)
+        text.recorder = Recorder(self.matrix.past, tokens, _UNFINISHED) if self._prompts else Recorder(self.matrix.past)
+        text.read = text.recorded = len(tokens)
+        text.last = int(tokens[-1])
+        return text
 
-    def learn(self, ngrams: np.ndarray, logits: torch.Tensor) -> None:
-        """Learns from the target's logits (n, vocabulary) after n n-grams (n, orders), the newest token first."""
-        if not self.options.learns or not len(ngrams):
+    def text_of(self, record: Any, tokens: np.ndarray) -> Text:
+        """The text of an engine's own record of a request, on which it is kept and with which it goes. One that does
+        not go on with `tokens` (length,) begins anew.
+        """
+        text: Text | None = getattr(record, _OURS, None)
+        if text is None or not text.read <= len(tokens) or tokens[text.read - 1] != text.last:
+            text = self.begin(tokens, text)
+            setattr(record, _OURS, text)
+        return text
+
+    # Drafts
+
+    def draft(
+        self,
+        texts: Sequence[Text],
+        tokens: np.ndarray,
+        rows: np.ndarray,
+        lengths: np.ndarray,
+        rooms: np.ndarray,
+        costs: np.ndarray = NO_COSTS,
+    ) -> np.ndarray:
+        """(n,) int64: how many nodes the draft of each of n texts has, the root included; `tree` has them.
+
+        The texts lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node stands deeper than
+        `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
+        all texts take, in any unit; none where every node pays.
+        """
+        for text, row, length, room in zip(texts, rows.tolist(), lengths.tolist(), rooms.tolist(), strict=True):
+            if length > text.recorded:
+                self._record(text, tokens[row, text.recorded : length].tolist(), room <= 0)
+            text.read, text.last = length, int(tokens[row, length - 1])
+        slots, counts = np.array([text.slot for text in texts], np.int64), np.empty(len(texts), np.int64)
+        if self.options.suffix:
+            for place in np.flatnonzero(lengths > self._texts.capacities[slots]):
+                slot = int(slots[place])
+                self._indices[slot].reserve(int(lengths[place] - self._texts.read[slot]))
+                self._locate(slot)
+        asked = Asked(tokens, rows, slots, lengths, rooms, self.learns)
+        draft(self._texts, asked, self.matrix.sources(), self._shape, costs, counts)
+        return counts
+
+    def draft_one(self, text: Text, tokens: np.ndarray, room: int, costs: np.ndarray = NO_COSTS) -> GrowingTree:
+        """The nodes of a draft for one text (length,): as `draft`."""
+        one = np.array([0, len(tokens), room])
+        return self.tree(text, int(self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs)[0]))
+
+    def tree(self, text: Text, nodes: int) -> GrowingTree:
+        """The first nodes of a text's draft, in order of growth; they stay until the next draft."""
+        return self._texts.trees.tree(text.slot, nodes)
+
+    def chain(self, text: Text, nodes: int) -> list[int]:
+        """The drafted tokens of a chain of so many nodes."""
+        return self._texts.trees.tokens[text.slot, 1:nodes].tolist()
+
+    # What is learned
+
+    def observe(self, text: Text, written: Sequence[int], ends: bool) -> None:
+        """Tells what followed the last draft, and whether the text ends with it, before the next draft would."""
+        made, self._texts.made[text.slot] = int(self._texts.made[text.slot]), 0
+        if made and self.learns:
+            tree = self.tree(text, made)
+            count_chosen(tree, made, np.array(written, np.int64), self.matrix.calibration)
+        self._record(text, written, ends)
+
+    def forget_draft(self, text: Text) -> None:
+        """The last draft was not verified: what follows shows nothing about it."""
+        self._texts.made[text.slot] = 0
+
+    def ngrams(self, text: Text, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """(n, orders) int64: the n-gram at each node of a tree (n,) below the newest token that was read of a text."""
+        return ngrams_below(self._texts.trees.recent[text.slot, : self.options.orders], parents, tokens)
+
+    def learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, **how: Any) -> None:
+        """Learns candidates (n, k) after n-grams (n, orders); `how` as of `NgramMatrix.learn`."""
+        if self.learns and len(ngrams):
+            self.matrix.learn(ngrams, ids, probabilities, **how)
+            self.lessons += len(ngrams)
+
+    def learn_logits(self, ngrams: np.ndarray, logits: np.ndarray | torch.Tensor) -> None:
+        """Learns from the target's logits (n, vocabulary) after n-grams (n, orders), where they say something new."""
+        if not self.learns or not len(ngrams):
             return
         rows = None
-        if logits.device.type == "cpu":  # elsewhere all are copied at once sooner than some are chosen
-            logits = logits.float()
-            rows = self.matrix.surprised_by(ngrams, logits.numpy())
+        if isinstance(logits, np.ndarray) or logits.device.type == "cpu":  # elsewhere all are copied sooner than some
+            logits = logits if isinstance(logits, np.ndarray) else logits.float().numpy()
+            rows = self.matrix.surprised_by(ngrams, logits)
             ngrams = ngrams[rows]
         if len(ngrams):
-            self.matrix.learn(ngrams, *top_candidates(logits, self.options.k, rows))
-            self._changed = True
+            self.learn(ngrams, *top_candidates(logits, self.options.k, rows))
 
-    def chain(self, state: RequestState, tokens: np.ndarray, depth: int) -> int:
-        """Reads a text (length,) and grows its likeliest continuation; returns the drafted tokens, `depth` at most.
+    def _record(self, text: Text, written: Sequence[int], ends: bool) -> None:
+        if self.learns:
+            text.recorder.add(written, ends)
+        text.recorded += len(written)
 
-        They are `state.growing.tokens` from 1, their probabilities of being accepted `state.growing.values` from 1.
-        """
-        state.read(tokens)
-        recent, sources = last_ngram(tokens, LONGEST), self.matrix.sources(state.text)
-        state.nodes = fill(state.growing, recent, sources, self._chain, min(depth, self.nodes))
-        return state.nodes - 1
+    # Slots
 
-    def tree(self, state: RequestState, tokens: np.ndarray, depth: int) -> int:
-        """Reads a text (length,) and grows its likeliest continuations into a tree in `state.growing`; returns its
-        nodes, the root included.
-        """
-        state.read(tokens)
-        recent, sources = last_ngram(tokens, LONGEST), self.matrix.sources(state.text)
-        state.nodes = grow(state.growing, recent, sources, Limits(NO_COSTS, self.nodes, depth))
-        return state.nodes
+    def _empty(self, slots: int) -> TextArrays:
+        return TextArrays.empty(slots, self.nodes + 1, self.options.orders, self.options.k)
 
-    def save(self) -> None:
-        """Writes the matrix to its file if this process does that and something was learned since the last time.
+    def _take(self) -> int:
+        """A slot for a new text; where there is none, twice as many are made."""
+        if not self._free:
+            old, slots = self._texts, len(self._indices)
+            self._texts = new = self._empty(max(1, 2 * slots))
+            for into, from_ in zip((*new.trees[:-1], *new[1:]), (*old.trees[:-1], *old[1:]), strict=True):
+                into[:slots] = from_[:slots]
+            new.wrong[-1] = old.wrong[-1]
+            added = range(slots, len(new.read))
+            self._indices += [Occurrences() for _ in added]
+            self._free += reversed(added)
+        return self._free.pop()
 
-        A disk that refuses must not end the service: it is logged, and tried again after the interval.
-        """
-        if not self._saves or not self._changed:
-            return
-        assert self._path is not None
-        self._saved = time.monotonic()
-        try:
-            self.matrix.save(self._path, self._tokenizer)
-            self._changed = False
-        except OSError:
-            logger.exception("the matrix could not be saved in %s", self._path)
+    def _give_back(self, slot: int) -> None:
+        self._indices[slot] = Occurrences()
+        self._free.append(slot)
 
-    def save_if_due(self) -> None:
-        """Saves where the interval is over."""
-        if time.monotonic() - self._saved >= self.options.save_seconds:
-            self.save()
+    def _locate(self, slot: int) -> None:
+        index = self._indices[slot].arrays
+        self._texts.capacities[slot] = len(index.tokens)
+        self._texts.addresses[slot] = [array.__array_interface__["data"][0] for array in index]
 
-    def small(self) -> Recycler:
-        """Another with the same compiled functions, to have them compiled: of few tokens and little memory."""
-        options = dataclasses.replace(self.options, matrix="", learns=True, memory=0.01, past=LONGEST)
-        return Recycler(max(self.options.k, CHILDREN), self.nodes, options)
 
-    def warm_up(self) -> None:
-        """Compiles what a step needs, on a small matrix, so that no request waits for it."""
-        small = self.small()
-        state, tokens = small.new_state(), np.array([0, 1, 0], np.int32)
-        for grown in (small.tree, small.chain, small.chain):
-            grown(state, tokens, 1)
-            tokens = np.append(tokens, np.int32(1))
-        Recorder(small.matrix.past).add([0] * LONGEST, ends=True)
-        small.learn(state.ngrams, torch.rand(state.nodes, small.matrix.vocab_size))
+def warm_up(tokens: type[np.integer], **how: Any) -> None:
+    """Compiles what drafting takes, and learning of candidates, so that no text waits for it. Texts are of `tokens` of
+    that type; `how` as of `NgramMatrix.learn`.
+    """
+    small = Options(k=1, orders=1, past=LONGEST)
+    recycler, ids = Recycler(small.new_matrix(2), small, 1), np.zeros(2, tokens)
+    text = recycler.begin(ids)
+    recycler.draft_one(text, ids, 1)
+    recycler.observe(text, [0] * LONGEST, ends=True)
+    ngrams = recycler.ngrams(text, np.array([-1, 0]), np.zeros(2, np.int64))
+    recycler.learn(ngrams, *top_candidates(np.zeros((2, 2), np.float32), 1), **how)

@@ -25,7 +25,7 @@ from typing import Any
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..model.loading import Loaded, load_matrix
-from ..recycling.matrix import fingerprint
+from ..recycling.matrix_file import fingerprint
 from .isolation import Isolation
 
 logger = logging.getLogger("token_recycling.serving")

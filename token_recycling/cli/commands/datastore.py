@@ -31,13 +31,12 @@ def build(
     with running.loading_shown(model):
         from ...drafters._shared.training.corpus import documents
         from ...drafters.rest import datastore as library
-        from ...recycling.matrix import fingerprint
+        from ...recycling.matrix_file import fingerprint
 
-        library.suffix_sorter()
         tokenizer = loading.load_tokenizer(model)
     with console.working("reading", loading.bytes_of(found)) as advance:
         ids = list(documents(found, tokenizer, advance))
-    with console.working(f"sorting {sum(map(len, ids)):,} tokens"):
+    with console.working(f"indexing {sum(map(len, ids)):,} tokens"):
         made = library.build(ids, output, fingerprint(tokenizer))
     held = {
         "file": str(output),

@@ -52,7 +52,7 @@ def generate(
 
     from ..._util.text_stream import IncrementalText, StepRecorder, decoded
     from ...hf.accelerate import accelerated
-    from ...recycling.matrix import fingerprint
+    from ...recycling.matrix_file import fingerprint
 
     text = IncrementalText(loaded.tokenizer)
     waiting = contextlib.ExitStack()

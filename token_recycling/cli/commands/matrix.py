@@ -25,8 +25,8 @@ def matrix(
         raise ValueError(f"expected a matrix file, got {file}: there is none")
     with console.working(f"reading {file.name}"):
         from ...drafters import _listing as listing
-        from ...recycling.matrix import fingerprint, matrix_in
-        from ...recycling.matrix_file import read_matrix_file
+        from ...recycling.matrix import matrix_in
+        from ...recycling.matrix_file import fingerprint, read_matrix_file
 
         tensors, header = read_matrix_file(file)
         found = matrix_in(tensors)

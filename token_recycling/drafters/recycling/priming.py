@@ -32,11 +32,11 @@ def prime(matrix: NgramMatrix, target: TreeModel) -> None:
     if path.exists():
         tensors, header = read_matrix_file(path)
         check_header(path, {"vocab_size": matrix.vocab_size, "k": matrix.k}, header)
-        candidates, shares = tensors["candidates"].numpy(), tensors["shares"].numpy()
+        candidates, shares = tensors["candidates"], tensors["shares"]
     else:
         logger.info("asking the model for its candidates after each of %d tokens, once", matrix.vocab_size)
         candidates, shares = _candidates_after_each(matrix, target)
-        write_matrix(path, {"candidates": torch.from_numpy(candidates), "shares": torch.from_numpy(shares)})
+        write_matrix(path, {"candidates": candidates, "shares": shares})
     empty = ~matrix.filled
     matrix.candidates[empty] = candidates[empty]
     matrix.shares[empty] = shares[empty]

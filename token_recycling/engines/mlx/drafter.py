@@ -14,8 +14,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from ...costs.curve import CostCurve
 from ...costs.online import OnlineCurve
-from ...recycling.matrix import check_vocabulary, fingerprint
-from ...recycling.recycler import Options, Recycler
+from ...recycling.matrix_file import check_vocabulary, fingerprint
+from ..replica import EngineOptions, Replica
 from ..versions import check_version
 from .cache import layers_of
 
@@ -29,7 +29,7 @@ _NOTHING = np.empty(0, np.int32)
 
 
 class TokenRecycling:
-    """Drafts for one model; give it as `draft_model`. `options` are those of `recycler.Options`, by name; passes are
+    """Drafts for one model; give it as `draft_model`. `options` are those of `EngineOptions`, by name; passes are
     timed, unless `token_cost` says what they take.
 
     Raises ValueError for a wrong option and RuntimeError for an mlx-lm that is not known.
@@ -40,8 +40,8 @@ class TokenRecycling:
 
     def __init__(self, **options: Any) -> None:
         check_version("mlx-lm", mlx_lm.__version__, LOWEST, BEYOND)
-        self.options = Options.parse(options)
-        self.recycler: Recycler | None = None
+        self.options = EngineOptions.parse(options)
+        self.recycler: Replica | None = None
         """What was learned; None until the first text."""
         self._model: weakref.ref | None = None
         given = 1 + self.options.token_cost * np.arange(self.most + 1)
@@ -60,13 +60,13 @@ class TokenRecycling:
             self._model, self._timed = weakref.ref(model), None
             self._tokenizer = fingerprint(tokenizer) if self.options.matrix else ""
 
-    def prepare(self, vocab_size: int) -> Recycler:
+    def prepare(self, vocab_size: int) -> Replica:
         """The matrix and what belongs to it; raises MatrixFileError for a file that is damaged or of another tokenizer
         or other options.
         """
         if self.recycler is None:
-            self.recycler = Recycler(vocab_size, self.most, self.options, self._tokenizer)
-            self.recycler.warm_up()
+            self.recycler = Replica(vocab_size, self.most, self.options, self._tokenizer, chains=True)
+            self.recycler.warm_up(np.int32)
             weakref.finalize(self, self.recycler.save)
         check_vocabulary(self.recycler.matrix.vocab_size, vocab_size)
         return self.recycler

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-import torch
 
 from ..._util.compiled import compiling
 from ...costs.budget import paying_nodes, tokens_by_size
-from ...recycling.ngrams import ngrams_of
+from ...recycling.ngrams import ngrams_at
+from ...recycling.recycler import Text
 from .cache import Before, most_rows
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Drafting:
         """Whether the newest token was a drafted one."""
         self._prompt_left: int | None = None
         self._text = _Text(drafter.text_of(cache))
+        self._recycled: Text | None = None
+        """The same for the recycler, from the first draft on."""
         self._unread: mx.array | None = None
         """The text's newest token, where a pass was started before it was known."""
         self._passed: Pass | None = None
@@ -117,8 +119,9 @@ class Drafting:
         self._read_unread()
         # A pass of which nothing was drawn may still be on its way.
         self._learn(self._unlearned if self._used else self._unlearned[:-1])
-        if len(self._text):
-            self._state.read(self._text.tokens, ends=True)
+        if self._recycled is not None:
+            written = self._text.tokens[self._recycled.recorded :].tolist()
+            self._recycler.observe(self._recycled, written, ends=True)
         self._drafter.keep_text(self._cache, self._text.tokens)
         self._recycler.save_if_due()
 
@@ -133,7 +136,6 @@ class Drafting:
             logits = self._model(tokens, cache=self._cache, input_embeddings=embeddings)
         if not self._prompt_left:
             self._recycler = self._drafter.prepare(logits.shape[-1])
-            self._state = self._recycler.new_state()
             self._began(Pass(len(self._text) - 1, [], logits[:, -1:], [], None))
         return logits
 
@@ -193,9 +195,10 @@ class Drafting:
         """The likeliest continuation of the text, and how likely each token of it is to be drawn."""
         if depth < 1 or not len(self._text):
             return [], np.empty(0)
-        count = self._recycler.chain(self._state, self._text.tokens, depth)
-        growing = self._state.growing
-        return growing.tokens[1 : count + 1].tolist(), growing.values[1 : count + 1]
+        if self._recycled is None:
+            self._recycled = self._recycler.begin(self._text.tokens)
+        chain = self._recycler.draft_one(self._recycled, self._text.tokens, depth)
+        return chain.tokens[1:].tolist(), chain.values[1:]
 
     def _paying(self, gains: np.ndarray) -> int:
         """How many tokens of a draft bring the most tokens per time."""
@@ -212,9 +215,9 @@ class Drafting:
             if place < 0:  # of a prompt of embeddings alone
                 continue
             first = max(0, place + 1 - orders)
-            tokens = np.append(self._text.tokens[first : place + 1], draft).astype(np.int64)
-            ngrams = ngrams_of(tokens, orders)[place - first :]
-            self._recycler.learn(ngrams, torch.from_numpy(np.asarray(logits[0].astype(mx.float32))))
+            tokens = np.append(self._text.tokens[first : place + 1], draft).astype(np.int32)
+            ngrams = ngrams_at(tokens[None], np.array([len(tokens) - 1]), np.array([1 + len(draft)]), orders)
+            self._recycler.learn_logits(ngrams, np.array(logits[0].astype(mx.float32)))
 
     def _read_unread(self) -> None:
         if self._unread is not None:

@@ -6,53 +6,46 @@ import numpy as np
 import pytest
 
 from token_recycling.costs.budget import NO_COSTS
-from token_recycling.recycling.best_first import GrowingTree, TemplateArrays, fill
-from token_recycling.recycling.copying import PAST, TEXT
-from token_recycling.recycling.forest import SLACK, Asked, Forest, draft
-from token_recycling.recycling.ngram_matrix import NgramMatrix
-from token_recycling.recycling.ngrams import last_ngram
-from token_recycling.recycling.occurrences import BREAK, LONGEST, Occurrences, masked
-from token_recycling.trees.templates import chain
+from token_recycling.recycling.nodes import PAST, TEXT
+from token_recycling.recycling.occurrences import BREAK, masked
+from token_recycling.recycling.recycler import Options, Recycler, Text
 
-NODES, ORDERS, K = 12, 3, 4
+NODES, SLACK = 12, 0.05
 TEXTS = [list(range(place, place + 20)) * 3 for place in (0, 30, 60)]
 
 
 class Drafting:
-    """A forest and a matrix, asked as an engine would."""
+    """A recycler of chains, asked as an engine would."""
 
-    def __init__(self) -> None:
-        self.matrix = NgramMatrix(100, K, ORDERS, memory=0.01, past=64)
-        self.forest = Forest(NODES, ORDERS, K)
+    def __init__(self, slack: float = SLACK) -> None:
+        options = Options(k=4, memory=0.01, past=64)
+        self.recycler = Recycler(options.new_matrix(100), options, NODES, chains=True, slack=slack)
 
-    def take(self) -> int:
-        slot = self.forest.take()
-        self.forest.clear(slot)
-        return slot
+    @property
+    def arrays(self):
+        return self.recycler._texts
+
+    def take(self) -> Text:
+        text = self.recycler.begin(np.zeros(1, np.int64))
+        text.recorded = 1000  # nothing is added to the past
+        return text
 
     def __call__(
-        self, texts: list[list[int]], slots: list[int], rooms: int = NODES, costs: np.ndarray = NO_COSTS
+        self, texts: list[list[int]], slots: list[Text], rooms: int = NODES, costs: np.ndarray = NO_COSTS
     ) -> list[list[int]]:
         tokens = np.zeros((len(texts), max(map(len, texts))), np.int32)
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
-        lengths, places = np.array([len(text) for text in texts]), np.array(slots)
-        counts = np.empty(len(texts), np.int64)
-        self.forest.reserve(places, lengths)
-        asked = Asked(tokens, np.arange(len(texts)), places, lengths, np.full(len(texts), rooms), True)
-        matrix = self.matrix
-        draft(self.forest.arrays, asked, matrix.rows, matrix.past.arrays, matrix.calibration, costs, counts)
-        grown = self.forest.arrays.growing.tokens
-        return [grown[slot, 1 : count + 1].tolist() for slot, count in zip(slots, counts, strict=True)]
+        lengths, room = np.array([len(text) for text in texts]), np.full(len(texts), rooms)
+        counts = self.recycler.draft(slots, tokens, np.arange(len(texts)), lengths, room, costs)
+        return [self.recycler.chain(slot, count) for slot, count in zip(slots, counts, strict=True)]
 
 
 def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone() -> None:
     drafting, wanted = Drafting(), []
     for text in TEXTS:
-        growing, tokens = GrowingTree.empty(NODES + 1, ORDERS, K), np.array(text)
-        sources = drafting.matrix.sources(Occurrences(tokens))
-        made = fill(growing, last_ngram(tokens, LONGEST), sources, TemplateArrays.of(chain(NODES)), NODES)
-        wanted.append(growing.tokens[1:made].tolist())
+        alone = Drafting()
+        wanted += alone([text], [alone.take()])
     assert drafting(TEXTS, [drafting.take() for _ in TEXTS]) == wanted
     assert wanted[1] == TEXTS[1][:NODES]
 
@@ -69,8 +62,8 @@ def test_a_pass_brings_nearly_the_most_tokens_per_time_and_as_many_as_it_can(tok
     drafting = Drafting()
     slots = [drafting.take() for _ in TEXTS]
     drafting(TEXTS, slots)
-    grown = drafting.forest.arrays
-    gains = np.sort(grown.growing.values[slots, 1:].ravel())[::-1]
+    grown = drafting.arrays
+    gains = np.sort(grown.trees.values[[slot.slot for slot in slots], 1:].ravel())[::-1]
     rates = (3 + np.append(0, gains.cumsum())) / (1 + token_cost * np.arange(len(gains) + 1))
     wanted = int(np.flatnonzero(rates >= (1 - SLACK) * rates.max())[-1])
     costs = np.append(np.ones(2), 1 + token_cost * np.arange(100))
@@ -115,11 +108,12 @@ def test_what_stands_in_other_texts_is_not_drafted() -> None:
 def test_slots_are_used_again_and_forget_their_text() -> None:
     drafting = Drafting()
     slots = [drafting.take() for _ in range(5)]
-    assert sorted(slots) == [0, 1, 2, 3, 4]
+    assert sorted(slot.slot for slot in slots) == [0, 1, 2, 3, 4]
     drafting(TEXTS, slots[:3])
-    drafting.forest.give_back(slots[1])
-    assert drafting.take() == slots[1]
-    assert drafting([TEXTS[1][:1]], [slots[1]]) == [[]]
+    del slots[1]
+    slots.append(drafting.take())
+    assert slots[-1].slot == 1
+    assert drafting([TEXTS[1][:1]], slots[-1:]) == [[]]
     assert drafting(TEXTS[:1], slots[:1]) == [TEXTS[0][:NODES]], "others stay"
 
 
@@ -150,11 +144,11 @@ def test_a_long_match_is_copied_and_where_it_ends_all_that_is_known_is_asked_aga
     chances: list[float] = []
     for end in range(30, len(text) + 1):  # until the calibration has seen that long matches are right
         (made,) = drafting([text[:end]], [slot])
-        chances.append(float(drafting.forest.arrays.growing.chances[slot, 0, 0]))
+        chances.append(float(drafting.arrays.trees.chances[slot.slot, 0, 0]))
     assert made == said[20 : 20 + NODES]
-    growing, copied = drafting.forest.arrays.growing, drafting.forest.arrays.copied[slot]
-    assert growing.known[slot, 1 : NODES + 1].tolist() == [1] * NODES
-    assert len(set(growing.chances[slot, : NODES + 1, 0].tolist())) == 1, "as likely as the first"
+    growing, copied = drafting.arrays.trees, drafting.arrays.copied[slot.slot]
+    assert growing.known[slot.slot, 1 : NODES + 1].tolist() == [1] * NODES
+    assert len(set(growing.chances[slot.slot, : NODES + 1, 0].tolist())) == 1, "as likely as the first"
     assert copied.tolist() == [TEXT, 20 + NODES]
     (made,) = drafting([[*text, *said[20:35]]], [slot])
     assert made[:6] == [*said[35:], 90], "the last tokens before the text repeats itself"
@@ -165,11 +159,11 @@ def test_what_earlier_texts_said_is_copied_up_to_their_end() -> None:
     drafting, slot = Drafting(), None
     slot = drafting.take()
     said, prompt = list(range(20)), list(range(60, 80))
-    drafting.matrix.past.extend([*masked(np.array(prompt)).tolist(), *said, BREAK, 50, 51])
+    drafting.recycler.matrix.past.extend([*masked(np.array(prompt)).tolist(), *said, BREAK, 50, 51])
     text = [*prompt, *said[:12]]
     for end in range(1, 13):
         (made,) = drafting([text[: 20 + end]], [slot])
         if end == 7:
             assert made == said[7 : 7 + NODES]
-            assert drafting.forest.arrays.copied[slot].tolist() == [PAST, 20 + 7 + NODES]
+            assert drafting.arrays.copied[slot.slot].tolist() == [PAST, 20 + 7 + NODES]
     assert made == said[12:], "nothing of the prompt, nothing beyond the break"

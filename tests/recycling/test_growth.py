@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.matrices import Grower, close, matrix_of
 
-from token_recycling.recycling.best_first import CHILDREN
 from token_recycling.recycling.ngram_matrix import NgramMatrix
+from token_recycling.recycling.nodes import CHILDREN
+from token_recycling.recycling.recycler import Options, Recycler
 
 # What may follow
 
@@ -226,12 +227,14 @@ def test_no_depth_means_no_nodes() -> None:
 
 def test_the_arrays_serve_one_growth_after_another() -> None:
     matrix = matrix_of({(token,): {(token + 1) % 5: 0.6, (token + 2) % 5: 0.3} for token in range(5)}, vocab_size=5)
-    used = Grower(matrix, [0])
-    for root, nodes in ((0, 30), (3, 7), (2, 50), (4, 1)):
-        used.recent[0] = root
-        fresh = Grower(matrix, [root])
-        assert used.grow(nodes) == fresh.grow(nodes) == nodes + 1
-        assert used.paths(nodes + 1) == fresh.paths(nodes + 1)
+    used, text = Recycler(matrix, Options(k=2, orders=1), 50), None
+    for root, depth in ((0, 4), (3, 2), (2, 9), (4, 1)):
+        tokens = np.array([root])
+        text = used.begin(tokens, text)
+        grown, fresh = used.draft_one(text, tokens, depth), Grower(matrix, [root])
+        assert fresh.grow(50, depth) == len(grown.tokens)
+        for name in ("tokens", "parents", "values"):
+            np.testing.assert_array_equal(getattr(grown, name), getattr(fresh.growing, name))
 
 
 # Templates

@@ -9,18 +9,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from token_recycling.recycling.batches import Batches
+from token_recycling.costs.online import OnlineCurve
+from token_recycling.engines.replica import EngineOptions, Replica
+from token_recycling.engines.vllm import TokenRecycling
 from token_recycling.recycling.occurrences import BREAK, masked
-from token_recycling.recycling.recycler import Options, Recycler
 
 PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
 
 
-def made(nodes: int = 8, **options: object) -> Batches:
-    return Batches(Recycler(100, nodes, Options.parse({"k": 4, "token_cost": 0, **options})), 64)
+def made(nodes: int = 8, token_cost: float = 0, **options: object) -> TokenRecycling:
+    """The proposer without an engine, whose passes have 64 tokens at most."""
+    replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, slack=0.05)
+    proposer = object.__new__(TokenRecycling)
+    passes = OnlineCurve(0.01 * (1 + token_cost * np.arange(64))) if token_cost else None
+    vars(proposer).update(recycler=replica, passes=passes, _tokens=0, _began=0.0)
+    return proposer
 
 
-def ask(batches: Batches, records: list[SimpleNamespace], texts: list[list[int]], room: int = 8) -> list[list[int]]:
+def ask(
+    batches: TokenRecycling, records: list[SimpleNamespace], texts: list[list[int]], room: int = 8
+) -> list[list[int]]:
     tokens = np.zeros((len(texts), 256), np.int32)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
@@ -28,7 +36,7 @@ def ask(batches: Batches, records: list[SimpleNamespace], texts: list[list[int]]
     return batches.draft(records, tokens, np.arange(len(texts)), lengths, rooms)
 
 
-def write(batches: Batches, prompt: list[int], said: list[int]) -> None:
+def write(batches: TokenRecycling, prompt: list[int], said: list[int]) -> None:
     """One request, a token at a time."""
     record = SimpleNamespace()
     for length in range(len(said) + 1):
@@ -97,14 +105,14 @@ def test_a_text_that_is_not_a_continuation_is_read_anew() -> None:
 def test_how_long_passes_take_is_learned_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock on which every token of a pass takes as long as a pass: where two of three are right, few pay."""
     now = [0.0]
-    monkeypatch.setattr("token_recycling.recycling.batches.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("token_recycling.engines.vllm.time.perf_counter", lambda: now[0])
     drafted = {}
     for a_token in (0.0, 1.0):
         batches, record, text, lengths = made(token_cost=0.02), SimpleNamespace(), [1, 2, 3] * 3, []
         for step in range(60):
             (draft,) = ask(batches, [record], [text])
             lengths.append(len(draft))
-            batches.passed(1 + len(draft))
+            batches._tokens = 1 + len(draft)
             now[0] += 1 + a_token * len(draft)
             text = [*text, text[-3] if step % 3 else 4 + step]
         drafted[a_token] = np.mean(lengths[-20:])
@@ -116,12 +124,5 @@ def test_passes_that_have_others_in_them_teach_nothing() -> None:
     before = batches.passes.seconds.copy()
     for length in range(3, 9):
         ask(batches, [record], [[1, 2, 3, 4, 5, 6, 7, 8, 9][:length]])
-        batches.passed(0)
+        batches._tokens = 0
     assert np.array_equal(batches.passes.seconds, before)
-
-
-def test_warming_up_leaves_no_trace() -> None:
-    batches = made()
-    Batches.warm_up(batches.recycler)
-    assert not batches.recycler.matrix.filled.any()
-    assert not len(batches.recycler.matrix.past)

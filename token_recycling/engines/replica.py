@@ -1,0 +1,119 @@
+"""What the adapters of engines share: their options, and one recycler for all requests of a replica, with its file.
+
+What was learned is saved at intervals and at the end, by one process of a replica.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from ..recycling.ngram_matrix import NgramMatrix
+from ..recycling.ngrams import ngrams_at
+from ..recycling.recycler import Options, Recycler, warm_up
+
+logger = logging.getLogger("token_recycling")
+
+
+@dataclass
+class EngineOptions(Options):
+    """What a user may set, in the engine's own configuration."""
+
+    token_cost: float = 0.02
+    """What one more token in a pass costs, as a share of a pass over one token; chains end where they do not pay. vLLM
+    begins with it and learns what its own passes take. At 0 every chain is as long as the engine allows. Not for trees,
+    whose size is the engine's.
+    """
+    learns: bool = True
+    """Learn from all requests. If not, the matrix stays as it was loaded and no request leaves a trace in it."""
+    matrix: str = ""
+    """File of the matrix: loaded at the start if it is there, saved at intervals and at the end."""
+    save_seconds: float = 30.0
+    """Time between two saves."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.token_cost < 1:
+            raise ValueError(f"expected token_cost from 0 to less than 1, got {self.token_cost}")
+        if self.save_seconds <= 0:
+            raise ValueError(f"expected save_seconds above 0, got {self.save_seconds}")
+
+    @classmethod
+    def parse(cls, given: object) -> EngineOptions:
+        """Options from a mapping of names to values, as an engine's configuration has them; raises ValueError."""
+        if not isinstance(given, Mapping):
+            raise ValueError(f"expected the options of token_recycling as an object of names and values, got {given!r}")
+        hints = get_type_hints(cls)
+        unknown = sorted(map(str, given.keys() - hints.keys()))
+        if unknown:
+            raise ValueError(f"expected options of {', '.join(hints)}; got {', '.join(unknown)}")
+        for name, value in given.items():
+            wanted = (int, float) if hints[name] is float else hints[name]
+            if not isinstance(value, wanted) or (isinstance(value, bool) and hints[name] is not bool):
+                raise ValueError(f"expected {name} of type {hints[name].__name__}, got {value!r}")
+        return cls(**given)
+
+
+class Replica(Recycler):
+    """The recycler of all requests of a replica, and its file."""
+
+    options: EngineOptions
+
+    def __init__(
+        self,
+        vocab_size: int,
+        nodes: int,
+        options: EngineOptions,
+        tokenizer: str = "",
+        saves: bool = True,
+        **shape: Any,
+    ) -> None:
+        """`nodes`: most drafted tokens of a request. `tokenizer`: the fingerprint of the tokenizer, for the file.
+        `saves`: whether this process writes the file; one of a replica does. `shape`: as of `Recycler`. Raises
+        ValueError, and MatrixFileError for a file that is damaged or of another model or other options.
+        """
+        super().__init__(options.new_matrix(vocab_size), options, nodes, prompts=True, learns=options.learns, **shape)
+        self._tokenizer = tokenizer
+        self._path = Path(options.matrix) if options.matrix else None
+        self._saves = saves and options.learns and self._path is not None
+        self._kept, self._saved = 0, time.monotonic()
+        if self._path is not None and self._path.exists():
+            self.matrix.load(self._path, tokenizer)
+            logger.info("loaded %s from %s", self.matrix, self._path)
+        elif self._path is not None and not options.learns:
+            raise ValueError(
+                f"expected a matrix file at {self._path}, since learns is false, got none; let one be learned"
+            )
+
+    def save(self) -> None:
+        """Writes the matrix to its file if this process does that and something was learned since the last time.
+
+        A disk that refuses must not end the service: it is logged, and tried again after the interval.
+        """
+        if not self._saves or self._kept == self.lessons:
+            return
+        assert self._path is not None
+        self._saved, lessons = time.monotonic(), self.lessons
+        try:
+            self.matrix.save(self._path, self._tokenizer)
+            self._kept = lessons
+        except OSError:
+            logger.exception("the matrix could not be saved in %s", self._path)
+
+    def save_if_due(self) -> None:
+        """Saves where the interval is over."""
+        if time.monotonic() - self._saved >= self.options.save_seconds:
+            self.save()
+
+    def warm_up(self, tokens: type[np.integer]) -> None:
+        """Compiles what a step needs, so that no request waits for it; texts are of tokens of that type."""
+        warm_up(tokens)
+        one = np.ones(1, np.int64)
+        ngrams = ngrams_at(np.zeros((1, 2), tokens), one, one, 1)
+        NgramMatrix(2, 1, 1).surprised_by(ngrams, np.zeros((1, 2), np.float32))

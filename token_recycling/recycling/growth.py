@@ -1,0 +1,260 @@
+"""Trees, chains and templates for one text or many, grown best first under one budget in one call of compiled code.
+
+A node's value is the product of the probabilities from the root, and its gain in expected tokens (Sequoia, 2402.12374,
+section 4.1; here for every step anew, as in EAGLE-2). Of all texts that share a pass the most valuable node is always
+the next, until more would not pay (`costs.budget`).
+
+A chain is a tree of one child a node. One text may be easier than others, as where it follows an earlier one word for
+word: the chances along its chain are corrected by how many of its drafted tokens were wrong, against how many were to
+be; what is not known of it yet is what all texts had of late.
+
+Texts have slots: rows of shared arrays, and the addresses of a text's index, which grows with it. Cost: that of the
+nodes (`nodes`), and a few microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
+
+from .._util.compiled import compiled, compiled_part
+from ..costs.budget import Payoff, may_pay
+from .mixture import Sources
+from .ngrams import ABSENT
+from .nodes import NOTHING, GrowingTree, attach, consider, count_chosen, tree_of
+from .occurrences import LONGEST, OccurrenceArrays, append
+
+_PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
+"""Expected wrong tokens that what all texts had counts for; what older steps keep with every new one, of a text and of
+all.
+"""
+
+
+class TextArrays(NamedTuple):
+    """What is kept of texts, for compiled functions; s slots."""
+
+    trees: GrowingTree
+    made: np.ndarray
+    """(s,) int64: nodes of a slot's tree, the root included, verified or not; 0 where what followed was counted."""
+    read: np.ndarray
+    """(s,) int64: tokens of the text that were read."""
+    copied: np.ndarray
+    """(s, 2) int64: what a chain is copied from, and the number there of its last candidate."""
+    wrong: np.ndarray
+    """(s + 1, 2) float64: drafted tokens that were wrong of late, and that were to be; the last row of all texts."""
+    addresses: np.ndarray
+    """(s, 4) int64: where the arrays of a slot's index lie."""
+    capacities: np.ndarray
+    """(s,) int64: of the index; 0 where the text is not searched."""
+
+    @classmethod
+    def empty(cls, slots: int, *sizes: int) -> TextArrays:
+        """`sizes`: nodes, orders and k, as of `GrowingTree.empty`."""
+        made, read, capacities = np.zeros((3, slots), np.int64)
+        copied, addresses = np.zeros((slots, 2), np.int64), np.zeros((slots, 4), np.int64)
+        trees, wrong = GrowingTree.empty(slots, *sizes), np.zeros((slots + 1, 2))
+        return cls(trees, made, read, copied, wrong, addresses, capacities)
+
+
+class Asked(NamedTuple):
+    """The texts of a step, in any order; n of them."""
+
+    tokens: np.ndarray
+    """(rows, longest) integers: texts in rows."""
+    rows: np.ndarray
+    """(n,) int64: which row is a text's, ..."""
+    slots: np.ndarray
+    """... (n,) int64: its slot, ..."""
+    lengths: np.ndarray
+    """... (n,) int64: how many tokens it has, ..."""
+    rooms: np.ndarray
+    """... (n,) int64: and how deep its nodes may stand."""
+    learns: bool
+    """Whether what was drafted right or wrong is counted for the calibration of all texts."""
+
+
+class Shape(NamedTuple):
+    """What drafts may look like."""
+
+    parents: np.ndarray
+    """(n,) int64: of a template, -1 for the root: each node is the candidate of its rank after its parent. None where
+    trees grow.
+    """
+    ranks: np.ndarray
+    """(n,) int64."""
+    nodes: int
+    """Most nodes of a text besides the root."""
+    children: int
+    """Most children of a node; 1 for chains."""
+    slack: float
+    """By how much tokens per time may fall short of the most, if every pass brings more tokens."""
+
+
+def _pointers(dtype: Any) -> Any:
+    """A function, for compiled ones, that makes a pointer to numbers of that type of their address."""
+
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(dtype)(address), cast
+
+    return pointer
+
+
+_int32s, _int64s = _pointers(types.int32), _pointers(types.int64)
+
+
+@compiled_part(allocates=True)
+def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
+    """What is known, with the index of a text."""
+    capacity, addresses = texts.capacities[slot], texts.addresses
+    index = OccurrenceArrays(
+        carray(_int32s(addresses[slot, 0]), (capacity,)),
+        carray(_int32s(addresses[slot, 1]), (2, capacity)),
+        carray(_int32s(addresses[slot, 2]), (2, capacity)),
+        carray(_int64s(addresses[slot, 3]), (1,)),
+    )
+    return Sources(known.rows, index, known.past, known.calibration)
+
+
+@compiled
+def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: np.ndarray, counts: np.ndarray) -> None:
+    """Reads what is new of n texts, grows their trees, and fills in how many nodes of each pay, `counts` (n,) int64:
+    the first ones, the root included.
+
+    `known.text` is empty: each text has its own. `costs` (m,) float64 are what passes over 1, 2, ... nodes of all texts
+    together take, in any unit; none where every node pays. There are no more nodes than the costs reach.
+    """
+    n, chains, most = len(asked.rows), shape.children == 1, np.int64(len(asked.rows) * shape.nodes)
+    if len(costs):
+        most = max(np.int64(0), min(most, np.int64(len(costs)) - n))
+    parents, ranks = np.empty(n, np.int64), np.empty(n, np.int64)
+    gains, corrections, placed = np.zeros(n), np.ones(n), np.zeros((n, len(shape.parents) + 1), np.int64)
+    grown, rates, total = np.empty(most, np.int64), np.empty(most), np.int64(0)
+    expected, best = float(n), float(n) / costs[n - 1] if most > 0 and len(costs) else 0.0
+    current, tree = np.int64(0), tree_of(texts.trees, asked.slots[0])
+    sources = _sources_of(texts, asked.slots[0], known)
+    for step in range(n + most):  # the roots of all texts, then one node after the other
+        one = np.int64(step) if step < n else np.int64(0)
+        if step >= n:
+            for other in range(1, n):
+                if gains[other] > gains[one]:
+                    one = np.int64(other)
+            payoff = Payoff(expected, best * (1 - shape.slack), total)
+            if gains[one] <= 0 or not may_pay(costs, payoff, n + total, gains[one]):
+                break
+        slot, node = asked.slots[one], np.int64(0)
+        if one != current:
+            current, tree, sources = one, tree_of(texts.trees, slot), _sources_of(texts, slot, known)
+        if step < n:
+            _read(texts, asked, one, tree, sources)
+            texts.copied[slot, 0], counts[one] = NOTHING, 1
+            if chains:
+                corrections[one] = _correction(texts.wrong, slot)
+        else:
+            node = texts.made[slot]
+            attach(tree, node, parents[one], ranks[one])
+            if chains:
+                tree.values[node] = gains[one]
+            expected += gains[one]
+            rates[total], grown[total] = expected / costs[n + total] if len(costs) else 1.0, one
+            best = max(best, rates[total])
+            total += 1
+        consider(tree, node, texts.copied[slot], chains, sources)
+        texts.made[slot] = node + 1
+        if len(shape.parents):
+            parents[one], ranks[one], gains[one] = _next_of_template(tree, node, placed[one], shape, asked.rooms[one])
+        else:
+            parents[one], ranks[one], gains[one] = _next(tree, node + 1, shape, asked.rooms[one], corrections[one])
+    while total > 0 and rates[total - 1] < best * (1 - shape.slack):
+        total -= 1
+    for place in range(total):
+        counts[grown[place]] += 1
+
+
+@compiled_part(allocates=True)
+def _read(texts: TextArrays, asked: Asked, one: int, tree: GrowingTree, sources: Sources) -> None:
+    """Reads what is new of a text: counts what of its tree was right, adds it to its index, and begins a new tree with
+    its end.
+    """
+    slot, row, length = asked.slots[one], asked.rows[one], asked.lengths[one]
+    written = np.empty(length - texts.read[slot], np.int64)
+    for place in range(len(written)):
+        written[place] = asked.tokens[row, texts.read[slot] + place]
+    if texts.made[slot]:
+        if asked.learns:
+            count_chosen(tree, texts.made[slot], written, sources.calibration)
+        _count_wrong(texts, slot, tree, written)
+    if len(sources.text.tokens):
+        append(sources.text, written)
+    for place in range(LONGEST):
+        tree.recent[place] = np.int64(asked.tokens[row, length - 1 - place]) if place < length else np.int64(ABSENT)
+    tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1
+    texts.read[slot] = length
+
+
+@compiled_part
+def _next(tree: GrowingTree, made: int, shape: Shape, room: int, correction: float) -> tuple[int, int, float]:
+    """Of all candidates after `made` nodes the most probable: its parent and its rank, and its probability; 0 where
+    there is none, or no room.
+    """
+    parent, value = np.int64(-1), np.float32(0.0)
+    if made <= shape.nodes:
+        for node in range(made):
+            place = tree.drafted[node]
+            if place < tree.known[node] and place < shape.children and tree.depths[node] < room:
+                its = tree.values[node] * tree.chances[node, place]
+                if its > value:
+                    parent, value = np.int64(node), its
+    if parent < 0:
+        return parent, np.int64(0), 0.0
+    if shape.children > 1:
+        return parent, tree.drafted[parent], np.float64(value)
+    gain = tree.values[parent] * max(0.0, 1 - (1 - tree.chances[parent, 0]) * correction)
+    return parent, np.int64(0), np.float64(gain)
+
+
+@compiled_part
+def _next_of_template(
+    tree: GrowingTree, node: int, placed: np.ndarray, shape: Shape, room: int
+) -> tuple[int, int, float]:
+    """The same for the next node of a template, the newest of the tree being `node`. Those without such a candidate,
+    and those deeper than `room`, are left out with all below them. `placed` (n + 1,): where each of the template's
+    nodes stands in the tree, -1 for nowhere, and at last how many are done.
+    """
+    done = placed[-1]
+    placed[done] = node
+    for next_one in range(done + 1, len(shape.parents)):
+        parent, rank = placed[shape.parents[next_one]], shape.ranks[next_one]
+        if parent >= 0 and rank < tree.known[parent] and tree.depths[parent] < room:
+            placed[-1] = next_one
+            return parent, rank, 1.0
+        placed[next_one] = -1
+    return np.int64(-1), np.int64(0), 0.0
+
+
+@compiled_part
+def _count_wrong(texts: TextArrays, slot: int, chain: GrowingTree, written: np.ndarray) -> None:
+    """Counts, for its text and for all, whether a token of the chain was wrong, and by how many that was to be."""
+    wrong, foreseen = 0.0, 0.0
+    for place in range(min(len(written), texts.made[slot] - 1)):
+        foreseen += 1 - chain.chances[place, 0]
+        if chain.tokens[place + 1] != written[place]:
+            wrong = 1.0
+            break
+    of_all = len(texts.wrong) - 1
+    for row, keeps in ((slot, _OF_TEXT), (of_all, _OF_ALL)):
+        texts.wrong[row, 0] = texts.wrong[row, 0] * keeps + wrong
+        texts.wrong[row, 1] = texts.wrong[row, 1] * keeps + foreseen
+
+
+@compiled_part
+def _correction(wrong: np.ndarray, slot: int) -> float:
+    """How many of a text's drafted tokens are wrong, against how many are to be."""
+    of_all = (wrong[len(wrong) - 1, 0] + 1) / (wrong[len(wrong) - 1, 1] + 1)
+    return (wrong[slot, 0] + _PRIOR * of_all) / (wrong[slot, 1] + _PRIOR)

@@ -1,0 +1,163 @@
+"""The nodes of a draft that grows: what may follow each, the likeliest first, and which of it came true.
+
+What may follow a node is what all that is known of its last tokens says (`mixture`). Where the last 16 tokens or more
+stood before, and what followed there is what the mixture holds likely, a chain copies it for as long as it goes on,
+each token as likely as the first, without mixing. Cost: some two microseconds a node, tens of nanoseconds a copied one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .._util.compiled import compiled, compiled_part
+from .calibration import count
+from .mixture import Mixture, Sources, mix
+from .ngrams import ABSENT
+from .occurrences import LONGEST, token_at
+
+CHILDREN = 16
+"""Most candidates that are looked at after one node."""
+TEXT, PAST, NOTHING = 0, 1, -1
+"""What a chain is copied from."""
+_LEAST, _SURE = 16, 0.8
+"""Tokens of a match that is copied, and how likely its first token is."""
+
+
+class GrowingTree(NamedTuple):
+    """Buffers for the nodes of a tree, in order of growth, and for the candidates after them. Of many texts every array
+    has one dimension more in front, the slot; the mixture serves one node at a time.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    depths: np.ndarray
+    """(capacity,) int64 each."""
+    ranks: np.ndarray
+    """(capacity,) int64: place among the parent's candidates."""
+    values: np.ndarray
+    """(capacity,) float32: probability that the node is accepted."""
+    recent: np.ndarray
+    """(LONGEST,) int64: the last tokens up to the root, the newest first."""
+    candidates: np.ndarray
+    """(capacity, CHILDREN) int64: what may follow, the likeliest first."""
+    chances: np.ndarray
+    """(capacity, CHILDREN) float32: how likely each is."""
+    cells: np.ndarray
+    """(capacity, CHILDREN) int64: which kind of candidate each is, for the calibration."""
+    known: np.ndarray
+    """(capacity,) int64: number of candidates."""
+    drafted: np.ndarray
+    """(capacity,) int64: how many of them became children."""
+    mixture: Mixture
+
+    @classmethod
+    def empty(cls, slots: int, nodes: int, orders: int, k: int) -> GrowingTree:
+        """For `slots` texts of `nodes` nodes each, the root included; for rows of `orders` and k."""
+        ints = ("tokens", "parents", "depths", "ranks", "known", "drafted")
+        return cls(
+            **{name: np.zeros((slots, nodes), np.int64) for name in ints},
+            values=np.zeros((slots, nodes), np.float32),
+            recent=np.full((slots, LONGEST), ABSENT, np.int64),
+            candidates=np.zeros((slots, nodes, CHILDREN), np.int64),
+            chances=np.zeros((slots, nodes, CHILDREN), np.float32),
+            cells=np.zeros((slots, nodes, CHILDREN), np.int64),
+            mixture=Mixture.empty(orders, k),
+        )
+
+    def tree(self, slot: int, nodes: int) -> GrowingTree:
+        """The first `nodes` nodes of one text; views."""
+        arrays = [array[slot] if array is self.recent else array[slot, :nodes] for array in self[:-1]]
+        return GrowingTree._make([*arrays, self.mixture])
+
+
+@compiled_part(allocates=True)
+def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
+    """The same in compiled code, all of them."""
+    return GrowingTree(
+        trees.tokens[slot],
+        trees.parents[slot],
+        trees.depths[slot],
+        trees.ranks[slot],
+        trees.values[slot],
+        trees.recent[slot],
+        trees.candidates[slot],
+        trees.chances[slot],
+        trees.cells[slot],
+        trees.known[slot],
+        trees.drafted[slot],
+        trees.mixture,
+    )
+
+
+@compiled_part
+def attach(tree: GrowingTree, node: int, parent: int, rank: int) -> None:
+    """Makes the candidate of that rank a child, the newest node."""
+    tree.tokens[node], tree.parents[node] = tree.candidates[parent, rank], parent
+    tree.ranks[node], tree.depths[node] = rank, tree.depths[parent] + 1
+    tree.values[node] = tree.values[parent] * tree.chances[parent, rank]
+    tree.drafted[parent] = max(tree.drafted[parent], rank + 1)
+
+
+@compiled_part
+def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sources: Sources) -> None:
+    """Finds what may follow the newest node, the likeliest first; in a chain it may be copied, as it was for the node
+    before. `copied` (2,) int64: what from, and the number there of the newest candidate.
+    """
+    if copied[0] != NOTHING:
+        token = _token(sources, copied[0], copied[1] + 1)
+        if token >= 0:
+            copied[1] += 1
+            tree.candidates[node, 0], tree.cells[node, 0] = token, tree.cells[node - 1, 0]
+            tree.chances[node, 0] = tree.chances[node - 1, 0]
+            tree.known[node], tree.drafted[node] = 1, 0
+            return
+    mixture, known, depth, above = tree.mixture, np.int64(0), tree.depths[node], node
+    for place in range(LONGEST):
+        if place < depth:
+            mixture.recent[place], above = tree.tokens[above], tree.parents[above]
+        else:
+            mixture.recent[place] = tree.recent[place - depth]
+    for candidate in range(mix(mixture, sources)):
+        likely, place = mixture.chances[candidate], known
+        while place > 0 and tree.chances[node, place - 1] < likely:
+            if place < CHILDREN:
+                tree.candidates[node, place] = tree.candidates[node, place - 1]
+                tree.chances[node, place] = tree.chances[node, place - 1]
+                tree.cells[node, place] = tree.cells[node, place - 1]
+            place -= 1
+        if place < CHILDREN:
+            tree.candidates[node, place], tree.chances[node, place] = mixture.tokens[candidate], likely
+            tree.cells[node, place] = mixture.cells[candidate]
+            known = min(known + 1, np.int64(CHILDREN))
+    tree.known[node], tree.drafted[node] = known, 0
+    copied[0] = NOTHING
+    if chain and known and tree.chances[node, 0] >= _SURE:
+        for origin in (PAST, TEXT):
+            place = mixture.longest[origin, 1]
+            if mixture.longest[origin, 0] >= _LEAST and _token(sources, origin, place) == tree.candidates[node, 0]:
+                copied[0], copied[1] = origin, place
+
+
+@compiled_part
+def _token(sources: Sources, origin: int, place: int) -> int:
+    return token_at(sources.text, place) if origin == TEXT else token_at(sources.past, place)
+
+
+@compiled
+def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
+    """Counts which kinds of candidates were right, at the root and at those of the first `nodes` nodes that became
+    text: `chosen` are the tokens of the text after the root.
+    """
+    node = 0
+    for token in chosen:
+        for rank in range(tree.known[node]):
+            count(calibration, tree.cells[node, rank], tree.candidates[node, rank] == token)
+        parent, node = node, -1
+        for child in range(parent + 1, nodes):
+            if tree.parents[child] == parent and tree.tokens[child] == token:
+                node = child
+                break
+        if node < 0:
+            return
