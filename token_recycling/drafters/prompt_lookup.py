@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..model.step_costs import StepCosts
+from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from ..trees.templates import chain, root_only
@@ -32,7 +32,7 @@ class PromptLookup(Drafter):
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "max_matching_ngram_size")
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> PromptLookupText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PromptLookupText:
         return PromptLookupText(self, prompt)
 
     def describe(self) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..model.step_costs import StepCosts
+from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.suffix_automaton import SuffixAutomaton
 from ..recycling.warm_up import warm_up_suffix
@@ -39,8 +39,11 @@ class Suffix(Drafter):
         if not self.factor > 0:
             raise ValueError(f"expected a factor above 0, got {self.factor}")
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> SuffixText:
+    def warm_up(self, device: torch.device) -> None:
         warm_up_suffix()
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SuffixText:
+        self.warm_up(target.device)
         return SuffixText(self, prompt.cpu().numpy())
 
     def describe(self) -> str:

@@ -22,9 +22,9 @@ import torch
 from ..._util.compiled import compiling
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
-from ...costs.budget import NO_COSTS
-from ...costs.drafting import OwnWork, Pace, Rests
-from ...model.step_costs import StepCosts
+from ...costs.budget import NO_COSTS, paying_nodes, tokens_by_size
+from ...costs.costs import Costs
+from ...costs.drafting import Work
 from ...model.tree_model import TreeModel
 from ...recycling.best_first import CHILDREN, GrowingTree, Limits, TemplateArrays, count_chosen, fill, grow
 from ...recycling.matrix import check_vocabulary
@@ -75,7 +75,7 @@ class Recycling(Drafter):
         return DrafterTraits(learns_prompt=self.learns_prompt, on_host=True, top_k=self.k)
 
     def __post_init__(self) -> None:
-        self.pace, self.work = Pace(), OwnWork()
+        self.work = Work()
         """Of the steps of all texts, where the tree is to pay."""
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
@@ -86,13 +86,12 @@ class Recycling(Drafter):
             raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
         self._making = Lock()
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> RecyclingText:
-        warm_up(
-            target.device,
-            fills=self.template is not None,
-            remembers=bool(self.remembers),
-            favours=bool(self.favours),
-        )
+    def warm_up(self, device: torch.device) -> None:
+        fills = self.template is not None
+        warm_up(device, fills=fills, remembers=bool(self.remembers), favours=bool(self.favours))
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> RecyclingText:
+        self.warm_up(target.device)
         return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
@@ -129,7 +128,7 @@ class RecyclingText(TextDrafter):
 
     drafter: Recycling
 
-    def __init__(self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: StepCosts) -> None:
+    def __init__(self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: Costs) -> None:
         super().__init__(drafter)
         self.matrix = matrix
         self._costs, template = None, drafter.template
@@ -145,7 +144,8 @@ class RecyclingText(TextDrafter):
         self._growing = GrowingTree.empty(self._most + 1, drafter.orders, drafter.k)
         self._before = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
-        self._rests = Rests(drafter.pace, costs.pace(drafter.pace))
+        self._rest = 0
+        """Steps for which nothing is to be drafted."""
         self._spent = 0.0
         """Seconds of this step's drafting."""
         self._nodes = 0
@@ -158,7 +158,8 @@ class RecyclingText(TextDrafter):
         self._learn(ngrams, *top_candidates(logits, self.drafter.k), np.append(piece[1:], ABSENT))
 
     def draft(self, context: Context) -> Draft:
-        if self._rests.next():
+        if self._rest:
+            self._rest -= 1
             return Draft(root_only(), context.root)
         began = _now()
         newest = self._read(context.tokens)
@@ -166,7 +167,8 @@ class RecyclingText(TextDrafter):
         if self.drafter.template is not None:
             self._nodes = fill(self._growing, newest, sources, self._arrays, depth)
         else:
-            self._nodes = grow(self._growing, newest, sources, self._limits(depth))
+            limits = self._limits(depth)
+            self._nodes = self._believed(grow(self._growing, newest, sources, limits), limits.costs)
         draft = self._drafted()
         self._spent = _now() - began
         return draft
@@ -174,9 +176,16 @@ class RecyclingText(TextDrafter):
     def _limits(self, depth: int) -> Limits:
         if self._costs is None:
             return Limits(NO_COSTS, self._most, depth)
-        passes, work = self._costs.by_nodes, self.drafter.work.known
+        passes, work = self._costs.by_nodes, self.drafter.work
         costs = passes + work.step + work.node * np.arange(len(passes))
         return Limits(costs, min(self._most, len(costs) - 1), depth)
+
+    def _believed(self, nodes: int, costs: np.ndarray) -> int:
+        """How many of the `nodes` that have grown pay by what has come of such forecasts before."""
+        if self._costs is None:
+            return nodes
+        gains = self._costs.trust(self.drafter.work) * self._growing.values[1:nodes]
+        return 1 + paying_nodes(tokens_by_size(gains), costs[:nodes])
 
     def observe(self, step: Step) -> None:
         nodes, self._nodes = self._nodes, 0
@@ -197,13 +206,13 @@ class RecyclingText(TextDrafter):
         if self._costs is not None:
             self._reckon(step, nodes, self._costs, self._spent + _now() - began)
 
-    def _reckon(self, step: Step, nodes: int, costs: StepCosts, seconds: float) -> None:
+    def _reckon(self, step: Step, nodes: int, costs: Costs, seconds: float) -> None:
         """Counts what the step gave and took, `seconds` of it here."""
         verified, work = len(step.draft.tree), self.drafter.work
         work.count(verified, costs.in_passes(seconds))
-        taken = costs.of(costs.nodes) + work.known.of(verified)
-        paid = self._growing.values[:nodes].sum() >= costs.of(nodes) + work.known.of(nodes)
-        self._rests.reckon(len(step.tokens), taken, own=work.known.of(1), paid=paid)
+        taken = costs.of(costs.nodes) + work.of(verified)
+        foreseen = float(self._growing.values[:nodes].sum())
+        self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=foreseen)
 
     def _read(self, tokens: torch.Tensor) -> np.ndarray:
         """Reads what is new of the text; returns its last tokens, the newest first."""

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...costs.costs import Costs
 from ...model.remembered import remembered
-from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...recycling.trie import Trie
 from ...trees.draft import Context, Draft
@@ -58,7 +58,7 @@ class Rest(Drafter):
         """Opens the datastore once more: it is read only, and not to be copied into memory."""
         return replace(self)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> Rest:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> Rest:
         store = self._store
         if store.vocab_size > target.embedded:
             raise DatastoreError(
