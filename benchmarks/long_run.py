@@ -23,9 +23,8 @@ from token_recycling.bench.run.data import load
 from token_recycling.bench.run.prompts import BenchmarkConfig, replayed
 from token_recycling.drafters._base import TextDrafter
 from token_recycling.model import loading
-from token_recycling.model.pass_costs import PassCosts
+from token_recycling.model.pass_times import costs_of
 from token_recycling.model.self_test import ready
-from token_recycling.model.step_costs import StepCosts
 from token_recycling.trees.draft import Context, Draft, Step
 from token_recycling.trees.tree import Tree
 
@@ -50,7 +49,7 @@ def main(
     random.Random(0).shuffle(pairs)
     total = min(tokens, sum(len(following) for _, following in pairs))
     target, drafters = ready(loaded.model), {spec: make_drafter(spec) for spec in drafter}
-    passes, done = PassCosts(target), 0
+    done = 0
     emitted, steps = [0] * PARTS, {spec: [0] * PARTS for spec in drafters}
     for prompt, following in pairs:
         part = PARTS * done // total
@@ -58,7 +57,7 @@ def main(
         text = torch.cat([prompt, following])
         logits = target.model(text[None]).logits[0]
         for spec, one in drafters.items():
-            costs = StepCosts(passes, 1, len(text))
+            costs = costs_of(target, 1, len(text))
             steps[spec][part] += follow(one.start(prompt, target, costs), text, len(prompt), logits)
         emitted[part] += len(following)
         done += len(following)

@@ -329,19 +329,14 @@ def first_difference(wanted, found):
 
 
 def fixed_costs(target, slope):
-    """Says what passes cost, and that drafting costs nothing, instead of measuring and learning it, so that trees do
-    not depend on the machine: a node more `slope` passes over one token, and with every other model a tenth.
+    """Says what passes cost, and that drafting costs nothing, instead of learning it, so that trees do not depend on
+    the machine: a node more `slope` passes over one token.
     """
-    from token_recycling.costs.curve import CostCurve
-    from token_recycling.costs.drafting import OwnWork
+    import numpy as np
+
+    from token_recycling.costs.drafting import Work
     from token_recycling.costs.online import OnlineCurve
-    from token_recycling.cuda_graphs import timing
-    from token_recycling.model import pass_costs
+    from token_recycling.model import pass_times
 
-    def curve(model, *_, **__):
-        sizes = (1, 2, 4, 8, 16, 32, 64)
-        unit = 1.0 if model.model is target else 0.1
-        return CostCurve(256, sizes, tuple(unit * (1 + slope * (size - 1)) for size in sizes))
-
-    pass_costs.measure = timing.staircase = curve
-    OnlineCurve.took = OwnWork.count = lambda *_: None
+    pass_times.prior = lambda target: 1 + slope * np.arange(64)
+    OnlineCurve.took = Work.count = lambda *_: None

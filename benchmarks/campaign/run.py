@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 import token_recycling as tr
-from token_recycling.costs.drafting import OwnWork
+from token_recycling.costs.drafting import Work
 from token_recycling.costs.online import OnlineCurve
-from token_recycling.cuda_graphs import timing
-from token_recycling.model import pass_costs
+from token_recycling.model import pass_times
 
 from . import parts
 from .case import Case
@@ -59,14 +58,14 @@ class Result:
 def run(case: Case) -> Result:
     """Executes a case's program; whatever goes wrong in it is a result."""
     began = time.process_time()
-    kept = pass_costs.measure, timing.staircase, OnlineCurve.took, OwnWork.count
+    kept = pass_times.prior, OnlineCurve.took, Work.count
     try:
         with _alarm():
             found = _compared(case)
     except TimeoutError as error:
         found = Result(HANG, str(error))
     finally:
-        pass_costs.measure, timing.staircase, OnlineCurve.took, OwnWork.count = kept
+        pass_times.prior, OnlineCurve.took, Work.count = kept
     return replace(found, seconds=round(time.process_time() - began, 3))
 
 

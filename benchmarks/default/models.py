@@ -12,14 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from token_recycling.bench.run.prompts import BenchmarkConfig
-from token_recycling.model.pass_costs import PassCosts
-from token_recycling.model.self_test import ready
 
 from .scenarios import Scenario
 
 SHIPPED = Path(__file__).parents[2] / "models" / "target"
-LENGTHS = (256, 1024)
-"""Of texts: for each what passes cost is measured by itself. No text here is longer."""
 
 
 def configured(scenario: Scenario) -> BenchmarkConfig:
@@ -32,9 +28,6 @@ def _model(name: str, dtype: str) -> PreTrainedModel:
     kind = getattr(torch, dtype)
     model = _random().to(kind) if name == "random" else AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=kind)
     model.eval().generation_config.update(eos_token_id=None, pad_token_id=0)
-    # Once in a process, before anything is timed: else the first prompts would pay for all.
-    for length in LENGTHS:
-        PassCosts(ready(model)).curve(length)
     return model
 
 

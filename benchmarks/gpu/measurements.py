@@ -20,12 +20,11 @@ from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.slots import band_of
 from token_recycling.cuda_graphs.step import TreeArrays, tree_masks
 from token_recycling.cuda_graphs.support import runner_or_reason
-from token_recycling.cuda_graphs.timing import one_step, timed
-from token_recycling.model.pass_costs import filled
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import star
 
 from .profiled import profiled
+from .timing import filled, one_step, timed
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
 ALONE = (1, 64)

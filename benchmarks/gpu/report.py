@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from token_recycling.bench.report.table import NONE, Cell, Table, as_markdown
-from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.tune import best_size
-from token_recycling.trees.templates import RANK_ACCEPTANCE
+from token_recycling.costs.budget import best_size
+from token_recycling.trees.templates import RANK_ACCEPTANCE, grow
 
 from .measurements import ALONE, Row
 
+_DEEPEST = 64
 MAT = 2.7
 """Of the paper's method on Spec-Bench, Vicuna 7B (Luo et al., 2408.08696)."""
 
@@ -51,9 +53,12 @@ class Times:
         """Share of a step that is not the forward pass."""
         return 1 - self.forward(nodes) / self.step(nodes)
 
-    def curve(self, length: int) -> CostCurve | None:
-        sizes = tuple(sorted(n for what, kind, n in self._seconds if (what, kind) == ("step", "captured")))
-        return CostCurve(length, sizes, tuple(map(self.step, sizes))) if sizes[:1] == (1,) else None
+    def by_nodes(self) -> np.ndarray | None:
+        """(nodes,) t(n) / t(1) of captured steps; None where that of one node is missing."""
+        sizes = sorted(n for what, kind, n in self._seconds if (what, kind) == ("step", "captured"))
+        if sizes[:1] != [1]:
+            return None
+        return np.interp(np.arange(1, sizes[-1] + 1), sizes, [self.step(n) / self.step(1) for n in sizes])
 
 
 BARS = (
@@ -90,10 +95,10 @@ def page(rows: list[Row], where: Row, command: str, order: list[str]) -> str:
         ),
         "## A step of n nodes",
         _table(
-            ["eager generate", "compiled", *map(str, sizes), "a tree of tune"],
-            [[*place, *_steps(times[place], sizes), _grown(times[place], place[1])] for place in places],
+            ["eager generate", "compiled", *map(str, sizes), "the best tree"],
+            [[*place, *_steps(times[place], sizes), _grown(times[place])] for place in places],
         ),
-        "A tree of `tune`: drafted nodes that bring most tokens per time, if candidates are right as often as the "
+        "The best tree: drafted nodes that bring most tokens per time, if candidates are right as often as the "
         "shipped model's are, and what it would gain over plain steps.",
         "## The forward pass alone",
         _table(
@@ -140,9 +145,10 @@ def _ms(seconds: float) -> str:
     return NONE if seconds != seconds else f"{1e3 * seconds:.2f}"
 
 
-def _grown(times: Times, context: int) -> str:
-    curve = times.curve(context)
-    if curve is None:
+def _grown(times: Times) -> str:
+    by_nodes = times.by_nodes()
+    if by_nodes is None or len(by_nodes) < 2:
         return NONE
-    size = best_size(curve, RANK_ACCEPTANCE)
-    return f"{size.nodes} nodes, {size.times_plain:.2f}"
+    paths = grow(RANK_ACCEPTANCE, len(by_nodes) - 1, _DEEPEST).paths[1:]
+    nodes, rate = best_size([float(np.prod([RANK_ACCEPTANCE[rank] for rank in path])) for path in paths], by_nodes)
+    return f"{nodes} nodes, {rate:.2f}"

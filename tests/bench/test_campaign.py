@@ -27,12 +27,11 @@ from benchmarks.campaign.minimise import minimised, smaller
 from benchmarks.campaign.program import script
 from benchmarks.campaign.report import read
 from benchmarks.campaign.run import Result, run
-from token_recycling.costs.drafting import OwnWork
+from token_recycling.costs.drafting import Work
 from token_recycling.costs.online import OnlineCurve
-from token_recycling.cuda_graphs import timing
 from token_recycling.loop import step as decode
 from token_recycling.loop.accept import accept_walk
-from token_recycling.model import pass_costs
+from token_recycling.model import pass_times
 
 REPETITIVE = Call(rows=((3, 7, 3, 7, 3),))
 
@@ -40,9 +39,9 @@ REPETITIVE = Call(rows=((3, 7, 3, 7, 3),))
 @pytest.fixture(autouse=True)
 def costs_as_they_were() -> Iterator[None]:
     """A case says what passes cost, for the length of its process; other tests may be in it."""
-    before = pass_costs.measure, timing.staircase, OnlineCurve.took, OwnWork.count
+    before = pass_times.prior, OnlineCurve.took, Work.count
     yield
-    pass_costs.measure, timing.staircase, OnlineCurve.took, OwnWork.count = before
+    pass_times.prior, OnlineCurve.took, Work.count = before
 
 
 @pytest.fixture

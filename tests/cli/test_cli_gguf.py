@@ -96,7 +96,7 @@ def test_train_takes_it(file, tmp_path):
     assert_refused(refused, "expected --output with a folder for the head", "tiny.gguf is no folder")
 
 
-@pytest.mark.parametrize("command", [["check"], ["generate"], ["compare"], ["serve", "--port", 0], ["tune"]])
+@pytest.mark.parametrize("command", [["check"], ["generate"], ["compare"], ["serve", "--port", 0]])
 def test_a_bad_file_is_one_line_before_anything_slow(tmp_path, command):
     (tmp_path / "bad.gguf").write_bytes(b"GGUF and nothing")
     name, *options = command

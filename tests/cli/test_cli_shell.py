@@ -25,7 +25,7 @@ def test_it_runs_as_a_module():
 
 
 def test_drafters_are_completed():
-    for command in ("generate m --drafter ", "compare m --drafter ", "serve m --offer ", "tune m --drafter "):
+    for command in ("generate m --drafter ", "compare m --drafter ", "serve m --offer "):
         assert completed(f"token-recycling {command}") == drafter_names()
     assert completed("token-recycling generate m --drafter l") == ["layer_skip", "lookahead"]
 
@@ -49,7 +49,7 @@ def test_completing_does_not_wait_for_torch():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "meant"), [(["generat"], "generate"), (["tunes"], "tune"), (["train", "medus"], "medusa")]
+    ("wrong", "meant"), [(["generat"], "generate"), (["checks"], "check"), (["train", "medus"], "medusa")]
 )
 def test_unknown_commands_suggest_the_nearest(wrong, meant):
     assert_refused(run(*wrong), f"No such command '{wrong[-1]}'", f"Did you mean '{meant}'?")
@@ -65,11 +65,6 @@ def test_a_dash_is_standard_input(tiny_model_dir, tmp_path):
         assert (found["name"], [token for step in found["steps"] for token in step]) == ("standard input", wanted)
     first, second = run_json("compare", tiny_model_dir, "a", "-", *options, input=said)["prompts"]
     assert (first["name"], second["name"]) == ("argument 1", "standard input")
-
-
-def test_standard_input_is_tuned_with(tiny_model_dir):
-    quick = ("--seconds", 0, "--device", "cpu", "--max-new-tokens", 8)
-    assert run_json("tune", tiny_model_dir, *quick, "--prompts", "-", input=PROMPT)["grown"]["tokens"] == 8
 
 
 def test_a_datastore_is_built_from_standard_input(tiny_model_dir, tmp_path):

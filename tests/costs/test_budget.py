@@ -9,40 +9,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny
 from support.draft_tables import FORK, grown
-from support.runs import fix_costs
+from support.runs import fix_costs, fix_work
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.costs.budget import Budget, paying_nodes, paying_size, tokens_by_size
-from token_recycling.costs.curve import CostCurve
+from token_recycling.costs.budget import best_size, paying_nodes, paying_size, step_pays, tokens_by_size
+from token_recycling.costs.drafting import Work
+from token_recycling.drafters._shared.base import CausalDrafter
 from token_recycling.drafters._shared.expand import Rules, verified
-from token_recycling.model.pass_costs import PassCosts
 
-CHEAP = Budget(np.array([1.0, 1.0, 1.0, 2.0]), step=0.1)
+CHEAP, STEP = np.array([1.0, 1.0, 1.0, 2.0]), 0.1
 """Two nodes besides the root are free, the third doubles the time; a drafting step takes a tenth of it."""
 
 
 def test_as_many_nodes_are_verified_as_pay() -> None:
     """(1 + 0.5 + 0.4) / 1.1 for two nodes, (1 + 0.5 + 0.4 + 0.3) / 2.1 for three."""
-    chosen, rate = CHEAP.best([0.3, 0.5, 0.4], steps=1)
+    chosen, rate = best_size([0.3, 0.5, 0.4], CHEAP + STEP)
     assert (chosen, rate) == (2, pytest.approx(1.9 / 1.1))
-    assert CHEAP.best([1.0, 1.0, 1.0], steps=0) == (2, pytest.approx(3.0))
-    assert CHEAP.best([], steps=3) == (0, pytest.approx(1 / 1.3))
-    dear = Budget(np.array([1.0, 2.0]), step=0.1)
-    assert dear.best([0.5], steps=1)[0] == 0
+    assert best_size([1.0, 1.0, 1.0], CHEAP) == (2, pytest.approx(3.0))
+    assert best_size([], CHEAP + 3 * STEP) == (0, pytest.approx(1 / 1.3))
+    assert best_size([0.5], np.array([1.1, 2.1]))[0] == 0
 
 
 def test_drafting_goes_on_while_a_step_pays() -> None:
     """With one sure node at hand the rate is 2 / 1.1, so that a step of 0.1 must promise more than 0.18 tokens."""
-    assert CHEAP.step_pays([0.19], [1.0], steps=1)
-    assert not CHEAP.step_pays([0.18], [1.0], steps=1)
-    assert CHEAP.step_pays([0.1, 0.09], [1.0], steps=1)
+    assert step_pays([0.19], [1.0], CHEAP + STEP, STEP)
+    assert not step_pays([0.18], [1.0], CHEAP + STEP, STEP)
+    assert step_pays([0.1, 0.09], [1.0], CHEAP + STEP, STEP)
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.integers(0, 5))
 def test_no_other_number_of_nodes_is_better(probabilities: list[float], steps: int) -> None:
     costs = np.linspace(1, 3, 12)
-    chosen, rate = Budget(costs, 0.2).best(probabilities, steps)
+    chosen, rate = best_size(probabilities, costs + steps * 0.2)
     likeliest = sorted(probabilities, reverse=True)
     rates = [(1 + sum(likeliest[:n])) / (costs[n] + steps * 0.2) for n in range(min(12, len(likeliest) + 1))]
     assert rate == pytest.approx(max(rates))
@@ -53,11 +52,11 @@ def test_a_graph_is_grown_and_cut_to_what_pays() -> None:
     """1 (0.6) and 3 below it (0.54) are verified. Two steps of 0.6 passes give 2.14 tokens by 2.2 passes; a third would
     have to promise 0.58 more, and below 3 there are 0.54 at most. A step of 0.1 is taken.
     """
-    rules = Rules(depth=5, k=2, nodes=3, budget=Budget(np.array([1.0, 1.0, 1.0, 3.0]), step=0.1))
+    rules = Rules(depth=5, k=2, nodes=3, times=np.array([1.0, 1.0, 1.0, 3.0]), work=Work(0.1))
     graph, reader = grown(FORK, rules)
     assert [graph.tokens[place.node] for place in verified(graph, rules)] == [0, 1, 3]
     assert reader.layers == [[1, 2], [3]]
-    dear = Rules(depth=5, k=2, nodes=3, budget=Budget(np.array([1.0, 1.0, 1.0, 3.0]), step=0.6))
+    dear = Rules(depth=5, k=2, nodes=3, times=np.array([1.0, 1.0, 1.0, 3.0]), work=Work(0.6))
     graph, reader = grown(FORK, dear)
     assert reader.layers == [[1, 2]]
     assert [graph.tokens[place.node] for place in verified(graph, dear)] == [0, 1, 3]
@@ -101,15 +100,12 @@ def test_one_sure_text_does_not_make_all_the_others_pay() -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What a pass of the target (the first number) and one of the draft model cost; up to eight rows cost alike."""
-    seconds = [1.0, 0.25]
-
-    def made_up(costs: PassCosts) -> CostCurve:
-        one = seconds[costs.model.config.num_hidden_layers == 1]
-        return CostCurve(256, (1, 8, 16), (one, one, 3 * one))
-
-    fix_costs(monkeypatch, made_up)
-    return seconds
+    """What a pass of the draft model costs, in passes of the target; up to eight rows cost alike."""
+    cost = [0.25]
+    fix_costs(monkeypatch, (1, 8, 16), (1.0, 1.0, 3.0))
+    fix_work(monkeypatch)
+    monkeypatch.setattr(CausalDrafter, "step_cost", lambda *_: cost[0])
+    return cost
 
 
 @pytest.fixture
@@ -130,18 +126,18 @@ def test_by_default_trees_have_as_many_nodes_as_pay(model: LlamaForCausalLM, sma
     stats = run(model, small, theta_prob=0.0, theta_sib=0.0)
     assert "as far as they pay" in stats.drafter
     assert 2 < max(stats.nodes) <= 9
-    machine[1] = 0.9
+    machine[0] = 0.9
     assert run(model, small, theta_prob=0.0, theta_sib=0.0).drafted < stats.drafted
     assert max(run(model, small, theta_prob=0.0, theta_sib=0.0, nodes=30).nodes) == 31
 
 
 def test_where_nothing_pays_nothing_is_drafted(model: LlamaForCausalLM, small: LlamaForCausalLM, machine) -> None:
     """A draft model as slow as the target; or four texts, each of them drafted for by itself."""
-    machine[1] = 1.0
+    machine[0] = 1.0
     stats = run(model, small)
     assert (stats.steps, stats.drafted) == (20, 0)
     assert stats.drafter.endswith("nothing drafted, since a drafting step costs what it may save")
-    machine[1] = 0.25
+    machine[0] = 0.25
     assert run(model, small, texts=4).drafted == 0
     assert run(model, small, texts=2).drafted > 0
 
@@ -150,7 +146,7 @@ def test_sequences_and_drawn_drafts_have_fixed_sizes(model: LlamaForCausalLM, sm
     """Whatever the machine: a seed gives the same text everywhere."""
     texts = []
     for cost in (0.1, 5.0):
-        machine[1] = cost
+        machine[0] = cost
         assert max(run(model, small, mode="sequence", depth=3).nodes) == 4
         drafter, stats = tr.make_drafter("draft_model", model=small, sampled=True), tr.Stats()
         torch.manual_seed(0)

@@ -9,12 +9,10 @@ import torch
 from support import assistants, tiny
 from support.architectures import VOCABULARY, Case, model_of, named
 from support.recurrent_architectures import RECURRENT
-from support.runs import check_texts, fix_costs
+from support.runs import check_texts, fix_costs, fix_work
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, cache_utils
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.drafting import OwnWork
 from token_recycling.drafters.dflash import DFlash, DFlashText, _without_norm
 from token_recycling.trees.templates import best_paths
 
@@ -131,11 +129,10 @@ def test_a_block_is_embedded_without_the_norm_of_an_embedding() -> None:
 
 
 def test_auto_drafts_as_many_nodes_as_pay(counting: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    fix_work(monkeypatch)
     assistant = assistants.foreseeing_dflash(counting)
     for seconds, least, most in (((1.0, 90.0), 1, 1), ((1.0, 1.001, 1.002, 1.003), 3, 4)):
-        curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
-        fix_costs(monkeypatch, lambda costs, curve=curve: curve)
+        fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
         steps = list(tr.stream(counting, torch.tensor([[1, 2, 3]]), DFlash(assistant), max_new_tokens=24))
         sizes = [len(step.draft.tree) for step in steps[1:-1]]
         assert least <= max(sizes) <= most

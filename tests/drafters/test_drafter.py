@@ -18,9 +18,9 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling.costs.costs import Costs
 from token_recycling.drafters import _listing as listing
 from token_recycling.drafters._registry import ENTRY_POINTS, drafter_class, options_of
-from token_recycling.model.step_costs import StepCosts
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import chain
 
@@ -177,7 +177,7 @@ def test_a_drafter_is_told_what_it_needs(length: int) -> None:
     calls: list[tuple[str, list[int]]] = []
 
     class Listening(Drafter):
-        def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> Listening:
+        def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> Listening:
             assert target.vocab_size == 64
             calls.append(("start", prompt.tolist()))
             return self

@@ -21,12 +21,10 @@ from support.eagle_heads import (
     tensors_of,
     written,
 )
-from support.runs import check_perfect, fix_costs
+from support.runs import check_perfect, fix_costs, fix_work
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.drafting import OwnWork, Work
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head
 from token_recycling.model.inspection import NoHiddenStatesError
@@ -178,10 +176,8 @@ def test_nothing_is_read_below_the_last_layer(counting: LlamaForCausalLM, tmp_pa
 
 def pass_costs(monkeypatch: pytest.MonkeyPatch, price: float, *seconds: float) -> None:
     """What passes of the target cost, and one of the head, in passes of the target over a lone root."""
-    curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
-    fix_costs(monkeypatch, lambda costs: curve)
-    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
-    monkeypatch.setattr("token_recycling.costs.drafting._WORK", price)
+    fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
+    fix_work(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +202,7 @@ def test_drafting_and_verification_end_where_they_do_not_pay(
     counting.lm_head.weight.data *= 5
     pass_costs(monkeypatch, price, *seconds)
     drafter = Eagle(counting_head(tmp_path, counting))
-    drafter.work.known = Work(price, 0.0)
+    drafter.work.step = price
     steps = drafted_steps(counting, drafter, torch.tensor([1, 2]), max_new_tokens=17)
     assert {step.draft.tree.depth if len(step.draft.tree) > 1 else 0 for _, step in steps[1:-1]} == layers
 
@@ -214,12 +210,12 @@ def test_drafting_and_verification_end_where_they_do_not_pay(
 def test_what_a_pass_of_the_head_takes_is_learned(deep: LlamaForCausalLM, tmp_path: Path) -> None:
     folder, _ = head_in(tmp_path, EAGLE_3)
     drafter = Eagle(folder)
-    before = drafter.work.known
+    before = drafter.work.step
     tr.generate(deep, tiny.prompt(2, 9), drafter=drafter, max_new_tokens=16)
-    assert drafter.work.known != before
+    assert drafter.work.step != before
     fixed = Eagle(folder, tree=4)
     tr.generate(deep, tiny.prompt(2, 9), drafter=fixed, max_new_tokens=16)
-    assert fixed.work.known == before
+    assert fixed.work.step == before
 
 
 # what is known of a prompt

@@ -15,14 +15,12 @@ import torch
 from support import tiny, ways
 from support.drafters import example
 from support.elsewhere import THERE, another_device, put_there
-from support.runs import fix_costs
+from support.runs import fix_costs, fix_work
 from support.ways import Generate
 from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.drafting import OwnWork
 from token_recycling.drafters._shared.base import CausalDrafter, ModelDrafter
 from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.suffix import Suffix
@@ -172,8 +170,8 @@ def test_a_fork_knows_what_was_learned_before_and_nothing_later(
     model: LlamaForCausalLM, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What passes cost and drafting takes, which all of them learn, apart."""
-    fix_costs(monkeypatch, lambda costs: CostCurve(256, (1, 64), (1.0, 2.0)))
-    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
+    fix_work(monkeypatch)
 
     def drafts(drafter: tr.Drafter) -> list[tuple[tuple[int, ...], list[int]]]:
         steps = tr.stream(model, tiny.prompt(0, 6).repeat(1, 3), drafter, max_new_tokens=24)

@@ -14,15 +14,13 @@ from scipy.stats import chisquare
 from support import tiny
 from support.batches import batch
 from support.drafters import example
-from support.runs import fix_costs
+from support.runs import fix_costs, fix_work
 from support.tiny import related
 from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedTokenizerFast, TemperatureLogitsWarper
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
-from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.drafting import OwnWork
 from token_recycling.drafters._base import DrafterTraits
 from token_recycling.drafters.fuse import Fuse
 from token_recycling.drafters.fuse.payoff import Forecast, MarginalValue
@@ -54,8 +52,8 @@ def test_with_room_for_all_a_part_drafts_and_learns_as_alone(
     model: LlamaForCausalLM, name: str, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a drafter that proposes nothing every step is the same as without."""
-    fix_costs(monkeypatch, lambda costs: CostCurve(256, (1, 64), (1.0, 2.0)))
-    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
+    fix_work(monkeypatch)
     alone, part = example(name, model, tmp_path / "alone"), example(name, model, tmp_path / "part")
     idle = tr.make_drafter("plain")
     fused = Fuse([part, idle] if first else [idle, part], nodes=1000)
@@ -345,8 +343,7 @@ def test_parts_that_are_not_asked_lose_nothing(model: LlamaForCausalLM, asks: st
 @pytest.mark.parametrize("asks", ["all", "paying"])
 def test_where_no_node_pays_none_is_verified(counting: LlamaForCausalLM, asks: str, monkeypatch: Any) -> None:
     """Not even those of the first part, which drafts more than the curve knows of."""
-    dear = CostCurve(256, (1, 2, 8), (1.0, 90.0, 99.0))
-    fix_costs(monkeypatch, lambda costs: dear)
+    fix_costs(monkeypatch, (1, 2, 8), (1.0, 90.0, 99.0))
     drafter, stats, ids = Fuse(["published:tree=paper", "suffix"], asks=asks), tr.Stats(), torch.arange(20)[None] % 16
     ours = tr.generate(counting, ids, drafter=drafter, stats=stats, max_new_tokens=30)
     assert torch.equal(ours, counting.generate(ids, max_new_tokens=30))

@@ -11,12 +11,10 @@ from safetensors.torch import load_file, save_file
 from support import assistants, tiny
 from support.architectures import GROUP, MIXED, MLA, MOE, VOCABULARY, Case, model_of
 from support.recurrent_architectures import RECURRENT
-from support.runs import check_perfect, check_texts, fix_costs
+from support.runs import check_perfect, check_texts, fix_costs, fix_work
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.drafting import OwnWork, Work
 from token_recycling.drafters.mtp import Mtp, reader
 from token_recycling.model.compat import MtpCache, MtpModel
 from token_recycling.model.tree_model import TreeModel
@@ -148,11 +146,10 @@ def test_auto_drafts_as_many_places_and_nodes_as_pay(
     depths: set[int],
 ) -> None:
     """A layer's pass costs `price` passes of the target; one that is dearer than what it gives rests soon."""
-    curve = CostCurve(256, tuple(range(1, len(seconds) + 1)), seconds)
-    fix_costs(monkeypatch, lambda costs: curve)
-    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
+    fix_work(monkeypatch)
     drafter = Mtp(assistants.counting_mtp(counting, 1))
-    drafter.work.known = Work(price, 0.0)
+    drafter.work.step = price
     steps = list(tr.stream(counting, torch.tensor([[1, 2]]), drafter, max_new_tokens=31))
     assert {step.draft.tree.depth for step in steps[1:-2]} == depths
 

@@ -18,11 +18,9 @@ from support.runs import fix_costs
 from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.drafting import OwnWork, Work
+from token_recycling.costs.drafting import Work
 from token_recycling.drafters import recycling
-from token_recycling.model.pass_costs import PassCosts
-from token_recycling.model.tree_model import TreeModel
+from token_recycling.model import pass_times
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -181,8 +179,7 @@ def rise(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets what every further node costs, in passes over a lone root."""
 
     def set_rise(each: float) -> None:
-        curve = CostCurve(256, (1, 64), (1.0, 1.0 + 63 * each))
-        fix_costs(monkeypatch, lambda costs: curve)
+        fix_costs(monkeypatch, (1, 64), (1.0, 1.0 + 63 * each))
 
     return set_rise
 
@@ -226,16 +223,6 @@ def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, 
     assert set(drafted[-20:]) == {0}
 
 
-def test_a_text_may_grow_to_where_less_is_known() -> None:
-    """Of longer texts fewer sizes were saved: trees are as large as these from there on."""
-    model = tiny.llama(max_position_embeddings=2048)
-    PassCosts(TreeModel(model)).keep([CostCurve(256, (1, 64), (1.0, 1.0)), CostCurve(1024, (1, 4), (1.0, 1.0))])
-    ids = tiny.prompt(0, 12).repeat(1, 21)
-    drafted = [len(step.draft.tree) for step in tr.stream(model, ids, "recycling", max_new_tokens=40)]
-    assert max(drafted) > 4
-    assert max(drafted[-10:]) <= 4
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often the drafter has looked at its clock, which goes on by a twentieth of a pass each time: drafting and
@@ -271,12 +258,12 @@ def test_own_work_belongs_to_what_a_node_costs(
     rise(1e-6)
     drafter = tr.make_drafter("recycling")
     assert max(sizes(counting, drafter, 40)) == 63
-    monkeypatch.setattr(OwnWork, "count", lambda work, nodes, time: setattr(work, "known", Work(0.0, 1.5)))
+    monkeypatch.setattr(Work, "count", lambda work, nodes, time: setattr(work, "node", 1.5))
     assert set(sizes(counting, drafter, 100)[1:]) == {0}, "once that is known"
 
 
 def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
-    """What is measured to 64 rows is 15 drafted nodes for each of four texts, and 31 for each of the last two."""
+    """Passes of up to 64 rows are 15 drafted nodes for each of four texts, and 31 for each of the last two."""
     rise(1e-6)
     model.generation_config.pad_token_id = 0
     for keeps_all, most in ((True, {16}), (False, {21, 32, 64})):
@@ -287,8 +274,8 @@ def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Callable[[flo
         assert max(stats.nodes) in most
 
 
-def test_a_given_number_of_nodes_is_not_measured(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PassCosts, "curve", None)
+def test_a_given_number_of_nodes_asks_for_no_times(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_times.PassTimes, "curve", None)
     for tree in (5, "paper", "chain:2"):
         tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", tree=tree), max_new_tokens=4)
 

@@ -15,7 +15,6 @@ from support.runs import fix_costs
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
 from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.core
@@ -115,8 +114,7 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(
     tokens that are foreseen two would not pay if the others' were still counted. A cache that somebody will see keeps
     all texts.
     """
-    curve = CostCurve(1, (1, 128), (5.0, 132.0))
-    fix_costs(monkeypatch, lambda costs: curve)
+    fix_costs(monkeypatch, (1, 128), (5.0, 132.0))
     texts, forward = [], TreeModel.forward
 
     def watched(target: TreeModel, inputs: dict[str, Any], *others: Any, **options: Any) -> torch.Tensor:

@@ -24,7 +24,6 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
 from token_recycling.loop.continuous import RunningBatch, why_not_batched
 from token_recycling.loop.draws import Draws
 from token_recycling.loop.text import Row, Sequence, TokenSelector
@@ -265,9 +264,9 @@ def test_a_long_prompt_is_read_between_the_steps_of_others() -> None:
     assert row.stats.prefill_seconds > 0
 
 
-def sizes(monkeypatch: pytest.MonkeyPatch, texts: int, curve: CostCurve) -> set[int]:
+def sizes(monkeypatch: pytest.MonkeyPatch, texts: int, curve: dict[int, float]) -> set[int]:
     """Nodes of the trees that are verified while so many texts are decoded, all of which repeat themselves."""
-    fix_costs(monkeypatch, lambda costs: curve)
+    fix_costs(monkeypatch, [*curve], [*curve.values()])
     batch, seen = Texts(tiny.counting_llama()), set()
     for _ in range(texts):
         batch.join(torch.arange(16)[None].repeat(1, 3), 40, take=lambda step: seen.add(len(step.draft.tree)))
@@ -280,10 +279,10 @@ def test_nodes_are_divided_by_what_passes_cost(monkeypatch: pytest.MonkeyPatch) 
     """Where rows are free up to 16, one text has more of them than each of four; where each costs a pass of its own,
     and nothing is left to share, none is drafted.
     """
-    free = CostCurve(4096, (1, 16, 17, 64), (1.0, 1.0, 20.0, 70.0))
+    free = {1: 1.0, 16: 1.0, 17: 20.0, 64: 70.0}
     assert max(sizes(monkeypatch, 1, free)) > max(sizes(monkeypatch, 4, free)) > 1
     assert max(sizes(monkeypatch, 4, free)) <= 4
-    dear = CostCurve(4096, (1, 4, 5, 64), (1.0, 1.0, 50.0, 700.0))
+    dear = {1: 1.0, 4: 1.0, 5: 50.0, 64: 700.0}
     assert sizes(monkeypatch, 4, dear) == {1}
 
 

@@ -13,6 +13,7 @@ from support import tiny
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
+from token_recycling.model import self_test
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -286,3 +287,54 @@ def test_inputs_prepared_by_another_object_are_left_to_it(model: LlamaForCausalL
     model.prepare_inputs_for_generation = super(LlamaForCausalLM, model).prepare_inputs_for_generation
     assert torch.equal(model.generate(tiny.prompt(0, 6), **GREEDY), plain)
     assert model.acceleration.fallback is None
+
+
+# What is kept of a family that was tried
+
+
+def unknown(**config: Any) -> LlamaForCausalLM:
+    """A model of a family that was not tested."""
+    model = tiny.llama(**config)
+    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
+    return model
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[PreTrainedModel]:
+    """The models that were tried."""
+    models, verdict = [], self_test._verdict
+    monkeypatch.setattr(self_test, "_verdict", lambda model, known: (models.append(model), verdict(model, known))[1])
+    return models
+
+
+def test_that_a_family_passed_is_kept_for_later_processes(tried: list[PreTrainedModel]) -> None:
+    first, same, other = unknown(), unknown(seed=1), unknown(num_hidden_layers=1)
+    assert [tr.unsupported(model) for model in (first, same, other)] == [None] * 3
+    assert tried == [first, other]
+    assert tr.check(same, self_test=True).supported
+    assert tried == [first, other, same], "who asks for a test gets one"
+
+
+def test_that_a_model_failed_is_not(tried: list[PreTrainedModel]) -> None:
+    """Other weights may pass."""
+    for _ in range(2):
+        model = unknown()
+        model.lm_head.weight.data.zero_()
+        assert "logits that differ" in str(tr.unsupported(model))
+    assert len(tried) == 2
+
+
+def test_a_class_without_a_file_is_tried_by_every_process(tried: list[PreTrainedModel], own_cache: Path) -> None:
+    """As in a notebook: nothing says whether it is the same."""
+    model = unknown()
+    model.__class__ = type("Written", (LlamaForCausalLM,), {"__module__": "nowhere"})
+    assert tr.unsupported(model) is None
+    assert len(tried) == 1
+    assert not (own_cache / "self-tests").exists()
+
+
+def test_what_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(self_test, "_PATIENCE", 0.0)
+    with caplog.at_level(logging.WARNING, logger="token_recycling"):
+        tr.unsupported(unknown())
+    assert "trying whether LlamaForCausalLM follows tree masks, once on this machine (about" in caplog.text

@@ -9,11 +9,9 @@ from concurrent.futures import Future
 
 import pytest
 from support import tiny
-from support.runs import fix_costs
+from support.runs import fix_costs, fix_work
 from support.serving import keys, matrix_path, serving, speaking_llama
 
-from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.drafting import OwnWork
 from token_recycling.drafters._registry import make_drafter
 from token_recycling.model.loading import Loaded
 from token_recycling.model.tree_model import TreeModel
@@ -50,8 +48,8 @@ DRAFTERS = ["recycling", "recycling:tree=8", "layer_skip:nodes=4", "published:tr
 @pytest.fixture
 def timeless(monkeypatch):
     """What passes and drafting take is as given: trees that are to pay depend on nothing but tokens and logits."""
-    fix_costs(monkeypatch, lambda costs: CostCurve(4096, (1, 64), (1.0, 1.1)))
-    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
+    fix_work(monkeypatch)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

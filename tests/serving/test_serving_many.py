@@ -10,12 +10,10 @@ import openai
 import pytest
 import torch
 from support import architectures, tiny
-from support.runs import fix_costs
+from support.runs import fix_costs, fix_work
 from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve
-from token_recycling.costs.drafting import OwnWork
 from token_recycling.model.loading import Loaded
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
@@ -236,8 +234,8 @@ def test_what_was_given_up_takes_no_turn():
 
 def test_what_a_key_learned_is_of_no_use_to_another_beside_it(model, monkeypatch):
     """Drafts and steps of a key are those of a server where the other has said nothing."""
-    fix_costs(monkeypatch, lambda costs: CostCurve(4096, (1, 64), (1.0, 1.1)))
-    monkeypatch.setattr(OwnWork, "count", lambda *_: None)
+    fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
+    fix_work(monkeypatch)
     settings = {"keys": keys("a", "b"), "isolation": Isolation.per_key, "concurrency": 3}
 
     def seen(server):

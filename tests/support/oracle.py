@@ -12,8 +12,8 @@ import torch
 from support.architectures import VOCABULARY
 
 import token_recycling as tr
+from token_recycling.costs.costs import Costs
 from token_recycling.drafters._base import TextDrafter
-from token_recycling.model.step_costs import StepCosts
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees import templates
 
@@ -33,7 +33,7 @@ class Oracle(tr.Drafter):
     wanted: Sequence[torch.Tensor]
     """Each text as plain `generate` continues it."""
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> OracleText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> OracleText:
         wanted = next(text for text in self.wanted if text[: len(prompt)].equal(prompt))
         return OracleText(self, wanted, random.Random(len(prompt)))
 

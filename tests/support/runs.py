@@ -5,18 +5,18 @@ Beside `tiny`, which imports nothing of the package, so that it serves where an 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import token_recycling as tr
-from token_recycling.costs.curve import CostCurve, shared_by
-from token_recycling.costs.online import OnlineCurve
+from token_recycling.costs.drafting import Work
+from token_recycling.costs.online import OnlineCurve, shared_by
 from token_recycling.drafters._base import Drafter, TextDrafter
-from token_recycling.model.pass_costs import PassCosts
-from token_recycling.model.step_costs import StepCosts
+from token_recycling.model.pass_times import PassTimes, costs_of
 from token_recycling.model.tree_model import TreeModel
 
 
@@ -58,7 +58,7 @@ def check_perfect(counting: Any, drafter: Drafter, depth: int) -> tr.Stats:
 def begun(drafter: Drafter, prompt: torch.Tensor | list[int], target: TreeModel) -> TextDrafter:
     """What drafts for a text, started as the loop does."""
     prompt = torch.as_tensor(prompt)
-    return drafter.start(prompt, target, StepCosts(PassCosts(target), 1, len(prompt)))
+    return drafter.start(prompt, target, costs_of(target, 1, len(prompt)))
 
 
 def texts_of(drafter: Drafter) -> list[TextDrafter]:
@@ -68,28 +68,13 @@ def texts_of(drafter: Drafter) -> list[TextDrafter]:
     return started
 
 
-def fix_costs(monkeypatch: pytest.MonkeyPatch, curve_of: Callable[[PassCosts], CostCurve]) -> None:
-    """Says what passes cost, whatever they take: by a curve for each model, at every length."""
-    monkeypatch.setattr(PassCosts, "curve", lambda costs, length, like=None: curve_of(costs))
-    monkeypatch.setattr(
-        PassCosts,
-        "online",
-        lambda costs, length, texts, *_, **__: OnlineCurve(shared_by(texts, curve_of(costs).times())),
-    )
+def fix_costs(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], seconds: Sequence[float]) -> None:
+    """Says what passes cost at every length, whatever they take: times of some sizes, straight lines between them."""
+    times = np.interp(np.arange(1, sizes[-1] + 1), sizes, seconds)
+    monkeypatch.setattr(PassTimes, "curve", lambda known, texts, length: OnlineCurve(shared_by(texts, times)))
     monkeypatch.setattr(OnlineCurve, "took", lambda *_: None)
 
 
-class Costs(PassCosts):
-    """One curve for every length."""
-
-    def __init__(self, curve: CostCurve) -> None:
-        self._curve = curve
-
-    def curve(self, length: int, like: torch.Tensor | None = None) -> CostCurve:
-        return self._curve
-
-    def online(self, length: int, texts: int, *others: Any, **options: Any) -> OnlineCurve:
-        return OnlineCurve(shared_by(texts, self._curve.times()))
-
-    def agreed(self, value: float) -> float:
-        return value
+def fix_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says that drafting takes what it is expected to, whatever it takes."""
+    monkeypatch.setattr(Work, "count", lambda *_: None)

@@ -26,7 +26,7 @@ from numba.extending import register_jitable
 
 logger = logging.getLogger("token_recycling")
 
-_SECONDS = 5
+_SECONDS = "10 to 20 s"
 """About what the default drafter takes."""
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = ("recycling", "costs", "_util")
@@ -102,10 +102,10 @@ def _say(keeps: bool) -> None:
         return
     _said = True
     if keeps:
-        logger.warning("compiling the drafting loops, once on this machine (about %d s)", _SECONDS)
+        logger.warning("compiling the drafting loops, once on this machine (%s)", _SECONDS)
     else:
         logger.warning(
-            "compiling the drafting loops (about %d s), in every process anew, since no folder to keep them in can be "
+            "compiling the drafting loops (%s), in every process anew, since no folder to keep them in can be "
             "written; set NUMBA_CACHE_DIR to one that can",
             _SECONDS,
         )

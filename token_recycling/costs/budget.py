@@ -3,16 +3,13 @@
 A step emits one token, and every verified node adds its probability of being accepted. Its pass costs t(n), the root
 included. Taken most probable first, further nodes pay as long as the expected tokens per time rise: the tree form of
 the threshold of SpecDec++ (2405.19715, theorem 3.1). Whatever has no fixed size gets it here: trees that grow in
-compiled code (`Payoff`), drafts that are cut once they are made (`paying_nodes`, `Budget`), and the trees of several
+compiled code (`Payoff`), drafts that are cut once they are made (`best_size`), and the trees of several
 texts that fill up one pass (`paying_size`).
-
-`candidates` and `engines` use it too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -90,28 +87,19 @@ def paying_size(chances: Sequence[np.ndarray], costs: np.ndarray, least: int = 1
     return least + paying_nodes(expected[least - 1 :], costs[least - 1 : most])
 
 
-@dataclass(frozen=True, eq=False)
-class Budget:
-    """What passes cost where drafting takes passes of its own; in units of the target's pass over a single node."""
+def best_size(probabilities: Sequence[float], times: np.ndarray) -> tuple[int, float]:
+    """How many nodes to verify besides the root, and the tokens per time that they give: of nodes of these
+    probabilities of being accepted, in any order, where `times` (most + 1,) are those of steps over 1, 2, ... nodes.
+    """
+    likeliest = np.sort(np.asarray(probabilities, dtype=np.float64))[::-1][: len(times) - 1]
+    expected = tokens_by_size(likeliest)
+    nodes = paying_nodes(expected, times[: len(expected)])
+    return nodes, float(expected[nodes] / times[nodes])
 
-    verification: np.ndarray
-    """(nodes,) float64: a pass of the target over 1, 2, ... nodes, the root included; the first is 1."""
-    step: float
-    """A drafting step."""
 
-    def best(self, probabilities: Sequence[float], steps: int) -> tuple[int, float]:
-        """How many nodes to verify after `steps` drafting steps, and the tokens per time that they give; the nodes'
-        probabilities of being accepted without the root's, in any order.
-        """
-        most = len(self.verification) - 1
-        likeliest = np.sort(np.asarray(probabilities, dtype=np.float64))[::-1][:most]
-        expected = tokens_by_size(likeliest)
-        times = self.verification[: len(expected)] + steps * self.step
-        nodes = paying_nodes(expected, times)
-        return nodes, float(expected[nodes] / times[nodes])
-
-    def step_pays(self, followed: Sequence[float], probabilities: Sequence[float], steps: int) -> bool:
-        """Whether one more drafting step, below nodes of the probabilities `followed`, may give tokens at a better rate
-        than the draft has without it: at most one for each of these nodes that is accepted.
-        """
-        return sum(followed) > self.best(probabilities, steps)[1] * self.step
+def step_pays(followed: Sequence[float], probabilities: Sequence[float], times: np.ndarray, step: float) -> bool:
+    """Whether one more drafting step, which takes `step`, below nodes of the probabilities `followed`, may give tokens
+    at a better rate than the draft has without it: at most one for each of these nodes that is accepted. `times` as in
+    `best_size`, the drafting steps so far included.
+    """
+    return sum(followed) > best_size(probabilities, times)[1] * step

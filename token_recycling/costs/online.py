@@ -2,7 +2,7 @@
 
 A Kalman filter over the logarithms of the times of all sizes as they are now. Two things change them. The machine's
 load is common to all sizes and changes quickly. The shape, t(n) / t(1), hardly changes; what it is apart from the seed,
-a curve that was measured before, is a random walk along log n and a little of each size's own: so what is seen of one
+a curve that is expected, is a random walk along log n and a little of each size's own: so what is seen of one
 size counts for its neighbours, less the farther they are, and sizes between two that were seen lie between them. Where
 a step's size says too little about the shape, as with steps that are all alike, what it took is the load's. A single
 step that took much longer or shorter counts as one that took 1.6 times as long, or as little. What the first steps took
@@ -25,8 +25,10 @@ from functools import lru_cache
 import numpy as np
 
 from .._util.locks import Lock
-from .curve import TICK
 
+TICK = 1e-7
+"""Seconds; no pass is quicker than a clock can tell."""
+_SHORTEST_BAND, _BAND_STEP = 256, 4
 _LOAD_AT_FIRST, _LOAD = 1.0, 0.05
 """Deviations, in logarithms like all here: of the machine's load against the seed, and of its change from step to step.
 """
@@ -66,6 +68,15 @@ class OnlineCurve:
         """(nodes,) float64: what passes are expected to take, at best; never falling."""
         self.relative = seed / seed[0]
         """(nodes,) float64: t(n) / t(1)."""
+
+    @property
+    def steps(self) -> int:
+        """How many were learned from."""
+        return self._steps
+
+    def shape(self) -> np.ndarray:
+        """(nodes,) float64: t(n) / t(1) as it is most likely, without optimism; never falling."""
+        return np.interp(self._nodes, self._sizes, np.maximum.accumulate(np.exp(self._logs - self._logs[0])))
 
     def took(self, nodes: int, seconds: float) -> None:
         """A pass over so many nodes of each text took so long; more than there are sizes for count as the largest."""
@@ -110,3 +121,18 @@ def _sizes_up_to(most: int) -> np.ndarray:
     while sizes[-1] < most:
         sizes.append(min(most, sizes[-1] + max(1, 2 ** (sizes[-1].bit_length() - 5))))
     return np.array(sizes)
+
+
+def shared_by(texts: int, times: np.ndarray) -> np.ndarray:
+    """(nodes,) float64: seconds of passes over 1, 2, ... nodes of each of `texts` texts, from `times` (rows,) of passes
+    over 1, 2, ... rows in all; more rows than there are times for take as long as the most.
+    """
+    return times[min(texts, len(times)) - 1 :: texts]
+
+
+def band(length: int) -> int:
+    """The length that stands for texts of `length` tokens: 256, 1,024, 4,096, ..."""
+    found = _SHORTEST_BAND
+    while found < length:
+        found *= _BAND_STEP
+    return found

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from transformers.cache_utils import Cache
 
-from ..costs.curve import CostCurve
 from ..drafters._base import Drafter
 from ..loop.run import Run
 from ..loop.step import Stepper, TreeStepper
 from ..loop.text import Sequence, TokenSelector
-from ..model.pass_costs import PassCosts
 from ..model.tree_model import TreeModel
 
 if TYPE_CHECKING:
@@ -34,8 +32,8 @@ class NoFastPathError(ValueError):
 class Stepping(NamedTuple):
     """How the steps of a run are made."""
 
-    costs: PassCosts
-    """What they cost."""
+    kind: str
+    """Their name where what they take is kept; empty for the ordinary way."""
     stepper: Callable[[Run], Stepper]
     """What makes them."""
 
@@ -54,7 +52,7 @@ def way_of(fast: bool) -> Way:
 @contextmanager
 def ordinary(target: TreeModel, *run: object) -> Iterator[Stepping]:
     """Make the steps of a run one operation after the other."""
-    yield Stepping(PassCosts(target), TreeStepper)
+    yield Stepping("", TreeStepper)
 
 
 @contextmanager
@@ -76,7 +74,7 @@ def captured(
     if reason is not None:
         raise NoFastPathError(f"fast=True: {reason}")
     try:
-        yield Stepping(captured_costs(target), partial(CapturedStepper, runner=runner))
+        yield Stepping("captured", partial(CapturedStepper, runner=runner))
     finally:
         runner.give_back()
 
@@ -89,15 +87,3 @@ def runner_of(target: TreeModel) -> StepRunner:
     if isinstance(found, str):
         raise NoFastPathError(f"fast=True: {found}")
     return found
-
-
-def captured_costs(target: TreeModel) -> PassCosts:
-    """What the captured steps of a model cost."""
-    return PassCosts(target, "captured", partial(_measured, target))
-
-
-def _measured(target: TreeModel, length: int, seconds: float) -> CostCurve:
-    """On the steps that there are by then: a drafter keeps costs from text to text, and must not keep old graphs."""
-    from .timing import staircase
-
-    return staircase(target, runner_of(target), length, seconds)

@@ -19,7 +19,7 @@ from ..recycling.matrix import Retrieval
 from ..trees.draft import Context, Draft, Step
 
 if TYPE_CHECKING:
-    from ..model.step_costs import StepCosts
+    from ..costs.costs import Costs
     from ..model.tree_model import TreeModel
 
 
@@ -132,7 +132,12 @@ class Drafter(TextDrafter):
         """Its needs and abilities."""
         return DrafterTraits()
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> TextDrafter:
+    def warm_up(self, device: torch.device) -> None:
+        """Compile what drafting needs for a target on `device`, if anything. Called when a model is accelerated, so
+        that no text waits for it.
+        """
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> TextDrafter:
         """Return what drafts for a new text: `prompt` (length,) int64 on the target's device. Here options are checked
         against the target. `costs` says what the steps of this call cost; the texts of a batch share it.
         """

@@ -22,10 +22,10 @@ import torch
 from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
 from .._util.topk import top_candidates
+from ..costs.costs import Costs
 from ..model.compat import DFlashTokenCandidateGenerator, needed
 from ..model.device_map import Placed, placed_copy
 from ..model.inspection import output_layer
-from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from ..trees.templates import root_only, size_in_words, template_from
@@ -75,7 +75,7 @@ class DFlash(StatesDrafter):
         """What leaves the layers that the assistant names."""
         return [number + 1 for number in self.config.target_layer_ids]
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> DFlashText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> DFlashText:
         return DFlashText(self, self._assistant_for(target), prompt, target, costs)
 
     def _assistant_for(self, target: TreeModel) -> PreTrainedModel:
@@ -143,7 +143,7 @@ class DFlashText(StatesText):
     drafter: DFlash
 
     def __init__(
-        self, drafter: DFlash, assistant: PreTrainedModel, prompt: torch.Tensor, target: TreeModel, costs: StepCosts
+        self, drafter: DFlash, assistant: PreTrainedModel, prompt: torch.Tensor, target: TreeModel, costs: Costs
     ) -> None:
         super().__init__(drafter, UnreadStates(len(prompt)), costs)
         self._generator = DFlashTokenCandidateGenerator(
@@ -155,15 +155,17 @@ class DFlashText(StatesText):
 
     def draft(self, context: Context) -> Draft:
         drafter, places = self.drafter, min(context.room, self.drafter.config.block_size) - 1
-        nodes, budget = (places, None) if drafter.template is not None else self._limits()
-        if self._next_rests() or not self._unread.waits or places < 1 or nodes < 1:
+        nodes, times = (places, None) if drafter.template is not None else self._limits()
+        if self._rests() or not self._unread.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._read(context.tokens)[:places]
         candidates, chances = top_candidates(logits, min(drafter.k, logits.shape[-1]))
         self._spent(1, since=began)
         given = drafter.template
-        tree = best_product(chances.tolist(), nodes, budget) if given is None else given.cut(places)
+        if times is not None:
+            times = times + self._work.step
+        tree = best_product(chances.tolist(), nodes, times) if given is None else given.cut(places)
         return product_draft(tree, context.root, candidates, chances)
 
     def _read(self, text: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..model.step_costs import StepCosts
+from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.trie import Trie
 from ..trees.draft import Context, Draft, Step
@@ -49,7 +49,7 @@ class Lookahead(Drafter):
         check_at_least(1, self, "window", "guesses")
         check_at_least(2, self, "ngram_size")
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> LookaheadText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> LookaheadText:
         return LookaheadText(self, prompt.tolist())
 
     def describe(self) -> str:

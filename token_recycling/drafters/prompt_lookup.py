@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..model.step_costs import StepCosts
+from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.occurrences import Occurrences, longest_match, warm_up
 from ..trees.draft import Context, Draft
@@ -32,8 +32,11 @@ class PromptLookup(Drafter):
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "max_matching_ngram_size")
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> PromptLookupText:
+    def warm_up(self, device: torch.device) -> None:
         warm_up()
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PromptLookupText:
+        self.warm_up(target.device)
         return PromptLookupText(self)
 
     def describe(self) -> str:

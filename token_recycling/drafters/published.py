@@ -15,7 +15,7 @@ from typing import get_args
 import torch
 
 from .._util.locks import Lock
-from ..model.step_costs import StepCosts
+from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.matrix import AdjacencyMatrix, Retrieval, UpdateRule
 from ..recycling.matrix_file import check_vocabulary
@@ -59,7 +59,7 @@ class Published(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(learns_prompt=self.learns_prompt)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> PublishedText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PublishedText:
         return PublishedText(self, self.prepare(target))
 
     def prepare(self, target: TreeModel) -> AdjacencyMatrix:

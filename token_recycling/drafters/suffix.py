@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..model.step_costs import StepCosts
+from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.occurrences import LONGEST, Occurrences, longest_match, warm_up
 from ..trees.draft import Context, Draft
@@ -44,8 +44,11 @@ class Suffix(Drafter):
         self.compared = max(LONGEST, self.min_match, math.ceil(self.num_tokens / self.factor))
         """Tokens of a match; a longer one would draft no more."""
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> SuffixText:
+    def warm_up(self, device: torch.device) -> None:
         warm_up()
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> SuffixText:
+        self.warm_up(target.device)
         return SuffixText(self)
 
     def describe(self) -> str:

@@ -42,6 +42,7 @@ def accelerate(
     made = make_drafter(drafter, **options)
     if fast:
         runner_of(target)
+    made.warm_up(target.device)
     make_accelerated(model, Acceleration(made, way))
     return model
 

@@ -52,7 +52,7 @@ def run_call(
             held=handover.lengths,
             after_pass=stopping.apply if call.joint_criteria else None,
             stepper=stepping.stepper,
-            costs=stepping.costs,
+            kind=stepping.kind,
             streamed=call.streamer is not None,
             keeps_all=call.cache_is_seen,
         )

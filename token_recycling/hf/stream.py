@@ -79,7 +79,7 @@ def stream(
                 cache,
                 measured,
                 stepper=stepping.stepper,
-                costs=stepping.costs,
+                kind=stepping.kind,
                 streamed=True,
             )
             with closing(passes):

@@ -20,9 +20,8 @@ from typing import NamedTuple
 import torch
 from transformers.cache_utils import Cache
 
-from ..model.pass_costs import PassCosts
+from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import PIECE
-from ..model.step_costs import StepCosts
 from ..model.support import UnsupportedModelError
 from ..model.tensor_parallel import processes
 from ..model.tree_model import TreeModel
@@ -55,15 +54,13 @@ class _Joining(NamedTuple):
 class RunningBatch:
     """A batch of texts for continuous batching; used by one thread."""
 
-    def __init__(self, target: TreeModel, costs: PassCosts | None = None) -> None:
-        """Begin with no texts. `costs` says what passes cost, the ordinary ones if not given. Raises
-        UnsupportedModelError for a model whose texts cannot share passes.
-        """
+    def __init__(self, target: TreeModel) -> None:
+        """Begin with no texts. Raises UnsupportedModelError for a model whose texts cannot share passes."""
         reason = why_not_batched(target)
         if reason is not None:
             raise UnsupportedModelError(reason)
         self.target = target
-        self._costs = StepCosts(costs or PassCosts(target), 1, 1)
+        self._costs = costs_of(target, 1, 1)
         self._joining: deque[_Joining] = deque()
         self._stepper: TreeStepper | None = None
         """Makes the steps of the texts that have begun; None if there are none."""
@@ -175,6 +172,8 @@ class RunningBatch:
             del self._takes[row]
         if not self._takes:
             self._stepper = None
+            if gone:  # nobody waits for a token
+                pass_times(self.target).keep()
         elif gone and self._stepper is not None:
             self._stepper.leave(gone)
         return gone

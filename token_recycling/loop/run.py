@@ -11,10 +11,10 @@ import torch
 from transformers.cache_utils import Cache
 
 from ..costs.budget import paying_size
+from ..costs.costs import Costs
 from ..drafters._base import TextDrafter
 from ..model.inspection import layer_states
 from ..model.prefill import ObservePrompt, prefill
-from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
 from .stats import Clock
@@ -30,7 +30,7 @@ class Run:
 
     target: TreeModel
     rows: list[Row]
-    costs: StepCosts
+    costs: Costs
     cache: Cache
     clock: Clock
     streamed: bool = False

@@ -23,9 +23,8 @@ from transformers.cache_utils import Cache
 from ..drafters._base import Drafter
 from ..model.inspection import hidden_states
 from ..model.kv_cache import slots, tree_cache, unroll
-from ..model.pass_costs import PassCosts
+from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import cross_border, first_pass, read_prompts
-from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
 from ..trees.templates import root_only
@@ -216,7 +215,7 @@ def decode(
     held: list[int] | None = None,
     after_pass: Callable[[], None] | None = None,
     stepper: Callable[[Run], Stepper] = TreeStepper,
-    costs: PassCosts | None = None,
+    kind: str = "",
     streamed: bool = False,
     keeps_all: bool = True,
 ) -> Generator[list[Step]]:
@@ -226,7 +225,7 @@ def decode(
     many. Afterwards it holds of each text all but the last token; where texts differ in length, the slots after the
     shorter ones are of no text. If not `keeps_all`, texts leave it when they end, and rows of steps are places among
     those that are left: passes over fewer texts take less time. `after_pass` is called after every pass and may end
-    texts. `stepper` makes the steps, and `costs` says what they cost; both are the ordinary ones if not given.
+    texts. `stepper` makes the steps, the ordinary ones if not given, and `kind` names them.
     `streamed`: the first token is waited for, so that the pass over a long prompt verifies no draft, whose rows would
     delay it; the text takes a step more then.
     """
@@ -237,8 +236,8 @@ def decode(
         )
     ]
     longest = max(sequence.length for sequence in sequences)
-    step_costs = StepCosts(costs or PassCosts(target), len(sequences), longest, sequences[0].on_host)
-    run = Run(target, list(rows), step_costs, cache, Clock(stats, target.device), streamed)
+    costs = costs_of(target, len(sequences), longest, kind)
+    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed)
     made = begin(run, stepper)
     going = list(range(len(rows)))
     try:
@@ -256,11 +255,12 @@ def decode(
                 assert isinstance(made, TreeStepper), "other ways are for one text"
                 made.leave([row for row in run.rows if row.sequence.ended])
                 going = list(range(len(run.rows)))
-                step_costs.share(len(going), max(row.sequence.length for row in run.rows))
+                costs.share(len(going), max(row.sequence.length for row in run.rows))
     finally:
         made.close()
         for row in rows:
             row.finish()
+        pass_times(target, kind).keep()
 
 
 def begin(run: Run, stepper: Callable[[Run], S]) -> S:

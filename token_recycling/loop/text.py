@@ -14,8 +14,8 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
-from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from .draws import Draws
@@ -221,13 +221,13 @@ class Row:
                 raise
             self.error = error
 
-    def started(self, target: TreeModel, costs: StepCosts) -> TextDrafter:
+    def started(self, target: TreeModel, costs: Costs) -> TextDrafter:
         """Return the text's drafter, started when it is first needed."""
         if self.text_drafter is None:
             self.text_drafter = self.drafter.start(self.prompt.to(target.device), target, costs)
         return self.text_drafter
 
-    def draft(self, target: TreeModel, costs: StepCosts) -> Draft:
+    def draft(self, target: TreeModel, costs: Costs) -> Draft:
         """Ask for a draft; cut it to the depth that can be of use, and to what the target verifies exactly."""
         sequence, support = self.sequence, target.support
         tokens = sequence.on_host if self.traits.on_host else sequence.tokens
@@ -245,7 +245,7 @@ class Row:
             return draft
         return draft.cut(0)
 
-    def ask(self, target: TreeModel, costs: StepCosts, tokens: torch.Tensor, room: int) -> Draft:
+    def ask(self, target: TreeModel, costs: Costs, tokens: torch.Tensor, room: int) -> Draft:
         """Ask the drafter for a draft after `tokens` (length,) with room for `room` more; not yet checked."""
         device = "cpu" if self.traits.on_host else target.device
         warp = self.selector.warp if self.selector.sample else None

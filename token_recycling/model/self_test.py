@@ -3,21 +3,29 @@
 The self-test is the claim itself, on a short random text: the logits after every node of a tree, from one forward pass
 with a cache, against those of an ordinary pass over the text up to that node, without one. Passes of several sizes show
 whether the logits after a token depend on how many are read with it. Families that were compared when this library was
-made need none; any other is tested once, and so is what is quantised. Cost: fifteen short forward passes.
+made need none; any other is tested once, and so is what is quantised. Cost: fifteen short forward passes, once on a
+machine: that a family passed is kept on disk.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
+import sys
+import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
+from .._util.versions import installed
 from ..trees.draft import Draft
 from ..trees.templates import chain, star
 from ..trees.tree import Tree
-from .inspection import accepts
+from . import kept
+from .inspection import accepts, parts_of
 from .kv_cache import unroll
 from .prefill import cross_border, prefill
 from .recurrence import bytes_of_states
@@ -31,6 +39,10 @@ _LENGTH, _LONGEST = 24, 512
 _ROWS = (2, 7, 16, 33)
 """Sizes of passes: kernels change their ways with it, from one row to two at the latest."""
 _SELF_TEST = "self-test"
+_PATIENCE = 1.0
+"""Seconds that nothing is said of."""
+
+logger = logging.getLogger("token_recycling")
 
 
 def ready(model: PreTrainedModel) -> TreeModel:
@@ -73,7 +85,7 @@ def tested(model: PreTrainedModel, known: Support) -> Support:
     never raises for a model.
     """
     forget(model, _SELF_TEST)
-    made = _tried_out(model, known)
+    made = remembered(model, _SELF_TEST, lambda: _verdict(model, known))
     return replace(known, reason=made.reason, difference=made.difference, notes=(*known.notes, *made.notes))
 
 
@@ -87,11 +99,42 @@ class _Verdict:
 
 
 def _tried_out(model: PreTrainedModel, known: Support) -> _Verdict:
-    return remembered(model, _SELF_TEST, lambda: _verdict(model, known))
+    return remembered(model, _SELF_TEST, lambda: _kept_verdict(model, known))
+
+
+def _kept_verdict(model: PreTrainedModel, known: Support) -> _Verdict:
+    """The verdict of this process or of an earlier one. What fails is tried anew by each: other weights may pass."""
+    setting = None if known.quantised else _setting(model, known)
+    path = None if setting is None else kept.file_of("self-tests", setting)
+    if path is not None and kept.read(path, lambda held: held["setting"], None) == setting:
+        return _Verdict(None)
+    found = _verdict(model, known)
+    if path is not None and found.reason is None:
+        kept.write(path, {"setting": setting, "difference": found.difference})
+    return found
+
+
+def _setting(model: PreTrainedModel, known: Support) -> dict[str, str] | None:
+    """What the verdict depends on: the sources of all parts and all that they are told; None where they have no files,
+    as in a notebook.
+    """
+    files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in parts_of(model)}
+    sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
+    if None in files:
+        return None
+    return {
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "shape": kept.shape_of(model.config),
+        "attention": f"{model.config._attn_implementation} {known.attention}",
+        "dtype": str(model.dtype),
+        "machine": kept.machine(model.device),
+        "sources": hashlib.sha256(b"".join(sources)).hexdigest()[:16],
+        "versions": " ".join(str(installed(name)) for name in ("torch", "transformers", "token-recycling")),
+    }
 
 
 def _verdict(model: PreTrainedModel, known: Support) -> _Verdict:
-    length = _LENGTH
+    length, began = _LENGTH, time.perf_counter()
     notes: tuple[str, ...] = ()
     windows = [reach.size for reach in known.layers.values() if reach.kind != "full"]
     if windows and max(windows) < _LONGEST:
@@ -106,6 +149,9 @@ def _verdict(model: PreTrainedModel, known: Support) -> _Verdict:
         if known.recurrent:
             notes = (*notes, f"every node of a draft keeps a copy of the text's states, {_states(target, text):.1f} MB")
         trees, scale = largest_difference(target, text, _SMALL if known.branches else chain(len(_SMALL)))
+        left = 2 * (time.perf_counter() - began)
+        if left > _PATIENCE:
+            logger.warning("trying whether %s follows tree masks, once on this machine (about %d s)", known.model, left)
         plain, behind = by_rows(target, random_text(target, max(_ROWS))), by_rows(target, text, behind_cache=True)
     except Exception as error:  # a model of an unknown kind can fail in any way
         return _Verdict(f"expected a forward pass over a tree, got {type(error).__name__}: {error}", notes=notes)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
 from ..hf.accelerate import accelerated
 from ..hf.acceleration import Acceleration
 from ..hf.batched import DecodingThread
 from ..loop.stats import Stats
-from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft, Step
 from .errors import ApiError, CancelledError, client_error, server_error
@@ -203,7 +203,7 @@ class StepReporter(Drafter):
     def traits(self) -> DrafterTraits:
         return self._inner.traits
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> TextDrafter:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> TextDrafter:
         return _ReportedText(self, self._inner.start(prompt, target, costs), self._on_step)
 
     def describe(self) -> str:

@@ -17,8 +17,6 @@ from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..hf.batched import DecodingThread
 from ..model.loading import Loaded
-from ..model.pass_costs import PassCosts
-from ..model.step_costs import StepCosts
 from ..model.tree_model import TreeModel
 from .drafter_pool import DrafterPool
 from .errors import ApiError
@@ -37,8 +35,6 @@ from .texts import Text
 from .worker import Worker
 
 _FIRST_TEXT = "The first of the"
-_LONGEST_MEASURED = 16_384
-"""Tokens of a prompt up to which the cost of trees is measured at start: beyond, the cache may need much memory."""
 
 
 class Service:
@@ -169,12 +165,11 @@ class Service:
                 log_generation(job)
 
     async def open(self) -> None:
-        """Measures and compiles what the first requests would wait for, and completes a text as they do. May be called
+        """Compiles what the first requests would wait for, and completes a text as they do. May be called
         again. Raises RuntimeError if that fails, or where texts are to be decoded together and this one was not.
         """
         if self._opened:
             return
-        await self.worker.async_submit(self._measure)
         drafter = contextlib.nullcontext(self.pool.base.fork())
         job = Job(self.loaded.model, drafter, together=self.together, warm_up=True)
         ids = self.loaded.tokenizer(_FIRST_TEXT, return_tensors="pt")["input_ids"]
@@ -188,16 +183,6 @@ class Service:
             # It would draw from the generator of the whole process, so that seeds would not hold.
             raise RuntimeError(f"expected texts that share passes, got others: {job.fallback}; leave --concurrency out")
         self._opened = True
-
-    @torch.no_grad()
-    def _measure(self) -> None:
-        """Measures the times of passes over trees (`costs`) for every length of prompt."""
-        limits = (self.settings.max_prompt_tokens, self.loaded.context, _LONGEST_MEASURED)
-        longest = min(limit for limit in limits if limit is not None)
-        costs = PassCosts(self.target)
-        for length in costs.lengths(longest):
-            ids = torch.arange(min(length, longest), device=self.target.device) % self.target.embedded
-            self.pool.base.fork().start(ids, self.target, StepCosts(costs, 1, len(ids)))
 
     async def save_at_intervals(self) -> None:
         """Saves what was learned every `save_every` seconds, until cancelled."""

@@ -129,9 +129,7 @@ def tree_of(paths: Iterable[tuple[float, RankPath]]) -> Tree:
 
 
 RANK_ACCEPTANCE = (0.709, 0.069, 0.035, 0.017, 0.013, 0.012, 0.010, 0.004)
-"""How often the candidate of each rank was right where it was tried: of the shipped target, which decoded the shipped
-prompts with the paper's tree. `token-recycling tune MODEL --prompts PATH --template FILE` measures it anew.
-"""
+"""`Stats.acceptance_by_rank` of the shipped target, which decoded the shipped prompts with the paper's tree."""
 
 
 @cache

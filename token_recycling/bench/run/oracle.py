@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from ...costs.costs import Costs
 from ...drafters._shared.base import ModelDrafter
 from ...drafters._shared.expand import Rules
 from ...drafters._shared.pairing import DraftModelOption
 from ...model.prefill import prefill
-from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context
 from .outcome import Outcome
@@ -35,7 +35,7 @@ class Hindsight(DraftModelOption, ModelDrafter):
         """`text` (length,) is what the next text will be, prompt included."""
         self._known = text
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules:
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules:
         known = self._known.to(prompt.device)
         assert torch.equal(known[: len(prompt)], prompt)
         choices = _choices(model, known, target.vocab_size)

@@ -7,6 +7,7 @@ everything copied below it) is read with the next step.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,9 +15,9 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from ...costs.budget import Budget
-from ...model.pass_costs import PassCosts
-from ...model.step_costs import StepCosts
+from ...costs.costs import Costs
+from ...costs.drafting import Work
+from ...model.pass_times import weights_read
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
@@ -48,7 +49,7 @@ class ModelDrafter(Drafter):
         """Create what reads a text of the target with the drafting model."""
         return Reader(model, self.reads_states)
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules | None:
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules | None:
         """Choose what is drafted for a new text; None for nothing at all."""
         raise NotImplementedError(f"{type(self).__name__} must define rules_for()")
 
@@ -64,9 +65,9 @@ class ModelDrafter(Drafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(draws=self.sampled)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> ModelText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelText:
         model = self.drafting_model(target)
-        return ModelText(self, target, model, self.rules_for(target, model, prompt, costs), prompt)
+        return ModelText(self, target, model, self.rules_for(target, model, prompt, costs), prompt, costs)
 
     def describe(self) -> str:
         return f"{self.name}: {self.what()}"
@@ -86,10 +87,16 @@ class ModelText(TextDrafter):
     drafter: ModelDrafter
 
     def __init__(
-        self, drafter: ModelDrafter, target: TreeModel, model: TreeModel, rules: Rules | None, prompt: torch.Tensor
+        self,
+        drafter: ModelDrafter,
+        target: TreeModel,
+        model: TreeModel,
+        rules: Rules | None,
+        prompt: torch.Tensor,
+        costs: Costs,
     ) -> None:
         super().__init__(drafter)
-        self._target, self._rules = target, rules
+        self._target, self._rules, self._costs = target, rules, costs
         self.reader = drafter.reader(target, model)
         self.counts: Counter[str] = Counter()
         """Counts for the next `statistics`."""
@@ -108,8 +115,13 @@ class ModelText(TextDrafter):
         # Whether the loop can use a drawn draft must not depend on what is drawn: how many nodes there are is.
         if depth < 1 or (warp and not self._target.support.fits(len(text) - 1, rules.nodes + 1)):
             return Draft(root_only(), context.root)
-        rules = replace(rules, depth=depth)
+        rules, began = replace(rules, depth=depth), time.perf_counter()
+        if rules.times is not None:
+            rules = replace(rules, times=self._costs.by_nodes)
         graph = self._graph = grow(reader, text, rules, self._target.vocab_size, warp, drafter.stop(self))
+        if rules.times is not None and graph.steps:
+            seconds = (time.perf_counter() - began) / graph.steps
+            rules.work.count(1, self._costs.in_passes(seconds))
         places = verified(graph, rules)
         self.counts.update(
             draft_forwards=graph.steps,
@@ -177,12 +189,14 @@ class CausalDrafter(ModelDrafter):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
         check_auto_or_nodes(self, "nodes")
+        self._works: dict[int, Work] = {}
+        """What a drafting step takes, by the number of texts."""
 
-    def step_cost(self, target: TreeModel, model: TreeModel, costs: PassCosts, length: int) -> float:
-        """A pass of the drafting model over one token after `length`, as a share of the target's."""
-        return PassCosts(model).curve(length).seconds[0] / costs.curve(length).seconds[0]
+    def step_cost(self, target: TreeModel, model: TreeModel) -> float:
+        """A pass of the drafting model as a share of the target's, as long as none was timed: by the weights read."""
+        return weights_read(model.model) / weights_read(target.model)
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules | None:
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules | None:
         """None where a drafting step costs as much as the token that it may save."""
         if self.mode == "sequence":
             return Rules(self.depth if self.nodes == "auto" else min(self.depth, int(self.nodes)), 1, self.depth)
@@ -193,14 +207,17 @@ class CausalDrafter(ModelDrafter):
         if self.sampled:  # what was measured must not decide how many numbers are drawn
             return rules
         # The texts of a batch are verified together, but drafted for one after another.
-        alone = self.step_cost(target, model, costs.passes, costs.length) * costs.curve.seconds[0]
-        step = costs.texts * alone / costs.plain
+        work = self._works.setdefault(costs.texts, Work(costs.texts * self.step_cost(target, model)))
         nodes = len(costs.by_nodes) - 1
-        return replace(rules, nodes=nodes, budget=Budget(costs.by_nodes, step)) if nodes and step < 1 else None
+        return replace(rules, nodes=nodes, times=costs.by_nodes, work=work) if nodes and work.step < 1 else None
 
     def shape(self, rules: Rules) -> str:
         shape = f"{self.mode} of {rules.depth} steps"
         if self.mode != "sequence":
-            shape += " and nodes at most, as far as they pay" if rules.budget else f" and {rules.nodes} nodes at most"
+            shape += (
+                " and nodes at most, as far as they pay"
+                if rules.times is not None
+                else f" and {rules.nodes} nodes at most"
+            )
             shape += f", k = {rules.k}, theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
         return shape + (f", tau = {rules.tau}" if rules.tau else "")

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from ...costs.budget import Budget
+from ...costs.budget import best_size, step_pays
+from ...costs.drafting import Work
 from .graph import Graph, UnrolledNode
 
 Warp = Callable[[torch.Tensor], torch.Tensor]
@@ -44,8 +46,12 @@ class Rules:
     """Tokens that must recur for a merge; 0 for a tree."""
     frontier: int | None = None
     """Nodes that are followed in one step at most, the most probable ones; None: all that are worth it."""
-    budget: Budget | None = None
-    """Where given, drafting ends where one more step does not pay, and only as many nodes are verified as do."""
+    times: np.ndarray | None = None
+    """(nodes + 1,) t(n) of the target's passes over 1, 2, ... nodes. Where given, drafting ends where one more step
+    does not pay, and only as many nodes are verified as do.
+    """
+    work: Work = field(default_factory=Work)
+    """What a drafting step takes, in the same unit."""
 
 
 class LayerReader(Protocol):
@@ -78,7 +84,7 @@ def grow(
     for step in range(rules.depth):
         added = _add_children(graph, followed, logits[:, :vocabulary], rules, vocabulary, warp)
         followed = _worth_following(graph, added, rules, warp is not None) if step + 1 < rules.depth else []
-        if not followed or not _pays(graph, followed, rules.budget):
+        if not followed or not _pays(graph, followed, rules):
             break
         graph.read.update(zip(followed, count(len(graph.read)), strict=False))
         graph.steps += 1
@@ -92,15 +98,18 @@ def grow(
 def verified(graph: Graph, rules: Rules) -> list[UnrolledNode]:
     """The tree that is verified in the graph's place."""
     places = graph.unrolled(rules.nodes)
-    if rules.budget is None:
+    if rules.times is None:
         return places
-    chosen, _ = rules.budget.best([place.probability for place in places[1:]], graph.steps)
+    times = rules.times + graph.steps * rules.work.step
+    chosen, _ = best_size([place.probability for place in places[1:]], times)
     return places if chosen == len(places) - 1 else graph.unrolled(chosen)
 
 
-def _pays(graph: Graph, followed: Sequence[int], budget: Budget | None) -> bool:
+def _pays(graph: Graph, followed: Sequence[int], rules: Rules) -> bool:
+    if rules.times is None:
+        return True
     gains = [graph.probabilities[node] for node in followed]
-    return budget is None or budget.step_pays(gains, graph.probabilities[1:], graph.steps)
+    return step_pays(gains, graph.probabilities[1:], rules.times + graph.steps * rules.work.step, rules.work.step)
 
 
 def _add_children(

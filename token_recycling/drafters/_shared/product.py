@@ -12,19 +12,20 @@ from itertools import islice
 import numpy as np
 import torch
 
-from ...costs.budget import Budget
+from ...costs.budget import best_size
 from ...trees.draft import Draft
 from ...trees.templates import best_paths, tree_of
 from ...trees.tree import Tree
 
 
-def best_product(acceptance: Sequence[Sequence[float]], nodes: int, budget: Budget | None = None) -> Tree:
+def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.ndarray | None = None) -> Tree:
     """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of `nodes`
-    nodes below the root, or of as many of these as pay after one step of drafting.
+    nodes below the root, or of as many of these as pay where `times` (most + 1,) are those of steps over 1, 2, ...
+    nodes, the drafting included.
     """
     paths = list(islice(best_paths(acceptance), nodes))
-    if budget is not None:
-        paths = paths[: budget.best([gain for gain, _ in paths], steps=1)[0]]
+    if times is not None:
+        paths = paths[: best_size([gain for gain, _ in paths], times)[0]]
     return tree_of(paths)
 
 

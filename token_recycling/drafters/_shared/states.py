@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from typing_extensions import Self
 
-from ...costs.budget import Budget
-from ...costs.drafting import OwnWork, Pace, Rests
-from ...model.step_costs import StepCosts
+from ...costs.costs import Costs
+from ...costs.drafting import Work
 from ...trees.draft import Step
 from .._base import Drafter, TextDrafter
 
@@ -57,8 +57,8 @@ class StatesDrafter(Drafter):
     """auto: as many nodes as pay, the module's passes counted; a number of them; or what a subclass takes besides."""
 
     def __post_init__(self) -> None:
-        self.work, self.pace = OwnWork(), Pace()
-        """What a pass of the module takes; and of the steps of all texts, where the tree is to pay."""
+        self.work = Work()
+        """What a pass of the module takes, and the steps of all texts, where the tree is to pay."""
 
     def fork(self) -> Self:
         """The same: nothing is learned from texts."""
@@ -70,33 +70,37 @@ class StatesText(TextDrafter):
     rests while none do: what a module of one's own takes is spent before anything is known.
     """
 
-    def __init__(self, drafter: StatesDrafter, unread: UnreadStates, costs: StepCosts) -> None:
+    def __init__(self, drafter: StatesDrafter, unread: UnreadStates, costs: Costs) -> None:
         super().__init__(drafter)
         self._unread, self._costs = unread, costs
         self._tree, self._work = drafter.tree, drafter.work
-        self._rests = Rests(drafter.pace, costs.pace(drafter.pace)) if drafter.tree == "auto" else None
+        self._rest = 0
+        """Steps for which nothing is to be drafted, where the tree is to pay."""
         self._counts: Counter[str] = Counter()
         """Counts for the next `statistics`."""
         self._passes = 0
         """Of the module, for this step."""
 
-    def _limits(self) -> tuple[int, Budget | None]:
-        """How many nodes may be verified, and what limits them further, where the tree is no template."""
-        tree = self._tree
-        if tree != "auto":
-            return int(tree), None
-        budget = Budget(self._costs.by_nodes, self._work.known.step)
-        return len(budget.verification) - 1, budget
+    def _limits(self) -> tuple[int, np.ndarray | None]:
+        """How many nodes may be verified, and t(n) of 1, 2, ... nodes, root included, where as many as pay are; where
+        the tree is no template.
+        """
+        if self._tree != "auto":
+            return int(self._tree), None
+        times = self._costs.by_nodes
+        return len(times) - 1, times
 
-    def _next_rests(self) -> bool:
-        """Whether nothing is to be drafted for the next step. To be asked once a step: it counts down."""
-        return self._rests is not None and self._rests.next()
+    def _rests(self) -> bool:
+        """Whether nothing is to be drafted for this step. To be asked once a step: it counts down."""
+        rests = self._rest > 0
+        self._rest -= rests
+        return rests
 
     def _spent(self, passes: int, since: float) -> None:
         """The module was passed so often for this step, which began drafting then (`time.perf_counter`)."""
         self._counts["draft_forwards"] += passes
         self._passes = passes
-        if self._rests is not None:
+        if self._tree == "auto":
             self._work.count(1, self._costs.in_passes((time.perf_counter() - since) / passes))
 
     def read_prompt(self, states: torch.Tensor) -> None:
@@ -106,9 +110,10 @@ class StatesText(TextDrafter):
         assert step.states is not None
         self._unread.learn(step.states[step.accepted])
         passes, self._passes = self._passes, 0
-        if passes and self._rests is not None:
-            own = passes * self._work.known.step
-            self._rests.reckon(len(step.tokens), self._costs.of(self._costs.nodes) + own, own)
+        if passes and self._tree == "auto":
+            own = passes * self._work.step
+            taken = self._costs.of(self._costs.nodes) + own
+            self._rest = self._costs.rest(self._work, len(step.tokens), taken, own)
 
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...costs.costs import Costs
 from ...model.device_map import Placed
 from ...model.inspection import output_layer, output_width
-from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft
 from ...trees.templates import parse_paths, root_only, size_in_words, template_from
@@ -71,7 +71,7 @@ class Eagle(StatesDrafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(states=self._saved.head.shape.states_of)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> EagleText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> EagleText:
         return EagleText(self, HeadReader(self._head_for(target), len(prompt)), target, costs)
 
     def _head_for(self, target: TreeModel) -> PlacedHead:
@@ -128,13 +128,13 @@ class EagleText(StatesText):
 
     drafter: Eagle
 
-    def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: StepCosts) -> None:
+    def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: Costs) -> None:
         super().__init__(drafter, reader, costs)
         self._reader, self._target = reader, target
 
     def draft(self, context: Context) -> Draft:
         depth = min(self.drafter.depth, context.room - 1)
-        if self._next_rests() or depth < 1 or not self._reader.knows:
+        if self._rests() or depth < 1 or not self._reader.knows:
             return Draft(root_only(), context.root)
         if self.drafter.template is not None:
             return self._filled(context.tokens, self.drafter.template.cut(context.room - 1))
@@ -142,10 +142,10 @@ class EagleText(StatesText):
 
     def _grown(self, text: torch.Tensor, depth: int) -> Draft:
         began, k = time.perf_counter(), min(self.drafter.k, self._target.vocab_size)
-        nodes, budget = self._limits()
+        nodes, times = self._limits()
         if nodes < 1:
             return Draft(root_only(), text[-1:])
-        rules = Rules(depth, k, nodes, frontier=k, budget=budget)
+        rules = Rules(depth, k, nodes, frontier=k, times=times, work=self._work)
         graph = grow(self._reader, text, rules, self._target.vocab_size)
         draft = graph.draft(verified(graph, rules), self._target.device)
         self._spent(graph.steps, since=began)

@@ -21,7 +21,7 @@ import torch
 
 from ..._util.locks import Lock
 from ...costs.budget import NO_COSTS
-from ...model.step_costs import StepCosts
+from ...costs.costs import Costs
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
@@ -96,8 +96,13 @@ class Fuse(Drafter):
         other.calibration, other.marginal = copy.deepcopy((self.calibration, self.marginal))
         return other
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> FuseText:
+    def warm_up(self, device: torch.device) -> None:
         warm_up()
+        for drafter in self.drafters:
+            drafter.warm_up(device)
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> FuseText:
+        self.warm_up(target.device)
         return FuseText(self, [drafter.start(prompt, target, costs) for drafter in self.drafters], target, costs)
 
     def describe(self) -> str:
@@ -114,7 +119,7 @@ class FuseText(TextDrafter):
 
     drafter: Fuse
 
-    def __init__(self, drafter: Fuse, parts: list[TextDrafter], target: TreeModel, costs: StepCosts) -> None:
+    def __init__(self, drafter: Fuse, parts: list[TextDrafter], target: TreeModel, costs: Costs) -> None:
         super().__init__(drafter)
         self._parts, self._target = parts, target
         self._costs = costs if drafter.nodes == "auto" else None

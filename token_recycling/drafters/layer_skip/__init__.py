@@ -15,9 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..._util.locks import Lock
-from ...model.pass_costs import PassCosts
+from ...costs.costs import Costs
 from ...model.prefill import continued
-from ...model.step_costs import StepCosts
 from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
 from .._shared.base import CausalDrafter, Mode, ModelText
@@ -54,7 +53,7 @@ class LayerSkip(CausalDrafter):
         """The same: nothing is learned from texts, once the first one has chosen the layers."""
         return replace(self) if self._skipped is None else self
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> ModelText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelText:
         with self._choosing:
             if self._skipped is None:
                 self.choose(target, prompt)
@@ -81,7 +80,7 @@ class LayerSkip(CausalDrafter):
                 self._view = target.model, TreeModel(without_layers(target.model, self._skipped))
             return self._view[1]
 
-    def step_cost(self, target: TreeModel, model: TreeModel, costs: PassCosts, length: int) -> float:
+    def step_cost(self, target: TreeModel, model: TreeModel) -> float:
         """Estimated by the weights that a pass reads."""
         assert self._skipped is not None
         return cost_without(target.model, self._skipped)

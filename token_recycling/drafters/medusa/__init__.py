@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 
 from ..._util.topk import top_candidates
-from ...costs.budget import Budget
+from ...costs.costs import Costs
 from ...model.device_map import Placed
 from ...model.inspection import output_layer
-from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import best_paths, root_only, size_in_words, template_from, tree_of
@@ -77,7 +76,7 @@ class Medusa(Drafter):
         """The same: nothing is learned from texts."""
         return self
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> MedusaText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MedusaText:
         return MedusaText(self, self._heads_for(target), target, costs)
 
     def _heads_for(self, target: TreeModel) -> MedusaHeads:
@@ -98,7 +97,7 @@ class MedusaText(TextDrafter):
 
     drafter: Medusa
 
-    def __init__(self, drafter: Medusa, heads: MedusaHeads, target: TreeModel, costs: StepCosts) -> None:
+    def __init__(self, drafter: Medusa, heads: MedusaHeads, target: TreeModel, costs: Costs) -> None:
         super().__init__(drafter)
         self._heads, self._output = heads, output_layer(target.model)
         self._hidden: torch.Tensor | None = None
@@ -116,9 +115,10 @@ class MedusaText(TextDrafter):
         """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of the
         given number of nodes, or of as many as pay.
         """
-        budget = None if self._costs is None else Budget(self._costs.by_nodes, self._step)
-        most = int(self.drafter.tree) if budget is None else len(budget.verification) - 1
-        return best_product(acceptance, most, budget)
+        if self._costs is None:
+            return best_product(acceptance, int(self.drafter.tree))
+        times = self._costs.by_nodes + self._step
+        return best_product(acceptance, len(times) - 1, times)
 
     def draft(self, context: Context) -> Draft:
         if self._hidden is None or (self._template is not None and len(self._template) == 1):

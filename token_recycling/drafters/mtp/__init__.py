@@ -22,10 +22,10 @@ import torch
 
 from ..._util.text_stream import first_line
 from ..._util.topk import top_candidates
-from ...costs.budget import Budget
+from ...costs.budget import best_size, step_pays
+from ...costs.costs import Costs
 from ...model.compat import MtpModel, needed
 from ...model.device_map import Placed, placed_copy
-from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft
 from ...trees.templates import root_only, size_in_words, tree_of
@@ -67,7 +67,7 @@ class Mtp(StatesDrafter):
     def traits(self) -> DrafterTraits:
         return DrafterTraits(states=_last)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> MtpText:
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MtpText:
         return MtpText(self, MtpReader(self._layers_for(target), len(prompt)), costs)
 
     def _layers_for(self, target: TreeModel) -> MtpModel:
@@ -136,27 +136,27 @@ class MtpText(StatesText):
 
     drafter: Mtp
 
-    def __init__(self, drafter: Mtp, reader: MtpReader, costs: StepCosts) -> None:
+    def __init__(self, drafter: Mtp, reader: MtpReader, costs: Costs) -> None:
         super().__init__(drafter, reader, costs)
         self._reader = reader
 
     def draft(self, context: Context) -> Draft:
         drafter, places = self.drafter, min(self.drafter.depth, context.room - 1)
-        nodes, budget = self._limits()
-        if self._next_rests() or not self._reader.waits or places < 1 or nodes < 1:
+        nodes, times = self._limits()
+        if self._rests() or not self._reader.waits or places < 1 or nodes < 1:
             return Draft(root_only(), context.root)
         began = time.perf_counter()
         logits = self._reader.read(context.tokens)
         passes = len(logits)
         candidates, chances = top_candidates(logits[:places], min(drafter.k, logits.shape[-1]))
-        while len(chances) < places and _goes_on(chances, budget, passes):
+        while len(chances) < places and _goes_on(chances, times, passes, self._work.step):
             more, likely = top_candidates(self._reader.read_on(), candidates.shape[1])
             candidates, chances = np.concatenate([candidates, more]), np.concatenate([chances, likely])
             passes += 1
         self._spent(passes, since=began)
         paths = sorted(_paths(chances), key=lambda path: (-path[0], len(path[1])))[:nodes]
-        if budget is not None:
-            paths = paths[: budget.best([gain for gain, _ in paths], passes)[0]]
+        if times is not None:
+            paths = paths[: best_size([gain for gain, _ in paths], times + passes * self._work.step)[0]]
         return product_draft(tree_of(paths), context.root, candidates, chances)
 
 
@@ -172,9 +172,9 @@ def _paths(chances: np.ndarray) -> list[tuple[float, RankPath]]:
     ]
 
 
-def _goes_on(chances: np.ndarray, budget: Budget | None, passes: int) -> bool:
-    """Whether one more place is worth a pass."""
-    if budget is None:
+def _goes_on(chances: np.ndarray, times: np.ndarray | None, passes: int, step: float) -> bool:
+    """Whether one more place is worth a pass, which takes `step`, after so many."""
+    if times is None:
         return True
     gains = [gain for gain, _ in _paths(chances)]
-    return budget.step_pays([float(np.prod(chances[:, 0], dtype=np.float64))], gains, passes)
+    return step_pays([float(np.prod(chances[:, 0], dtype=np.float64))], gains, times + passes * step, step)

@@ -23,9 +23,9 @@ import torch
 from ..._util.compiled import compiling
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
-from ...costs.budget import NO_COSTS
-from ...costs.drafting import OwnWork, Pace, Rests
-from ...model.step_costs import StepCosts
+from ...costs.budget import NO_COSTS, paying_nodes, tokens_by_size
+from ...costs.costs import Costs
+from ...costs.drafting import Work
 from ...model.tree_model import TreeModel
 from ...recycling import recycler
 from ...recycling.matrix_file import check_vocabulary
@@ -67,18 +67,21 @@ class Recycling(Drafter, Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.work = Work()
+        """Of the steps of all texts, where the tree is to pay."""
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
-        self.pace, self.work = Pace(), OwnWork()
-        """Of the steps of all texts, where the tree is to pay."""
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
         self._making = Lock()
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> RecyclingText:
-        warm_up(target.device, self.remembers > 0, self.favours > 0)
+    def warm_up(self, device: torch.device) -> None:
+        warm_up(device, self.remembers > 0, self.favours > 0)
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> RecyclingText:
+        self.warm_up(target.device)
         return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
@@ -115,7 +118,7 @@ class RecyclingText(TextDrafter):
 
     drafter: Recycling
 
-    def __init__(self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: StepCosts) -> None:
+    def __init__(self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: Costs) -> None:
         super().__init__(drafter)
         self._costs, template = None, drafter.template
         """What passes cost, where the tree is to pay."""
@@ -129,7 +132,8 @@ class RecyclingText(TextDrafter):
         self._text = self._recycler.begin(prompt)
         self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
-        self._rests = Rests(drafter.pace, costs.pace(drafter.pace))
+        self._rest = 0
+        """Steps for which nothing is to be drafted."""
         self._spent = 0.0
         """Seconds of this step's drafting."""
         self._values = np.empty(0, np.float32)
@@ -143,15 +147,18 @@ class RecyclingText(TextDrafter):
         self._learn(ngrams, *top_candidates(logits, self.drafter.k), chosen)
 
     def draft(self, context: Context) -> Draft:
-        if self._rests.next():
+        if self._rest:
+            self._rest -= 1
             return Draft(root_only(), context.root)
         began = _now()
+        times = self._times()
         tree = self._recycler.draft_one(
-            self._text, context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1), self._times()
+            self._text, context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1), times
         )
-        self._values = tree.values.copy()
+        nodes = self._believed(tree.values, times)
+        self._values = tree.values[:nodes].copy()
         # In order of depth.
-        order = np.argsort(tree.depths, kind="stable")
+        order = np.argsort(tree.depths[:nodes], kind="stable")
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         parents, ranks = tree.parents[order], tree.ranks[order]
@@ -166,8 +173,15 @@ class RecyclingText(TextDrafter):
         """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
         if self._costs is None:
             return NO_COSTS
-        passes, work = self._costs.by_nodes, self.drafter.work.known
+        passes, work = self._costs.by_nodes, self.drafter.work
         return passes + work.step + work.node * np.arange(len(passes))
+
+    def _believed(self, values: np.ndarray, times: np.ndarray) -> int:
+        """How many of the nodes that have grown (n,) pay by what has come of such forecasts before."""
+        if self._costs is None:
+            return len(values)
+        gains = self._costs.trust(self.drafter.work) * values[1:]
+        return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
 
     def observe(self, step: Step) -> None:
         values, self._values = self._values, self._values[:0]
@@ -193,13 +207,12 @@ class RecyclingText(TextDrafter):
         how = {"chosen": chosen, "remembers": options.remembers, "favours": options.favours}
         self._recycler.learn(ngrams, ids, probabilities, **how)
 
-    def _reckon(self, step: Step, values: np.ndarray, costs: StepCosts, seconds: float) -> None:
+    def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
         """Counts what the step gave and took, `seconds` of it here."""
         verified, work = len(step.draft.tree), self.drafter.work
         work.count(verified, costs.in_passes(seconds))
-        taken = costs.of(costs.nodes) + work.known.of(verified)
-        paid = values.sum() >= costs.of(len(values)) + work.known.of(len(values))
-        self._rests.reckon(len(step.tokens), taken, own=work.known.of(1), paid=paid)
+        taken = costs.of(costs.nodes) + work.of(verified)
+        self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
 
 
 @cache

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...costs.costs import Costs
 from ...model.remembered import remembered
-from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from ...recycling.occurrences import warm_up
 from ...recycling.trie import Trie
@@ -58,8 +58,11 @@ class Rest(Drafter):
         """Opens the datastore once more: it is read only, and not to be copied into memory."""
         return replace(self)
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: StepCosts) -> Rest:
+    def warm_up(self, device: torch.device) -> None:
         warm_up()
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> Rest:
+        self.warm_up(target.device)
         store = self._store
         if store.vocab_size > target.embedded:
             raise DatastoreError(

@@ -18,8 +18,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..._util.locks import Lock
+from ...costs.costs import Costs
 from ...model.inspection import output_width
-from ...model.step_costs import StepCosts
 from ...model.tree_model import TreeModel
 from .._shared.base import ModelDrafter, ModelText
 from .._shared.expand import Rules, Stop
@@ -78,7 +78,7 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
             )
         return load_head(beside, model)
 
-    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: StepCosts) -> Rules:
+    def rules_for(self, target: TreeModel, model: TreeModel, prompt: torch.Tensor, costs: Costs) -> Rules:
         self._head_for(model.model)  # a head that is missing is said with the first text, not with its first draft
         return Rules(depth=self.max_length, k=1, nodes=self.max_length)
 

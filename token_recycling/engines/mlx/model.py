@@ -205,7 +205,7 @@ class Drafting:
         if not len(gains):
             return 0
         began = self._now()
-        costs = self._drafter.costs(self._model, self._text.tokens)[len(self._again) :]
+        costs = self._drafter.costs()[len(self._again) :]
         self.away += self._now() - began
         return paying_nodes(tokens_by_size(gains), costs[: len(gains) + 1])
 

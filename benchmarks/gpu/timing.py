@@ -1,41 +1,26 @@
-"""What a fast step of n nodes costs: t(n) as `costs` wants it, measured on the step that will run.
-
-A tree is filled up to a bucket, so that the curve is a staircase: one node more costs nothing until the next bucket.
-"""
+"""Times fast steps of n nodes, each a size of its own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from .._util.device import synchronize
-from ..costs.curve import CostCurve
-from ..model.pass_costs import filled, with_room
-from ..trees.draft import Draft
-from ..trees.templates import star
-from .slots import band_of
-from .sources import BUCKETS, bucket_of
-from .step import Choice, StepPlan
-
-if TYPE_CHECKING:
-    from ..model.tree_model import TreeModel
-    from .runner import StepRunner
+from token_recycling._util.device import synchronize
+from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs.slots import band_of
+from token_recycling.cuda_graphs.step import Choice, StepPlan
+from token_recycling.model.kv_cache import unroll
+from token_recycling.model.prefill import prefill
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.draft import Draft
+from token_recycling.trees.templates import star
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 20
-
-
-def staircase(target: TreeModel, runner: StepRunner, length: int, seconds: float = 1.0) -> CostCurve:
-    """The curve for texts of `length` tokens, the best of some rounds within some `seconds`, three at least."""
-    length = with_room(target, length, BUCKETS[-1])
-    limit = length + BUCKETS[-1] if target.max_length is None else target.max_length
-    sizes = [nodes for nodes in BUCKETS if nodes == 1 or length + nodes <= limit]
-    best = timed(target, runner, length, sizes, seconds)
-    firsts = [1, *(before + 1 for before in sizes[:-1])]
-    ends = sorted({*firsts, *sizes})
-    return CostCurve(length, tuple(ends), tuple(best[bucket_of(end)] for end in ends))
+_PROMPT = 16
 
 
 @torch.no_grad()
@@ -78,3 +63,20 @@ def one_step(target: TreeModel, runner: StepRunner, length: int, nodes: int, k: 
         runner.run(target, plan, source, Choice())
 
     return step
+
+
+def filled(model: TreeModel, length: int) -> DynamicCache:
+    """A cache as after `length` tokens. Where the layers allow it, a few tokens' states are repeated."""
+    cache = model.new_cache()
+    tokens = torch.arange(1, min(_PROMPT, length) + 2, device=model.device) % model.embedded
+    prefill(model, [tokens], cache)
+    unroll(cache)
+    if all(type(layer) is DynamicLayer for layer in cache.layers):
+        times = -(-length // cache.get_seq_length())
+        for layer in cache.layers:
+            layer.keys = layer.keys.repeat(1, 1, times, 1)[:, :, :length]
+            layer.values = layer.values.repeat(1, 1, times, 1)[:, :, :length]
+        return cache
+    cache = model.new_cache()
+    prefill(model, [torch.arange(length + 1, device=model.device) % model.embedded], cache)
+    return cache

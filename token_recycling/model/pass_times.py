@@ -1,0 +1,159 @@
+"""What the passes of a model take: learned from its steps, for every number of texts and length, and kept on disk.
+
+Nothing is measured for its own sake. The first step begins with what earlier processes have learned of the model on
+this machine, else with what is usual; from then on every step teaches (`costs.online`). On disk is the shape alone,
+t(n) / t(1), as a slow average: so a busy machine, which changes it for a while, spoils little. It is written when a
+text has ended, at most once a minute.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from .._util.locks import Lock
+from ..costs.costs import Costs
+from ..costs.online import OnlineCurve, band, shared_by
+from . import kept
+from .remembered import remembered
+from .tensor_parallel import agreed, processes
+from .tree_model import TreeModel
+
+_MOST_ON_CPU, _MOST = 64, 256
+"""Nodes of the largest passes that are considered."""
+_BYTES_ON_CPU, _BYTES = 1e10, 1e12
+"""Of weights that are read in a second, as long as nothing was seen."""
+_SECONDS, _STEPS, _SHARE = 60.0, 16, 0.25
+"""At least so long between two writings; what fewer steps taught is not kept; what the newest shape counts for."""
+_DEAREST = 1.5
+"""A pass over n nodes that seems to take longer than so many times n passes is not believed."""
+
+
+class PassTimes:
+    """Learned curves of one model, whose steps are made in one way."""
+
+    def __init__(self, prior: np.ndarray, setting: dict[str, str] | None) -> None:
+        """`prior` (nodes,) float64: seconds of passes over 1, 2, ... nodes, as long as nothing was seen. `setting`:
+        what t(n) depends on; None if nothing is to be kept on disk.
+        """
+        self._prior, self._setting = prior, setting
+        self._curves: dict[tuple[int, int], OnlineCurve] = {}
+        """By number of texts and band of length."""
+        self._path = None if setting is None else kept.file_of("costs", setting)
+        self._written = -math.inf
+        self._choosing = Lock()
+
+    def curve(self, texts: int, length: int) -> OnlineCurve:
+        """What is learned of passes over so many texts, the longest of `length` tokens. It begins with what is kept of
+        them, else with what was learned of another length, or of one text.
+        """
+        key = texts, band(length)
+        with self._choosing:
+            if key not in self._curves:
+                self._curves[key] = OnlineCurve(self._begun(*key))
+            return self._curves[key]
+
+    def _begun(self, texts: int, length: int) -> np.ndarray:
+        known = {n: shape * self._prior[0] for (count, n), shape in self._kept().items() if count == texts}
+        known |= {n: curve.seconds for (count, n), curve in self._curves.items() if count == texts and curve.steps}
+        if known:
+            return known[min(known, key=lambda other: abs(math.log(other / length)))]
+        return self._prior if texts == 1 else shared_by(texts, self.curve(1, length).seconds)
+
+    def _kept(self) -> dict[tuple[int, int], np.ndarray]:
+        """The shapes on disk that can be believed."""
+        return {} if self._path is None else kept.read(self._path, self._parsed, {})
+
+    def _parsed(self, held: dict[str, Any]) -> dict[tuple[int, int], np.ndarray]:
+        found = {(one["texts"], one["length"]): np.asarray(one["relative"], dtype=np.float64) for one in held["curves"]}
+        return {
+            (texts, length): shape
+            for (texts, length), shape in found.items()
+            if _plausible(shape) and len(shape) == len(shared_by(texts, self._prior))
+        }
+
+    def keep(self) -> None:
+        """A text has ended: writes what was learned, now and then."""
+        now = time.monotonic()
+        learned = {key: curve.shape() for key, curve in self._curves.items() if curve.steps >= _STEPS}
+        learned = {key: shape for key, shape in learned.items() if _plausible(shape)}
+        if self._path is None or not learned or now - self._written < _SECONDS:
+            return
+        self._written, shapes = now, self._kept()
+        for key, shape in learned.items():
+            shapes[key] = shapes[key] ** (1 - _SHARE) * shape**_SHARE if key in shapes else shape
+        curves = [
+            {"texts": texts, "length": length, "relative": np.round(shape, 4).tolist()}
+            for (texts, length), shape in sorted(shapes.items())
+        ]
+        kept.write(self._path, {"setting": self._setting, "curves": curves})
+
+
+def _plausible(shape: np.ndarray) -> bool:
+    """Whether t(n) / t(1) (nodes,) can be true."""
+    return (
+        shape.ndim == 1
+        and len(shape) > 0
+        and bool(np.isfinite(shape).all())
+        and shape[0] == 1
+        and bool((np.diff(shape) >= 0).all())
+        and bool((shape <= _DEAREST * np.arange(1, len(shape) + 1)).all())
+    )
+
+
+def pass_times(target: TreeModel, kind: str = "") -> PassTimes:
+    """What is known of the passes of a model in this process. `kind`: how steps are made, where it is not by ordinary
+    passes.
+    """
+    key: Hashable = ("costs", kind, torch.get_num_threads())
+    return remembered(target.model, key, partial(_new, target, kind), values_matter=False)
+
+
+def costs_of(target: TreeModel, texts: int, length: int, kind: str = "") -> Costs:
+    """What the steps of a call with some texts, the longest of `length` tokens, take."""
+    alone = processes(target.model) < 2
+    return Costs(pass_times(target, kind).curve, texts, length, float if alone else partial(agreed, target.model))
+
+
+def _new(target: TreeModel, kind: str) -> PassTimes:
+    # Processes that share a model must begin alike, and may see different disks.
+    return PassTimes(prior(target), setting(target, kind) if processes(target.model) < 2 else None)
+
+
+def setting(target: TreeModel, kind: str = "") -> dict[str, str]:
+    """What t(n) depends on, besides texts and length."""
+    return {
+        "model": type(target.model).__name__,
+        "shape": kept.shape_of(target.config),
+        "attention": target.support.attention,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "machine": kept.machine(target.device),
+        "threads": str(torch.get_num_threads()) if target.device.type == "cpu" else "",
+        **({"steps": kind} if kind else {}),
+    }
+
+
+def prior(target: TreeModel) -> np.ndarray:
+    """(nodes,) float64: seconds that passes over 1, 2, ... nodes are expected to take, as long as nothing was seen.
+
+    The weights are read once. On a CPU rows add to that, at first more than later: between what was seen of models of 8
+    and 135 million parameters in float32 and bfloat16. An accelerator waits for its memory.
+    """
+    on_cpu = target.device.type == "cpu"
+    nodes = np.arange(1, 1 + (_MOST_ON_CPU if on_cpu else _MOST))
+    shape = 1 + np.log2(nodes) / 8 + (nodes - 1) / 50 if on_cpu else 1 + (nodes - 1) / 512
+    return weights_read(target.model) / (_BYTES_ON_CPU if on_cpu else _BYTES) * shape
+
+
+def weights_read(model: PreTrainedModel) -> float:
+    """Bytes that a pass reads: of all weights, but for embeddings that are no output layer too."""
+    embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    unread = 0 if head is None or head.weight is embeddings else embeddings.nbytes
+    return max(1, sum(weight.nbytes for weight in model.parameters()) - unread)
