@@ -27,6 +27,7 @@ import token_recycling as tr
 from token_recycling.drafters._shared.base import ModelText
 from token_recycling.loop.text import Sequence, TokenSelector
 from token_recycling.model.tree_model import TreeModel
+from token_recycling.trees.templates import root_only
 
 WAYS: dict[str, dict[str, Any]] = {
     "sequence": {"mode": "sequence", "depth": 4, "nodes": 4},
@@ -104,7 +105,7 @@ def test_the_warp_is_given_where_the_text_is_sampled(model: LlamaForCausalLM, sa
     class Noting(tr.Drafter):
         def draft(self, context: tr.Context) -> tr.Draft:
             given.append(context.warp is not None)
-            return tr.Draft(tr.templates.root_only(), context.root)
+            return tr.Draft(root_only(), context.root)
 
     list(tr.stream(model, tiny.prompt(0, 4), Noting(), do_sample=sample, max_new_tokens=2))
     assert given == [sample, sample]
@@ -212,7 +213,7 @@ def test_steps_of_other_drafts_are_caught_up_with(model: LlamaForCausalLM) -> No
             return self
 
         def draft(self, context: tr.Context) -> tr.Draft:
-            return self.inner.draft(context) if next(calls) % 3 else tr.Draft(tr.templates.root_only(), context.root)
+            return self.inner.draft(context) if next(calls) % 3 else tr.Draft(root_only(), context.root)
 
         def observe(self, step: tr.Step) -> None:
             self.inner.observe(step)
