@@ -34,7 +34,7 @@ def twice(number):
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What a new process would say: the messages since the last call."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
-    monkeypatch.setattr(compiled._Watch, "keeps", True)
+    monkeypatch.setattr(compiled._Compiling, "keeps", True)
     caplog.set_level(logging.WARNING, logger="token_recycling")
 
     def messages() -> list[str]:
