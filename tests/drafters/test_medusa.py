@@ -22,7 +22,7 @@ from token_recycling.drafters.medusa.train import NOTHING, accuracy, examples, t
 from token_recycling.drafters.medusa.train_options import MedusaTraining
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Context, Step
-from token_recycling.trees.templates import best_paths, tree_of, written
+from token_recycling.trees.templates import best_paths, tree_of
 
 VOCABULARY = 16
 
@@ -38,6 +38,11 @@ def foreseeing(heads: int) -> MedusaHeads:
 def counting_heads(folder: Path, model: LlamaForCausalLM, heads: int = 3) -> Path:
     save_heads(folder, foreseeing(heads), model, [[0.6, 0.25], [0.5, 0.3], [0.4, 0.2]][:heads])
     return folder
+
+
+def written(tree: tr.Tree) -> str:
+    """Rank paths, a line for each depth."""
+    return "\n".join(" ".join("".join(map(str, tree.paths[node])) for node in layer) for layer in tree.layers)
 
 
 def drafted(drafter: Medusa, model: LlamaForCausalLM, text: list[int]) -> tuple[str, list[int]]:

@@ -69,21 +69,6 @@ def parse_paths(text: str) -> Tree:
     return Tree.from_paths(paths)
 
 
-def written(tree: Tree) -> str:
-    """The rank paths of a template as `parse_paths` reads them, a line for each depth."""
-    lines = []
-    for layer in tree.layers:
-        paths = [tree.paths[node] for node in layer]
-        lines.append(" ".join(_word(path) for path in paths))
-    return "\n".join(lines) + "\n"
-
-
-def _word(path: RankPath) -> str:
-    if max(path) <= 9:
-        return "".join(map(str, path))
-    return ".".join(map(str, path)) + "." * (len(path) == 1)
-
-
 def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> Tree:
     """The tree of `nodes` drafted nodes with the most expected accepted tokens, if a candidate of rank r is right with
     probability `rank_acceptance[r]` wherever it stands: the nodes of highest path product, best first.
