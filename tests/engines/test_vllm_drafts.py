@@ -19,7 +19,7 @@ PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
 
 def made(nodes: int = 8, token_cost: float = 0, **options: object) -> TokenRecycling:
     """The proposer without an engine, whose passes have 64 tokens at most."""
-    replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, slack=0.05)
+    replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, slack=0.05, corrected=True)
     proposer = object.__new__(TokenRecycling)
     passes = OnlineCurve(0.01 * (1 + token_cost * np.arange(64))) if token_cost else None
     vars(proposer).update(recycler=replica, passes=passes, _tokens=0, _began=0.0)

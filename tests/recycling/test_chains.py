@@ -19,7 +19,7 @@ class Drafting:
 
     def __init__(self, slack: float = SLACK) -> None:
         options = Options(k=4, memory=0.01, past=64)
-        self.recycler = Recycler(options.new_matrix(100), options, NODES, chains=True, slack=slack)
+        self.recycler = Recycler(options.new_matrix(100), options, NODES, chains=True, slack=slack, corrected=True)
 
     @property
     def arrays(self):

@@ -177,7 +177,7 @@ PAST_ALONE = "recycling:tree=8,suffix=false,orders=1,k=1"
 
 @pytest.mark.parametrize("isolation", Isolation)
 def test_what_another_wrote_is_drafted_only_where_all_is_shared(model, tokenizer, isolation, monkeypatch):
-    monkeypatch.setattr("token_recycling.recycling.ngram_matrix.NgramMatrix.learn", lambda *_: None)
+    monkeypatch.setattr("token_recycling.recycling.ngram_matrix.NgramMatrix.learn", lambda *_, **__: None)
     settings = {"drafter": PAST_ALONE, "keys": keys("a", "b"), "isolation": isolation}
     with serving(model, tokenizer, **settings) as server:
         own = [seen(server, "secret-a")[1]["drafted_tokens"] for _ in range(2)]

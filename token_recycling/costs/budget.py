@@ -3,14 +3,13 @@
 A step emits one token, and every verified node adds its probability of being accepted. Its pass costs t(n), the root
 included. Taken most probable first, further nodes pay as long as the expected tokens per time rise: the tree form of
 the threshold of SpecDec++ (2405.19715, theorem 3.1). Whatever has no fixed size gets it here: trees that grow in
-compiled code (`Payoff`), drafts that are cut once they are made (`best_size`), and the trees of several
+compiled code (`may_pay`), drafts that are cut once they are made (`best_size`), and the trees of several
 texts that fill up one pass (`paying_size`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,44 +19,17 @@ NO_COSTS = np.empty(0)
 """Instead of t(n): every node pays."""
 
 
-class Payoff(NamedTuple):
-    """What a growing tree gives, if its nodes are added in order of falling gain."""
-
-    expected: float
-    """Tokens of a step that verifies all nodes so far."""
-    best_rate: float
-    """Tokens per time at the best size so far."""
-    best_nodes: int
-    """That size, the root included."""
-
-
 @compiled_part
-def payoff_of_root(costs: np.ndarray) -> Payoff:
-    """The payoff of the root alone; `costs` (nodes,) float64 are t(1), t(2), ..., in any unit, or empty."""
-    return Payoff(1.0, 1.0 / costs[0] if len(costs) else 0.0, 1)
-
-
-@compiled_part
-def may_pay(costs: np.ndarray, payoff: Payoff, nodes: int, gain: float) -> bool:
-    """Whether any tree larger than `nodes` nodes may have a better rate: no further node gains more than `gain`."""
+def may_pay(costs: np.ndarray, nodes: int, expected: float, rate: float, gain: float) -> bool:
+    """Whether more than `nodes` nodes, which bring `expected` tokens, may have a better rate, in tokens per time: no
+    further node gains more than `gain`.
+    """
     if not len(costs):
         return True
-    for more in range(1, len(costs) - nodes + 1):
-        if payoff.expected + more * gain > payoff.best_rate * costs[nodes + more - 1]:
+    for more in range(1, len(costs) - nodes + 1):  # noqa: SIM110 - compiled
+        if expected + more * gain > rate * costs[nodes + more - 1]:
             return True
     return False
-
-
-@compiled_part
-def with_node(costs: np.ndarray, payoff: Payoff, nodes: int, gain: float) -> Payoff:
-    """The payoff after one more node, the tree's last of `nodes`."""
-    expected = payoff.expected + gain
-    if not len(costs):
-        return Payoff(expected, 0.0, nodes)
-    rate = expected / costs[nodes - 1]
-    if rate > payoff.best_rate:
-        return Payoff(expected, rate, nodes)
-    return Payoff(expected, payoff.best_rate, payoff.best_nodes)
 
 
 def tokens_by_size(gains: np.ndarray) -> np.ndarray:

@@ -75,6 +75,7 @@ class TokenRecycling:
             saves=first,
             chains=True,
             slack=_SLACK,
+            corrected=True,
         )
         scheduler = vllm_config.scheduler_config
         most = scheduler.max_num_seqs * (self.recycler.nodes + 1)

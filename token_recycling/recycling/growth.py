@@ -4,9 +4,9 @@ A node's value is the product of the probabilities from the root, and its gain i
 section 4.1; here for every step anew, as in EAGLE-2). Of all texts that share a pass the most valuable node is always
 the next, until more would not pay (`costs.budget`).
 
-A chain is a tree of one child a node. One text may be easier than others, as where it follows an earlier one word for
-word: the chances along its chain are corrected by how many of its drafted tokens were wrong, against how many were to
-be; what is not known of it yet is what all texts had of late.
+A chain is a tree of one child a node. Where texts share passes, one may be easier than others, as where it follows an
+earlier one word for word: the chances along its chain are then corrected by how many of its drafted tokens were wrong,
+against how many were to be; what is not known of it yet is what all texts had of late.
 
 Texts have slots: rows of shared arrays, and the addresses of a text's index, which grows with it. Cost: that of the
 nodes (`nodes`), and a few microseconds.
@@ -21,7 +21,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from .._util.compiled import compiled, compiled_part
-from ..costs.budget import Payoff, may_pay
+from ..costs.budget import may_pay
 from .mixture import Sources
 from .ngrams import ABSENT
 from .nodes import NOTHING, GrowingTree, attach, consider, count_chosen, tree_of
@@ -91,6 +91,8 @@ class Shape(NamedTuple):
     """Most children of a node; 1 for chains."""
     slack: float
     """By how much tokens per time may fall short of the most, if every pass brings more tokens."""
+    corrected: bool
+    """Whether the chances along chains are corrected by text: where texts share passes."""
 
 
 def _pointers(dtype: Any) -> Any:
@@ -145,8 +147,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
             for other in range(1, n):
                 if gains[other] > gains[one]:
                     one = np.int64(other)
-            payoff = Payoff(expected, best * (1 - shape.slack), total)
-            if gains[one] <= 0 or not may_pay(costs, payoff, n + total, gains[one]):
+            if gains[one] <= 0 or not may_pay(costs, n + total, expected, best * (1 - shape.slack), gains[one]):
                 break
         slot, node = asked.slots[one], np.int64(0)
         if one != current:
@@ -154,7 +155,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
         if step < n:
             _read(texts, asked, one, tree, sources)
             texts.copied[slot, 0], counts[one] = NOTHING, 1
-            if chains:
+            if shape.corrected:
                 corrections[one] = _correction(texts.wrong, slot)
         else:
             node = texts.made[slot]

@@ -83,11 +83,12 @@ class Recycler:
         template: Tree | None = None,
         chains: bool = False,
         slack: float = 0.0,
+        corrected: bool = False,
         prompts: bool = False,
         learns: bool = True,
     ) -> None:
         """`nodes`: most drafted ones of a text. `template`: filled instead of growing; its breadth is `CHILDREN` at
-        most. `slack`: by how much tokens per time may fall short of the most, for fewer passes. `prompts`: whether the
+        most. `slack` and `corrected` as of `Shape`: for chains of texts that share passes. `prompts`: whether the
         end of a text's prompt is kept with what was written, by which that is found again, and never drafted.
         """
         self.matrix, self.options, self.nodes, self.learns = matrix, options, nodes, learns
@@ -96,7 +97,12 @@ class Recycler:
         self._prompts = prompts
         parents, ranks = ((), ()) if template is None else (template.parents, template.ranks)
         self._shape = Shape(
-            np.array(parents, np.int64), np.array(ranks, np.int64), nodes, 1 if chains else CHILDREN, float(slack)
+            np.array(parents, np.int64),
+            np.array(ranks, np.int64),
+            nodes,
+            1 if chains else CHILDREN,
+            float(slack),
+            corrected,
         )
         self._free: list[int] = []
         self._indices: list[Occurrences] = []
