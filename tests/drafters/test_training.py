@@ -324,7 +324,7 @@ def test_a_fingerprint_may_leave_out_the_type(model: LlamaForCausalLM) -> None:
 DECLARED = '''
 from __future__ import annotations
 from dataclasses import dataclass
-from ...training.declaration import Training, option
+from ...drafters._shared.training.declaration import Training, option
 
 @dataclass(frozen=True)
 class OtherTraining(Training):

@@ -78,7 +78,7 @@ def killed(child: int, folder: Path, what: str, before: dict[str, int]) -> None:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     tensors, _ = read_matrix_file(matrix_path(folder))
-    print(what, int(tensors["shares"].any(dim=1).sum()), flush=True)
+    print(what, int(tensors["shares"].any(axis=1).sum()), flush=True)
 
 
 def main(folder: Path, servers: int, savers: int) -> None:
