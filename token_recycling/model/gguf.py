@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .._util.extras import lacking
-from .._util.files import cache_folder, one_at_a_time, replacing, replacing_folder
+from .._util.files import cache_folder, one_at_a_time, replacing, replacing_folder, sha256
 from .._util.text_stream import first_line
 from .._util.versions import installed
 from .gguf_header import Header, header
@@ -178,13 +178,10 @@ def _fingerprint(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         if len(digest := known.read_text(encoding="ascii")) == 64:
             return digest
-    hashed = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_SAMPLE):
-            hashed.update(block)
+    found = sha256(path)
     with contextlib.suppress(OSError), replacing(known) as temporary:  # a cache may be full or read-only
-        Path(temporary).write_text(hashed.hexdigest(), encoding="ascii")
-    return hashed.hexdigest()
+        Path(temporary).write_text(found, encoding="ascii")
+    return found
 
 
 def _is_whole(folder: Path) -> bool:

@@ -208,7 +208,7 @@ def _learn(nodes: MergedNodes, calibration: FuseCalibration, valued: NodeValues,
 
 @cache
 def warm_up() -> None:
-    """Compiles what a step needs, with one of two tokens: see `candidates.warm_up`."""
+    """Compile what a step needs, on a draft of two tokens."""
     merged, calibration = merge_drafts([Draft(chain(1), torch.zeros(2, dtype=torch.long))]), FuseCalibration.empty(1)
     calibration.learn(merged, calibration.values_of(merged), [0])
 
