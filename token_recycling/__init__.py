@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._util.versions import warn_outside
 
 if TYPE_CHECKING:
+    from ._util.display import mat_over_time, text_by_step
     from .cuda_graphs import NoFastPathError
     from .drafters._base import Drafter, DrafterTraits, TextDrafter
     from .drafters._registry import drafter_names, make_drafter
@@ -56,11 +57,14 @@ __all__ = [
     "generate",
     "load",
     "make_drafter",
+    "mat_over_time",
     "stream",
+    "text_by_step",
     "unsupported",
 ]
 
 _MODULES = {
+    "_util.display": ("mat_over_time", "text_by_step"),
     "cuda_graphs": ("NoFastPathError",),
     "drafters._base": ("Drafter", "DrafterTraits", "TextDrafter"),
     "drafters._registry": ("drafter_names", "make_drafter"),

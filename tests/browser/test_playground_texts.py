@@ -55,7 +55,7 @@ def test_options_reach_the_server(page):
         page.click("#generate")
     assert asked.value.post_data_json == {
         "prompt": PROMPT, "max_tokens": 40, "temperature": 0.7, "seed": 11,
-        "drafter": "recycling:tree=8,tree=3,suffix=false",
+        "drafter": "recycling:tree=8,suffix=false,tree=3",
     }  # fmt: skip
     page.wait_for_selector("#explorer:not([hidden])")
     assert re.match(r"Step \d+ of \d+: (nothing|[1-3] tokens?) drafted", page.text_content("#described"))

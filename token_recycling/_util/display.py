@@ -1,6 +1,6 @@
 """Pictures for notebooks: what `Stats`, `Tree` and `Step` show as the last line of a cell, and of whole texts.
 
-    from token_recycling._util.display import mat_over_time, text_by_step
+    from token_recycling import mat_over_time, text_by_step
 
     steps = [step.tokens for step in stream(model, input_ids)]
     text_by_step(tokenizer, steps)
