@@ -334,8 +334,7 @@ def fixed_costs(target, slope):
     """
     import numpy as np
 
-    from token_recycling.costs.drafting import Work
-    from token_recycling.costs.online import OnlineCurve
+    from token_recycling.costs.costs import OnlineCurve, Work
     from token_recycling.model import pass_times
 
     pass_times.prior = lambda target: 1 + slope * np.arange(64)

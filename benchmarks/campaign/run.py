@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 import token_recycling as tr
-from token_recycling.costs.drafting import Work
-from token_recycling.costs.online import OnlineCurve
+from token_recycling.costs.costs import OnlineCurve, Work
 from token_recycling.model import pass_times
 
 from . import parts

@@ -27,8 +27,7 @@ from benchmarks.campaign.minimise import minimised, smaller
 from benchmarks.campaign.program import script
 from benchmarks.campaign.report import read
 from benchmarks.campaign.run import Result, run
-from token_recycling.costs.drafting import Work
-from token_recycling.costs.online import OnlineCurve
+from token_recycling.costs.costs import OnlineCurve, Work
 from token_recycling.loop import step as decode
 from token_recycling.loop.accept import accept_walk
 from token_recycling.model import pass_times

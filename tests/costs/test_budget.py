@@ -13,8 +13,8 @@ from support.runs import fix_costs, fix_work
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.costs.budget import best_size, paying_nodes, paying_size, step_pays, tokens_by_size
-from token_recycling.costs.drafting import Work
+from token_recycling.costs.budget import best_size, paying_size, step_pays
+from token_recycling.costs.costs import Work, paying_nodes, tokens_by_size
 from token_recycling.drafters._shared.base import CausalDrafter
 from token_recycling.drafters._shared.expand import Rules, verified
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from token_recycling.costs.costs import Costs
-from token_recycling.costs.online import OnlineCurve, band, shared_by
+from token_recycling.costs.costs import Costs, OnlineCurve, band, shared_by
 
 TIMES = np.array([1.0, 1.5, 2.25, 3.0, 4.5, 6.0])
 

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.costs.costs import Costs
-from token_recycling.costs.drafting import Work
-from token_recycling.costs.online import OnlineCurve
+from token_recycling.costs.costs import Costs, OnlineCurve, Work
 
 
 def new_costs() -> Costs:

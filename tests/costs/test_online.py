@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token_recycling.costs.budget import paying_nodes, tokens_by_size
-from token_recycling.costs.online import OnlineCurve
+from token_recycling.costs.costs import OnlineCurve, paying_nodes, tokens_by_size
 
 N = np.arange(1, 65)
 TICK = 0.01

@@ -18,7 +18,7 @@ from support.runs import fix_costs
 from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
-from token_recycling.costs.drafting import Work
+from token_recycling.costs.costs import Work
 from token_recycling.drafters import recycling
 from token_recycling.model import pass_times
 from token_recycling.recycling.ngram_matrix import NgramMatrix

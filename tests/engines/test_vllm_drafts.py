@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from token_recycling.costs.online import OnlineCurve
+from token_recycling.costs.costs import OnlineCurve
 from token_recycling.engines.replica import EngineOptions, Replica
 from token_recycling.engines.vllm import TokenRecycling
 from token_recycling.recycling.occurrences import BREAK, masked

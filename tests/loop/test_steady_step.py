@@ -13,7 +13,7 @@ from support import tiny
 import token_recycling as tr
 
 PACKAGE = Path(tr.__file__).parent
-MOST = 22
+MOST = 15
 
 
 class Watch:

@@ -7,8 +7,8 @@ import pytest
 from support.matrices import Grower, close, matrix_of
 
 from token_recycling.recycling.calibration import CELLS, MATCHES, cell_of, chance, count, match_kind, new_calibration
+from token_recycling.recycling.growth import count_chosen
 from token_recycling.recycling.mixture import mixture_calibration
-from token_recycling.recycling.nodes import count_chosen
 
 
 def test_a_new_kind_counts_as_its_probability_says() -> None:

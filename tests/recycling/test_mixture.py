@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.matrices import Grower, close, learn, matrix_of
 
 from token_recycling.recycling.calibration import CELLS, MATCHES, cell_of, new_calibration
+from token_recycling.recycling.growth import count_chosen
 from token_recycling.recycling.mixture import matching_cells, mixture_calibration
 from token_recycling.recycling.ngram_matrix import NgramMatrix
-from token_recycling.recycling.nodes import count_chosen
 from token_recycling.recycling.occurrences import BREAK
 
 

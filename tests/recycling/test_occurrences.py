@@ -16,11 +16,11 @@ from token_recycling.recycling.occurrences import (
     FOUND,
     LONGEST,
     Occurrences,
-    Recorder,
     longest_match,
     masked,
     occurrences,
 )
+from token_recycling.recycling.recycler import Recorder
 
 WALKED, LONG = 16, 3
 

@@ -79,5 +79,5 @@ def test_only_what_the_options_need_is_compiled() -> None:
     ours = forgotten()
     warm_up(CPU, remembers=False, favours=False)
     made = {one.py_func.__name__ for one in ours if one.signatures}
-    assert {"draft", "overwrite", "_top", "count_chosen", "ngrams_below", "append", "occurrences"} <= made
+    assert {"draft", "overwrite", "_top", "count_chosen", "append", "occurrences"} <= made
     assert not made & {"surprising", "ngrams_at", "_value"}

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import token_recycling as tr
-from token_recycling.costs.drafting import Work
-from token_recycling.costs.online import OnlineCurve, shared_by
+from token_recycling.costs.costs import OnlineCurve, Work, shared_by
 from token_recycling.drafters._base import Drafter, TextDrafter
 from token_recycling.model.pass_times import PassTimes, costs_of
 from token_recycling.model.tree_model import TreeModel

@@ -2,9 +2,8 @@
 
 A step emits one token, and every verified node adds its probability of being accepted. Its pass costs t(n), the root
 included. Taken most probable first, further nodes pay as long as the expected tokens per time rise: the tree form of
-the threshold of SpecDec++ (2405.19715, theorem 3.1). Whatever has no fixed size gets it here: trees that grow in
-compiled code (`may_pay`), drafts that are cut once they are made (`best_size`), and the trees of several
-texts that fill up one pass (`paying_size`).
+the threshold of SpecDec++ (2405.19715, theorem 3.1). For trees that grow in compiled code (`may_pay`), drafts that are
+cut once they are made (`best_size`), and the trees of texts that share a pass (`paying_size`).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._util.compiled import compiled_part
+from .costs import paying_nodes, tokens_by_size
 
 NO_COSTS = np.empty(0)
 """Instead of t(n): every node pays."""
@@ -30,16 +30,6 @@ def may_pay(costs: np.ndarray, nodes: int, expected: float, rate: float, gain: f
         if expected + more * gain > rate * costs[nodes + more - 1]:
             return True
     return False
-
-
-def tokens_by_size(gains: np.ndarray) -> np.ndarray:
-    """(n + 1,) float64: expected tokens of a step with the first 0, 1, ... n nodes of `gains` (n,)."""
-    return 1 + np.concatenate([[0.0], np.cumsum(gains, dtype=np.float64)])
-
-
-def paying_nodes(expected: np.ndarray, costs: np.ndarray) -> int:
-    """The index of the most expected tokens per time, of tokens (n,) and costs (n,); the first of equal ones."""
-    return int(np.argmax(expected / costs))
 
 
 def paying_size(chances: Sequence[np.ndarray], costs: np.ndarray, least: int = 1) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ..costs.budget import NO_COSTS
-from ..costs.online import OnlineCurve
+from ..costs.costs import OnlineCurve
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
 from .replica import EngineOptions, Replica

@@ -3,11 +3,8 @@
 One step runs in one direction (`TreeStepper.step`, then `learn`). The drafter proposes a tree from the text so far; one
 forward pass gives the target's logits after every node; acceptance finds the tokens to emit and trims them at the end
 of the text; the cache keeps the accepted slots; the step is handed out, and the drafter learns from it. The last token
-of the text is never in the cache: it is the root of the next draft. So the prompt's last token is the first root, its
-pass verifies the first draft, every emitted token belongs to a step, and plain decoding is the same loop with a lone
-root.
-
-Steps may also be made in another way, such as replayed on a device: whoever calls `decode` passes the stepper in.
+of the text is never in the cache: it is the root of the next draft. So the pass over the prompt's last token verifies
+the first draft, every emitted token belongs to a step, and plain decoding is the same loop with a lone root.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from transformers.cache_utils import Cache
@@ -35,7 +32,7 @@ from .text import Row, Sequence, TokenSelector
 
 
 class Stepper(Protocol):
-    """A way to make steps. It reads the prompts when it is made, or with its first step."""
+    """A way to make steps: here, or replayed on a device. Reads the prompts when it is made or with its first step."""
 
     def step(self, going: list[int]) -> list[Step]:
         """One pass over all texts: the steps of those that are `going`, trimmed at the end, with their slots kept."""
@@ -53,6 +50,19 @@ class Stepper(Protocol):
 S = TypeVar("S", bound=Stepper)
 
 
+class _Pass(NamedTuple):
+    """What one pass gives for all texts, at all n nodes of the largest draft."""
+
+    lengths: list[int]
+    """Tokens of each text that were cached before."""
+    logits: torch.Tensor
+    """(batch, n, vocabulary)."""
+    hidden: torch.Tensor | None = None
+    """(batch, n, hidden): the last hidden states, where drafters need them."""
+    states: torch.Tensor | None = None
+    """(batch, n, states * hidden): those of other layers."""
+
+
 class TreeStepper:
     """The ordinary way: drafts of any shape, any number of texts, every way of choosing tokens."""
 
@@ -63,59 +73,108 @@ class TreeStepper:
             run.prefill()
         self._kept = tree_cache(run.cache)
         self._steps: list[Step] = []
-        """The last steps, not yet learned from."""
+        """Not yet learned from."""
         self._prompt_alone = False
         """Whether the last pass read the prompts before any draft was made."""
         self._prompt_states: list[torch.Tensor] = []
         """Hidden states of the prompts that the last pass read, where drafters need them."""
 
     def step(self, going: list[int]) -> list[Step]:
-        """One pass over all texts; see `Stepper`."""
-        run, clock = self.run, self.run.clock
-        rows, cache = run.rows, run.cache
-
-        # Draft.
-        self._prompt_alone = clock.reads_prompt and run.prompt_alone
-        drafts = self._drafts([] if self._prompt_alone else going)
+        """One pass over all texts; see `Stepper`. Whoever has taken its tokens calls `learn`."""
+        clock = self.run.clock
+        self._prompt_alone = clock.reads_prompt and self.run.prompt_alone
+        drafts = self._draft([] if self._prompt_alone else going)
         clock.lap("retrieve")
-
-        # Forward. Finished rows may have no position left: they are fully masked.
-        if run.target.support.border is not None:
-            cross_border(run.target, run.texts, cache)
-        lengths = [row.sequence.length - 1 for row in rows]
-        logits, hidden, states = self._forward(drafts, [n * (row in going) for row, n in enumerate(lengths)])
-        # An accelerator judges a whole tree at once, since waiting for it costs more than all rows of logits there.
-        at_once = logits.device.type != "cpu" and all(rows[row].selector.greedy for row in going)
-        if not at_once:
-            logits = logits.float()  # for all who read rows of them: one by one takes longer in 16 bits
+        seen = self._forward(drafts, going)
         clock.lap("forward")
-
-        # Accept.
-        steps = []
-        for row in going:
-            if rows[row].error is None:
-                with rows[row].guarded():
-                    n = len(drafts[row].tree)
-                    steps.append(self._accept(row, drafts[row], logits[row, :n], at_once))
-        if hidden is not None:
-            steps = [replace(step, hidden=hidden[step.row, : len(step.draft.tree)]) for step in steps]
-        if states is not None:
-            steps = [replace(step, states=states[step.row, : len(step.draft.tree)]) for step in steps]
+        self._steps = self._accept(drafts, seen, going)
         clock.lap("verify")
-
-        # Keep. A prompt that was read alone is kept as it is: the first token waits for no copies.
-        if not self._prompt_alone:
-            accepted = {step.row: step.accepted for step in steps}
-            first = cache.get_seq_length() - logits.shape[1]
-            self._kept.keep(first, lengths, [accepted.get(row, []) for row in range(len(rows))])
+        self._keep(seen)
         clock.lap("update cache")
-        self._steps = steps
+        return self._steps
+
+    def _draft(self, going: list[int]) -> list[Draft]:
+        """A draft for each text that is `going`, a lone root for others; texts that share a pass share its nodes."""
+        run = self.run
+        drafts = [Draft(root_only(), row.sequence.tokens[-1:]) for row in run.rows]
+        for row in going:
+            with run.rows[row].guarded():
+                drafts[row] = run.rows[row].draft(run.target, run.costs)
+        if len(drafts) > 1 and run.costs.asked:
+            share_nodes(drafts, going, run.costs.by_nodes)
+        return drafts
+
+    def _forward(self, drafts: list[Draft], going: list[int]) -> _Pass:
+        """One forward pass over all trees. Finished rows may have no position left: they are fully masked."""
+        run, rows = self.run, self.run.rows
+        if run.target.support.border is not None:
+            cross_border(run.target, run.texts, run.cache)
+        lengths = [row.sequence.length - 1 for row in rows]
+        needs_hidden = any(row.traits.hidden_states for row in rows)
+        if not needs_hidden and all(row.traits.states is None for row in rows):
+            return _Pass(lengths, self._logits(drafts, lengths, going))
+        held, device = run.cache.get_seq_length(), run.target.device
+        with hidden_states(run.target.model) if needs_hidden else nullcontext() as hidden, run.states() as states:
+            logits = self._logits(drafts, lengths, going)
+        n, nodes = logits.shape[1], slice(-logits.shape[1], None)
+        last = None if hidden is None else hidden[-1].to(device)[:, nodes]
+        if states is None:
+            return _Pass(lengths, logits, last)
+        read = torch.cat(states, dim=1).to(device)
+        if 0 < read.shape[1] - n == max(lengths) - held:  # shorter texts stand behind padding
+            self._prompt_states = [read[row, max(lengths) - length : -n] for row, length in enumerate(lengths)]
+        return _Pass(lengths, logits, last, read[:, nodes])
+
+    def _logits(self, drafts: list[Draft], lengths: list[int], going: list[int]) -> torch.Tensor:
+        """Logits (batch, n, vocabulary) after all nodes; reads in the same pass what of a prompt is not cached."""
+        run, target, cache = self.run, self.run.target, self.run.cache
+        if self._prompt_alone and target.support.recurrent:
+            logits = read_prompts(target, run.texts, cache, run.observers)
+        elif len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
+            logits = first_pass(target, run.texts[0], drafts[0], cache)
+        else:
+            lengths = [length if row in going else 0 for row, length in enumerate(lengths)]
+            inputs = target.inputs.of(drafts, lengths, cache.get_seq_length())
+            run.clock.lap("prepare")
+            logits = target.forward(inputs, cache)
+        # Whoever reads rows one by one is faster in 32 bits.
+        return logits if self._at_once(logits, going) else logits.float()
+
+    def _at_once(self, logits: torch.Tensor, going: list[int]) -> bool:
+        """Whether whole trees are judged at once: waiting for an accelerator costs more than all rows of logits."""
+        return logits.device.type != "cpu" and all(self.run.rows[row].selector.greedy for row in going)
+
+    def _accept(self, drafts: list[Draft], seen: _Pass, going: list[int]) -> list[Step]:
+        """The steps of the texts that are `going`, but for those whose own parts have failed."""
+        steps, at_once = [], self._at_once(seen.logits, going)
+        for row in going:
+            text, draft, n = self.run.rows[row], drafts[row], len(drafts[row].tree)
+            if text.error is not None:
+                continue
+            with text.guarded():
+                logits, append = seen.logits[row, :n], text.sequence.append
+                if at_once:
+                    step = accept_greedy(draft, logits, append, row)
+                else:
+                    step = accept_walk(draft, logits, append, text.selector, row)
+                if seen.hidden is not None:
+                    step = replace(step, hidden=seen.hidden[row, :n])
+                if seen.states is not None:
+                    step = replace(step, states=seen.states[row, :n])
+                steps.append(step)
         return steps
+
+    def _keep(self, seen: _Pass) -> None:
+        """Keep the slots of accepted nodes."""
+        if not self._prompt_alone:  # the first token waits for no copies
+            accepted = {step.row: step.accepted for step in self._steps}
+            first = self.run.cache.get_seq_length() - seen.logits.shape[1]
+            self._kept.keep(first, seen.lengths, [accepted.get(row, []) for row in range(len(seen.lengths))])
 
     def learn(self) -> None:
         """Learn from the last step; ask now for the draft that was left out where a prompt was read alone."""
-        steps, prompt_states = {step.row: step for step in self._steps}, self._prompt_states
-        self._steps, self._prompt_states = [], []
+        steps, self._steps = {step.row: step for step in self._steps}, []
+        prompt_states, self._prompt_states = self._prompt_states, []
         target, costs = self.run.target, self.run.costs
         for index, row in enumerate(self.run.rows):
             with row.guarded():
@@ -126,59 +185,6 @@ class TreeStepper:
                 if index in steps:
                     row.started(target, costs).observe(steps[index])
 
-    def _drafts(self, going: list[int]) -> list[Draft]:
-        """A draft for each text that is `going`, a lone root for the others; where texts share a pass, as many nodes of
-        each as pay for all of them.
-        """
-        run = self.run
-        drafts = [Draft(root_only(), row.sequence.tokens[-1:]) for row in run.rows]
-        for row in going:
-            with run.rows[row].guarded():
-                drafts[row] = run.rows[row].draft(run.target, run.costs)
-        if len(drafts) > 1 and run.costs.asked:
-            share_nodes(drafts, going, run.costs.by_nodes)
-        return drafts
-
-    def _forward(
-        self, drafts: list[Draft], lengths: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Logits (batch, n, vocabulary) after all nodes, and what drafters need beside them: the last hidden states
-        (batch, n, hidden) and those of other layers (batch, n, states * hidden).
-        """
-        run, rows = self.run, self.run.rows
-        needs_hidden = any(row.traits.hidden_states for row in rows)
-        if not needs_hidden and all(row.traits.states is None for row in rows):
-            return self._logits(drafts, lengths), None, None
-        held, device = run.cache.get_seq_length(), run.target.device
-        with hidden_states(run.target.model) if needs_hidden else nullcontext() as hidden, run.states() as states:
-            logits = self._logits(drafts, lengths)
-        n, nodes = logits.shape[1], slice(-logits.shape[1], None)
-        last = None if hidden is None else hidden[-1].to(device)[:, nodes]
-        if states is None:
-            return logits, last, None
-        read = torch.cat(states, dim=1).to(device)
-        texts = [row.sequence.length - 1 for row in rows]
-        if 0 < read.shape[1] - n == max(texts) - held:  # shorter texts stand behind padding
-            self._prompt_states = [read[row, max(texts) - length : -n] for row, length in enumerate(texts)]
-        return logits, last, read[:, nodes]
-
-    def _logits(self, drafts: list[Draft], lengths: list[int]) -> torch.Tensor:
-        """Logits (batch, n, vocabulary) after all nodes; reads in the same pass what of a prompt is not cached."""
-        run, target, cache = self.run, self.run.target, self.run.cache
-        if self._prompt_alone and target.support.recurrent:
-            return read_prompts(target, run.texts, cache, run.observers)
-        if len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
-            return first_pass(target, run.texts[0], drafts[0], cache)
-        inputs = target.inputs.of(drafts, lengths, cache.get_seq_length())
-        run.clock.lap("prepare")
-        return target.forward(inputs, cache)
-
-    def _accept(self, row: int, draft: Draft, logits: torch.Tensor, at_once: bool) -> Step:
-        text = self.run.rows[row]
-        if at_once:
-            return accept_greedy(draft, logits, text.sequence.append, row)
-        return accept_walk(draft, logits, text.sequence.append, text.selector, row)
-
     def close(self) -> None:
         """Do nothing: the cache is up to date after every step."""
 
@@ -186,20 +192,19 @@ class TreeStepper:
         return "ordinary"
 
     def join(self, other: TreeStepper) -> None:
-        """Add the texts of another run of the same model, which have their first steps behind them."""
+        """Add the texts of another run of the same model, after their first steps."""
         self._kept.join(other._kept)
         self.run.rows += other.run.rows
 
     def leave(self, gone: Collection[Row]) -> None:
         """Remove finished rows; at least one must remain. The last row takes the place of a removed one."""
-        rows = self.run.rows
-        order = list(range(len(rows)))
+        rows, order = self.run.rows, list(range(len(self.run.rows)))
         for place in reversed(range(len(rows))):
             if rows[place] in gone:
                 order[place] = order[-1]
                 order.pop()
-        self.run.rows[:] = [rows[row] for row in order]
-        self._kept.select(order, max(row.sequence.length - 1 for row in self.run.rows))
+        rows[:] = [rows[row] for row in order]
+        self._kept.select(order, max(row.sequence.length - 1 for row in rows))
 
 
 @torch.inference_mode(False)  # what is kept from call to call must be of use outside of it too
@@ -222,12 +227,10 @@ def decode(
     """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
 
     `cache` holds nothing or a prefix of each text, from slot 0 on: `held[row]` tokens of it, if they are not equally
-    many. Afterwards it holds of each text all but the last token; where texts differ in length, the slots after the
-    shorter ones are of no text. If not `keeps_all`, texts leave it when they end, and rows of steps are places among
-    those that are left: passes over fewer texts take less time. `after_pass` is called after every pass and may end
-    texts. `stepper` makes the steps, the ordinary ones if not given, and `kind` names them.
-    `streamed`: the first token is waited for, so that the pass over a long prompt verifies no draft, whose rows would
-    delay it; the text takes a step more then.
+    many. Afterwards it holds of each text all but the last token, then slots of no text. If not `keeps_all`, texts
+    leave it when they end, and rows of steps are places among those left: passes over fewer texts take less time.
+    `after_pass` is called after every pass and may end texts. `stepper` makes the steps, and `kind` names them.
+    `streamed`: the first token is waited for, so the pass over a long prompt verifies no draft, which would delay it.
     """
     rows = [
         Row(sequence, selector, drafter, stats, cached)

@@ -1,7 +1,7 @@
 """What the passes of a model take: learned from its steps, for every number of texts and length, and kept on disk.
 
 Nothing is measured for its own sake. The first step begins with what earlier processes have learned of the model on
-this machine, else with what is usual; from then on every step teaches (`costs.online`). On disk is the shape alone,
+this machine, else with what is usual; from then on every step teaches (`costs.costs`). On disk is the shape alone,
 t(n) / t(1), as a slow average: so a busy machine, which changes it for a while, spoils little. It is written when a
 text has ended, at most once a minute.
 """
@@ -19,8 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .._util.locks import Lock
-from ..costs.costs import Costs
-from ..costs.online import OnlineCurve, band, shared_by
+from ..costs.costs import Costs, OnlineCurve, band, shared_by
 from . import kept
 from .remembered import remembered
 from .tensor_parallel import agreed, processes

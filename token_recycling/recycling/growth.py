@@ -22,9 +22,10 @@ from numba.extending import intrinsic
 
 from .._util.compiled import compiled, compiled_part
 from ..costs.budget import may_pay
+from .calibration import count
 from .mixture import Sources
 from .ngrams import ABSENT
-from .nodes import NOTHING, GrowingTree, attach, consider, count_chosen, tree_of
+from .nodes import NOTHING, GrowingTree, attach, consider, tree_of
 from .occurrences import LONGEST, OccurrenceArrays, append
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
@@ -237,6 +238,24 @@ def _next_of_template(
             return parent, rank, 1.0
         placed[next_one] = -1
     return np.int64(-1), np.int64(0), 0.0
+
+
+@compiled
+def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
+    """Counts which kinds of candidates were right, at the root and at those of the first `nodes` nodes that became
+    text: `chosen` are the tokens of the text after the root.
+    """
+    node = 0
+    for token in chosen:
+        for rank in range(tree.known[node]):
+            count(calibration, tree.cells[node, rank], tree.candidates[node, rank] == token)
+        parent, node = node, -1
+        for child in range(parent + 1, nodes):
+            if tree.parents[child] == parent and tree.tokens[child] == token:
+                node = child
+                break
+        if node < 0:
+            return
 
 
 @compiled_part

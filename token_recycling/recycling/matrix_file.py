@@ -95,6 +95,31 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
     return tensors, {"tokenizer": "", **header}
 
 
+def read_ngram_matrix(
+    path: str | os.PathLike[str], ours: Mapping[str, object], kinds: int, kinds_without_past: int
+) -> dict[str, np.ndarray]:
+    """The tensors of the file of a `NgramMatrix` with the header `ours` and a calibration of `kinds`; as
+    `read_matrix_file`.
+    """
+    read, header = read_matrix_file(path)
+    if "shares" not in read:
+        raise MatrixFileError(
+            f"{path}: expected a matrix with probabilities, got one of the drafter 'published'; "
+            "load it there, or start a new one"
+        )
+    if "calibration" not in read:
+        raise MatrixFileError(
+            f"{path}: expected a matrix with contexts, got rows of single tokens alone; give a file written by --matrix"
+        )
+    check_header(path, ours, header)
+    wanted = kinds if "past" in read else kinds_without_past
+    if len(read["calibration"]) != wanted:
+        raise MatrixFileError(
+            f"{path}: expected a calibration of {wanted} kinds, got {len(read['calibration'])}; start a new one"
+        )
+    return read
+
+
 def _with_checksum(contents: bytes, old: str, new: str) -> bytes:
     """A file with another checksum in its header."""
     return contents.replace(f'"sha256":"{old}"'.encode(), f'"sha256":"{new}"'.encode(), 1)

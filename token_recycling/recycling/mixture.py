@@ -1,6 +1,6 @@
 """What may follow a place, and how likely: everything that is known about it, mixed and calibrated.
 
-Known are the rows of the last one to four tokens (`ngram_rows`); what followed where these tokens stood before, in this
+Known are the rows of the last one to four tokens (`ngrams`); what followed where these tokens stood before, in this
 text and in those before it (`occurrences`); and what the target said at the place before. What it held likely there
 besides the token that came is likely to come next (LogitSpec, 2507.01449), and what follows these other tokens was
 verified too, where they were drafted, and is likely to follow this one: the only candidates that are not from another
@@ -21,7 +21,7 @@ import numpy as np
 
 from .._util.compiled import compiled_part
 from .calibration import MATCHES, RANKS, cell_of, chance, match_kind, new_calibration
-from .ngram_rows import FULL, Rows, find_row
+from .ngrams import FULL, Rows, find_row
 from .occurrences import FOUND, LONGEST, OccurrenceArrays, occurrences, token_at
 
 _SHORTEST_WEIGHT, _LONGER_WEIGHT = np.float32(0.8), np.float32(0.4)

@@ -3,22 +3,23 @@
 Beyond the matrix of Token Recycling (section 3.1) every row holds the candidates' probabilities too, and more rows are
 kept for the last two, three or four tokens, in a table of fixed size: a row's place is a hash of its tokens, and a
 newer n-gram takes the place of an older one. Probabilities have 16 bits, so that 32,000 tokens with 8 candidates take
-1.5 MB; `memory` is what the longer n-grams may take besides. The arrays lie on the CPU, where trees are grown.
+1.5 MB; `memory` is what the longer n-grams may take besides. The arrays lie on the CPU, where trees are grown. Learning
+an n-gram costs a fraction of a microsecond for each order, in compiled code.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from .matrix_file import MatrixFileError, check_header, check_sizes, read_matrix_file, write_matrix
+from .._util.compiled import compiled, compiled_part
+from .._util.topk import exceeded
+from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
 from .mixture import Sources, matching_cells, mixture_calibration
-from .ngram_learning import Observations, foresees, overwrite, surprising
-from .ngram_rows import FULL, Rows, find_row
-from .ngrams import ABSENT
+from .ngrams import ABSENT, FULL, Rows, find_row, key_of
 from .occurrences import OccurrenceArrays, Occurrences
 
 MAX_ORDER = 4
@@ -41,9 +42,7 @@ class NgramMatrix:
     """What was learned from verified drafts: candidates and probabilities after the last one to `orders` tokens."""
 
     def __init__(self, vocab_size: int, k: int = 8, orders: int = 3, memory: float = 16.0, past: int = 0) -> None:
-        """`memory`: megabytes for the n-grams of two tokens and more; `past`: how many tokens of earlier texts are
-        kept, 20 bytes each. Raises ValueError.
-        """
+        """`memory`: megabytes for longer n-grams; `past`: tokens of earlier texts, 20 bytes each. Raises ValueError."""
         check_sizes(vocab_size, k)
         check_options(k, orders, memory, past)
         self.vocab_size, self.k, self.orders = vocab_size, k, orders
@@ -54,9 +53,8 @@ class NgramMatrix:
             keys=np.zeros(hashed, np.int64),
         )
         self.calibration = mixture_calibration()
-        """How likely candidates of each kind are: `calibration`."""
         self.past = Occurrences(capacity=past)
-        """The newest tokens of all texts: `occurrences.Recorder`."""
+        """The newest tokens of all texts."""
 
     @property
     def candidates(self) -> np.ndarray:
@@ -67,11 +65,6 @@ class NgramMatrix:
     def shares(self) -> np.ndarray:
         """(vocab_size, k) uint16: their probabilities, 65,535 for 1."""
         return self.rows.shares[: self.vocab_size]
-
-    @property
-    def probabilities(self) -> np.ndarray:
-        """(vocab_size, k) float32: of the candidates, when they were last seen."""
-        return self.shares.astype(np.float32) / FULL
 
     @property
     def filled(self) -> np.ndarray:
@@ -132,59 +125,47 @@ class NgramMatrix:
         if chosen is None:
             chosen = np.full(len(ngrams), ABSENT, np.int64)
         # Another type or layout would be another compilation, and so would a share of a type of its own.
-        seen = Observations(
-            np.ascontiguousarray(ngrams, np.int64),
-            np.ascontiguousarray(candidates, np.int32),
-            np.ascontiguousarray(probabilities, np.float32),
-            np.ascontiguousarray(chosen, np.int64),
-        )
+        given, types = (ngrams, candidates, probabilities, chosen), (np.int64, np.int32, np.float32, np.int64)
+        seen = Observations(*map(np.ascontiguousarray, given, types))
         overwrite(self.rows, seen, float(remembers) or None, float(favours) or None)
 
     def foresees(self, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """(n,) bool: whether the row of each n-gram (n, orders) as a whole has the token `chosen` (n,) first; -1 where
-        it is not known.
-        """
+        """(n,) bool: whether the row of each n-gram (n, orders) as a whole has `chosen` (n,) first, -1 if unknown."""
         return foresees(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
 
     def surprised_by(self, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        """(m,) int64: which of n n-grams (n, orders) have something to learn from float32 logits (n, vocabulary); not
-        those whose row as a whole has the likeliest token first.
+        """(m,) int64: which of n n-grams (n, orders) have something to learn from logits (n, vocabulary): those without
+        a row as a whole, or with one that has another token first than the likeliest.
         """
         return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
 
     def sources(self) -> Sources:
-        """What candidates come from, without a text of their own."""
+        """What candidates come from, without a text."""
         return Sources(self.rows, _NO_TEXT, self.past.arrays, self.calibration)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file; as `AdjacencyMatrix.save`."""
-        write_matrix(path, self._arrays(), tokenizer, orders=self.orders)
+        known = np.flatnonzero(self.rows.keys > 0)
+        held = {
+            "candidates": self.candidates,
+            "shares": self.shares,
+            "context_candidates": self.rows.candidates[self.vocab_size + known],
+            "context_shares": self.rows.shares[self.vocab_size + known],
+            "context_keys": self.rows.keys[known],
+            "calibration": self.calibration,
+            "past": self.past.tokens,
+        }
+        write_matrix(path, held, tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """As `AdjacencyMatrix.load`; raises MatrixFileError for a file of other orders too. Of contexts and of the past
-        as much is kept as there is room for here.
+        """As `AdjacencyMatrix.load`; also raises MatrixFileError for other orders. Keeps as many contexts and as much
+        of the past as there is room for.
         """
-        read, header = read_matrix_file(path)
-        if "shares" not in read:
-            raise MatrixFileError(
-                f"{path}: expected a matrix with probabilities, got one of the drafter 'published'; "
-                "load it there, or start a new one"
-            )
-        if "calibration" not in read:
-            raise MatrixFileError(
-                f"{path}: expected a matrix with contexts, got rows of single tokens alone; "
-                "give a file written by --matrix"
-            )
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
-        check_header(path, ours, header)
         calibration = mixture_calibration()
         # Files of version 2 and before knew no past.
+        read = read_ngram_matrix(path, ours, len(calibration), len(matching_cells(calibration)))
         counted = calibration if "past" in read else matching_cells(calibration)
-        if read["calibration"].shape != counted.reshape(-1, 2).shape:
-            raise MatrixFileError(
-                f"{path}: expected a calibration of {len(counted)} kinds, got {len(read['calibration'])}; "
-                "start a new one"
-            )
         counted[...] = read["calibration"].reshape(counted.shape)
         self.calibration[:] = calibration
         self.candidates[:], self.shares[:] = read["candidates"], read["shares"]
@@ -198,15 +179,120 @@ class NgramMatrix:
             self.rows.shares[self.vocab_size + places] = read["context_shares"][known]
         self.past = Occurrences(read.get("past", ()), capacity=self.past.capacity)
 
-    def _arrays(self) -> Mapping[str, np.ndarray]:
-        """Everything that is learned, by its name in a file."""
-        known = np.flatnonzero(self.rows.keys > 0)
-        return {
-            "candidates": self.candidates,
-            "shares": self.shares,
-            "context_candidates": self.rows.candidates[self.vocab_size + known],
-            "context_shares": self.rows.shares[self.vocab_size + known],
-            "context_keys": self.rows.keys[known],
-            "calibration": self.calibration,
-            "past": self.past.tokens,
-        }
+
+class Observations(NamedTuple):
+    """What the target said after each of n n-grams; see `NgramMatrix.learn`."""
+
+    ngrams: np.ndarray
+    candidates: np.ndarray
+    probabilities: np.ndarray
+    chosen: np.ndarray
+
+
+@compiled
+def overwrite(rows: Rows, seen: Observations, remembers: float | None, favours: float | None) -> None:
+    """See `NgramMatrix.learn`. A share of None compiles nothing for it."""
+    vocab_size = len(rows.candidates) - len(rows.keys)
+    ngrams, candidates, probabilities, chosen = seen
+    n, k = candidates.shape
+    ids, shares = np.empty(k, np.int32), np.empty(k, np.float32)
+    merged_ids, merged = np.empty(2 * k, np.int32), np.empty(2 * k, np.float32)
+    for node in range(n):
+        if ngrams[node, 0] >= vocab_size:  # has an embedding, but is never emitted: it has no row
+            continue
+        for place in range(k):
+            ids[place], shares[place] = candidates[node, place], probabilities[node, place]
+        if favours is not None:  # noqa: SIM102 - numba leaves out what hangs on a None alone
+            if chosen[node] >= 0:
+                _favour(ids, shares, chosen[node], favours)
+        for order in range(1, ngrams.shape[1] + 1):
+            if ngrams[node, order - 1] < 0 or (order > 1 and len(rows.keys) == 0):
+                break
+            row = find_row(rows, ngrams[node], order)
+            known = row >= 0
+            if order == 1:
+                row = ngrams[node, 0]
+            elif not known:
+                key = key_of(ngrams[node], order)
+                row = vocab_size + key % len(rows.keys)
+                rows.keys[row - vocab_size] = key
+            wanted_ids, wanted = ids, shares
+            if remembers is not None:  # noqa: SIM102
+                if known:
+                    _merge(rows, row, ids, shares, remembers, merged_ids, merged)
+                    wanted_ids, wanted = merged_ids, merged
+            for place in range(k):
+                rows.candidates[row, place] = wanted_ids[place]
+                rows.shares[row, place] = np.uint16(min(wanted[place], np.float32(1.0)) * FULL + np.float32(0.5))
+            if not rows.shares[row, 0]:
+                rows.shares[row, 0] = 1
+
+
+@compiled_part
+def _favour(ids: np.ndarray, shares: np.ndarray, chosen: int, favours: float) -> None:
+    """Moves a share of `favours` from all candidates to the emitted one, and puts it in order."""
+    k = len(ids)
+    place = k - 1
+    for rank in range(k):
+        shares[rank] *= 1 - favours
+        if ids[rank] == chosen:
+            place = rank
+    value = favours + (shares[place] if ids[place] == chosen else np.float32(0.0))
+    while place > 0 and shares[place - 1] < value:
+        ids[place], shares[place] = ids[place - 1], shares[place - 1]
+        place -= 1
+    ids[place], shares[place] = chosen, value
+
+
+@compiled_part
+def _merge(
+    rows: Rows, row: int, ids: np.ndarray, shares: np.ndarray, remembers: float, into: np.ndarray, sums: np.ndarray
+) -> None:
+    """The mean of an old row and a new one, the old weighted by `remembers`, the likeliest first."""
+    k = len(ids)
+    for place in range(k):
+        into[place], sums[place] = ids[place], (1 - remembers) * shares[place]
+    count = k
+    for place in range(k):
+        token, share = rows.candidates[row, place], remembers * rows.shares[row, place] / FULL
+        for other in range(k):
+            if into[other] == token:
+                sums[other] += share
+                break
+        else:
+            into[count], sums[count] = token, share
+            count += 1
+    _sort_descending(into, sums, count)
+
+
+@compiled_part
+def _sort_descending(ids: np.ndarray, shares: np.ndarray, count: int) -> None:
+    """Sorts the first `count` candidates, the likeliest first; equal ones stay in order."""
+    for place in range(1, count):
+        token, share, at = ids[place], shares[place], place
+        while at > 0 and shares[at - 1] < share:
+            ids[at], shares[at] = ids[at - 1], shares[at - 1]
+            at -= 1
+        ids[at], shares[at] = token, share
+
+
+@compiled
+def foresees(rows: Rows, ngrams: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """See `NgramMatrix.foresees`."""
+    found = np.zeros(len(ngrams), np.bool_)
+    for node in range(len(ngrams)):
+        row = find_row(rows, ngrams[node], ngrams.shape[1]) if chosen[node] >= 0 else np.int64(-1)
+        found[node] = row >= 0 and rows.candidates[row, 0] == chosen[node]
+    return found
+
+
+@compiled
+def surprising(rows: Rows, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """See `NgramMatrix.surprised_by`."""
+    found, count = np.empty(len(ngrams), np.int64), 0
+    for node in range(len(ngrams)):
+        row = find_row(rows, ngrams[node], ngrams.shape[1])
+        if row < 0 or exceeded(logits, node, logits[node, rows.candidates[row, 0]]):
+            found[count] = node
+            count += 1
+    return found[:count]

@@ -1,13 +1,22 @@
-"""n-grams: the last tokens up to a place of a text or a tree, in arrays with the newest token first."""
+"""n-grams and their rows: what is read where trees are grown.
+
+An n-gram is the last tokens up to a place of a text or a tree, the newest first. A row holds the candidates after one
+and their probabilities in 16 bits. Rows of single tokens stand at their place; those of longer n-grams in a table of
+fixed size, at a hash of their tokens. Cost of a look-up: that hash, in compiled code.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from .._util.compiled import compiled
+from .._util.compiled import compiled, compiled_part
 
 ABSENT = -1
 """No token: in an n-gram before the beginning of the text, elsewhere one that is not known."""
+FULL = 65_535
+"""The probability 1 in 16 bits."""
 
 
 def last_ngram(tokens: np.ndarray, orders: int) -> np.ndarray:
@@ -36,14 +45,37 @@ def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: 
     return ngrams
 
 
-@compiled
-def ngrams_below(root: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """(n, orders) int64: the n-gram at each node of a tree, from `root` (orders,), the one at its root."""
-    ngrams = np.empty((len(parents), len(root)), np.int64)
-    for place in range(len(root)):
-        ngrams[0, place] = root[place]
-    for node in range(1, len(parents)):
-        ngrams[node, 0] = tokens[node]
-        for place in range(1, len(root)):
-            ngrams[node, place] = ngrams[parents[node], place - 1]
-    return ngrams
+class Rows(NamedTuple):
+    """The arrays of a `NgramMatrix`; the rows of single tokens come first, by token, then the hashed ones."""
+
+    candidates: np.ndarray
+    """(rows, k) int32, best first."""
+    shares: np.ndarray
+    """(rows, k) uint16: probabilities, 65,535 for 1; 0 in the first place where nothing was learned."""
+    keys: np.ndarray
+    """(hashed rows,) int64: the n-gram of a hashed row, mixed into one number; 0 where free."""
+
+
+@compiled(allocates=False)
+def find_row(rows: Rows, ngram: np.ndarray, order: int) -> int:
+    """The row of the last `order` tokens of an n-gram, or -1 if nothing was learned for them."""
+    vocab_size = len(rows.candidates) - len(rows.keys)
+    if order == 1:
+        known = 0 <= ngram[0] < vocab_size and rows.shares[ngram[0], 0] > 0
+        return ngram[0] if known else -1
+    if len(rows.keys) == 0 or ngram[order - 1] < 0:
+        return -1
+    key = key_of(ngram, order)
+    place = key % len(rows.keys)
+    return vocab_size + place if rows.keys[place] == key else -1
+
+
+@compiled_part
+def key_of(ngram: np.ndarray, order: int) -> int:
+    """A number for the last `order` tokens: the finalizer of splitmix64, token by token; never 0, never negative."""
+    mixed = np.uint64(order)
+    for place in range(order):
+        mixed = (mixed + np.uint64(ngram[place])) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(27)
+    return np.int64(mixed >> np.uint64(1)) | np.int64(1)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._util.compiled import compiled, compiled_part
-from .calibration import count
+from .._util.compiled import compiled_part
 from .mixture import Mixture, Sources, mix
 from .ngrams import ABSENT
 from .occurrences import LONGEST, token_at
@@ -66,15 +65,10 @@ class GrowingTree(NamedTuple):
             mixture=Mixture.empty(orders, k),
         )
 
-    def tree(self, slot: int, nodes: int) -> GrowingTree:
-        """The first `nodes` nodes of one text; views."""
-        arrays = [array[slot] if array is self.recent else array[slot, :nodes] for array in self[:-1]]
-        return GrowingTree._make([*arrays, self.mixture])
-
 
 @compiled_part(allocates=True)
 def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
-    """The same in compiled code, all of them."""
+    """The nodes of one text; views."""
     return GrowingTree(
         trees.tokens[slot],
         trees.parents[slot],
@@ -143,21 +137,3 @@ def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sour
 @compiled_part
 def _token(sources: Sources, origin: int, place: int) -> int:
     return token_at(sources.text, place) if origin == TEXT else token_at(sources.past, place)
-
-
-@compiled
-def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
-    """Counts which kinds of candidates were right, at the root and at those of the first `nodes` nodes that became
-    text: `chosen` are the tokens of the text after the root.
-    """
-    node = 0
-    for token in chosen:
-        for rank in range(tree.known[node]):
-            count(calibration, tree.cells[node, rank], tree.candidates[node, rank] == token)
-        parent, node = node, -1
-        for child in range(parent + 1, nodes):
-            if tree.parents[child] == parent and tree.tokens[child] == token:
-                node = child
-                break
-        if node < 0:
-            return

@@ -34,8 +34,6 @@ _MASK = BREAK - 1
 """A masked token is this less the token."""
 _LONG = 3
 """Tokens of the longer chain; that of the shorter one is 1."""
-_PIECE, _LEAD = 32, 8
-"""Tokens of a piece of a text, and how many of the piece before it stand before these again."""
 _RENUMBERED = 2**31 - 2
 """Places have 32 bits: after so many tokens they are counted anew."""
 
@@ -220,38 +218,6 @@ class Occurrences:
         held = self.tokens.astype(np.int64)
         self.arrays = OccurrenceArrays.empty(capacity)
         append(self.arrays, held)
-
-
-class Recorder:
-    """Adds one text to the past of all, a piece at a time, so that texts that are written at once do not mix.
-
-    A piece begins with the end of the one before it, unless that is the newest of the past anyway. One that stands
-    there already, as of a text that repeats itself or another, is not added again.
-    """
-
-    def __init__(self, past: Occurrences, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
-        """`before` (n,): tokens before the text; by the last `LONGEST` of them what follows will be found, and they are
-        never drafted. `piece`: tokens that are added at once.
-        """
-        self._past, self._piece, self._written_to = past, piece, -1
-        self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
-        """The end of the last piece, or of what stands before the first, and the tokens since."""
-        self._lead = len(self._held)
-
-    def add(self, tokens: Iterable[int], ends: bool = False) -> None:
-        """What was written since the last call; `ends`: the text ends with it."""
-        self._held.extend(tokens)
-        if len(self._held) - self._lead < (1 if ends else self._piece):
-            return
-        with self._past.writing:
-            if self._past.holds(self._held):
-                self._written_to = -1  # the next piece does not follow what stands at the end
-            else:
-                alone = len(self._past) == self._written_to
-                self._past.extend(self._held[self._lead :] if alone else [BREAK, *self._held])
-                self._written_to = len(self._past)
-        self._held = self._held[-_LEAD:]
-        self._lead = len(self._held)
 
 
 def _power_of_two(number: int) -> int:

@@ -1,10 +1,9 @@
 """The recycler: drafts for one text or many, and learns from what the target said (Luo et al., 2408.08696, and more).
 
 What is learned is an `NgramMatrix`, which recyclers may share. The drafter `recycling` has a recycler for every text,
-an engine one for all requests of a replica, whose drafts grow in one call. Trees, chains or templates, and how many
-nodes pay, are arguments. Nothing here imports transformers, torch or an engine. What is learned follows
-from tokens and logits, never from clocks or random numbers, so that the ranks of a tensor-parallel engine learn the
-same.
+an engine one for all requests of a replica, whose drafts grow in one call. Nothing here imports transformers, torch or
+an engine. What is learned follows from tokens and logits, never from clocks or random numbers, so that the ranks of a
+tensor-parallel engine learn the same.
 
 Cost per step: some twenty microseconds, a few a text, and what `growth` says of nodes; to learn, a comparison of the
 logits at every node, and a top-k where they say something new.
@@ -13,7 +12,7 @@ logits at every node, and a top-k where they say something new.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,10 @@ import numpy as np
 
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
-from .growth import Asked, Shape, TextArrays, draft
+from .growth import Asked, Shape, TextArrays, count_chosen, draft
 from .ngram_matrix import NgramMatrix, check_options
-from .ngrams import ngrams_below
-from .nodes import CHILDREN, GrowingTree, count_chosen
-from .occurrences import LONGEST, Occurrences, Recorder
+from .nodes import CHILDREN, GrowingTree
+from .occurrences import BREAK, LONGEST, Occurrences, masked
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
     from ..trees.tree import Tree
 
 _OURS = "token_recycling"
+_PIECE, _LEAD = 32, 8
+"""Tokens of a piece of a text, and how many of the piece before it stand before these again."""
 _UNFINISHED = 16
 """Tokens of a piece that is added to the past where nobody says when a text ends: what is left over is lost then."""
 
@@ -58,6 +58,38 @@ class Options:
     def new_matrix(self, vocab_size: int) -> NgramMatrix:
         """An empty matrix of these sizes; raises ValueError for more candidates than tokens."""
         return NgramMatrix(vocab_size, self.k, self.orders, self.memory, self.past)
+
+
+class Recorder:
+    """Adds one text to the past of all, a piece at a time, so that texts that are written at once do not mix.
+
+    A piece begins with the end of the one before it, unless that is the newest of the past. One that is there already
+    is not added again.
+    """
+
+    def __init__(self, past: Occurrences, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
+        """`before` (n,): tokens before the text, the last `LONGEST` of which are matched and never drafted. `piece`:
+        tokens that are added at once.
+        """
+        self._past, self._piece, self._written_to = past, piece, -1
+        self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
+        """The end of the last piece, or of `before`, and the tokens since."""
+        self._lead = len(self._held)
+
+    def add(self, tokens: Iterable[int], ends: bool = False) -> None:
+        """Add what was written since the last call; `ends`: the text ends with it."""
+        self._held.extend(tokens)
+        if len(self._held) - self._lead < (1 if ends else self._piece):
+            return
+        with self._past.writing:
+            if self._past.holds(self._held):
+                self._written_to = -1  # the next piece does not follow what stands at the end
+            else:
+                alone = len(self._past) == self._written_to
+                self._past.extend(self._held[self._lead :] if alone else [BREAK, *self._held])
+                self._written_to = len(self._past)
+        self._held = self._held[-_LEAD:]
+        self._lead = len(self._held)
 
 
 class Text:
@@ -88,8 +120,8 @@ class Recycler:
         learns: bool = True,
     ) -> None:
         """`nodes`: most drafted ones of a text. `template`: filled instead of growing; its breadth is `CHILDREN` at
-        most. `slack` and `corrected` as of `Shape`: for chains of texts that share passes. `prompts`: whether the
-        end of a text's prompt is kept with what was written, by which that is found again, and never drafted.
+        most. `slack` and `corrected` as of `Shape`: for chains of texts that share passes. `prompts`: keep the end of a
+        prompt with what was written after it, which is found by it again.
         """
         self.matrix, self.options, self.nodes, self.learns = matrix, options, nodes, learns
         self.lessons = 0
@@ -126,9 +158,7 @@ class Recycler:
         return text
 
     def text_of(self, record: Any, tokens: np.ndarray) -> Text:
-        """The text of an engine's own record of a request, on which it is kept and with which it goes. One that does
-        not go on with `tokens` (length,) begins anew.
-        """
+        """The text kept on an engine's record of a request; begun anew if it does not go on with `tokens` (length,)."""
         text: Text | None = getattr(record, _OURS, None)
         if text is None or not text.read <= len(tokens) or tokens[text.read - 1] != text.last:
             text = self.begin(tokens, text)
@@ -172,8 +202,10 @@ class Recycler:
         return self.tree(text, int(self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs)[0]))
 
     def tree(self, text: Text, nodes: int) -> GrowingTree:
-        """The first nodes of a text's draft, in order of growth; they stay until the next draft."""
-        return self._texts.trees.tree(text.slot, nodes)
+        """The first nodes of a text's draft, in order of growth: views that hold until the next draft."""
+        trees = self._texts.trees
+        arrays = [array[text.slot] if array is trees.recent else array[text.slot, :nodes] for array in trees[:-1]]
+        return GrowingTree._make([*arrays, trees.mixture])
 
     def chain(self, text: Text, nodes: int) -> list[int]:
         """The drafted tokens of a chain of so many nodes."""
@@ -182,7 +214,7 @@ class Recycler:
     # What is learned
 
     def observe(self, text: Text, written: Sequence[int], ends: bool) -> None:
-        """Tells what followed the last draft, and whether the text ends with it, before the next draft would."""
+        """Learn what followed the last draft before the next one would; `ends`: the text ends with it."""
         made, self._texts.made[text.slot] = int(self._texts.made[text.slot]), 0
         if made and self.learns:
             tree = self.tree(text, made)
@@ -190,12 +222,17 @@ class Recycler:
         self._record(text, written, ends)
 
     def forget_draft(self, text: Text) -> None:
-        """The last draft was not verified: what follows shows nothing about it."""
+        """Forget the last draft, which was not verified."""
         self._texts.made[text.slot] = 0
 
     def ngrams(self, text: Text, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """(n, orders) int64: the n-gram at each node of a tree (n,) below the newest token that was read of a text."""
-        return ngrams_below(self._texts.trees.recent[text.slot, : self.options.orders], parents, tokens)
+        ngrams = np.empty((len(parents), self.options.orders), np.int64)
+        ngrams[:, 0] = tokens
+        ngrams[0] = self._texts.trees.recent[text.slot, : self.options.orders]
+        for place in range(1, self.options.orders):
+            ngrams[1:, place] = ngrams[parents[1:], place - 1]
+        return ngrams
 
     def learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, **how: Any) -> None:
         """Learns candidates (n, k) after n-grams (n, orders); `how` as of `NgramMatrix.learn`."""
@@ -249,9 +286,7 @@ class Recycler:
 
 
 def warm_up(tokens: type[np.integer], **how: Any) -> None:
-    """Compiles what drafting takes, and learning of candidates, so that no text waits for it. Texts are of `tokens` of
-    that type; `how` as of `NgramMatrix.learn`.
-    """
+    """Compile what drafting and learning take, for texts of `tokens` of that type; `how` as of `NgramMatrix.learn`."""
     small = Options(k=1, orders=1, past=LONGEST)
     recycler, ids = Recycler(small.new_matrix(2), small, 1), np.zeros(2, tokens)
     text = recycler.begin(ids)

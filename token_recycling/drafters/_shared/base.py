@@ -15,8 +15,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from ...costs.costs import Costs
-from ...costs.drafting import Work
+from ...costs.costs import Costs, Work
 from ...model.pass_times import weights_read
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ...costs.budget import best_size, step_pays
-from ...costs.drafting import Work
+from ...costs.costs import Work
 from .graph import Graph, UnrolledNode
 
 Warp = Callable[[torch.Tensor], torch.Tensor]

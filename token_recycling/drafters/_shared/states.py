@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
-from ...costs.costs import Costs
-from ...costs.drafting import Work
+from ...costs.costs import Costs, Work
 from ...trees.draft import Step
 from .._base import Drafter, TextDrafter
 

@@ -23,9 +23,8 @@ import torch
 from ..._util.compiled import compiling
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
-from ...costs.budget import NO_COSTS, paying_nodes, tokens_by_size
-from ...costs.costs import Costs
-from ...costs.drafting import Work
+from ...costs.budget import NO_COSTS
+from ...costs.costs import Costs, Work, paying_nodes, tokens_by_size
 from ...model.tree_model import TreeModel
 from ...recycling import recycler
 from ...recycling.matrix_file import check_vocabulary

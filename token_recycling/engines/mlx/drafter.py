@@ -9,7 +9,7 @@ from typing import Any
 import mlx_lm
 import numpy as np
 
-from ...costs.online import OnlineCurve
+from ...costs.costs import OnlineCurve
 from ...recycling.matrix_file import check_vocabulary, fingerprint
 from ..replica import EngineOptions, Replica
 from ..versions import check_version
