@@ -38,9 +38,8 @@ _EVAL = ("self", "tokens")
 
 
 class TokenRecycling(LlamaDraftModel):
-    """The `draft_model` of one `Llama`; `options` are those of `EngineOptions`, by name.
-
-    Raises ValueError for a wrong option and RuntimeError for a llama-cpp-python that is not known.
+    """The `draft_model` of one `Llama`; `options` are those of `EngineOptions`. Raises ValueError for a wrong option
+    and RuntimeError for a llama-cpp-python that is not known.
     """
 
     _text: Text | None = None
@@ -59,10 +58,8 @@ class TokenRecycling(LlamaDraftModel):
         """What was learned; None until `attach`."""
 
     def attach(self, llama: llama_cpp.Llama) -> None:
-        """Learns from all that `llama` evaluates from now on; once, after it was made with this as `draft_model`.
-
-        Raises ValueError for a `Llama` that cannot verify drafts as it was made, and MatrixFileError for a file that is
-        damaged or of another tokenizer or other options.
+        """Learns from all that `llama` evaluates from now on; call it once. Raises ValueError for a `Llama` that cannot
+        verify drafts as it was made, and MatrixFileError for a file that is damaged or of another tokenizer or options.
         """
         self._check(llama)
         tokenizer = _gguf_fingerprint(llama) if self.options.matrix else ""

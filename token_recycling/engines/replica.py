@@ -26,9 +26,8 @@ class EngineOptions(Options):
     """What a user may set, in the engine's own configuration."""
 
     token_cost: float = 0.02
-    """What one more token in a pass costs, as a share of a pass over one token; chains end where they do not pay. vLLM
-    begins with it and learns what its own passes take. At 0 every chain is as long as the engine allows. Not for trees,
-    whose size is the engine's.
+    """What one more token in a pass costs, as a share of a pass over one token, as long as nothing was learned; at 0
+    every chain is as long as the engine allows. Not for trees, whose size is the engine's.
     """
     learns: bool = True
     """Learn from all requests. If not, the matrix stays as it was loaded and no request leaves a trace in it."""
@@ -74,9 +73,9 @@ class Replica(Recycler):
         saves: bool = True,
         **shape: Any,
     ) -> None:
-        """`nodes`: most drafted tokens of a request. `tokenizer`: the fingerprint of the tokenizer, for the file.
-        `saves`: whether this process writes the file; one of a replica does. `shape`: as of `Recycler`. Raises
-        ValueError, and MatrixFileError for a file that is damaged or of another model or other options.
+        """`nodes`: most drafted tokens of a request; `saves`: whether this process writes the file; `shape` as of
+        `Recycler`. Raises ValueError, and MatrixFileError for a file that is damaged or of another model, `tokenizer`
+        or options.
         """
         super().__init__(options.new_matrix(vocab_size), options, nodes, prompts=True, learns=options.learns, **shape)
         self._tokenizer = tokenizer
@@ -92,10 +91,7 @@ class Replica(Recycler):
             )
 
     def save(self) -> None:
-        """Writes the matrix to its file if this process does that and something was learned since the last time.
-
-        A disk that refuses must not end the service: it is logged, and tried again after the interval.
-        """
+        """Writes the matrix to its file if something was learned; a disk that refuses is logged, and tried again."""
         if not self._saves or self._kept == self.lessons:
             return
         assert self._path is not None

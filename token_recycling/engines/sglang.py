@@ -148,9 +148,7 @@ def worker_class() -> type:
             return self.trees.grow(batch.reqs, self._accepted(batch))
 
         def _accepted(self, batch: Any) -> list[list[int]]:
-            """What the last step accepted of each request and SGLang has not yet put to its text: with overlap, whose
-            results are processed one step later, these tokens; else none.
-            """
+            """The accepted tokens of each request that SGLang has not yet put to its text, as with overlap."""
             if not self.enable_overlap or batch.grammar_needs_sync():
                 return [[] for _ in batch.reqs]
             tokens, counts = batch.spec_info.accept_tokens.cpu(), batch.spec_info.accept_lens.tolist()
@@ -193,8 +191,8 @@ class Trees:
         self._rows = np.empty(0, np.int64)
 
     def grow(self, requests: list[Any], accepted: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (requests * n,) int64 and ancestor masks (requests * n * n,) bool of one tree for each request, node 0
-        the newest token; in a mask, row i marks node i and those above it.
+        """Tokens (requests * n,) int64 and ancestor masks (requests * n * n,) bool of the trees, node 0 the newest
+        token.
         """
         tokens = np.empty((len(requests), self.nodes), np.int64)
         masks = np.zeros((len(requests), self.nodes, self.nodes), bool)
@@ -223,11 +221,8 @@ def _whole(request: Any, more: list[int]) -> np.ndarray:
 
 
 def lay_out(tree: GrowingTree, tokens: np.ndarray, mask: np.ndarray) -> None:
-    """Writes a tree into `tokens` (n,) and `mask` (n, n), parents before children.
-
-    SGLang's trees all have n nodes. Where fewer have grown, a chain of the newest token hangs from the last, which has
-    no child: it is verified like any draft. Siblings are never equal; SGLang adds up the probabilities of siblings, and
-    would count equal ones twice.
+    """Writes a tree into `tokens` (n,) and `mask` (n, n), parents before children. Where fewer than n nodes have grown,
+    a chain of the newest token hangs from the last, which has no child: SGLang would count equal siblings twice.
     """
     made = len(tree.tokens)
     tokens[:made], tokens[made:] = tree.tokens, tree.tokens[0]

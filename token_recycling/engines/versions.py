@@ -19,9 +19,7 @@ def check_version(name: str, found: str, lowest: tuple[int, ...], beyond: tuple[
 
 
 def check_signature(engine: str, name: str, function: Any, wanted: tuple[str, ...], more: bool = False) -> None:
-    """Raises RuntimeError unless `function`, an engine's of that name, has the parameters `wanted`; with `more`, others
-    may follow. It is None where the engine has no such function.
-    """
+    """Raises RuntimeError unless `function`, or None, has the parameters `wanted`; with `more`, others may follow."""
     found = tuple(inspect.signature(function).parameters) if function is not None else ()
     if (found[: len(wanted)] if more else found) != wanted:
         raise RuntimeError(

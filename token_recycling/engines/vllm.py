@@ -45,7 +45,6 @@ _PASS = 0.01
 
 class TokenRecycling:
     """The class to name as `model` of `speculative_config`; options are in `additional_config["token_recycling"]`.
-
     Raises ValueError for a wrong option, MatrixFileError for a wrong file, and RuntimeError for a vLLM that is not
     known.
     """
@@ -95,9 +94,7 @@ class TokenRecycling:
         """Called by vLLM after it has loaded the target; there is no other model."""
 
     def observe(self, runner: Any, logits: torch.Tensor, metadata: Any) -> None:
-        """Learns from the logits (n, vocabulary) of a step: after the newest token and every drafted one of each
-        request. Of a prompt that comes in pieces there is one row for each piece, after its last token.
-        """
+        """Learns from the logits (n, vocabulary) after the newest token and every drafted one of each request."""
         self._runner, batch = runner, runner.input_batch
         requests = batch.num_reqs
         counts = np.ones(requests, np.int64)
@@ -119,8 +116,8 @@ class TokenRecycling:
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """A chain for each request: `sampled_token_ids` are the tokens that the last step gave it, already at the end
-        of its row of `token_ids_cpu`; none while its prompt is still being read.
+        """A chain for each request that was given `sampled_token_ids`, already at the end of its row of
+        `token_ids_cpu`.
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
@@ -138,8 +135,8 @@ class TokenRecycling:
     def draft(
         self, records: list[Any], tokens: np.ndarray, rows: np.ndarray, lengths: np.ndarray, rooms: np.ndarray
     ) -> list[list[int]]:
-        """A chain for each of n requests, as `Recycler.draft`. How many tokens pay follows from how long passes take:
-        between two calls, so that scheduling, sampling and this package's own work count too.
+        """A chain for each of n requests, as `Recycler.draft`; how many tokens pay follows from the time between two
+        calls.
         """
         now = time.perf_counter()
         if self._tokens and self.passes is not None:
@@ -152,10 +149,8 @@ class TokenRecycling:
         return [self.recycler.chain(text, count) for text, count in zip(texts, counts.tolist(), strict=True)]
 
     def _room(self, request: Any, length: int) -> int:
-        """How many drafted tokens may be accepted within all limits; one more token follows them.
-
-        None where a request is sampled with a seed of its own: vLLM draws so many numbers as tokens were drafted, and
-        the same seed would say something else as soon as more was learned.
+        """How many drafted tokens may be accepted within all limits. None where a request has a seed of its own: vLLM
+        draws as many numbers as tokens were drafted, so that the text would change with what was learned.
         """
         left, asked = self._max_model_len - length, request.sampling_params
         if asked is None:

@@ -40,9 +40,7 @@ def repair_sampler() -> None:
 def expand_batch_to_tokens(
     x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
-    """(batch,) to (num_tokens,): each value repeated for the tokens of its request, with `cu_num_tokens` (batch,)
-    their running sum; `replace_from` becomes `replace_to`.
-    """
+    """(batch,) to (num_tokens,): each value repeated for the tokens of its request; `cu_num_tokens` is their sum."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return torch.repeat_interleave(replaced, counts, output_size=num_tokens)

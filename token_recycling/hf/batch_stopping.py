@@ -1,10 +1,7 @@
 """Criteria that must see all texts of a batch at once, as `generate` shows them.
 
-`generate` lets all texts grow by one token, asks, and goes on. Here texts accept different numbers of tokens and one is
-ahead of another. So a column of the batch is judged when every text has reached it, in order and once, with the same
-tokens as in `generate`; what a text has said beyond the column at which it ended is withdrawn. A criterion may thus
-compare texts, count its calls or answer for all at once. The cost is what is withdrawn: no forward pass more, since the
-slowest text sets their number.
+`generate` lets all texts grow by one token, asks, and goes on. Here one text is ahead of another, so a column of the
+batch is judged when every text has reached it, once and in order; what a text has said beyond its end is withdrawn.
 """
 
 from __future__ import annotations
@@ -19,9 +16,7 @@ class BatchStopping:
     """Applies criteria to the texts of a batch, column by column, and ends texts."""
 
     def __init__(self, sequences: list[Sequence], criteria: StoppingCriteriaList, padding: int | None) -> None:
-        """`padding` fills up texts that have ended; None if, as without an end-of-sequence token, every text goes on
-        until all have ended.
-        """
+        """`padding` fills up texts that have ended; None if every text goes on until all have ended."""
         self.sequences, self.criteria, self.padding = sequences, criteria, padding
         self.withdrawn = 0
         """Tokens that were emitted beyond an end."""

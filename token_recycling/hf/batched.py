@@ -49,8 +49,8 @@ class DecodingThread:
         self._thread.start()
 
     def model(self, drafter: Drafter, seed: int) -> PreTrainedModel:
-        """Return a view of the model whose `generate` decodes in this thread, and returns what it returns alone after
-        `torch.manual_seed(seed)`. Any number of threads may each have one, with one drafter or several.
+        """Return a view of the model whose `generate`, called in any thread, decodes in this one, and returns what it
+        returns alone after `torch.manual_seed(seed)`.
         """
         return view(self._model, Acceleration(drafter, ordinary, self.target, decode=partial(self._decoded, seed)))
 
@@ -127,9 +127,7 @@ class DecodingThread:
                 asked()
 
     def _step(self) -> list[Row]:
-        """Make a step and return the texts that have ended. A batch that fails as a whole is given up, and all of its
-        texts end with the error.
-        """
+        """Make a step and return the texts that have ended; if the batch fails as a whole, all of them."""
         try:
             return self._batch.step()
         except Exception as error:

@@ -26,9 +26,7 @@ _STATIC = (StaticLayer, StaticSlidingWindowLayer, StaticIndexedLayer, DummyLayer
 
 
 def unsupported_handover(cache: Cache, slots: int, border: Border | None) -> str | None:
-    """Why a call with this cache cannot be accelerated, or None if it can. `slots`: how many the call may fill;
-    `border`: the model's.
-    """
+    """Why a call that may fill `slots` of this cache cannot be accelerated, or None; `border`: the model's."""
     if isinstance(cache, QuantizedCache):
         return (
             "expected a cache that keeps what is put in, got a QuantizedCache: it rounds states by those that came "
@@ -73,10 +71,7 @@ class CacheHandover:
             tree_cache(self.cache).shift([-min(padding, held) for padding in paddings], max(self.lengths))
 
     def give_back(self, columns: int) -> None:
-        """Leave in the given cache what plain decoding would: slots for all `columns` of the texts but the last.
-
-        In decoding's cache, every text holds all its tokens but the last. Padding slots hold zeros.
-        """
+        """Leave in the given cache what plain decoding would: all `columns` but the last, zeros for padding."""
         if any(self.paddings) or len(self.paddings) > 1:
             tree_cache(self.cache).shift(self.paddings, columns - 1)
         if self.cache is not self.given:
@@ -87,8 +82,8 @@ class CacheHandover:
 def fill_up(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], cache: Cache, padding: int
 ) -> None:
-    """Continue the shorter ones of several texts with padding up to the longest, as `generate` does with those that
-    have ended: in the texts, in the cache, and in the scores and logits that are kept.
+    """Continue shorter texts with padding up to the longest, as `generate` does: in the texts, the cache, kept scores
+    and logits.
     """
     columns = max(sequence.columns for sequence in sequences)
     rest = [one.tokens.new_full((columns - one.columns,), padding) for one in sequences]

@@ -46,9 +46,8 @@ class Conversation:
     """Turns of a chat, each read behind those before.
 
     `messages` holds the conversation, as `{"role": ..., "content": ...}`, and may be edited between turns: the cache is
-    cut back to what still holds. Models whose cache cannot be cut (states over the text) read the text again where it
-    would have to be. `last` is the last `Turn`, or None. `acceleration` has the drafter, which keeps what it learned.
-    Not to be shared by threads.
+    cut back to what still holds. `last` is the last `Turn`, or None; `acceleration` has the drafter. Not to be shared
+    by threads.
     """
 
     _text: torch.Tensor
@@ -90,12 +89,10 @@ class Conversation:
         self._forget()
 
     def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
-        """The answer to `text`; both become messages. `on_text` is called with pieces of the answer as they come.
-
-        `arguments` stand for this turn in place of those of the conversation. An answer ends where the model's context
-        does. KeyboardInterrupt ends it too: what came of it is kept, and the interrupt is raised on. After any other
-        error the conversation is as it was. Raises ValueError where the conversation leaves no room for an answer, and
-        for a template that does not take it.
+        """The answer to `text`; both become messages. `on_text` is called with pieces of the answer as they come,
+        `arguments` stand for this turn alone. An answer ends where the model's context does, or with KeyboardInterrupt,
+        which is raised on; after any other error the conversation is as it was. Raises ValueError where there is no
+        room for an answer, and for a template that does not take the conversation.
         """
         question = {"role": "user", "content": text}
         ids = self._encoded([*self.messages, question])

@@ -75,9 +75,7 @@ class GenerateCall:
         return torch.where(fits, text.shape[1] - lengths, -1).tolist()
 
     def ready(self, model: PreTrainedModel, known: TreeModel | None = None) -> TreeModel:
-        """The model, or what is `known` of it already, ready to decode this call; raises UnsupportedModelError with the
-        reason where it cannot be accelerated.
-        """
+        """The model, or what is `known` of it, ready to decode this call; raises UnsupportedModelError."""
         reason = self._why_not(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
@@ -193,9 +191,7 @@ class GenerateCall:
 
     @cached_property
     def joint_criteria(self) -> StoppingCriteriaList:
-        """The criteria that must see all texts at once: those of the caller's own and, where texts that have ended go
-        on with the others, all.
-        """
+        """Criteria that must see all texts at once: the caller's own; all, where ended texts go on with the others."""
         others = [one for one in self.criteria if type(one) not in (EosTokenCriteria, MaxLengthCriteria)]
         if len(self.input_ids) == 1 or (self.pads and all(type(one) in _CRITERIA_BY_TEXT for one in others)):
             return StoppingCriteriaList()

@@ -52,10 +52,7 @@ class GreedyPath(NamedTuple):
 
 def greedy_path(tokens: torch.Tensor, shape: TreeShape, choices: torch.Tensor, longest: int) -> GreedyPath:
     """The longest path on which every token is the choice at its parent (Token Recycling, section 3.3), in operations
-    of known shapes.
-
-    `tokens` and `choices` are (n,) int64; `longest`: nodes of the longest path that there can be. Among paths of equal
-    length the one whose end comes first wins.
+    of known shapes. `tokens` and `choices` are (n,) int64; of paths of equal length the one whose end comes first wins.
     """
     n = len(tokens)
     nodes = torch.arange(n, device=tokens.device)
@@ -70,10 +67,7 @@ def greedy_path(tokens: torch.Tensor, shape: TreeShape, choices: torch.Tensor, l
 
 
 def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append, row: int = 0) -> Step:
-    """The step of a greedy text: all nodes are judged at once, and the device is waited for once.
-
-    `logits` is (n, vocabulary). `row` says which text of a batch it is.
-    """
+    """The step of a greedy text from logits (n, vocabulary); all nodes are judged at once."""
     choices = logits.argmax(dim=-1)
     if len(draft.tree) == 1:
         return step_of(draft, logits, [0], choices.tolist(), append, row)
@@ -86,10 +80,9 @@ def accept_greedy(draft: Draft, logits: torch.Tensor, append: Append, row: int =
 def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Selector, row: int = 0) -> Step:
     """Follows the target's choices from the root as long as a child carries them.
 
-    `selector` is called once for each emitted token, in order, after the tokens before it were appended, so that logits
-    processors see the path of the node itself and random draws come in the order of plain decoding. At a node with
-    drawn children (`Draft.drawn_from`) these are tried in their order; if none is accepted, the token is drawn from
-    what is left of the target's distribution.
+    `selector` is called once for each emitted token, after the tokens before it were appended, so that processors see
+    the path and draws come in the order of plain decoding. Drawn children (`Draft.drawn_from`) are tried in their
+    order; if none is accepted, the token is drawn from what is left of the target's distribution.
     """
     drafted, children = draft.tokens.tolist(), draft.tree.children
     drawn_from = draft.drawn_from or {}
@@ -120,9 +113,8 @@ def accept_siblings(
     """The place of the first accepted one of `tokens`, or None, and what is then left of the `target` distribution.
 
     All distributions are (vocabulary,). `tokens[i]` was drawn from `drawn_from[i]` without the tokens before it. With p
-    what is left so far and q the latter, renormalised, it is accepted with probability min(1, p/q); else p becomes
-    max(0, p - q), renormalised. Whatever is drawn in the end, accepted or from what is left, has the target's
-    distribution. Raises ValueError for a token that could not have been drawn.
+    what is left and q the latter, renormalised, it is accepted with probability min(1, p/q); else p becomes max(0, p -
+    q), renormalised. Raises ValueError for a token that could not have been drawn.
     """
     left = target
     for place, token in enumerate(tokens):

@@ -99,8 +99,8 @@ class RunningBatch:
     @torch.inference_mode(False)  # see `decode`
     @torch.no_grad()
     def step(self) -> list[Row]:
-        """Read a piece of the waiting prompts, make one pass over all texts that have begun, and return the texts that
-        have ended: by themselves, or with an `error`.
+        """Read a piece of the waiting prompts, make one pass over the texts that have begun, and return those that
+        ended.
         """
         ended = [*self._begin(), *self._drop()]
         if self._stepper is not None:
@@ -113,8 +113,8 @@ class RunningBatch:
         return ended
 
     def _begin(self) -> list[Row]:
-        """Read one piece of the waiting prompts and make the first steps of those that are read; return the texts that
-        end with it.
+        """Read a piece of the waiting prompts, make the first steps of those read, and return the texts that end with
+        it.
         """
         left, ended = PIECE, []
         while self._joining and left > 0:

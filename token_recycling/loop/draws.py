@@ -6,9 +6,7 @@ import torch
 
 
 class Draws:
-    """The random numbers of one text among others: within it torch gives those that it gives, after
-    `torch.manual_seed(seed)`, to a program that generates that text alone.
-    """
+    """Within it torch draws what it would for this text alone after `torch.manual_seed(seed)`."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._device = device

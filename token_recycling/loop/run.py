@@ -38,8 +38,8 @@ class Run:
 
     @cached_property
     def prompt_alone(self) -> bool:
-        """Whether the first step reads the prompt and verifies no draft: drafted rows would delay the first token of a
-        long prompt, which is waited for; or the model reads drafts in another way than prompts.
+        """Whether the first step reads the prompt and verifies no draft: somebody waits for the first token of a long
+        prompt, or the model reads drafts in another way than prompts.
         """
         unread = self.rows[0].sequence.length - self.rows[0].held
         waited_for = self.streamed and self.reads_along and unread > _SHORT_PROMPT
@@ -76,9 +76,7 @@ class Run:
         return nullcontext() if wanted is None else layer_states(self.target.model, wanted)
 
     def prefill(self, most: int | None = None) -> None:
-        """Put all of each text but its last token into the cache, as far as it is not there; of a single text at most
-        `most` tokens.
-        """
+        """Put all of each text but its last token into the cache; of a single text at most `most` tokens more."""
         texts, held = self.texts, [row.held for row in self.rows]
         if most is not None:
             texts = [text[: there + most + 1] for text, there in zip(texts, held, strict=True)]
@@ -96,8 +94,7 @@ class Run:
 
 def share_nodes(drafts: list[Draft], going: list[int], costs: np.ndarray) -> None:
     """Cut each draft to its likeliest nodes, in place: as many of every text as bring the batch the most tokens per
-    time. A pass takes as long as if all texts had as many nodes as the largest draft. A draft whose nodes have no
-    probabilities, or were drawn, stays whole.
+    time. A draft whose nodes have no probabilities, or were drawn, stays whole.
     """
     chances = {row: None if drafts[row].drawn_from else drafts[row].chances for row in going}
     whole = max((len(drafts[row].tree) for row, known in chances.items() if known is None), default=1)

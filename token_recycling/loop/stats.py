@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -19,9 +19,7 @@ from .._util.device import synchronize
 from ..trees.draft import Step
 
 PARTS = ("retrieve", "prepare", "forward", "verify", "update cache", "update matrix")
-"""The parts of a step, in order (Token Recycling, figure 4): draft, mask and room, model, acceptance, kept slots,
-learning.
-"""
+"""The parts of a step, in order (Token Recycling, figure 4)."""
 
 
 @dataclass
@@ -87,14 +85,12 @@ class Stats:
 
     @property
     def discard_rate(self) -> float:
-        """Drafted tokens that were not accepted, an emitted token (SpecDec++, 2405.19715, equation 2.3): drafted for
-        nothing.
-        """
+        """Drafted tokens that were not accepted per emitted token (SpecDec++, 2405.19715, equation 2.3)."""
         return self.discarded / self.tokens if self.tokens else 0.0
 
     @property
     def verification_rate(self) -> float:
-        """Forward passes of the target an emitted token (as above): 1.0 for plain decoding, the inverse of MAT."""
+        """Forward passes of the target per emitted token: 1.0 for plain decoding, the inverse of MAT."""
         return self.steps / self.tokens if self.tokens else 0.0
 
     @property
@@ -151,24 +147,14 @@ class Stats:
             self.seconds[part] += other.seconds[part]
 
     def __add__(self, other: Stats) -> Stats:
-        return Stats(
-            synchronize=self.synchronize or other.synchronize,
-            tokens=self.tokens + other.tokens,
-            steps=self.steps + other.steps,
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            prefill_seconds=self.prefill_seconds + other.prefill_seconds,
-            first_tokens=self.first_tokens + other.first_tokens,
-            compile_seconds=self.compile_seconds + other.compile_seconds,
-            seconds={part: self.seconds[part] + other.seconds[part] for part in PARTS},
-            lengths=self.lengths + other.lengths,
-            nodes=self.nodes + other.nodes,
-            depths=self.depths + other.depths,
-            tried=self.tried + other.tried,
-            accepted=self.accepted + other.accepted,
-            drafter=other.drafter or self.drafter,
-            path=other.path or self.path,
-            drafter_statistics=self.drafter_statistics + other.drafter_statistics,
-        )
+        told: dict[str, Any] = {
+            "synchronize": self.synchronize or other.synchronize,
+            "drafter": other.drafter or self.drafter,
+            "path": other.path or self.path,
+            "seconds": {part: self.seconds[part] + other.seconds[part] for part in PARTS},
+        }
+        names = {field.name for field in fields(self)} - told.keys()
+        return Stats(**told, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def _repr_html_(self) -> str:
         """In a notebook: the figures, and where tokens and time came from."""
@@ -193,30 +179,19 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, for JSON."""
+        names = (
+            "drafter path prompt_tokens tokens steps mat tokens_per_second discard_rate verification_rate plain_steps "
+            "prefill_seconds first_tokens compile_seconds decode_seconds acceptance_by_depth acceptance_by_rank "
+            "acceptance_rate"
+        )
         return {
-            "drafter": self.drafter,
-            "path": self.path,
-            "prompt_tokens": self.prompt_tokens,
-            "tokens": self.tokens,
-            "steps": self.steps,
-            "mat": self.mat,
-            "tokens_per_second": self.tokens_per_second,
+            **{name: getattr(self, name) for name in names.split()},
             "drafted_tokens": self.drafted,
             "discarded_tokens": self.discarded,
-            "discard_rate": self.discard_rate,
-            "verification_rate": self.verification_rate,
-            "prefill_seconds": self.prefill_seconds,
-            "first_tokens": self.first_tokens,
-            "compile_seconds": self.compile_seconds,
-            "decode_seconds": self.decode_seconds,
             "seconds": dict(self.seconds),
-            "plain_steps": self.plain_steps,
             "overhead_share_of_forward": self.overhead,
             "steps_by_length": dict(sorted(self.lengths.items())),
             "steps_by_nodes": dict(sorted(self.nodes.items())),
-            "acceptance_by_depth": self.acceptance_by_depth,
-            "acceptance_by_rank": self.acceptance_by_rank,
-            "acceptance_rate": self.acceptance_rate,
             "drafter_statistics": dict(self.drafter_statistics),
         }
 

@@ -123,9 +123,7 @@ class Sequence:
 
 
 class TokenSelector:
-    """Selects the target's token at a node as `generate` does: processors on the path of that node, then argmax or one
-    draw.
-    """
+    """Selects the target's token at a node as `generate` does: processors, then argmax or one draw."""
 
     def __init__(
         self,
@@ -152,9 +150,7 @@ class TokenSelector:
         return int(self.scored(logits).argmax(dim=-1))
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the probabilities (vocabulary,) that the next token is drawn with, from logits (vocabulary,). Called
-        once for every emitted token, as `generate` asks its processors.
-        """
+        """The probabilities (vocabulary,) that the next token is drawn with; called once for every emitted token."""
         return torch.softmax(self.scored(logits), dim=-1)[0]
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:

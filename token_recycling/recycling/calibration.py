@@ -1,9 +1,8 @@
 """How often a candidate of a kind is what the target chooses, learned while decoding.
 
 A stored probability is from another place in the text, and greedy decoding takes the likeliest token however likely it
-is. So candidates are divided into kinds by their mixed probability, their rank and the length of the match that
-supports them, and it is counted how often each kind was chosen at accepted nodes, drafted or not. Until there are
-observations of a kind, the probability itself is believed.
+is. So candidates are divided into kinds by mixed probability, rank and match length, and counted at accepted nodes,
+drafted or not. Until there are observations of a kind, the probability itself is believed.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ _PRIOR, _MEMORY = 4.0, 2_000.0
 
 
 def new_calibration(kinds: int = MATCHES) -> np.ndarray:
-    """(CELLS, 2) float32: how often candidates of each kind were chosen, and how often there were any. With other
-    `kinds` than those of matches there are more or fewer cells.
-    """
+    """(cells, 2) float32: how many candidates of each kind were chosen, and how many there were."""
     return np.zeros((_UNSUPPORTED * kinds, 2), np.float32)
 
 

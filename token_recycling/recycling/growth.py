@@ -29,9 +29,7 @@ from .nodes import NOTHING, GrowingTree, attach, consider, tree_of
 from .occurrences import LONGEST, OccurrenceArrays, append
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
-"""Expected wrong tokens that what all texts had counts for; what older steps keep with every new one, of a text and of
-all.
-"""
+"""Expected wrong tokens of all texts that a text begins with; what a text and all texts keep with every step."""
 
 
 class TextArrays(NamedTuple):
@@ -81,9 +79,7 @@ class Shape(NamedTuple):
     """What drafts may look like."""
 
     parents: np.ndarray
-    """(n,) int64: of a template, -1 for the root: each node is the candidate of its rank after its parent. None where
-    trees grow.
-    """
+    """(n,) int64: of a template, whose nodes are the candidates of their ranks; none where trees grow."""
     ranks: np.ndarray
     """(n,) int64."""
     nodes: int
@@ -127,11 +123,11 @@ def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
 
 @compiled
 def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: np.ndarray, counts: np.ndarray) -> None:
-    """Reads what is new of n texts, grows their trees, and fills in how many nodes of each pay, `counts` (n,) int64:
-    the first ones, the root included.
+    """Reads what is new of n texts, grows their trees, and fills in `counts` (n,) int64: how many of the first nodes of
+    each pay, the root included.
 
     `known.text` is empty: each text has its own. `costs` (m,) float64 are what passes over 1, 2, ... nodes of all texts
-    together take, in any unit; none where every node pays. There are no more nodes than the costs reach.
+    take, in any unit; none where every node pays.
     """
     n, chains, most = len(asked.rows), shape.children == 1, np.int64(len(asked.rows) * shape.nodes)
     if len(costs):
@@ -181,9 +177,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
 
 @compiled_part(allocates=True)
 def _read(texts: TextArrays, asked: Asked, one: int, tree: GrowingTree, sources: Sources) -> None:
-    """Reads what is new of a text: counts what of its tree was right, adds it to its index, and begins a new tree with
-    its end.
-    """
+    """Counts what of the last tree was right, adds what is new to the index, and begins a new tree."""
     slot, row, length = asked.slots[one], asked.rows[one], asked.lengths[one]
     written = np.empty(length - texts.read[slot], np.int64)
     for place in range(len(written)):
@@ -202,9 +196,7 @@ def _read(texts: TextArrays, asked: Asked, one: int, tree: GrowingTree, sources:
 
 @compiled_part
 def _next(tree: GrowingTree, made: int, shape: Shape, room: int, correction: float) -> tuple[int, int, float]:
-    """Of all candidates after `made` nodes the most probable: its parent and its rank, and its probability; 0 where
-    there is none, or no room.
-    """
+    """The parent, rank and probability of the most probable candidate after `made` nodes; 0 for none."""
     parent, value = np.int64(-1), np.float32(0.0)
     if made <= shape.nodes:
         for node in range(made):
@@ -225,9 +217,8 @@ def _next(tree: GrowingTree, made: int, shape: Shape, room: int, correction: flo
 def _next_of_template(
     tree: GrowingTree, node: int, placed: np.ndarray, shape: Shape, room: int
 ) -> tuple[int, int, float]:
-    """The same for the next node of a template, the newest of the tree being `node`. Those without such a candidate,
-    and those deeper than `room`, are left out with all below them. `placed` (n + 1,): where each of the template's
-    nodes stands in the tree, -1 for nowhere, and at last how many are done.
+    """The same for a template whose newest node is `node`; nodes without such a candidate and those below them are left
+    out. `placed` (n + 1,): where each node stands in the tree, -1 for nowhere, and at last how many are done.
     """
     done = placed[-1]
     placed[done] = node
@@ -242,9 +233,7 @@ def _next_of_template(
 
 @compiled
 def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration: np.ndarray) -> None:
-    """Counts which kinds of candidates were right, at the root and at those of the first `nodes` nodes that became
-    text: `chosen` are the tokens of the text after the root.
-    """
+    """Counts which kinds of candidates were right along `chosen`, the tokens of the text after the root."""
     node = 0
     for token in chosen:
         for rank in range(tree.known[node]):
@@ -260,7 +249,7 @@ def count_chosen(tree: GrowingTree, nodes: int, chosen: np.ndarray, calibration:
 
 @compiled_part
 def _count_wrong(texts: TextArrays, slot: int, chain: GrowingTree, written: np.ndarray) -> None:
-    """Counts, for its text and for all, whether a token of the chain was wrong, and by how many that was to be."""
+    """Counts, for its text and for all, whether a token of the chain was wrong, and how many were to be."""
     wrong, foreseen = 0.0, 0.0
     for place in range(min(len(written), texts.made[slot] - 1)):
         foreseen += 1 - chain.chances[place, 0]

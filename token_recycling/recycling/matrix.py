@@ -57,8 +57,8 @@ class AdjacencyMatrix:
         """The tokens (n,) int64 of a tree: `root` (1,), and every other node the candidate of its rank after its
         parent.
 
-        The breadth-first walk of Token Recycling, section 3.2: layer by layer with one gather each; on a CPU, where the
-        call of an operation costs more than a small layer, node by node.
+        The breadth-first walk of Token Recycling, section 3.2; on a CPU, where an operation costs more than a small
+        layer, node by node.
         """
         if self.candidates.device.type == "cpu":
             candidates, tokens = self.candidates.numpy().data, root.tolist()
@@ -78,9 +78,8 @@ class AdjacencyMatrix:
     def update(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
         """Overwrites the rows of `tokens` (n,) with `candidates` (n, k), best first.
 
-        A token may stand at several places. Then `last` keeps its last row and `first` its first, in the order given,
-        on every device; `unordered` is a plain parallel write whose winner CUDA does not define (Token Recycling,
-        section 4.4 compares the three).
+        Of a token's rows `last` keeps the last, `first` the first, on every device; `unordered` is a parallel write
+        whose winner CUDA does not define (Token Recycling, section 4.4 compares the three).
         """
         if self.candidates.device.type == "cpu":
             # numpy assigns in order, so that the last row of a token stays.
@@ -90,9 +89,7 @@ class AdjacencyMatrix:
             self.write(tokens, candidates, rule)
 
     def write(self, tokens: torch.Tensor, candidates: torch.Tensor, rule: UpdateRule = "last") -> None:
-        """As `update`, in tensor operations of known shapes alone, whatever the device: every place of a token writes
-        the row of the winning place, so that the order of the writes cannot matter.
-        """
+        """As `update`, in tensor operations of known shapes: every place of a token writes the winner's row."""
         if rule == "unordered":
             self.candidates[tokens] = candidates.to(self.candidates.dtype)
             return
@@ -104,18 +101,14 @@ class AdjacencyMatrix:
             self.candidates[some] = rows[winner].to(self.candidates.dtype)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """Writes a safetensors file atomically: a reader sees the old file or the new one, never a part.
-
-        `tokenizer` is the `fingerprint` of the tokenizer whose ids these are; a matrix of other ids must never be
-        loaded.
-        """
+        """Writes a safetensors file atomically. `tokenizer` is the `fingerprint` of the one whose ids these are."""
         write_matrix(path, {"candidates": self.candidates.cpu().numpy()}, tokenizer)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Replaces the contents by those of a file; after any error the matrix is as it was.
 
-        Raises MatrixFileError for a file that is damaged, of another format, vocabulary or k, with ids out of range,
-        or, if both sides state one, of another tokenizer.
+        Raises MatrixFileError for a damaged file, or one of another format, vocabulary, k or tokenizer, if both state
+        one.
         """
         tensors, header = read_matrix_file(path)
         check_header(path, {"vocab_size": self.vocab_size, "k": self.k, "tokenizer": tokenizer}, header)
@@ -123,10 +116,7 @@ class AdjacencyMatrix:
 
 
 def read_matrix(path: str | os.PathLike[str]) -> tuple[AdjacencyMatrix, dict[str, str]]:
-    """A saved matrix and its header, checked; raises MatrixFileError, or FileNotFoundError where there is no file.
-
-    Of the file of a `NgramMatrix` these are the rows of single tokens.
-    """
+    """A saved matrix of single tokens and its header; raises MatrixFileError or FileNotFoundError."""
     tensors, header = read_matrix_file(path)
     return matrix_in(tensors), header
 

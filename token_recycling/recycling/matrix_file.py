@@ -98,9 +98,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
 def read_ngram_matrix(
     path: str | os.PathLike[str], ours: Mapping[str, object], kinds: int, kinds_without_past: int
 ) -> dict[str, np.ndarray]:
-    """The tensors of the file of a `NgramMatrix` with the header `ours` and a calibration of `kinds`; as
-    `read_matrix_file`.
-    """
+    """The checked tensors of the file of a `NgramMatrix`; as `read_matrix_file`."""
     read, header = read_matrix_file(path)
     if "shares" not in read:
         raise MatrixFileError(

@@ -2,15 +2,11 @@
 
 Known are the rows of the last one to four tokens (`ngrams`); what followed where these tokens stood before, in this
 text and in those before it (`occurrences`); and what the target said at the place before. What it held likely there
-besides the token that came is likely to come next (LogitSpec, 2507.01449), and what follows these other tokens was
-verified too, where they were drafted, and is likely to follow this one: the only candidates that are not from another
-place, and the only ones where the newest token was never seen.
+besides the token that came is likely to come next (LogitSpec, 2507.01449), and so is what follows these other tokens.
 
 They are mixed as in an interpolated n-gram model (Jelinek and Mercer 1980): each source has a fixed weight against all
-before it, a longer n-gram against the shorter ones, a text one that rises with the length of the match. The mixture is
-then calibrated (`calibration`).
-
-Cost: about two microseconds a place, in compiled code.
+before it, a text one that rises with the length of the match. The mixture is then calibrated (`calibration`). Cost:
+about two microseconds a place, in compiled code.
 """
 
 from __future__ import annotations
@@ -76,9 +72,7 @@ class Mixture(NamedTuple):
     lengths: np.ndarray
     """(FOUND,) int64: how many tokens match there."""
     longest: np.ndarray
-    """(2, 2) int64: in this text and in the past, the length of the longest match, 0 if there is none, and the place of
-    what followed the newest of these.
-    """
+    """(2, 2) int64: in this text and the past, the length of the longest match and the newest place after it."""
 
     @classmethod
     def empty(cls, orders: int, k: int) -> Mixture:

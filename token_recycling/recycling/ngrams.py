@@ -29,9 +29,7 @@ def last_ngram(tokens: np.ndarray, orders: int) -> np.ndarray:
 
 @compiled
 def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: int) -> np.ndarray:
-    """(n, orders) int64: the n-grams that end at the last places of texts in rows (rows, longest): of each as many as
-    `counts` (rows,) says, up to its place `ends` (rows,).
-    """
+    """(n, orders) int64: the last `counts` (rows,) n-grams of texts (rows, longest) up to `ends` (rows,)."""
     total = np.int64(0)
     for row in range(len(counts)):
         total += counts[row]

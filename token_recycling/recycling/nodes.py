@@ -1,8 +1,7 @@
-"""The nodes of a draft that grows: what may follow each, the likeliest first, and which of it came true.
+"""The nodes of a draft that grows: what may follow each, the likeliest first (`mixture`).
 
-What may follow a node is what all that is known of its last tokens says (`mixture`). Where the last 16 tokens or more
-stood before, and what followed there is what the mixture holds likely, a chain copies it for as long as it goes on,
-each token as likely as the first, without mixing. Cost: some two microseconds a node, tens of nanoseconds a copied one.
+Where the last 16 tokens or more stood before, and what followed there is what the mixture holds likely, a chain copies
+it for as long as it goes on, without mixing. Cost: two microseconds a node, tens of nanoseconds a copied one.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ _LEAST, _SURE = 16, 0.8
 
 
 class GrowingTree(NamedTuple):
-    """Buffers for the nodes of a tree, in order of growth, and for the candidates after them. Of many texts every array
-    has one dimension more in front, the slot; the mixture serves one node at a time.
-    """
+    """Nodes of a tree in order of growth, and what may follow; of many texts with a dimension of slots in front."""
 
     tokens: np.ndarray
     parents: np.ndarray
@@ -96,8 +93,8 @@ def attach(tree: GrowingTree, node: int, parent: int, rank: int) -> None:
 
 @compiled_part
 def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sources: Sources) -> None:
-    """Finds what may follow the newest node, the likeliest first; in a chain it may be copied, as it was for the node
-    before. `copied` (2,) int64: what from, and the number there of the newest candidate.
+    """Finds what may follow the newest node; in a chain it may be copied. `copied` (2,) int64: what from, and the
+    place.
     """
     if copied[0] != NOTHING:
         token = _token(sources, copied[0], copied[1] + 1)

@@ -109,9 +109,8 @@ def token_at(index: OccurrenceArrays, place: int) -> int:
 
 @compiled(allocates=False)
 def occurrences(index: OccurrenceArrays, recent: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> int:
-    """Fills in the places of what followed where the tokens `recent` (n,), the newest first, ended before, and how many
-    of them match there: the newest with three equal tokens first, then the newest with one or two. Returns how many
-    there are. Of each chain half as many places are looked at as there is room for in `places` (m,).
+    """Fills in `places` (m,) of what followed where the tokens `recent` (n,), the newest first, ended before, and how
+    many match there; those with three equal tokens first, the newest first. Returns how many there are.
     """
     capacity, chains, count, found = len(index.tokens), index.newest.shape[1], index.added[0], np.int64(0)
     if not capacity or recent[0] < 0:
@@ -147,9 +146,8 @@ def _same(stored: int, token: int) -> bool:
 
 
 def longest_match(index: OccurrenceArrays, recent: np.ndarray, walked: int) -> tuple[np.ndarray, int]:
-    """The places (n,) int64 of what followed the longest match of the last tokens of a text, `recent` (m,), the newest
-    ones first, and its length, 0 where there is none. Of the places with three equal tokens, and of those with one, the
-    newest `walked` are looked at.
+    """The places (n,) int64 of what followed the longest match of the last tokens `recent` (m,), the newest first, and
+    its length, 0 for none; the newest `walked` places of each chain are looked at.
     """
     places, lengths = np.empty((2, 2 * walked), np.int64)
     found = occurrences(index, last_ngram(recent, max(len(recent), _LONG)), places, lengths)
@@ -205,9 +203,7 @@ class Occurrences:
             self._rebuild(len(self.arrays.tokens))
 
     def holds(self, tokens: Sequence[int]) -> bool:
-        """Whether the last token of a text stands here already after the `LONGEST` before it, or one less where these
-        are all; False for a shorter text.
-        """
+        """Whether the last token stands here already after the `LONGEST` before it; False for a shorter text."""
         if len(tokens) < LONGEST:
             return False
         before = np.array(tokens[-LONGEST - 1 : -1], np.int64)

@@ -98,7 +98,7 @@ class Text:
     slot: int
     recorder: Recorder
     read = recorded = 0
-    """How many tokens were seen, and told to the recorder."""
+    """Tokens that were seen, and given to the recorder."""
     last = -1
     """The last token that was seen."""
 

@@ -24,19 +24,15 @@ class Draft:
     tokens: torch.Tensor
     drawn_from: Mapping[int, torch.Tensor] | None = None
     """For each node whose token was drawn at random, the distribution (vocabulary,) that it and its siblings were drawn
-    from, without replacement and in their order. A node that is not named here, or any node if this is None, was chosen
-    otherwise. Wherever the text is sampled, drawn nodes are accepted by what is said here: it must be true, or the
-    text is not the target's. A drawn node must not be left out of a draft because of what was drawn.
+    from, without replacement and in their order. Drawn nodes are accepted by it: it must be true, or the text is not
+    the target's, and none may be left out because of what was drawn.
     """
     confidence: np.ndarray | None = None
-    """(n,) float32: the probability that each node is accepted if its parent is, as well as the drafter knows it; 1 for
-    the root. Where several texts share a pass, nodes are divided between them by it, as it is: a drafter that says too
-    much takes room from other texts. Where drafts are fused it is calibrated.
+    """(n,) float32: the probability that each node is accepted if its parent is; 1 for the root. Texts that share a
+    pass share its nodes by it.
     """
     needed: frozenset[int] = frozenset()
-    """Nodes that the drafter learns from whether they are accepted or not; where drafts are fused, they are kept if
-    there is room for all of them.
-    """
+    """Nodes that the drafter learns from even if rejected; kept in a fused draft if there is room for all."""
 
     def cut(self, depth: int) -> Draft:
         """The draft without the nodes deeper than `depth`."""
@@ -69,9 +65,7 @@ class Draft:
 
     @property
     def chances(self) -> np.ndarray | None:
-        """(n,) float64: how likely the drafter thinks that each node is accepted, 1 for the root, so that they never
-        rise from a node to its child; None if it does not say.
-        """
+        """(n,) float64: how likely each node is accepted, never rising from parent to child; None if unknown."""
         if self.confidence is None:
             return None
         chances = np.ones(len(self.tree))
@@ -80,9 +74,7 @@ class Draft:
         return chances
 
     def carrying(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that carry `tokens` one after another below the root, ascending; several where siblings carry equal
-        tokens, and the root where there are no tokens.
-        """
+        """The nodes that carry `tokens` one after another below the root, ascending; the root for no tokens."""
         drafted, nodes = self.tokens.tolist(), [0]
         for token in tokens:
             nodes = sorted(child for node in nodes for child in self.tree.children[node] if drafted[child] == token)
@@ -109,8 +101,8 @@ class Context:
     room: int
     """Number of tokens that may still be emitted; a node deeper than `room - 1` cannot be of use."""
     warp: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Shapes logits (n, vocabulary) as the target's are before a token is drawn from their softmax: temperature, top-k
-    and the like, but no penalties. None where the text is not sampled.
+    """Shapes logits (n, vocabulary) as the target's are before sampling: temperature, top-k and the like, no penalties;
+    None where the text is not sampled.
     """
 
     @property
@@ -124,9 +116,7 @@ class Step:
     """One verified draft: logits, accepted nodes and emitted tokens, trimmed at the end of the text."""
 
     draft: Draft
-    """The verified draft: the drafter's, as far as the loop could use it, or one that other drafters have a
-    part in.
-    """
+    """The verified draft; other drafters may have a part in it."""
     logits: torch.Tensor
     """(n, vocabulary): the target's logits after every node, the rejected ones too."""
     accepted: list[int]
@@ -136,15 +126,11 @@ class Step:
     finished: bool
     """True for the last step of a text."""
     beyond: int | None = None
-    """The first node that carries the last token of the text, if one does: all that carry it, and what follows these,
-    are no part of any text.
-    """
+    """The first node that carries the last token of the text; it and what follows are no part of any text."""
     row: int = 0
     """Which text of a batch it is, counted from 0."""
     hidden: torch.Tensor | None = None
-    """(n, hidden): the target's last hidden states at every node, from which its output layer made `logits`. None
-    unless the drafter's traits ask for `hidden_states`.
-    """
+    """(n, hidden): the target's last hidden states, if the drafter's traits ask for `hidden_states`."""
     candidates: tuple[np.ndarray, np.ndarray] | None = None
     """The result of `top`, where the device has found it already."""
     states: torch.Tensor | None = None
@@ -169,9 +155,7 @@ class Step:
         return [node for node in range(len(self.draft.tree)) if node not in beyond]
 
     def shown(self, tokenizer: Decodes | None = None) -> display.Html:
-        """For a notebook: the draft tree with what was accepted, and the model's own token behind it; token ids
-        without a tokenizer.
-        """
+        """For a notebook: the draft tree and what was accepted; token ids without a tokenizer."""
         names = [
             str(token) if tokenizer is None else display.visible(tokenizer.decode([token]))
             for token in [*self.draft.tokens.tolist(), self.tokens[-1]]

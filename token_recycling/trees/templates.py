@@ -48,16 +48,12 @@ _PAPER = """
 
 @cache
 def paper() -> Tree:
-    """The static tree of Token Recycling (appendix 8.1): 80 nodes and the root in 6 layers of 8, 21, 25, 15, 8 and
-    3.
-    """
+    """The static tree of Token Recycling (appendix 8.1): 80 nodes and the root in 6 layers."""
     return parse_paths(_PAPER)
 
 
 def parse_paths(text: str) -> Tree:
-    """A template written as words: a digit a rank (`012`), or ranks with points between where they pass 9 (`0.12.1`; a
-    lone one `12.`).
-    """
+    """A template written as words: a digit a rank (`012`), or ranks with points between (`0.12.1`, `12.`)."""
     paths = []
     for word in text.split():
         parts = [part for part in word.split(".") if part] if "." in word else list(word)
@@ -71,10 +67,8 @@ def parse_paths(text: str) -> Tree:
 
 def grow(rank_acceptance: Sequence[float], nodes: int, max_depth: int = 16) -> Tree:
     """The tree of `nodes` drafted nodes with the most expected accepted tokens, if a candidate of rank r is right with
-    probability `rank_acceptance[r]` wherever it stands: the nodes of highest path product, best first.
-
-    This is the static optimum of Sequoia (2402.12374, section 4.1) without its bound on breadth; `rank_acceptance` is
-    what `Stats.acceptance_by_rank` measures.
+    probability `rank_acceptance[r]` wherever it stands: the static optimum of Sequoia (2402.12374, section 4.1) without
+    its bound on breadth. `rank_acceptance` is what `Stats.acceptance_by_rank` measures.
     """
     if nodes < 1:
         raise ValueError(f"expected a tree of 1 node or more, got {nodes}; for plain decoding use the drafter 'plain'")

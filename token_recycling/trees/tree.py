@@ -41,9 +41,7 @@ class TreeShape(Protocol):
 
 
 class TreeTensors:
-    """A tree's arrays on one device; n nodes. Each is made when first read: a tree may serve one step only. Outside of
-    inference mode, since a tree may serve many calls, too.
-    """
+    """A tree's arrays on one device; n nodes. Each is made when first read, for use in inference mode and outside."""
 
     def __init__(self, tree: Tree, device: torch.device) -> None:
         self._tree, self._device = tree, device

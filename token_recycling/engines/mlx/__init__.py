@@ -54,11 +54,11 @@ def stream_generate(
     stream: Any = generation_stream,
     **kwargs: Any,
 ) -> Generator[GenerationResponse, None, None]:
-    """`mlx_lm.stream_generate`, in fewer passes: the same arguments and the same responses, one for each token, with
-    `from_draft` for those that were drafted.
+    """`mlx_lm.stream_generate`, in fewer passes: the same arguments and responses, with `from_draft` for drafted
+    tokens.
 
-    `draft_model`: what drafts and remembers; by default one that is kept with the model. `num_draft_tokens`: the
-    longest draft, at most 31; shorter ones where they pay more. All else is mlx-lm's. Raises ValueError.
+    `draft_model`: what drafts and remembers; by default one kept with the model. `num_draft_tokens`: the longest draft,
+    at most 31. Raises ValueError.
     """
     longest = kwargs.pop("num_draft_tokens", TokenRecycling.most)
     _check(model, draft_model, longest, kwargs)
@@ -103,9 +103,7 @@ stream = stream_generate
 
 
 def generate(model: Any, tokenizer: Any, prompt: Any, verbose: bool = False, **kwargs: Any) -> str:
-    """`mlx_lm.generate`, in fewer passes: the same arguments and the same text. `kwargs` are those of
-    `stream_generate`; raises ValueError.
-    """
+    """`mlx_lm.generate`, in fewer passes; `kwargs` as of `stream_generate`. Raises ValueError."""
     shown = functools.partial(print, end="", flush=True) if verbose else lambda text: None
     shown("=" * 10 + "\n")
     text, response = "", None

@@ -35,9 +35,8 @@ def unknown_layers(cache: Sequence[Any]) -> list[str]:
 def most_rows(cache: Sequence[Any], quantised_from: int | None) -> int | None:
     """How many tokens a pass may have so that any of them can be taken back; None for no limit.
 
-    `quantised_from`: the length from which on mlx-lm quantises keys and values, which it does after a pass: a pass that
-    goes beyond would read some of them as they were. A rotating cache that also keeps the first tokens (`max_kv_size`)
-    forgets others where it is full than a pass of several tokens is shown.
+    `quantised_from`: the length from which on mlx-lm quantises the cache, after a pass. A rotating cache that keeps the
+    first tokens (`max_kv_size`) forgets others where it is full than a pass of several tokens is shown.
     """
     limits = []
     for layer in layers_of(cache):
@@ -57,9 +56,7 @@ class Before:
         self._states = [_state(layer) for layer in layers_of(cache)] if self._reads_again else []
 
     def keep(self, kept: int, rows: int) -> int:
-        """After a pass of `rows` tokens: takes back all but the first `kept`. Returns how many of these the cache has
-        lost as well, and must read again.
-        """
+        """After a pass of `rows` tokens: takes back all but `kept`. Returns how many of these must be read again."""
         if kept == rows:
             return 0
         if not self._reads_again:

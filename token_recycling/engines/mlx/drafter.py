@@ -25,10 +25,9 @@ _NOTHING = np.empty(0, np.int32)
 
 
 class TokenRecycling:
-    """Drafts for one model; give it as `draft_model`. `options` are those of `EngineOptions`, by name; what passes take
-    is learned from them, unless `token_cost` says it.
-
-    Raises ValueError for a wrong option and RuntimeError for an mlx-lm that is not known.
+    """Drafts for one model; give it as `draft_model`. `options` are those of `EngineOptions`; what passes take is
+    learned, unless `token_cost` says it. Raises ValueError for a wrong option and RuntimeError for an mlx-lm that is
+    not known.
     """
 
     most = _LONGEST - 1
@@ -59,9 +58,7 @@ class TokenRecycling:
             self._tokenizer = fingerprint(tokenizer) if self.options.matrix else ""
 
     def prepare(self, vocab_size: int) -> Replica:
-        """The matrix and what belongs to it; raises MatrixFileError for a file that is damaged or of another tokenizer
-        or other options.
-        """
+        """The matrix and its recycler; raises MatrixFileError for a damaged file or one of another tokenizer."""
         if self.recycler is None:
             self.recycler = Replica(vocab_size, self.most, self.options, self._tokenizer, chains=True)
             self.recycler.warm_up(np.int32)
@@ -82,9 +79,7 @@ class TokenRecycling:
             self._texts[layer] = text
 
     def costs(self) -> np.ndarray:
-        """(most + 1,) float64: what passes of 1, 2, ... tokens take, that of 1 with the next one started before its
-        token is known: as given by `token_cost`, else as learned so far.
-        """
+        """(most + 1,) float64: what passes of 1, 2, ... tokens take, as given by `token_cost`, else as learned."""
         return self._given if self._passes is None else self._passes.seconds
 
     def took(self, tokens: int, seconds: float) -> None:

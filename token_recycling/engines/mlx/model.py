@@ -58,9 +58,7 @@ class Drafting:
         max_tokens: int,
         quantised_from: int | None,
     ) -> None:
-        """`longest`: most tokens of a draft; `max_tokens`: of the answer, -1 for no limit; `quantised_from`: the length
-        from which on the cache is quantised, if it ever is.
-        """
+        """`longest`: of a draft; `max_tokens`: -1 for no limit; `quantised_from`: the cache is, from this length on."""
         self._model, self._cache, self._drafter = model, cache, drafter
         self._longest, self._max_tokens, self._quantised_from = longest, max_tokens, quantised_from
         self.away = 0.0
