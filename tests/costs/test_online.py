@@ -81,15 +81,6 @@ def test_sizes_between_those_seen_lie_between_them() -> None:
     assert 1.15 * low < middle < 0.9 * high
 
 
-def test_a_busy_machine_changes_all_sizes_and_not_the_shape() -> None:
-    curve, chance = OnlineCurve(TICK * LINEAR), np.random.default_rng(0)
-    for slower in (1, 2):
-        for nodes in chance.integers(1, 65, 300):
-            curve.took(int(nodes), slower * TICK * LINEAR[nodes - 1])
-        assert curve.seconds == pytest.approx(slower * TICK * LINEAR, rel=0.15)
-        assert curve.relative == pytest.approx(LINEAR, rel=0.1)
-
-
 def test_first_steps_count_at_once_and_later_ones_eight_at_a_time() -> None:
     curve, learned = OnlineCurve(TICK * LINEAR), []
     for nodes in np.random.default_rng(0).integers(1, 65, 1000):

@@ -13,7 +13,6 @@ import torch
 from token_recycling.engines.replica import EngineOptions, Replica
 from token_recycling.engines.vllm_cpu import expand_batch_to_tokens, expands
 from token_recycling.recycling.ngram_matrix import NgramMatrix
-from token_recycling.recycling.occurrences import BREAK, masked
 
 VOCABULARY = 16
 
@@ -52,46 +51,11 @@ def test_a_chain_follows_the_likeliest_candidates_as_far_as_there_is_room() -> N
     assert len(chain(recycler, request, [9, 3, 4], 99)) == 6, "no more than the engine verifies"
 
 
-def test_nothing_is_drafted_where_nothing_is_known() -> None:
-    assert chain(chains(), SimpleNamespace(), [1, 2, 3]) == []
-
-
-def test_the_suffix_drafts_what_followed_in_the_same_text_alone() -> None:
-    loop, with_suffix = [1, 9, 5, 2, 1, 9, 5, 2, 1], chains()
-    assert chain(with_suffix, SimpleNamespace(), loop, 3) == [9, 5, 2]
-    assert chain(with_suffix, SimpleNamespace(), loop[-1:]) == [], "another request knows nothing of it"
-    assert chain(chains(suffix=False), SimpleNamespace(), loop) == []
-
-
 def test_a_text_that_is_not_a_continuation_is_read_anew() -> None:
     recycler, request = chains(), SimpleNamespace()
     chain(recycler, request, [1, 9, 5, 2, 1, 9])
     assert chain(recycler, request, [1, 9, 5]) == []
     assert chain(recycler, request, [7, 3, 7, 3, 7, 3, 7, 3], 2) == [7, 3]
-
-
-def test_a_tree_has_the_nodes_of_most_probability() -> None:
-    recycler, tokens = taught(trees=True, suffix=False), np.array([3])
-    tree = recycler.draft_one(recycler.begin(tokens), tokens, 16)
-    assert len(tree.tokens) == 7
-    assert tree.tokens[0] == 3
-    assert tree.parents[0] == -1
-    assert {4, 5} <= set(tree.tokens[1:])
-    assert all(tree.values[1:] <= tree.values[:-1]), "the likeliest first"
-
-
-def test_what_followed_is_counted_along_the_nodes_that_came_true() -> None:
-    """After each token four candidates are counted, the next four numbers; after 9, which came instead of 7, two of
-    those beside it too, 7 and 8.
-    """
-    recycler, request, tokens, seen = taught(suffix=False), SimpleNamespace(), [3, 4], []
-    for emitted in ([5, 6, 9], [10], [2, 3], [4]):
-        chain(recycler, request, tokens)
-        before = recycler.matrix.calibration.sum(axis=0)
-        tokens += emitted
-        chain(recycler, request, tokens)
-        seen.append((recycler.matrix.calibration.sum(axis=0) - before).tolist())
-    assert seen == [[3, 12], [1, 6], [0, 4], [1, 4]]
 
 
 def test_what_is_told_is_not_counted_again() -> None:
@@ -107,34 +71,6 @@ def test_what_is_told_is_not_counted_again() -> None:
     recycler.forget_draft(text)
     recycler.draft_one(text, np.array([3, 4, 5, 6, 9, 10]), 6)
     np.testing.assert_array_equal(recycler.matrix.calibration, counted)
-
-
-def test_what_requests_wrote_is_drafted_in_later_ones() -> None:
-    """Their prompts are not, by which it is found; nor does anything stay where a matrix does not learn."""
-    said = [*range(VOCABULARY)] * 3
-    for learns, past, wanted in ((True, 64, said[8:11]), (False, 64, []), (True, 0, [])):
-        recycler, request = chains(learns=learns, past=past, suffix=False), SimpleNamespace()
-        for length in range(2, 42, 5):
-            chain(recycler, request, said[:length])
-        assert chain(recycler, SimpleNamespace(), said[3:8], 3) == wanted
-        if wanted:
-            assert recycler.matrix.past.tokens.tolist() == [BREAK, *masked(np.array(said[:2])), *said[2:22]]
-
-
-def test_requests_that_are_written_at_once_do_not_mix() -> None:
-    """Pieces have 16 tokens, and begin with the last eight of the piece before."""
-    recycler = Replica(100, 3, EngineOptions(k=4), chains=True)
-    requests, texts = [SimpleNamespace() for _ in range(2)], [list(range(50)), list(range(50, 100))]
-    for length in range(1, 34):
-        for request, text in zip(requests, texts, strict=True):
-            chain(recycler, request, text[:length])
-    prompts = [masked(np.array([token]))[0] for token in (0, 50)]
-    assert recycler.matrix.past.tokens.tolist() == [
-        *(BREAK, prompts[0], *range(1, 17)),
-        *(BREAK, prompts[1], *range(51, 67)),
-        *(BREAK, *range(9, 33)),
-        *(BREAK, *range(59, 83)),
-    ]
 
 
 def test_nothing_is_counted_for_a_text_that_is_not_a_continuation() -> None:

@@ -94,14 +94,6 @@ def test_requests_change_rows_and_come_and_go() -> None:
     assert third.token_recycling.slot == slot
 
 
-def test_a_text_that_is_not_a_continuation_is_read_anew() -> None:
-    batches, record = made(past=0), SimpleNamespace()
-    ask(batches, [record], [[1, 2, 3, 4] * 3])
-    for other in ([7, 3] * 3, [1, 2]):
-        (draft,) = ask(batches, [record], [other])
-        assert draft == ([7, 3] * 4 if len(other) > 2 else [])
-
-
 def test_how_long_passes_take_is_learned_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock on which every token of a pass takes as long as a pass: where two of three are right, few pay."""
     now = [0.0]

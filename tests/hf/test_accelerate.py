@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,6 @@ from support import tiny
 from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    StoppingCriteriaList,
-    TextIteratorStreamer,
-    TextStreamer,
     pipeline,
 )
 
@@ -56,13 +51,6 @@ def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model: Lla
     assert type(tr.decelerate(model)) is LlamaForCausalLM
 
 
-def test_accelerating_again_replaces_the_drafter(model: LlamaForCausalLM) -> None:
-    tr.accelerate(model, "plain")
-    tr.accelerate(model, "published", k=4, tree="chain:2")
-    assert model.acceleration.drafter.k == 4
-    assert type(tr.decelerate(model)) is LlamaForCausalLM
-
-
 def test_an_accelerated_model_is_saved_as_what_it_is(model: LlamaForCausalLM, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "plain")
     tr.accelerate(model).generate(tiny.prompt(0, 5), **GREEDY)
@@ -72,62 +60,12 @@ def test_an_accelerated_model_is_saved_as_what_it_is(model: LlamaForCausalLM, tm
     assert type(LlamaForCausalLM.from_pretrained(tmp_path / "accelerated")) is LlamaForCausalLM
 
 
-def test_a_copy_of_an_accelerated_model_learns_by_itself(model: LlamaForCausalLM) -> None:
-    wanted = model.generate(tiny.prompt(0, 5), **GREEDY)
-    tr.accelerate(model).generate(tiny.prompt(0, 5), **GREEDY)
-    twin = copy.deepcopy(model)
-    before = model.acceleration.drafter.matrix.candidates.copy()
-    assert torch.equal(twin.generate(tiny.prompt(0, 5), **GREEDY), wanted)
-    twin.generate(tiny.prompt(1, 9), **GREEDY)
-    assert (model.acceleration.drafter.matrix.candidates == before).all()
-    assert (twin.acceleration.drafter.matrix.candidates != before).any()
-    assert type(tr.decelerate(twin)) is LlamaForCausalLM
-    assert hasattr(model, "acceleration")
-
-
-def test_a_with_block_gives_the_model_back_as_it_was(model: LlamaForCausalLM) -> None:
-    with tr.accelerated(model, "plain") as outer:
-        with tr.accelerated(model) as inner:
-            assert model.acceleration is inner
-        assert model.acceleration is outer
-    assert type(model) is LlamaForCausalLM
-
-
-def test_after_a_failed_call_the_model_is_as_it_was(model: LlamaForCausalLM) -> None:
-    with pytest.raises(ValueError, match="expected a tree"):
-        tr.generate(model, tiny.prompt(0, 5), drafter="recycling:tree=nonsense", **GREEDY)
-    assert type(model) is LlamaForCausalLM
-
-
 def test_a_pipeline_writes_the_same_text(writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     plain = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
     tr.accelerate(writer)
     ours = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
     assert ours == plain
     assert writer.acceleration.stats.tokens == 20
-
-
-def test_a_text_streamer_prints_the_same(
-    writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ids = tokenizer(tiny.SENTENCES[1], return_tensors="pt").input_ids
-    writer.generate(ids, streamer=TextStreamer(tokenizer), **GREEDY)
-    plain = capsys.readouterr().out
-    tr.accelerate(writer).generate(ids, streamer=TextStreamer(tokenizer), **GREEDY)
-    assert capsys.readouterr().out == plain
-    assert len(plain) > len(tiny.SENTENCES[1])
-
-
-def test_an_iterator_streamer_gives_the_same(writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    ids = tokenizer(tiny.SENTENCES[1], return_tensors="pt").input_ids
-    wanted = tokenizer.decode(writer.generate(ids, **GREEDY)[0, ids.shape[1] :])
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
-    arguments = {"inputs": ids, "streamer": streamer, **GREEDY}
-    thread = threading.Thread(target=tr.accelerate(writer).generate, kwargs=arguments)
-    thread.start()
-    pieces = list(streamer)
-    thread.join()
-    assert "".join(pieces) == wanted
 
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
@@ -154,13 +92,6 @@ def test_scores_and_logits_are_those_of_generate(model: LlamaForCausalLM, sampli
     assert (ours.stats.tokens, ours.stats.prompt_tokens) == (20, 10)
 
 
-def test_scores_are_given_only_when_asked_for(model: LlamaForCausalLM) -> None:
-    ours = tr.generate(model, tiny.prompt(0, 10), return_dict_in_generate=True, **GREEDY)
-    assert ours.scores is None
-    assert ours.logits is None
-    assert ours.stats.mat >= 1
-
-
 def test_one_call_adds_to_the_statistics_and_leaves_the_model_alone(model: LlamaForCausalLM) -> None:
     stats, drafter = tr.Stats(), tr.make_drafter()
     for seed in range(3):
@@ -180,15 +111,3 @@ def test_the_custom_generate_form_returns_statistics_and_leaves_the_model_alone(
 def test_the_custom_generate_form_refuses_what_it_cannot_do(model: LlamaForCausalLM) -> None:
     with pytest.raises(tr.UnsupportedModelError, match="without a cache"):
         model.generate(tiny.prompt(0, 5), use_cache=False, custom_generate=tr.custom_generate(), **GREEDY)
-
-
-def test_criteria_may_read_the_scores(model: LlamaForCausalLM) -> None:
-    counts: list[int] = []
-
-    def criterion(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        counts.append(len(scores))
-        return scores[-1].max(-1).values > 1e9
-
-    arguments = {"return_dict_in_generate": True, "output_scores": True, **GREEDY}
-    tr.generate(model, tiny.prompt(0, 5), stopping_criteria=StoppingCriteriaList([criterion]), **arguments)
-    assert counts == list(range(1, 21))

@@ -59,6 +59,7 @@ def test_no_option_of_a_drafter_is_an_argument_of_ours(function: Callable[..., A
     ("arguments", "error", "message"),
     [
         ({"input_ids": [3, 4]}, TypeError, "expected input_ids in a tensor, got list; make one"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens of 1 or more, got 0"),
         ({"max_new_tokens": 2.5}, ValueError, "max_new_tokens of 1 or more, got 2.5"),
         ({"max_new_tokens": "5"}, ValueError, "max_new_tokens of 1 or more, got '5'"),
         ({"max_new_tokens": None}, ValueError, "max_new_tokens of 1 or more, got None"),

@@ -10,7 +10,6 @@ import torch
 from support import tiny
 from support.architectures import VOCABULARY, Case, model_of, named
 from support.batches import EOS, batch
-from support.drafters import learned
 from support.releases import HERE, skip_before
 from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache
@@ -167,57 +166,6 @@ def test_a_cache_passed_in_holds_all_but_the_last_token_however_the_text_ends(wa
         assert caches[1].get_seq_length() == caches[0].get_seq_length() == wanted.shape[1] - 1
         for own, theirs in zip(caches[1].layers, caches[0].layers, strict=True):
             torch.testing.assert_close(own.keys, theirs.keys, atol=1e-5, rtol=1e-4)
-
-
-def test_an_end_within_an_accepted_path_leaves_nothing_behind_it(counting: LlamaForCausalLM) -> None:
-    cache, stats, drafter = DynamicCache(config=counting.config), tr.Stats(), learned(counting, "chain:8")
-    ending = {"eos_token_id": 6, "pad_token_id": 15, "past_key_values": cache}
-    text = tr.generate(counting, torch.tensor([[1]]), drafter=drafter, stats=stats, **GREEDY, **ending)
-    assert text[0].tolist() == [1, 2, 3, 4, 5, 6]
-    assert (stats.steps, stats.drafted) == (1, 8)
-    assert cache.get_seq_length() == 5
-
-
-TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
-
-
-def test_a_chat_on_one_cache() -> None:
-    """What the cache holds is a prefix of the next turn's prompt, as long as the text decodes to itself."""
-    tokenizer, model = tiny.tokenizer(), tiny.llama(4, vocab_size=300)
-    tokenizer.chat_template = TEMPLATE
-    talks, kept = [], []
-    for accelerated in (False, True):
-        if accelerated:
-            tr.accelerate(model)
-        cache, messages, text = DynamicCache(config=model.config), [], torch.zeros(1, 1)
-        for said in ("add a, b", "print it", "again"):
-            messages.append({"role": "user", "content": said})
-            inputs = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-            )
-            inputs.pop("token_type_ids", None)  # of transformers 4
-            held = _common(inputs["input_ids"], text)
-            if cache.get_seq_length() > held:
-                cache.crop(held - cache.get_seq_length())
-            kept.append(held)
-            text = model.generate(**inputs, past_key_values=cache, suppress_tokens=range(200, 300), **GREEDY)
-            reply = tokenizer.decode(text[0, inputs["input_ids"].shape[1] :])
-            assert cache.get_seq_length() == text.shape[1] - 1
-            messages.append({"role": "assistant", "content": reply})
-        talks.append(messages)
-    assert model.acceleration.fallback is None
-    assert talks[0] == talks[1]
-    assert kept[:3] == kept[3:]
-    assert kept[2] > kept[1] > 10
-
-
-def _common(ids: torch.Tensor, earlier: torch.Tensor) -> int:
-    """How many tokens two texts begin with together, the last of both left out."""
-    n = min(ids.shape[1], earlier.shape[1]) - 1
-    return int((ids[0, :n] == earlier[0, :n]).int().cumprod(0).sum())
 
 
 @pytest.mark.parametrize("eos", [None, EOS])

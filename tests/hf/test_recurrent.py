@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,18 +194,3 @@ def test_a_compiled_hybrid_is_left_to_transformers(compiled: Callable[[PreTraine
     compiled(model)
     model.generate(**prompts([5]), max_new_tokens=2)
     assert "got it compiled" in str(model.acceleration.fallback)
-
-
-def test_threads_share_a_hybrid() -> None:
-    model, found = tr.accelerate(hybrid(), DRAFTER), {}
-    wanted = {seed: hybrid().generate(**prompts([9], seed), max_new_tokens=30, do_sample=False) for seed in range(3)}
-
-    def call(seed: int) -> None:
-        found[seed] = model.generate(**prompts([9], seed), max_new_tokens=30, do_sample=False)
-
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in wanted]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[seed], wanted[seed]) for seed in wanted)

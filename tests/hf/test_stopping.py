@@ -243,23 +243,6 @@ def test_rows_of_a_batch_end_on_their_own(
     assert len(ends) > 5
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: OneOfMyOwn(9, lone=False), lambda: lambda ids, scores: ids[:, -1] % 7 == 0],
-    ids=["a class with a state", "a function"],
-)
-def test_criteria_that_may_look_at_several_texts_are_called_as_generate_calls_them(
-    make: Any, writer: LlamaForCausalLM
-) -> None:
-    ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])
-    asked = {"max_new_tokens": 12, "eos_token_id": 299, "pad_token_id": 0}
-    wanted = writer.generate(ids, stopping_criteria=StoppingCriteriaList([make()]), **asked)
-    with tr.accelerated(writer) as acceleration:
-        ours = writer.generate(ids, stopping_criteria=StoppingCriteriaList([make()]), **asked)
-    assert acceleration.fallback is None
-    assert torch.equal(ours, wanted)
-
-
 def test_criteria_that_could_read_the_scores_of_a_batch_are_handed_back(writer: LlamaForCausalLM) -> None:
     ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])
     stopping = {"eos_token_id": 299, "stopping_criteria": StoppingCriteriaList([ConfidenceCriteria(0.01)])}

@@ -13,6 +13,7 @@ import torch
 from support import architectures, tiny
 from support.batches import batch
 from support.drafters import example
+from support.recurrent_architectures import RECURRENT
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
@@ -57,19 +58,6 @@ def test_texts_are_those_of_calls_one_after_another(model: LlamaForCausalLM, nam
     assert model.config.to_dict() == config
 
 
-def test_every_call_has_its_own_statistics(model: LlamaForCausalLM) -> None:
-    tr.accelerate(model)
-    try:
-        given = {"return_dict_in_generate": True}
-        calls = [
-            lambda ids=ids, new=new: model.generate(ids, max_new_tokens=new, **given)
-            for new, ids in enumerate(prompts(model), start=5)
-        ]
-        assert [output.stats.tokens for output in at_once(calls)] == list(range(5, 5 + CALLS))
-    finally:
-        tr.decelerate(model)
-
-
 def test_other_surfaces_and_plain_passes_among_them(model: LlamaForCausalLM) -> None:
     """Batches, streams, single calls and bare forward passes, on one drafter."""
     drafter, ids = tr.make_drafter("recycling"), prompts(model)
@@ -102,7 +90,12 @@ def test_other_surfaces_and_plain_passes_among_them(model: LlamaForCausalLM) -> 
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in architectures.BORDERS if "rotary" in str(case) or "longrope" in str(case)], ids=str
+    "case",
+    [
+        *(case for case in architectures.BORDERS if "rotary" in str(case) or "longrope" in str(case)),
+        *(case for case in RECURRENT if case.family == "qwen3_5_text"),
+    ],
+    ids=str,
 )
 def test_models_whose_passes_change_them_decode_one_text_at_a_time(case: architectures.Case) -> None:
     """All prompts are shorter than the border, so that each text begins as the model was loaded."""

@@ -125,19 +125,25 @@ def test_whatever_joins_and_leaves_each_text_is_what_it_is_alone(case: int) -> N
         assert row.stats.tokens == len(own)
 
 
-@pytest.mark.parametrize("name", tr.drafter_names())
-def test_every_drafter_drafts_among_others(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
-    texts, drafter = Texts(model), example(name, model, tmp_path)
-    prompts = [tiny.prompt(seed, 3 + 2 * seed).repeat(1, 2) for seed in range(3)]
-    rows = []
+def assert_each_is_what_it_is_alone(
+    model: PreTrainedModel, prompts: list[torch.Tensor], new: int, drafter: str | tr.Drafter, apart: int
+) -> None:
+    """Texts that begin `apart` steps after one another."""
+    texts, rows = Texts(model), []
     for ids in prompts:
-        rows.append(texts.join(ids, 12, drafter))
-        texts.step()
-        texts.step()
+        rows.append(texts.join(ids, new, drafter))
+        for _ in range(apart):
+            texts.step()
     texts.finish()
     for row, ids in zip(rows, prompts, strict=True):
         assert row.error is None, row.error
-        assert texts.said[row] == alone(model, ids, 12)
+        assert texts.said[row] == alone(model, ids, new)
+
+
+@pytest.mark.parametrize("name", tr.drafter_names())
+def test_every_drafter_drafts_among_others(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+    prompts = [tiny.prompt(seed, 3 + 2 * seed).repeat(1, 2) for seed in range(3)]
+    assert_each_is_what_it_is_alone(model, prompts, 12, example(name, model, tmp_path), apart=2)
 
 
 CASES = [
@@ -152,21 +158,12 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_families_whose_layers_see_or_keep_other_things(case: architectures.Case) -> None:
-    model, new = architectures.model_of(case), 20
+    model = architectures.model_of(case)
     model.generation_config.pad_token_id = 0
     if why_not_batched(TreeModel(model)) is not None:
         pytest.skip("its texts cannot share passes")
-    texts = Texts(model)
     prompts = [tiny.prompt(seed, length, architectures.VOCABULARY) for seed, length in enumerate([12, 1, 40, 5])]
-    rows = []
-    for ids in prompts:
-        rows.append(texts.join(ids, new, "suffix"))
-        for _ in range(3):
-            texts.step()
-    texts.finish()
-    for row, ids in zip(rows, prompts, strict=True):
-        assert row.error is None, row.error
-        assert texts.said[row] == alone(model, ids, new)
+    assert_each_is_what_it_is_alone(model, prompts, 20, "suffix", apart=3)
 
 
 def failing(*_: Any, **__: Any) -> Any:

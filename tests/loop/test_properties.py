@@ -55,18 +55,6 @@ def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft: Dr
     assert (step.beyond is not None) == (room <= longest)
 
 
-@given(drafts(vocab_size=2), st.integers(0, 10**6))
-def test_a_walk_among_equal_siblings_still_says_what_the_target_says(draft: Draft, seed: int) -> None:
-    said, tokens = following(seed, vocab_size=2), draft.tokens.tolist()
-    text: list[int] = []
-    step = accept_walk(
-        draft, torch.zeros(len(tokens), 1), lambda token: text.append(token) or False, lambda _: said[len(text)]
-    )
-    assert step.tokens == said[: len(text)]
-    assert [tokens[node] for node in step.accepted[1:]] == step.tokens[:-1]
-    assert step.tokens[-1] not in {tokens[child] for child in draft.tree.children[step.accepted[-1]]}
-
-
 @given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(0, 6))
 def test_a_cut_draft_accepts_as_much_of_the_same_text(draft: Draft, seed: int, depth: int) -> None:
     said = following(seed)

@@ -77,13 +77,6 @@ def test_a_pass_is_not_larger_than_its_costs_are_known() -> None:
     assert sum(map(len, drafts)) == 10 - 3
 
 
-def test_the_likelier_text_has_the_longer_chain() -> None:
-    drafting, known = Drafting(), TEXTS[0]
-    unknown = [1, 50, 2, 60, 3, 70, 1, 51]
-    drafts = drafting([unknown, known], [drafting.take(), drafting.take()], costs=1 + 0.3 * np.arange(40))
-    assert len(drafts[1]) > len(drafts[0])
-
-
 def test_a_text_whose_drafts_were_right_has_longer_ones_and_one_whose_were_wrong_shorter() -> None:
     said = {}
     for right in (True, False):

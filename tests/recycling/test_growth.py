@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,12 +13,6 @@ from token_recycling.recycling.nodes import CHILDREN
 from token_recycling.recycling.recycler import Options, Recycler
 
 # What may follow
-
-
-def test_a_lone_row_counts_four_fifths() -> None:
-    grower = Grower(matrix_of({(5,): {10: 0.5, 11: 0.25}}), [5])
-    assert grower.grow(9, depth=1) == 3
-    close(grower.children(), {10: 0.4, 11: 0.2})
 
 
 def test_a_longer_context_counts_two_fifths_against_the_shorter_ones() -> None:
@@ -125,34 +117,6 @@ def likely_after(matrix: NgramMatrix, text: tuple[int, ...]) -> dict[int, float]
     return {token: 0.2 * mixed.get(token, 0.0) + 0.8 * row.get(token, 0.0) for token in {**mixed, **row}}
 
 
-def best_sums(found: dict[tuple[int, ...], float], most: int) -> list[float]:
-    """The most expected tokens of any tree of 1, 2, ... `most` + 1 nodes, by trying all sets of paths."""
-    paths, sums = list(found), [1.0]
-    for nodes in range(1, min(most, len(paths)) + 1):
-        closed = (
-            chosen
-            for chosen in combinations(paths, nodes)
-            if all(len(path) == 1 or path[:-1] in chosen for path in chosen)
-        )
-        sums.append(1 + max(sum(found[path] for path in chosen) for chosen in closed))
-    return sums
-
-
-@given(ROWS, st.integers(0, 4), st.integers(0, 1000))
-def test_no_tree_of_as_many_nodes_expects_more_tokens(drawn: dict[int, list[int]], root: int, seed: int) -> None:
-    """Depth of 2 keeps the search small: at most 18 paths."""
-    matrix = chain_of_rows(drawn, seed)
-    found = values(matrix, root, depth=2)
-    sums = best_sums(found, most=4)
-    for nodes, wanted in enumerate(sums[1:], start=1):
-        grower = Grower(matrix, [root])
-        made = grower.grow(nodes, depth=2)
-        assert made == nodes + 1
-        paths = grower.paths(made)
-        assert sum(found[path] for path in paths) + 1 == pytest.approx(wanted, rel=1e-5)
-        assert grower.growing.values[1:made].tolist() == pytest.approx([found[path] for path in paths], rel=1e-5)
-
-
 @given(ROWS, st.integers(0, 4), st.integers(0, 1000), st.integers(1, 30), st.integers(1, 4))
 def test_nodes_grow_best_first(drawn: dict[int, list[int]], root: int, seed: int, nodes: int, depth: int) -> None:
     matrix = chain_of_rows(drawn, seed)
@@ -201,20 +165,6 @@ def test_as_many_nodes_as_bring_the_most_tokens_per_time(
     assert rates[made - 1] == pytest.approx(rates.max(), rel=1e-5)
     # Of equally good sizes the smallest.
     assert all(rates[:made] <= rates[made - 1] * (1 + 1e-5))
-
-
-def test_costs_decide_by_hand() -> None:
-    """A chain of 0.8 each: 1, 1.8, 2.44, 2.952, 3.3616 tokens."""
-    matrix = matrix_of({(token,): {token + 1: 1.0} for token in range(10)})
-    for costs, nodes in (
-        ([1, 1, 1, 1, 1], 5),
-        ([1, 2, 3, 4, 5], 1),
-        ([1, 1.5, 2.0, 2.5, 3.0], 3),  # 1, 1.2, 1.22, 1.18, 1.12
-        ([1, 1.9, 1.9, 1.9, 9.0], 4),  # one node alone does not pay, three do
-        ([1, 1, 9, 9, 9], 2),
-        ([2, 2, 18, 18, 18], 2),  # any unit
-    ):
-        assert Grower(matrix, [0]).grow_for(costs) == nodes
 
 
 def test_no_depth_means_no_nodes() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -39,16 +38,6 @@ def test_what_was_written_is_looked_up() -> None:
     assert found.dtype == torch.int64
     assert matrix.filled.nonzero().flatten().tolist() == [4, 7]
     assert "10 tokens x 3, 2 rows filled" in repr(matrix)
-
-
-@pytest.mark.parametrize(("rule", "winner"), [("last", 2), ("first", 0)])
-def test_the_rule_says_which_row_of_a_repeated_token_stays(rule: str, winner: int) -> None:
-    matrix = AdjacencyMatrix(10, 2)
-    candidates = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
-    matrix.update(torch.tensor([4, 2, 4, 9]), candidates, rule)
-    assert matrix.candidates[4].tolist() == candidates[winner].tolist()
-    assert matrix.candidates[2].tolist() == [3, 4]
-    assert matrix.candidates[9].tolist() == [7, 8]
 
 
 @pytest.mark.parametrize("update", [AdjacencyMatrix.update, AdjacencyMatrix.write], ids=["cpu", "accelerator"])
@@ -90,27 +79,6 @@ def test_an_unordered_write_keeps_one_of_the_rows() -> None:
     assert matrix.candidates[2].tolist() == [3, 4]
 
 
-def test_an_update_overwrites_what_was_there_and_nothing_else() -> None:
-    matrix = AdjacencyMatrix(20, 3)
-    matrix.candidates.copy_(rows(20, 3, 20))
-    before = matrix.candidates.clone()
-    matrix.update(torch.tensor([5]), torch.tensor([[0, 0, 1]]))
-    assert matrix.candidates[5].tolist() == [0, 0, 1]
-    others = torch.arange(20) != 5
-    assert torch.equal(matrix.candidates[others], before[others])
-
-
 def test_other_rules_are_refused() -> None:
     with pytest.raises(ValueError, match="last, first, unordered, got 'newest'"):
         Published(update="newest")
-
-
-def test_a_hot_matrix_holds_the_best_candidates_of_every_verified_token() -> None:
-    random.seed(0)
-    matrix = AdjacencyMatrix(130, 8)
-    logits = torch.randn(300, 130, generator=torch.Generator().manual_seed(0))
-    tokens = torch.tensor([random.randrange(130) for _ in range(300)])
-    matrix.update(tokens, logits.topk(8).indices)
-    for token in tokens.unique():
-        newest = int((tokens == token).nonzero().max())
-        assert matrix.candidates[token].tolist() == logits[newest].topk(8).indices.tolist()

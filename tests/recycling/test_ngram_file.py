@@ -211,10 +211,3 @@ def test_a_past_that_went_round_is_saved_in_order(tmp_path: Path) -> None:
     second.load(tmp_path / "matrix", "abc")
     assert second.past.tokens.tolist() == [2, 0, 3, 10, 11, 12, 13, 14]
     assert second.past.tokens.tolist() == first.past.tokens.tolist()
-
-
-def test_a_file_cut_short_is_refused(saved: Path) -> None:
-    whole = saved.read_bytes()
-    for share in (0.0, 0.01, 0.3, 0.99):
-        saved.write_bytes(whole[: int(len(whole) * share)])
-        refused(saved, "cannot be read|another safetensors file")

@@ -91,13 +91,6 @@ def test_an_index_without_a_capacity_grows(text: list[int], piece: int) -> None:
     assert found(index, text) == searched(text, len(index.arrays.tokens), text)
 
 
-def test_the_longest_matches_come_first_and_then_those_of_one_or_two_tokens() -> None:
-    text = [1, 2, 3, 4, 10, 9, 2, 3, 4, 11, 8, 3, 4, 12, 7, 4, 13, 1, 2, 3, 4]
-    assert found(Occurrences(text), text) == [(11, 3), (10, 4), (13, 1), (12, 2)]
-    assert found(Occurrences(text), [50]) == []
-    assert found(Occurrences(), text) == []
-
-
 def test_no_more_of_a_match_is_compared_than_the_longest() -> None:
     text = [*range(50), 99, *range(50)]
     assert found(Occurrences(text), text) == [(99, LONGEST)]
@@ -123,14 +116,6 @@ def test_of_many_places_the_newest_are_looked_at() -> None:
     text = np.array([9, 1, 2, 3, 4, *[1, 2, 3] * 5, 9, 1, 2, 3])
     index = Occurrences(text).arrays
     assert [length for _, length in (longest_match(index, text[-8:], walked) for walked in (2, 6, 7))] == [3, 3, 4]
-
-
-def test_nothing_matches_across_a_break() -> None:
-    index = Occurrences([1, 2, 3, BREAK, 4, 5, BREAK])
-    assert found(index, [1, 2, 3]) == [], "nothing followed"
-    assert found(index, [3, 4]) == [(5, 1)]
-    assert found(index, [1, 2, 3, 4]) == [(5, 1)]
-    assert found(index, [5]) == []
 
 
 @pytest.mark.parametrize(("capacity", "room"), [(0, 0), (1, 1), (5, 8), (8, 8), (100, 128)])
@@ -190,13 +175,6 @@ def test_a_short_text_is_stored_at_its_end(length: int) -> None:
     assert texts_of(past) == [list(range(length))]
     recorder.add([], ends=True)
     assert texts_of(past) == [list(range(length))], "nothing was written since"
-
-
-def test_the_next_text_is_another_one() -> None:
-    past = Occurrences(capacity=256)
-    written(past, [1, 2, 3], 3)
-    written(past, [4, 5, 6], 3)
-    assert texts_of(past) == [[1, 2, 3], [4, 5, 6]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), max_size=30))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.strategies import trees
 
 from token_recycling import Tree
-from token_recycling.trees.templates import chain, grow, paper, parse_paths, root_only, template_from
+from token_recycling.trees.templates import chain, grow, paper, parse_paths, template_from
 
 CPU = torch.device("cpu")
 
@@ -78,18 +78,6 @@ def test_a_chain_is_a_tree_with_one_branch() -> None:
         chain(0)
 
 
-def test_a_lone_root_has_no_layers() -> None:
-    tree = root_only()
-    assert (len(tree), tree.depth, tree.breadth, tree.layers) == (1, 0, 0, ())
-
-
-def test_a_tree_is_grown_by_path_product() -> None:
-    # Products: 0 .6, 00 .36, 1 .3, 000 .216, 01 and 10 .18, 0000 .13, ...
-    assert set(grow([0.6, 0.3], 4).paths) == {(), (0,), (0, 0), (1,), (0, 0, 0)}
-    assert set(grow([0.6, 0.3], 6).paths) == {(), (0,), (0, 0), (1,), (0, 0, 0), (0, 1), (1, 0)}
-    assert grow([0.9, 0.1], 6, max_depth=2).layer_sizes == (2, 4)
-
-
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.integers(1, 12))
 def test_no_node_left_out_is_better_than_one_taken(acceptance: list[float], nodes: int) -> None:
     tree = grow(acceptance, nodes, max_depth=4)
@@ -104,14 +92,6 @@ def test_no_node_left_out_is_better_than_one_taken(acceptance: list[float], node
 def test_a_tree_cannot_be_grown_from_nonsense(acceptance: list[float], nodes: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         grow(acceptance, nodes)
-
-
-def test_a_cut_tree_keeps_the_upper_layers() -> None:
-    tree = paper()
-    assert tree.cut(2).layer_sizes == (8, 21)
-    assert tree.cut(0).layer_sizes == ()
-    assert tree.cut(6) is tree
-    assert tree.cut(2) is tree.cut(2)
 
 
 def test_a_tree_is_drawn_a_node_a_line() -> None:
@@ -129,11 +109,6 @@ def test_a_tree_can_be_specified_in_many_ways(tmp_path) -> None:
     assert len(template_from("static:30")) == 31
     assert template_from("0 1 00").paths == template_from(str(file)).paths == ((), (0,), (1,), (0, 0))
     assert template_from(paper()) is paper()
-
-
-def test_a_long_template_can_be_given_as_text() -> None:
-    text = " ".join("".join(map(str, path)) for path in paper().paths[1:])
-    assert template_from(text).paths == paper().paths
 
 
 @pytest.mark.parametrize("spec", ["", "nonsense", "chain:", "chain:x", "chain:0", "0 00 11", 0, -3, "no/such/file"])

@@ -1,10 +1,7 @@
-"""Two faults of vLLM's CPU build in verifying drafts of sampled requests, repaired where they are found.
-
-Seen in 0.32; with them no speculation on a CPU, vLLM's own included, samples from the right distribution. Each is
-tested for first, and nothing is replaced where vLLM is right.
+"""Two faults of vLLM's CPU build (seen in 0.32) in verifying drafts of sampled requests, repaired where they are found.
 
 - `expand_batch_to_tokens` writes temperature, top-k and top-p of the requests into a copy that is discarded, so that
-  drafted positions are sampled with whatever was in memory. Greedy requests in one batch with sampled ones suffer too.
+  drafted positions are sampled with whatever was in memory.
 - A step without a draft fails where top-k is set and top-p is not: it takes the maximum of an empty tensor.
 """
 

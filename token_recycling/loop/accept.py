@@ -2,16 +2,14 @@
 
 Both ways emit what plain decoding would: the drafted tokens on the accepted path and, at its end, the target's own
 choice. `accept_greedy` judges all nodes at once, in tensor operations that captured steps share (`greedy_path`);
-`accept_walk` follows the target's choices node by node, however they are made. Both accept the same path: the longest
-one, and of several that carry the same tokens the one whose end comes first. Nothing is drawn for a node that is not
-visited, nor after the end of the text. Neither touches the cache or the drafter.
+`accept_walk` follows the target's choices node by node, however they are made. Both accept the longest path, and of
+several that carry the same tokens the one whose end comes first. Neither touches the cache or the drafter.
 
-A deterministic draft is verified without loss under sampling too: ONE token is drawn from the target's processed
-distribution at every node visited, and the children that carry it are followed. So a seeded run draws the same numbers
-as `model.generate`. Tokens that the drafter has drawn itself, from a distribution of its own, are accepted by
-speculative sampling (Leviathan et al., 2211.17192, Chen et al., 2302.01318), siblings one after another without
-replacement (recursive rejection sampling, Jeon et al., 2402.14160): the same distribution of texts, other draws. Cost
-per drawn node visited: a few passes over the vocabulary.
+A deterministic draft is verified without loss under sampling too: one token is drawn from the target's distribution at
+every node visited, and the children that carry it are followed, so that a seeded run draws as `model.generate` does.
+Tokens that the drafter has drawn itself are accepted by speculative sampling (Leviathan et al., 2211.17192, Chen et
+al., 2302.01318), siblings one after another without replacement (recursive rejection sampling, Jeon et al., 2402.14160)
+at a few passes over the vocabulary each.
 """
 
 from __future__ import annotations
@@ -42,12 +40,9 @@ class Selector(Protocol):
 class GreedyPath(NamedTuple):
     """The accepted path, on the device. The arrays are as long as a path can be."""
 
-    number: torch.Tensor
-    """(1,) int64: accepted nodes, the root among them, which is as many as emitted tokens."""
-    path: torch.Tensor
-    """(longest,) int64: the accepted nodes, then zeros."""
-    tokens: torch.Tensor
-    """(longest,) int64: the emitted tokens, then unspecified padding."""
+    number: torch.Tensor  # (1,) int64: accepted nodes, the root among them, which is as many as emitted tokens
+    path: torch.Tensor  # (longest,) int64: the accepted nodes, then zeros
+    tokens: torch.Tensor  # (longest,) int64: the emitted tokens, then unspecified padding
 
 
 def greedy_path(tokens: torch.Tensor, shape: TreeShape, choices: torch.Tensor, longest: int) -> GreedyPath:

@@ -1,14 +1,11 @@
 """Continuous batching: texts join and leave a batch between its steps.
 
-A text begins alone: its prompt is read into a cache of its own, in pieces if it is long, so that the others wait for no
-more than one piece, and its first step is made there. Then its slots are put beside those of the others, with whom it
-takes the same passes as the texts of any batch (`step.TreeStepper`). It grows, chooses, ends and learns by itself, and
-fails by itself: an error of its processors, criteria or drafter, or of whoever takes its tokens, ends that text alone.
-Each text is what it would be by itself.
+A text begins alone: its prompt is read into a cache of its own, in pieces if it is long, and its first step is made
+there. Then its slots are put beside those of the others, with whom it takes the same passes (`step.TreeStepper`). An
+error of its processors, criteria or drafter, or of whoever takes its tokens, ends that text alone.
 
-Cost: for a text that joins or leaves, a copy of its slots; now and then one of all, where room grows. A pass costs as
-if all texts were as long as the longest, and drafted as many nodes as the largest tree has: so nodes are shared out
-(`run.share_nodes`).
+Cost: a copy of a text's slots where it joins or leaves; now and then one of all, where room grows. A pass costs as if
+all texts were as long as the longest and drafted as many nodes, so nodes are shared out (`run.share_nodes`).
 """
 
 from __future__ import annotations

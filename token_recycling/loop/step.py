@@ -53,14 +53,10 @@ S = TypeVar("S", bound=Stepper)
 class _Pass(NamedTuple):
     """What one pass gives for all texts, at all n nodes of the largest draft."""
 
-    lengths: list[int]
-    """Tokens of each text that were cached before."""
-    logits: torch.Tensor
-    """(batch, n, vocabulary)."""
-    hidden: torch.Tensor | None = None
-    """(batch, n, hidden): the last hidden states, where drafters need them."""
-    states: torch.Tensor | None = None
-    """(batch, n, states * hidden): those of other layers."""
+    lengths: list[int]  # tokens of each text that were cached before
+    logits: torch.Tensor  # (batch, n, vocabulary)
+    hidden: torch.Tensor | None = None  # (batch, n, hidden): the last ones
+    states: torch.Tensor | None = None  # (batch, n, states * hidden): of other layers
 
 
 class TreeStepper:

@@ -2,14 +2,11 @@
 
 A node's value is the product of the probabilities from the root, and its gain in expected tokens (Sequoia, 2402.12374,
 section 4.1; here for every step anew, as in EAGLE-2). Of all texts that share a pass the most valuable node is always
-the next, until more would not pay (`costs.budget`).
+the next, until more would not pay (`costs.budget`). A chain is a tree of one child a node. Where texts share passes,
+one may be easier than others: chances along its chain are then corrected by how many of its drafted tokens were wrong.
 
-A chain is a tree of one child a node. Where texts share passes, one may be easier than others, as where it follows an
-earlier one word for word: the chances along its chain are then corrected by how many of its drafted tokens were wrong,
-against how many were to be; what is not known of it yet is what all texts had of late.
-
-Texts have slots: rows of shared arrays, and the addresses of a text's index, which grows with it. Cost: that of the
-nodes (`nodes`), and a few microseconds.
+Texts have slots: rows of shared arrays, and the addresses of a text's index. Cost: that of the nodes (`nodes`), and a
+few microseconds.
 """
 
 from __future__ import annotations
@@ -36,18 +33,12 @@ class TextArrays(NamedTuple):
     """What is kept of texts, for compiled functions; s slots."""
 
     trees: GrowingTree
-    made: np.ndarray
-    """(s,) int64: nodes of a slot's tree, the root included, verified or not; 0 where what followed was counted."""
-    read: np.ndarray
-    """(s,) int64: tokens of the text that were read."""
-    copied: np.ndarray
-    """(s, 2) int64: what a chain is copied from, and the number there of its last candidate."""
-    wrong: np.ndarray
-    """(s + 1, 2) float64: drafted tokens that were wrong of late, and that were to be; the last row of all texts."""
-    addresses: np.ndarray
-    """(s, 4) int64: where the arrays of a slot's index lie."""
-    capacities: np.ndarray
-    """(s,) int64: of the index; 0 where the text is not searched."""
+    made: np.ndarray  # (s,) int64: nodes of a tree; 0 where what followed was counted
+    read: np.ndarray  # (s,) int64: tokens that were read
+    copied: np.ndarray  # (s, 2) int64: what a chain is copied from, and the last place
+    wrong: np.ndarray  # (s + 1, 2) float64: tokens wrong of late, and expected so; at last of all texts
+    addresses: np.ndarray  # (s, 4) int64: of the arrays of an index
+    capacities: np.ndarray  # (s,) int64: of the index; 0 where the text is not searched
 
     @classmethod
     def empty(cls, slots: int, *sizes: int) -> TextArrays:
@@ -61,18 +52,12 @@ class TextArrays(NamedTuple):
 class Asked(NamedTuple):
     """The texts of a step, in any order; n of them."""
 
-    tokens: np.ndarray
-    """(rows, longest) integers: texts in rows."""
-    rows: np.ndarray
-    """(n,) int64: which row is a text's, ..."""
-    slots: np.ndarray
-    """... (n,) int64: its slot, ..."""
-    lengths: np.ndarray
-    """... (n,) int64: how many tokens it has, ..."""
-    rooms: np.ndarray
-    """... (n,) int64: and how deep its nodes may stand."""
-    learns: bool
-    """Whether what was drafted right or wrong is counted for the calibration of all texts."""
+    tokens: np.ndarray  # (rows, longest) integers: texts in rows
+    rows: np.ndarray  # (n,) int64: which row is a text's
+    slots: np.ndarray  # (n,) int64
+    lengths: np.ndarray  # (n,) int64: tokens
+    rooms: np.ndarray  # (n,) int64: how deep nodes may stand
+    learns: bool  # whether the calibration of all texts counts what was right
 
 
 class Shape(NamedTuple):
@@ -80,16 +65,11 @@ class Shape(NamedTuple):
 
     parents: np.ndarray
     """(n,) int64: of a template, whose nodes are the candidates of their ranks; none where trees grow."""
-    ranks: np.ndarray
-    """(n,) int64."""
-    nodes: int
-    """Most nodes of a text besides the root."""
-    children: int
-    """Most children of a node; 1 for chains."""
-    slack: float
-    """By how much tokens per time may fall short of the most, if every pass brings more tokens."""
-    corrected: bool
-    """Whether the chances along chains are corrected by text: where texts share passes."""
+    ranks: np.ndarray  # (n,) int64
+    nodes: int  # of a text at most, besides the root
+    children: int  # of a node at most; 1 for chains
+    slack: float  # share of the most tokens per time given up for more tokens a pass
+    corrected: bool  # whether the chances along chains are corrected by text
 
 
 def _pointers(dtype: Any) -> Any:

@@ -40,39 +40,25 @@ class Sources(NamedTuple):
     """What candidates come from."""
 
     rows: Rows
-    text: OccurrenceArrays
-    """Of the text so far; empty where it is not to be searched."""
-    past: OccurrenceArrays
-    """Of the texts before it; may be empty."""
-    calibration: np.ndarray
-    """`mixture_calibration`."""
+    text: OccurrenceArrays  # Of the text so far; empty where it is not to be searched
+    past: OccurrenceArrays  # Of the texts before it; may be empty
+    calibration: np.ndarray  # `mixture_calibration`
 
 
 class Mixture(NamedTuple):
     """Buffers for what may follow one place; c candidates at most."""
 
-    orders: int
-    """Most tokens of a row."""
-    recent: np.ndarray
-    """(LONGEST,) int64: the tokens before the place, the newest first, then -1."""
-    beside: np.ndarray
-    """(orders,) int64: an n-gram with another newest token, to look up."""
-    tokens: np.ndarray
-    """(c,) int64: the candidates, each once."""
-    shares: np.ndarray
-    """(c,) float32: of the mixture."""
-    matches: np.ndarray
-    """(2, c) int64: the kind of the longest match that supports each, in this text and in the past."""
-    cells: np.ndarray
-    """(c,) int64: which kind of candidate each is, for the calibration."""
-    chances: np.ndarray
-    """(c,) float32: calibrated probabilities."""
-    places: np.ndarray
-    """(FOUND,) int64: of what followed in a text."""
-    lengths: np.ndarray
-    """(FOUND,) int64: how many tokens match there."""
-    longest: np.ndarray
-    """(2, 2) int64: in this text and the past, the length of the longest match and the newest place after it."""
+    orders: int  # most tokens of a row
+    recent: np.ndarray  # (LONGEST,) int64: the tokens before the place, the newest first, then -1
+    beside: np.ndarray  # (orders,) int64: an n-gram with another newest token, to look up
+    tokens: np.ndarray  # (c,) int64: the candidates, each once
+    shares: np.ndarray  # (c,) float32: of the mixture
+    matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this text and the past
+    cells: np.ndarray  # (c,) int64: kinds, for the calibration
+    chances: np.ndarray  # (c,) float32: calibrated probabilities
+    places: np.ndarray  # (FOUND,) int64: of what followed in a text
+    lengths: np.ndarray  # (FOUND,) int64: how many tokens match there
+    longest: np.ndarray  # (2, 2) int64: in this text and the past, the longest match and its newest place
 
     @classmethod
     def empty(cls, orders: int, k: int) -> Mixture:

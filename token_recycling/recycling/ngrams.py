@@ -46,12 +46,9 @@ def ngrams_at(tokens: np.ndarray, ends: np.ndarray, counts: np.ndarray, orders: 
 class Rows(NamedTuple):
     """The arrays of a `NgramMatrix`; the rows of single tokens come first, by token, then the hashed ones."""
 
-    candidates: np.ndarray
-    """(rows, k) int32, best first."""
-    shares: np.ndarray
-    """(rows, k) uint16: probabilities, 65,535 for 1; 0 in the first place where nothing was learned."""
-    keys: np.ndarray
-    """(hashed rows,) int64: the n-gram of a hashed row, mixed into one number; 0 where free."""
+    candidates: np.ndarray  # (rows, k) int32, best first
+    shares: np.ndarray  # (rows, k) uint16: probabilities, 65,535 for 1; 0 in the first place where nothing was learned
+    keys: np.ndarray  # (hashed rows,) int64: the n-gram of a hashed row, mixed into one number; 0 where free
 
 
 @compiled(allocates=False)

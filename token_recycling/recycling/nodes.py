@@ -28,24 +28,15 @@ class GrowingTree(NamedTuple):
 
     tokens: np.ndarray
     parents: np.ndarray
-    depths: np.ndarray
-    """(capacity,) int64 each."""
-    ranks: np.ndarray
-    """(capacity,) int64: place among the parent's candidates."""
-    values: np.ndarray
-    """(capacity,) float32: probability that the node is accepted."""
-    recent: np.ndarray
-    """(LONGEST,) int64: the last tokens up to the root, the newest first."""
-    candidates: np.ndarray
-    """(capacity, CHILDREN) int64: what may follow, the likeliest first."""
-    chances: np.ndarray
-    """(capacity, CHILDREN) float32: how likely each is."""
-    cells: np.ndarray
-    """(capacity, CHILDREN) int64: which kind of candidate each is, for the calibration."""
-    known: np.ndarray
-    """(capacity,) int64: number of candidates."""
-    drafted: np.ndarray
-    """(capacity,) int64: how many of them became children."""
+    depths: np.ndarray  # (capacity,) int64 each
+    ranks: np.ndarray  # (capacity,) int64: place among the parent's candidates
+    values: np.ndarray  # (capacity,) float32: probability that the node is accepted
+    recent: np.ndarray  # (LONGEST,) int64: the last tokens up to the root, the newest first
+    candidates: np.ndarray  # (capacity, CHILDREN) int64: what may follow, the likeliest first
+    chances: np.ndarray  # (capacity, CHILDREN) float32: how likely each is
+    cells: np.ndarray  # (capacity, CHILDREN) int64: kinds, for the calibration
+    known: np.ndarray  # (capacity,) int64: number of candidates
+    drafted: np.ndarray  # (capacity,) int64: how many of them became children
     mixture: Mixture
 
     @classmethod

@@ -1,15 +1,13 @@
 """Where tokens stood before, and what followed: an index of a text, or of many, by hash chains.
 
-As in LZ77 compressors every place points back to the one before it that has the same hash of its last tokens; two
-chains are kept, of one token and of three. A look-up walks the newest few places of both and compares backwards, so it
-finds the longest matches and how often each continuation followed, for any tokens, drafted ones too. SuffixDecoding
-(2411.04975) draws the same from a suffix tree.
-
-Tokens that are only to be matched, never drafted, stand `masked`: the end of a prompt before what was written after it.
+As in LZ77 compressors every place points back to the one before it that has the same hash of its last tokens, in two
+chains, of one token and of three. A look-up walks the newest few places of both and compares backwards, so it finds the
+longest matches and how often each continuation followed. SuffixDecoding (2411.04975) draws the same from a suffix tree.
+Tokens that are only to be matched, never drafted, stand `masked`.
 
 An index grows with its tokens up to a number of them, and keeps the newest: 20 bytes each, up to 80 while it grows.
-Cost, in compiled code: some nanoseconds for a token added; less than a microsecond for a look-up in a text, some four
-among a million tokens, which no cache of a processor holds.
+Cost, in compiled code: nanoseconds for a token added; a microsecond for a look-up in a text, four among a million
+tokens.
 """
 
 from __future__ import annotations
@@ -41,14 +39,12 @@ _RENUMBERED = 2**31 - 2
 class OccurrenceArrays(NamedTuple):
     """The arrays of an index, for compiled functions."""
 
-    tokens: np.ndarray
-    """(capacity,) int32: token number n stands at n modulo the capacity."""
+    tokens: np.ndarray  # (capacity,) int32: token number n stands at n modulo the capacity
     before: np.ndarray
     """(2, capacity) int32: of each token the one before it in its chain of one and of three tokens, -1 for none."""
     newest: np.ndarray
     """(2, chains) int32: the newest token of every chain, by the hash of what it ends with; a power of two, or 0."""
-    added: np.ndarray
-    """(1,) int64: how many tokens there were."""
+    added: np.ndarray  # (1,) int64: how many tokens there were
 
     @classmethod
     def empty(cls, capacity: int, chains: int | None = None) -> OccurrenceArrays:

@@ -1,10 +1,8 @@
 """What mlx-lm's prompt caches take back: tokens of a pass that were drafted and then not drawn.
 
-Keys and values of all tokens are trimmed, as mlx-lm does it. A rotating cache, which mlx-lm does not trim once it is
-full, has what a pass of several tokens wrote at its end and, in front of that, all that its window reaches: it is cut
-there. Layers with a state over the text (`ArraysCache`) are given back the state from before the pass, and the tokens
-of the pass that were right are read again, in the next one. mlx-lm replaces such states and never writes into them, so
-that to keep them copies nothing.
+Keys and values are trimmed, as mlx-lm does it; those of a rotating cache, which a pass of several tokens leaves in
+order, are cut at the end. Layers with a state over the text (`ArraysCache`) are given back the state from before, and
+the right tokens are read again: mlx-lm replaces such states and never writes into them, so keeping them copies nothing.
 """
 
 from __future__ import annotations

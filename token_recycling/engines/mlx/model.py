@@ -2,13 +2,11 @@
 
 mlx-lm hands a model the token that it has just drawn and wants the logits after it. Where that pays, `Drafting` reads a
 drafted continuation in the same pass; as long as the tokens drawn next are the drafted ones, it has their logits
-already. Otherwise the rest of the pass is taken back (`cache`). So samplers, logits processors and random numbers
-are used by mlx-lm itself, as it always does, and a cache holds at the end what it would hold without drafts.
+already. Otherwise the rest of the pass is taken back (`cache`). Samplers, processors and random numbers stay mlx-lm's.
 
-mlx-lm starts a pass before it knows the token that is read there, so that the device need not wait. A draft follows a
-token that is known, and costs this lead. So it is decided first whether to wait for the token, by the draft that was
-grown from the one before it, and then, from the token, how much to draft: both by what passes take, lead included,
-which is learned from every one of them.
+mlx-lm starts a pass before it knows the token that is read there. A draft follows a token that is known, and costs this
+lead. So it is decided first whether to wait for the token, then how much to draft after it: both by what passes take,
+lead included, which is learned from each.
 
 Cost per step: a top-k over the logits and some ten microseconds; where nothing is drafted, while the device works.
 """
@@ -34,16 +32,11 @@ if TYPE_CHECKING:
 class Pass(NamedTuple):
     """A pass of the model and what became of it."""
 
-    place: int
-    """Of the newest token of the text in it; before it may stand others that are read once more."""
-    draft: list[int]
-    """What it read after that."""
-    logits: mx.array
-    """(1, 1 + drafted, vocabulary)"""
-    read: list[int]
-    """All tokens of it, where something was drafted."""
-    before: Before | None
-    """The cache as it was before, where something was drafted."""
+    place: int  # of the newest token of the text; others before it may be read once more
+    draft: list[int]  # what it read after that
+    logits: mx.array  # (1, 1 + drafted, vocabulary)
+    read: list[int]  # all its tokens, where something was drafted
+    before: Before | None  # the cache before it, where something was drafted
 
 
 class Drafting:
