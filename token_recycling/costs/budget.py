@@ -21,9 +21,7 @@ NO_COSTS = np.empty(0)
 
 @compiled_part
 def may_pay(costs: np.ndarray, nodes: int, expected: float, rate: float, gain: float) -> bool:
-    """Whether more than `nodes` nodes, which bring `expected` tokens, may have a better rate, in tokens per time: no
-    further node gains more than `gain`.
-    """
+    """Whether more nodes, which gain `gain` each at most, may give a better rate than `rate` tokens per time."""
     if not len(costs):
         return True
     for more in range(1, len(costs) - nodes + 1):  # noqa: SIM110 - compiled
@@ -33,10 +31,9 @@ def may_pay(costs: np.ndarray, nodes: int, expected: float, rate: float, gain: f
 
 
 def paying_size(chances: Sequence[np.ndarray], costs: np.ndarray, least: int = 1) -> int:
-    """How many nodes of each text to verify, the root included and `least` at any rate, so that a pass over all of them
-    brings the most expected tokens per time.
+    """How many nodes of each text to verify, `least` or more, so that a pass brings the most expected tokens per time.
 
-    `chances` holds, for each text that drafts, its nodes' probabilities of being accepted (n,), the root's 1 included;
+    `chances` (n,) holds, for each text that drafts, its nodes' probabilities of being accepted, the root's 1 included;
     `costs` (most,) are the times of passes over 1, 2, ... nodes of every text.
     """
     most = min(len(costs), max(map(len, chances), default=1))
@@ -50,8 +47,8 @@ def paying_size(chances: Sequence[np.ndarray], costs: np.ndarray, least: int = 1
 
 
 def best_size(probabilities: Sequence[float], times: np.ndarray) -> tuple[int, float]:
-    """How many nodes to verify besides the root, and the tokens per time that they give: of nodes of these
-    probabilities of being accepted, in any order, where `times` (most + 1,) are those of steps over 1, 2, ... nodes.
+    """How many nodes to verify besides the root, and the tokens per time that they give, for nodes of these
+    probabilities in any order; `times` (most + 1,) are those of steps over 1, 2, ... nodes.
     """
     likeliest = np.sort(np.asarray(probabilities, dtype=np.float64))[::-1][: len(times) - 1]
     expected = tokens_by_size(likeliest)
@@ -61,7 +58,6 @@ def best_size(probabilities: Sequence[float], times: np.ndarray) -> tuple[int, f
 
 def step_pays(followed: Sequence[float], probabilities: Sequence[float], times: np.ndarray, step: float) -> bool:
     """Whether one more drafting step, which takes `step`, below nodes of the probabilities `followed`, may give tokens
-    at a better rate than the draft has without it: at most one for each of these nodes that is accepted. `times` as in
-    `best_size`, the drafting steps so far included.
+    at a better rate: one for each of these nodes at most. `times` as in `best_size`, the steps so far included.
     """
     return sum(followed) > best_size(probabilities, times)[1] * step

@@ -139,9 +139,7 @@ def _sizes_up_to(most: int) -> np.ndarray:
 
 
 def shared_by(texts: int, times: np.ndarray) -> np.ndarray:
-    """(nodes,) float64: seconds of passes over 1, 2, ... nodes of each of `texts` texts, from `times` (rows,) of passes
-    over 1, 2, ... rows in all; more rows than there are times for take as long as the most.
-    """
+    """(nodes,) float64: seconds of passes over nodes of each text, from `times` (rows,) of passes over rows in all."""
     return times[min(texts, len(times)) - 1 :: texts]
 
 
@@ -154,9 +152,7 @@ def band(length: int) -> int:
 
 
 class Work:
-    """What a drafter's own work takes in a step, and what its drafts brought, over all its texts and threads: least
-    squares, older steps fading.
-    """
+    """A drafter's own work in a step and what its drafts brought, of all its texts; older steps fade."""
 
     def __init__(self, step: float = _WORK, rate: float = _RATE) -> None:
         """`step` and `rate`: the work of a step, and tokens per time, as long as nothing is known."""
@@ -207,9 +203,7 @@ class Costs:
         length: int,
         agreed: Callable[[float], float] = float,
     ) -> None:
-        """`curve_of` gives the curve for a number of texts, the longest of `length` tokens; `agreed` makes a time one
-        that all processes that share the model have.
-        """
+        """`curve_of(texts, length)` gives a curve; `agreed` makes a time that of all processes that share the model."""
         self.texts, self.length = texts, length
         self.nodes = 1
         """Nodes of the largest tree of the newest pass."""

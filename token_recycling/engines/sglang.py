@@ -191,9 +191,7 @@ class Trees:
         self._rows = np.empty(0, np.int64)
 
     def grow(self, requests: list[Any], accepted: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (requests * n,) int64 and ancestor masks (requests * n * n,) bool of the trees, node 0 the newest
-        token.
-        """
+        """Tokens (requests * n,) int64 and ancestor masks (requests * n * n,) bool of trees, the root first."""
         tokens = np.empty((len(requests), self.nodes), np.int64)
         masks = np.zeros((len(requests), self.nodes, self.nodes), bool)
         ngrams, rows = [], []

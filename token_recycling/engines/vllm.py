@@ -116,9 +116,7 @@ class TokenRecycling:
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """A chain for each request that was given `sampled_token_ids`, already at the end of its row of
-        `token_ids_cpu`.
-        """
+        """A chain for each request; `sampled_token_ids` already end its row of `token_ids_cpu`."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
         if rows:
@@ -135,9 +133,7 @@ class TokenRecycling:
     def draft(
         self, records: list[Any], tokens: np.ndarray, rows: np.ndarray, lengths: np.ndarray, rooms: np.ndarray
     ) -> list[list[int]]:
-        """A chain for each of n requests, as `Recycler.draft`; how many tokens pay follows from the time between two
-        calls.
-        """
+        """A chain for each of n requests, as `Recycler.draft`, by the time between two calls."""
         now = time.perf_counter()
         if self._tokens and self.passes is not None:
             self.passes.took(self._tokens, now - self._began)

@@ -49,9 +49,7 @@ class DecodingThread:
         self._thread.start()
 
     def model(self, drafter: Drafter, seed: int) -> PreTrainedModel:
-        """Return a view of the model whose `generate`, called in any thread, decodes in this one, and returns what it
-        returns alone after `torch.manual_seed(seed)`.
-        """
+        """A view whose `generate` decodes in this thread, with the text that it has alone after `manual_seed(seed)`."""
         return view(self._model, Acceleration(drafter, ordinary, self.target, decode=partial(self._decoded, seed)))
 
     def between_steps(self, function: Callable[[], T]) -> Future[T]:

@@ -82,9 +82,7 @@ class CacheHandover:
 def fill_up(
     target: TreeModel, sequences: list[Sequence], selectors: list[TokenSelector], cache: Cache, padding: int
 ) -> None:
-    """Continue shorter texts with padding up to the longest, as `generate` does: in the texts, the cache, kept scores
-    and logits.
-    """
+    """Continue shorter texts with padding, as `generate` does: their tokens, cache, scores and logits."""
     columns = max(sequence.columns for sequence in sequences)
     rest = [one.tokens.new_full((columns - one.columns,), padding) for one in sequences]
     # What follows the last token is padding; the last padding token gets no slot.

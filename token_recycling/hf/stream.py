@@ -41,8 +41,7 @@ def stream(
     fast: bool = False,
     **options: Any,
 ) -> Iterator[Step]:
-    """Generates step by step, on token ids alone: each `Step` has the draft, the logits at its nodes and the emitted
-    tokens.
+    """Generates step by step: each `Step` has the draft, the logits at its nodes and the emitted tokens.
 
     `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
     go to the drafter; `fast` is as in `accelerate`. Raises UnsupportedModelError, or ValueError for an input that

@@ -96,9 +96,7 @@ class RunningBatch:
     @torch.inference_mode(False)  # see `decode`
     @torch.no_grad()
     def step(self) -> list[Row]:
-        """Read a piece of the waiting prompts, make one pass over the texts that have begun, and return those that
-        ended.
-        """
+        """Read a piece of the waiting prompts, make one pass over all texts, and return those that ended."""
         ended = [*self._begin(), *self._drop()]
         if self._stepper is not None:
             try:
@@ -110,9 +108,7 @@ class RunningBatch:
         return ended
 
     def _begin(self) -> list[Row]:
-        """Read a piece of the waiting prompts, make the first steps of those read, and return the texts that end with
-        it.
-        """
+        """Read a piece of the waiting prompts, make first steps, and return the texts that end with them."""
         left, ended = PIECE, []
         while self._joining and left > 0:
             run, take = self._joining[0]

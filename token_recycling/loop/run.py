@@ -38,9 +38,7 @@ class Run:
 
     @cached_property
     def prompt_alone(self) -> bool:
-        """Whether the first step reads the prompt and verifies no draft: somebody waits for the first token of a long
-        prompt, or the model reads drafts in another way than prompts.
-        """
+        """Whether the first step verifies no draft: its token is waited for, or the model reads drafts otherwise."""
         unread = self.rows[0].sequence.length - self.rows[0].held
         waited_for = self.streamed and self.reads_along and unread > _SHORT_PROMPT
         return waited_for or self.target.support.recurrent
@@ -93,8 +91,8 @@ class Run:
 
 
 def share_nodes(drafts: list[Draft], going: list[int], costs: np.ndarray) -> None:
-    """Cut each draft to its likeliest nodes, in place: as many of every text as bring the batch the most tokens per
-    time. A draft whose nodes have no probabilities, or were drawn, stays whole.
+    """Cut each draft to its likeliest nodes, in place, as many as bring the batch the most tokens per time; those
+    without probabilities, or with drawn nodes, stay whole.
     """
     chances = {row: None if drafts[row].drawn_from else drafts[row].chances for row in going}
     whole = max((len(drafts[row].tree) for row, known in chances.items() if known is None), default=1)

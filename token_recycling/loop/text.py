@@ -30,9 +30,7 @@ class Sequence:
     """The tokens so far, and what ends them."""
 
     def __init__(self, prompt: torch.Tensor, criteria: StoppingCriteriaList, padding: int = 0) -> None:
-        """`prompt` (length,) int64, its first `padding` tokens no part of the text; `criteria` as `generate` makes
-        them, a maximum length among them.
-        """
+        """`prompt` (length,) int64 begins with `padding`; `criteria` as `generate` makes them, with a limit."""
         limits = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
         if not limits:
             raise ValueError("expected a limit on the length of the text; set max_new_tokens")

@@ -103,11 +103,9 @@ def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
 
 @compiled
 def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: np.ndarray, counts: np.ndarray) -> None:
-    """Reads what is new of n texts, grows their trees, and fills in `counts` (n,) int64: how many of the first nodes of
-    each pay, the root included.
-
-    `known.text` is empty: each text has its own. `costs` (m,) float64 are what passes over 1, 2, ... nodes of all texts
-    take, in any unit; none where every node pays.
+    """Reads what is new of n texts, grows their trees, and fills in `counts` (n,) int64: how many nodes of each pay,
+    the root included. `known.text` is empty. `costs` (m,) float64: what passes over 1, 2, ... nodes of all texts take,
+    in any unit; none where every node pays.
     """
     n, chains, most = len(asked.rows), shape.children == 1, np.int64(len(asked.rows) * shape.nodes)
     if len(costs):

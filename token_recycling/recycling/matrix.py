@@ -54,11 +54,8 @@ class AdjacencyMatrix:
         return self.candidates[tokens, ranks].long()
 
     def fill(self, tree: Tree, root: torch.Tensor) -> torch.Tensor:
-        """The tokens (n,) int64 of a tree: `root` (1,), and every other node the candidate of its rank after its
-        parent.
-
-        The breadth-first walk of Token Recycling, section 3.2; on a CPU, where an operation costs more than a small
-        layer, node by node.
+        """The tokens (n,) int64 of a tree: `root` (1,), and every other node the candidate of its rank after its parent
+        (Token Recycling, section 3.2); on a CPU, where an operation costs more than a small layer, node by node.
         """
         if self.candidates.device.type == "cpu":
             candidates, tokens = self.candidates.numpy().data, root.tolist()
@@ -105,10 +102,8 @@ class AdjacencyMatrix:
         write_matrix(path, {"candidates": self.candidates.cpu().numpy()}, tokenizer)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """Replaces the contents by those of a file; after any error the matrix is as it was.
-
-        Raises MatrixFileError for a damaged file, or one of another format, vocabulary, k or tokenizer, if both state
-        one.
+        """Replaces the contents by those of a file; after any error the matrix is as it was. Raises MatrixFileError for
+        a damaged file, or one of another format, vocabulary, k or tokenizer.
         """
         tensors, header = read_matrix_file(path)
         check_header(path, {"vocab_size": self.vocab_size, "k": self.k, "tokenizer": tokenizer}, header)

@@ -87,10 +87,7 @@ class NgramMatrix:
         )
 
     def look_up(self, *ngram: int) -> list[tuple[int, float]]:
-        """Candidates and probabilities after the last tokens of a text, the newest last; empty if never seen.
-
-        Raises ValueError for more tokens than `orders`, or none.
-        """
+        """Candidates and probabilities after a text's last tokens, newest last. Raises ValueError beyond `orders`."""
         if not 1 <= len(ngram) <= self.orders:
             raise ValueError(f"expected 1 to {self.orders} tokens, got {len(ngram)}")
         newest_first = np.array(ngram[::-1], np.int64)
@@ -134,8 +131,8 @@ class NgramMatrix:
         return foresees(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(chosen, np.int64))
 
     def surprised_by(self, ngrams: np.ndarray, logits: np.ndarray) -> np.ndarray:
-        """(m,) int64: which of n n-grams (n, orders) have something to learn from logits (n, vocabulary): those without
-        a row as a whole, or with one that has another token first than the likeliest.
+        """(m,) int64: the n-grams (n, orders) whose rows do not have the likeliest token by logits (n, vocabulary)
+        first.
         """
         return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
 
@@ -158,8 +155,8 @@ class NgramMatrix:
         write_matrix(path, held, tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """As `AdjacencyMatrix.load`; also raises MatrixFileError for other orders. Keeps as many contexts and as much
-        of the past as there is room for.
+        """As `AdjacencyMatrix.load`, and of the same orders; keeps as many contexts and past tokens as there is room
+        for.
         """
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
         calibration = mixture_calibration()

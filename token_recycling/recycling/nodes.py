@@ -84,9 +84,7 @@ def attach(tree: GrowingTree, node: int, parent: int, rank: int) -> None:
 
 @compiled_part
 def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sources: Sources) -> None:
-    """Finds what may follow the newest node; in a chain it may be copied. `copied` (2,) int64: what from, and the
-    place.
-    """
+    """Finds what may follow the newest node, or copies it in a chain. `copied` (2,) int64: from what, which place."""
     if copied[0] != NOTHING:
         token = _token(sources, copied[0], copied[1] + 1)
         if token >= 0:

@@ -61,16 +61,12 @@ class Options:
 
 
 class Recorder:
-    """Adds one text to the past of all, a piece at a time, so that texts that are written at once do not mix.
-
-    A piece begins with the end of the one before it, unless that is the newest of the past. One that is there already
-    is not added again.
+    """Adds one text to the past of all, a piece at a time: texts that are written at once do not mix. A piece begins
+    with the end of the one before, unless that is the newest of the past. One that is there already is not added again.
     """
 
     def __init__(self, past: Occurrences, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
-        """`before` (n,): tokens before the text, the last `LONGEST` of which are matched and never drafted. `piece`:
-        tokens that are added at once.
-        """
+        """`before` (n,): tokens before the text, matched and never drafted. `piece`: tokens that are added at once."""
         self._past, self._piece, self._written_to = past, piece, -1
         self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
         """The end of the last piece, or of `before`, and the tokens since."""
@@ -120,8 +116,8 @@ class Recycler:
         learns: bool = True,
     ) -> None:
         """`nodes`: most drafted ones of a text. `template`: filled instead of growing; its breadth is `CHILDREN` at
-        most. `slack` and `corrected` as of `Shape`: for chains of texts that share passes. `prompts`: keep the end of a
-        prompt with what was written after it, which is found by it again.
+        most. `slack` and `corrected` as of `Shape`. `prompts`: keep the end of a prompt, by which what followed is
+        found again.
         """
         self.matrix, self.options, self.nodes, self.learns = matrix, options, nodes, learns
         self.lessons = 0

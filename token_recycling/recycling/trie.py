@@ -19,10 +19,7 @@ class Trie:
         self._degrees = [0]
 
     def add(self, parent: int, token: int) -> int:
-        """The child of `parent` that carries `token`: the existing one, or a new one of the next rank.
-
-        Nodes must be added in order of depth.
-        """
+        """The child of `parent` that carries `token`, which may be new; nodes are added in order of depth."""
         known = self._children.get((parent, token))
         if known is not None:
             return known

@@ -16,9 +16,7 @@ from .tree import Tree
 
 @dataclass(frozen=True)
 class Draft:
-    """A tree and its tokens (n,) int64, on the target's device or the host; `tokens[0]` is the root, the newest token
-    of the text.
-    """
+    """A tree and its tokens (n,) int64, on any device; `tokens[0]` is the root, the newest token of the text."""
 
     tree: Tree
     tokens: torch.Tensor
@@ -28,9 +26,7 @@ class Draft:
     the target's, and none may be left out because of what was drawn.
     """
     confidence: np.ndarray | None = None
-    """(n,) float32: the probability that each node is accepted if its parent is; 1 for the root. Texts that share a
-    pass share its nodes by it.
-    """
+    """(n,) float32: the chance of each node if its parent is accepted; texts share passes by it."""
     needed: frozenset[int] = frozenset()
     """Nodes that the drafter learns from even if rejected; kept in a fused draft if there is room for all."""
 
@@ -101,9 +97,7 @@ class Context:
     room: int
     """Number of tokens that may still be emitted; a node deeper than `room - 1` cannot be of use."""
     warp: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Shapes logits (n, vocabulary) as the target's are before sampling: temperature, top-k and the like, no penalties;
-    None where the text is not sampled.
-    """
+    """Shapes logits (n, vocabulary) for sampling: temperature, top-k and the like, no penalties; None if greedy."""
 
     @property
     def root(self) -> torch.Tensor:
@@ -137,9 +131,7 @@ class Step:
     """(n, states * hidden): the hidden states that the drafter's traits ask for by number (`states`), side by side."""
 
     def top(self, k: int, nodes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The k likeliest tokens after every node, or after `nodes` (n,) int64 alone, best first, and their
-        probabilities: (n, k) int32 and float32.
-        """
+        """The k likeliest tokens after every node, or `nodes` (n,), and their probabilities: (n, k) int32, float32."""
         if self.candidates is None or self.candidates[0].shape[1] < k:
             return top_candidates(self.logits, k, nodes)
         some = slice(None) if nodes is None else nodes

@@ -76,10 +76,8 @@ class TreeTensors:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Parents and ranks of n nodes, in order of depth.
-
-    `parents[0]` is -1. `ranks[i]` is the place of node i among its parent's candidates, 0 the best. Trees are compared
-    by identity; make a template once and keep it, since its arrays stay with it.
+    """Parents and ranks of n nodes, in order of depth; `parents[0]` is -1, rank 0 the best candidate of the parent.
+    Trees are compared by identity; make a template once, since its arrays stay with it.
     """
 
     parents: tuple[int, ...]
@@ -107,9 +105,8 @@ class Tree:
 
     @classmethod
     def from_paths(cls, paths: Iterable[RankPath]) -> Tree:
-        """A template from rank paths, in the order given within each layer; the root may be left out.
-
-        Raises ValueError for a path whose parent is missing, a path given twice, or a negative rank.
+        """A template from rank paths, in the order given within each layer; the root may be left out. Raises ValueError
+        for a path whose parent is missing, a path given twice, or a negative rank.
         """
         ordered = sorted((path for path in paths if path), key=len)
         index: dict[RankPath, int] = {(): 0}

@@ -54,11 +54,8 @@ def stream_generate(
     stream: Any = generation_stream,
     **kwargs: Any,
 ) -> Generator[GenerationResponse, None, None]:
-    """`mlx_lm.stream_generate`, in fewer passes: the same arguments and responses, with `from_draft` for drafted
-    tokens.
-
-    `draft_model`: what drafts and remembers; by default one kept with the model. `num_draft_tokens`: the longest draft,
-    at most 31. Raises ValueError.
+    """`mlx_lm.stream_generate`, in fewer passes: the same arguments and responses. `draft_model` drafts and remembers;
+    by default one kept with the model. `num_draft_tokens`: the longest draft, at most 31. Raises ValueError.
     """
     longest = kwargs.pop("num_draft_tokens", TokenRecycling.most)
     _check(model, draft_model, longest, kwargs)
