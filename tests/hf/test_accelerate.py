@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from transformers import (
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    pipeline,
-)
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, pipeline
 
 import token_recycling as tr
 

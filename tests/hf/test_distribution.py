@@ -26,6 +26,7 @@ import torch
 from scipy.stats import chi2
 from support import tiny
 from support.architectures import model_of
+from support.batches import padded
 from support.recurrent_architectures import RECURRENT
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -72,13 +73,6 @@ def hybrid() -> PreTrainedModel:
     return model_of(replace(case, config={**case.config, "vocab_size": VOCABULARY}))
 
 
-def padded(texts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-    width = max(map(len, texts))
-    ids = torch.tensor([[0] * (width - len(text)) + list(text) for text in texts])
-    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 def odds(texts: Sequence[Sequence[int]], sampling: dict[str, Any]) -> torch.Tensor:
     """The probability of every next token after each text, (texts, vocabulary), as plain `generate` draws it."""
     shown = {"return_dict_in_generate": True, "output_scores": True}
@@ -96,7 +90,10 @@ class Sampler:
 
     def __call__(self, new: int) -> list[list[int]]:
         """What follows each prompt, by one call of `generate`."""
-        inputs, how = padded(self.prompts), {"drafter": self.drafter, "stats": self.stats}
+        inputs, how = (
+            padded(self.prompts),
+            {"drafter": self.drafter, "stats": self.stats},
+        )
         texts = tr.generate(model(), **inputs, **how, do_sample=True, max_new_tokens=new, **self.sampling)
         return texts[:, inputs["input_ids"].shape[1] :].tolist()
 
@@ -255,17 +252,6 @@ def tried_once(draft: Draft, children: list[int], logits: torch.Tensor) -> int |
     return children[0] if children and torch.rand(()) < shares[0] else None
 
 
-def likely_enough(draft: Draft, children: list[int], logits: torch.Tensor) -> int | None:
-    """Accepts what is not unlikely, as typical acceptance does (Medusa, 2401.10774, section 2.3.1)."""
-    shares = logits.softmax(-1)
-    return next((child for child in children if shares[draft.tokens[child]] > 0.3), None)
-
-
-def greedy_drafts(draft: Draft, children: list[int], logits: torch.Tensor) -> int | None:
-    """Accepts a child that carries the most likely token, and draws where none does."""
-    return next((child for child in children if draft.tokens[child] == logits.argmax()), None)
-
-
 def of_the_root(
     draft: Draft, logits: torch.Tensor, append: Callable[[int], bool], choose: Callable[..., int], row: int = 0
 ) -> Step:
@@ -285,7 +271,7 @@ def put_in_place(wrong: Callable[..., Step], monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(loop, name, wrong)
 
 
-WRONG = {function.__name__: walking(function) for function in (any_child, tried_once, likely_enough, greedy_drafts)}
+WRONG = {function.__name__: walking(function) for function in (any_child, tried_once)}
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())

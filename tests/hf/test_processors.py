@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support import architectures, tiny
+from support.batches import padded
 from support.oracle import Oracle
 from transformers import (
     LlamaForCausalLM,
@@ -212,12 +213,10 @@ def test_a_batch(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> No
     """
     since = watch(name)
     width = max(way.lengths)
-    prompts = [tiny.prompt(seed, length, VOCABULARY) for seed, length in enumerate(way.lengths)]
-    ids = torch.cat([torch.nn.functional.pad(prompt, (width - prompt.shape[1], 0)) for prompt in prompts])
     arguments = {"max_new_tokens": NEW, "eos_token_id": ENDS, "do_sample": way.sampled, **way.arguments}
     if "negative_prompt_ids" in arguments:
         arguments["negative_prompt_ids"] = NEGATIVE.expand(3, -1)
-    inputs = {"inputs": ids, "attention_mask": (ids != 0).long()}
+    inputs = padded([tiny.prompt(seed, length, VOCABULARY)[0] for seed, length in enumerate(way.lengths)])
     wanted, _ = tiny.seeded(model.generate, **inputs, **arguments)
     since()
     drafter = Oracle([row[width - n :] for row, n in zip(wanted, way.lengths, strict=True)])

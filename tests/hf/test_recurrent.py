@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import model_of
+from support.batches import padded
 from support.drafters import Garbage, example
 from support.recurrent_architectures import RECURRENT
 from transformers import DynamicCache, PreTrainedModel
@@ -37,10 +38,7 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 def prompts(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
     """Random prompts, padded on the left."""
-    ids, mask = torch.zeros(2, len(lengths), max(lengths), dtype=torch.long)
-    for row, length in enumerate(lengths):
-        ids[row, -length:], mask[row, -length:] = tiny.prompt(seed + row, length, 96)[0], 1
-    return {"input_ids": ids, "attention_mask": mask}
+    return padded([tiny.prompt(seed + row, length, 96)[0] for row, length in enumerate(lengths)])
 
 
 def same(model: PreTrainedModel, drafter: Any = DRAFTER, **arguments: Any) -> tr.Stats:

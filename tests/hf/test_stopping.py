@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
+from support.batches import padded
 from support.oracle import Oracle
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import ConfidenceCriteria, stopping_criteria
@@ -221,9 +222,8 @@ def test_rows_of_a_batch_end_on_their_own(
 ) -> None:
     """Ends, stop strings across tokens, lengths and no time at all, each by the texts of every row in turn."""
     lengths, width = (6, 2, 9, 4), 9
-    prompts = [tiny.prompt(seed, length, 300) for seed, length in enumerate(lengths)]
-    ids = torch.cat([torch.nn.functional.pad(prompt, (width - prompt.shape[1], 0)) for prompt in prompts])
-    inputs = {"inputs": ids, "attention_mask": (ids != 0).long(), **readable}
+    prompts = [tiny.prompt(seed, length, 300)[0] for seed, length in enumerate(lengths)]
+    inputs = {**padded(prompts), **readable}
     following = writer.generate(**inputs, max_new_tokens=NEW + 12)
     wanted = [row[width - length :] for row, length in zip(following, lengths, strict=True)]
     said = following[:, width:].tolist()

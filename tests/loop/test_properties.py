@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
+from support.batches import padded
 from support.drafters import Garbage
 from support.strategies import drafts, trees
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
@@ -146,14 +147,11 @@ def together(
     model: PreTrainedModel, prompts: list[tuple[int, int]], spare: int, new: int, drafter: tr.Drafter, **more: int
 ) -> list[list[int]]:
     """What accelerated `generate` says after each of several prompts of a seed and a length, padded on the left."""
-    width = max(length for _, length in prompts) + spare
-    texts = [tiny.prompt(seed, length, VOCABULARY) for seed, length in prompts]
-    ids = torch.cat([torch.nn.functional.pad(text, (width - text.shape[1], 0)) for text in texts])
-    mask = torch.tensor([[0] * (width - length) + [1] * length for _, length in prompts])
+    inputs = padded([tiny.prompt(seed, length, VOCABULARY)[0] for seed, length in prompts], spare)
     with tr.accelerated(model, drafter) as acceleration:
-        found = model.generate(ids, attention_mask=mask, max_new_tokens=new, **more)
+        found = model.generate(**inputs, max_new_tokens=new, **more)
     assert acceleration.fallback is None
-    return found[:, width:].tolist()
+    return found[:, inputs["input_ids"].shape[1] :].tolist()
 
 
 SHAPES = st.lists(trees(max_nodes=14), min_size=1, max_size=3)
@@ -245,15 +243,12 @@ def test_any_combination_says_what_generate_says(
     """One text sampled with a seed, padded or not, or several greedily."""
     if choosing["do_sample"]:
         del lengths[1:]
-    width = max(lengths) + spare
-    texts = [tiny.prompt(seed + row, length) for row, length in enumerate(lengths)]
-    ids = torch.cat([torch.nn.functional.pad(text, (width - text.shape[1], 0)) for text in texts])
-    arguments = {"max_new_tokens": 14, "eos_token_id": [1, 9, 17], "attention_mask": (ids != 0).long()}
-    arguments |= {**processing, **choosing}
-    wanted, state = tiny.seeded(WIDE.generate, ids, seed=seed, **arguments)
+    arguments = {"max_new_tokens": 14, "eos_token_id": [1, 9, 17], **processing, **choosing}
+    arguments |= padded([tiny.prompt(seed + row, length)[0] for row, length in enumerate(lengths)], spare)
+    wanted, state = tiny.seeded(WIDE.generate, seed=seed, **arguments)
     with tr.accelerated(WIDE, tree=tree) as acceleration:
         for _ in range(2):  # the second time the matrix has seen the text
-            ours, our_state = tiny.seeded(WIDE.generate, ids, seed=seed, **arguments)
+            ours, our_state = tiny.seeded(WIDE.generate, seed=seed, **arguments)
             assert acceleration.fallback is None
             assert torch.equal(ours, wanted)
             assert torch.equal(our_state, state)

@@ -10,9 +10,7 @@ import pytest
 import torch
 from support import tiny
 from support.drafters import learned
-from transformers import (
-    LlamaForCausalLM,
-)
+from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model.tree_model import TreeModel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from support import tiny
 
@@ -11,9 +13,13 @@ EOS = 7
 
 def batch(lengths: list[int], seed: int, spare: int = 0) -> dict[str, torch.Tensor]:
     """Prompts of these lengths, padded on the left with 0 to the longest and `spare` more."""
-    width = max(lengths) + spare
-    ids, mask = torch.zeros(len(lengths), width, dtype=torch.long), torch.zeros(len(lengths), width, dtype=torch.long)
-    for row, length in enumerate(lengths):
-        ids[row, width - length :] = tiny.prompt(seed * 100 + row, length)
-        mask[row, width - length :] = 1
+    return padded([tiny.prompt(seed * 100 + row, length)[0] for row, length in enumerate(lengths)], spare)
+
+
+def padded(texts: Sequence[torch.Tensor | Sequence[int]], spare: int = 0) -> dict[str, torch.Tensor]:
+    """Texts (length,) padded on the left with 0 to the longest and `spare` more."""
+    width = max(map(len, texts)) + spare
+    ids, mask = torch.zeros(2, len(texts), width, dtype=torch.long)
+    for row, text in enumerate(texts):
+        ids[row, width - len(text) :], mask[row, width - len(text) :] = torch.as_tensor(text), 1
     return {"input_ids": ids, "attention_mask": mask}
