@@ -200,13 +200,6 @@ def test_what_the_user_wrote_is_not_counted_for_or_against_a_draft(path: Path) -
     assert not np.array_equal(calibration, before), "what the model said is"
 
 
-def test_a_completion_of_text(path: Path) -> None:
-    alone, (llama, _) = made(path), recycled(path)
-    said = [which.create_completion("import os", max_tokens=40, temperature=0) for which in (alone, llama)]
-    assert said[0]["choices"] == said[1]["choices"]
-    assert said[0]["usage"]["completion_tokens"] > 1
-
-
 def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "tiny.matrix"
     (prompt,) = prompts(1, 20, 20)

@@ -18,7 +18,7 @@ import mlx.nn as nn
 import mlx_lm
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
-from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from mlx_lm.sample_utils import make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from support.mlx_models import KEYS_AND_VALUES, ROTATING, STATES, TOKENIZER, VOCABULARY, made
 
@@ -151,17 +151,6 @@ def test_samplers_and_processors_are_called_as_by_mlx_lm(llama: Any) -> None:
         seen = []
     assert calls[0] == calls[1]
     assert drafted(said)
-
-
-def test_penalties_see_the_drafted_tokens_before_them(llama: Any) -> None:
-    draft, accepted = always(), 0
-    for prompt in prompts(3):
-        penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
-        options = {"logits_processors": make_logits_processors({7: 0.5}, **penalties)}
-        found = recycled(llama, prompt, draft_model=draft, **options)
-        assert_same(plain(llama, prompt, **options), found)
-        accepted += drafted(found)
-    assert accepted
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 17])

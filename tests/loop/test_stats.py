@@ -76,12 +76,6 @@ def test_a_cold_matrix_learns_on_the_way(counting: LlamaForCausalLM) -> None:
     assert stats.acceptance_by_rank == pytest.approx({0: 8 / 23})
 
 
-def test_learning_and_acceptance_stay_from_text_to_text(counting: LlamaForCausalLM) -> None:
-    drafter = tr.make_drafter("published", tree="chain:2", k=4)
-    assert run(counting, drafter, 16).mat < 2
-    assert run(counting, drafter, 18, start=7).mat == 3.0
-
-
 def test_runs_are_added_up(counting: LlamaForCausalLM) -> None:
     drafter = learned(counting, "0 1 2 00 10")
     parts = [run(counting, drafter, 9), run(counting, drafter, 6), run(counting, learned(counting, "chain:4"), 10)]
