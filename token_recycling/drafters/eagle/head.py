@@ -28,8 +28,6 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
 
-from ...model.device_map import placed_copy
-
 _PAPERS = (lambda layers: 2, lambda layers: layers // 2, lambda layers: layers - 3)
 """The states that EAGLE-3 reads of a target of so many layers: those that enter these."""
 
@@ -122,10 +120,6 @@ class EagleHead(nn.Module):
     def ids(self) -> torch.Tensor | None:
         """(draft vocabulary,) int64: the target's id of each token that the head may say; None if they are the same."""
         return None
-
-    def for_drafting(self, device: torch.device, dtype: torch.dtype) -> EagleHead:
-        """A copy on a device and with parameters of a type, without gradients."""
-        return placed_copy(self, device, dtype)
 
 
 class Eagle1Head(EagleHead):

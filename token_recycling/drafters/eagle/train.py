@@ -18,9 +18,8 @@ losses in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -28,11 +27,12 @@ from torch.nn.functional import pad, smooth_l1_loss
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from ...model.compat import of_rotary
+from ...model.device_map import placed_copy
 from ...model.inspection import layer_states, output_layer, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
 from .._shared.training.continuations import Continuations
-from .._shared.training.declaration import Schedule, Trained, TrainingRun
-from .._shared.training.loop import Shuffled, fit, frozen
+from .._shared.training.declaration import Trained, TrainingRun
+from .._shared.training.loop import Shuffled, Task, fit
 from .formats import THETA, save_head
 from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 from .train_options import EagleTraining
@@ -97,15 +97,8 @@ def _size(config: PretrainedConfig, name: str, otherwise: int) -> int:
     return said if isinstance(said, int) else otherwise
 
 
-def train_eagle(
-    model: PreTrainedModel,
-    texts: Continuations,
-    training: EagleTraining,
-    schedule: Schedule,
-    checkpoint: Path | None = None,
-    progress: Callable[[int, int, float], None] | None = None,
-) -> EagleHead:
-    """A head for `model`; arguments and errors as for `training.loop.fit`."""
+def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> Task[EagleHead, Examples]:
+    """How a head for `model` is trained."""
     with torch.random.fork_rng():
         head = new_head(model, texts, training)
     shuffled = Shuffled(len(texts), training.batch, training.seed)
@@ -123,9 +116,7 @@ def train_eagle(
             return training_loss(model, head, batch, training)
 
     decided = {"model": weights_fingerprint(model), "texts": texts.digest, "training": asdict(training)}
-    with frozen(model):
-        fit(head, batch_at, loss_of, schedule, checkpoint, decided, progress)
-    return head
+    return Task(head, batch_at, loss_of, decided)
 
 
 @torch.no_grad()
@@ -214,8 +205,8 @@ def train(options: EagleTraining, run: TrainingRun) -> Trained:
     """What the command does: trains the head, measures it and saves it."""
     model = run.target.model
     with run.progress("training") as progress:
-        head = train_eagle(model, run.texts, options, run.schedule, run.checkpoint, progress)
-    head = head.for_drafting(model.device, torch.bfloat16)  # measured as it is saved
+        head = fit(task_of(model, run.texts, options), run.schedule, run.checkpoint, progress)
+    head = placed_copy(head, model.device, torch.bfloat16)  # measured as it is saved
     with run.progress("measuring"):
         measured = [[round(share, 4) for share in ranks] for ranks in acceptance(model, head, run.held_out)]
     save_head(run.folder, head, model, acceptance=measured, training=run.facts)

@@ -21,8 +21,7 @@ import torch
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
-from ...model.inspection import output_width
-from .._shared.training.saved import TrainedPartError, check_model, load_part, save_part
+from .._shared.training.saved import TrainedPartError, load_part, save_part
 
 KIND = "medusa"
 
@@ -52,15 +51,6 @@ class MedusaHeads(torch.nn.Module):
     def width(self) -> int:
         """Of the hidden states."""
         return self.weight.shape[2]
-
-    def for_drafting(self, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
-        """The same heads on a device and in a type, without gradients; what is there already is not copied."""
-        other = MedusaHeads.__new__(MedusaHeads)
-        torch.nn.Module.__init__(other)
-        other.shares_output = self.shares_output
-        for name, weight in self.named_parameters():
-            other.register_parameter(name, torch.nn.Parameter(weight.detach().to(device, dtype), requires_grad=False))
-        return other
 
     def forward(self, hidden: torch.Tensor, shared: torch.nn.Module) -> torch.Tensor:
         """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer, called in
@@ -116,11 +106,3 @@ def load_heads(folder: str | os.PathLike[str]) -> SavedHeads:
     except RuntimeError as error:
         raise TrainedPartError(f"{folder}: expected the tensors of heads, got others ({error}); train anew") from None
     return SavedHeads(heads.requires_grad_(False), accuracy, facts)
-
-
-def check_heads(folder: str | os.PathLike[str], saved: SavedHeads, model: PreTrainedModel) -> None:
-    """Raises TrainedPartError unless the heads were trained for `model`."""
-    check_model(folder, saved.facts, model)
-    width = output_width(model)
-    if saved.heads.width != width:
-        raise TrainedPartError(f"{folder}: expected heads for hidden states of {width}, got {saved.heads.width}")

@@ -67,13 +67,6 @@ class AcceptanceHead(torch.nn.Module):
         """The probability that a token is accepted, from the state (width,) after it."""
         return float(torch.sigmoid(self(state.to(self.output.weight.dtype))))
 
-    def for_drafting(self, device: torch.device) -> AcceptanceHead:
-        """The same head on a device, without gradients; what is there already is not copied."""
-        copied = AcceptanceHead(self.width, self.depth)
-        weights = {name: weight.detach().to(device) for name, weight in self.state_dict().items()}
-        copied.load_state_dict(weights, assign=True)
-        return copied.eval().requires_grad_(False)
-
 
 def save_head(
     folder: str | os.PathLike[str], head: AcceptanceHead, draft: PreTrainedModel, facts: Mapping[str, Any]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +23,12 @@ from torch.nn import functional
 from ...model.inspection import hidden_states, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
 from .._shared.training.continuations import Continuations, digest
-from .._shared.training.declaration import Schedule, Trained, TrainingRun
-from .._shared.training.loop import Shuffled, fit
+from .._shared.training.declaration import Trained, TrainingRun
+from .._shared.training.loop import Shuffled, Task, fit
 from .head import AcceptanceHead, save_head
 from .train_options import SpecDecTraining
 
+Batch = tuple[torch.Tensor, torch.Tensor]
 BINS = 10
 """Number of bins of a calibration, by predicted probability."""
 
@@ -99,9 +99,7 @@ def _readable(text: torch.Tensor, model: TreeModel) -> torch.Tensor:
 
 
 @torch.no_grad()
-def states_and_labels(
-    draft: TreeModel, texts: Sequence[Labelled], share: float, seed: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def states_and_labels(draft: TreeModel, texts: Sequence[Labelled], share: float, seed: int) -> Batch:
     """The draft model's last hidden states (n, hidden size) after the drafted tokens of the mixed texts, and the labels
     (n,) of these tokens.
     """
@@ -133,31 +131,23 @@ def weighted(acceptance: float, rejection_weight: float) -> float:
     return acceptance / (acceptance + rejection_weight * (1 - acceptance))
 
 
-def train_head(
-    draft: TreeModel,
-    texts: Sequence[Labelled],
-    how: SpecDecTraining,
-    schedule: Schedule,
-    checkpoint: Path | None = None,
-    progress: Callable[[int, int, float], None] | None = None,
-) -> AcceptanceHead:
-    """A head for `draft`; arguments and errors as for `training.loop.fit`."""
+def task_of(draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -> Task[AcceptanceHead, Batch]:
+    """How a head for `draft` is trained."""
     head = AcceptanceHead(output_width(draft.model), how.depth)
     head.reset(how.seed)
     head.to(draft.device)
     shuffled = Shuffled(len(texts), how.batch, how.seed)
 
-    def batch_at(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch_at(number: int) -> Batch:
         seed = how.seed + (number + 1) * how.batch  # other mixtures in every epoch
         return states_and_labels(draft, [texts[place] for place in shuffled[number]], how.target_share, seed)
 
-    def loss_of(part: AcceptanceHead, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def loss_of(part: AcceptanceHead, batch: Batch) -> torch.Tensor:
         return loss(part, *batch, how.rejection_weight)
 
     tokens = digest(part for text in texts for part in (text.text, text.drafted))
     decided = {"draft": weights_fingerprint(draft.model), "texts": tokens, "training": asdict(how)}
-    fit(head, batch_at, loss_of, schedule, checkpoint, decided, progress)
-    return head.eval()
+    return Task(head, batch_at, loss_of, decided)
 
 
 @torch.no_grad()
@@ -203,7 +193,7 @@ def train(options: SpecDecTraining, run: TrainingRun) -> Trained:
     with run.progress("labelling") as progress:
         known = labelled(target, draft, run.texts, options, progress)
     with run.progress("training") as progress:
-        head = train_head(draft, known, options, run.schedule, run.checkpoint, progress)
+        head = fit(task_of(draft, known, options), run.schedule, run.checkpoint, progress)
     with run.progress("judging"):
         figures = {
             "trained_on": judged(head, draft, known[: len(run.held_out)], options),
