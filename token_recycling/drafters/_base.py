@@ -1,9 +1,9 @@
 """The interface of drafters, which propose what the target may say next, and learn from what it said.
 
-A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it;
-`registry` finds it by its name. It holds options and what was learned, and serves any number of calls at once. What
-belongs to one text is in the `TextDrafter` that it starts for that text. What it needs of the loop and what it can do
-is declared in one value, its `DrafterTraits`, so that the loop never asks for names.
+A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it. It
+holds options and what was learned, and serves any number of calls at once; what belongs to one text is in the
+`TextDrafter` that it starts for it. What it needs and can do is declared in its `DrafterTraits`, so that the loop never
+asks for names.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class DrafterTraits:
     hidden_states: bool = False
     """Needs the target's last hidden states of each step (`Step.hidden`)."""
     states: Callable[[int], Sequence[int]] | None = None
-    """Which hidden states it needs of every token, the prompt's (`TextDrafter.read_prompt`) and each step's
-    (`Step.states`), of a target of so many layers. They are numbered as transformers' `output_hidden_states` does: i is
-    what enters layer i, and the number of layers what leaves the last norm.
+    """Which hidden states it needs of every token, the prompt's and each step's (`Step.states`), of a target of so many
+    layers, numbered as in transformers: i is what enters layer i, the number of layers what leaves the last norm.
     """
     on_host: bool = False
     """Drafts from the text in the memory of the host: on an accelerator `Context.tokens` is not copied there."""
@@ -72,10 +71,10 @@ class TextDrafter:
 
     def read_prompt(self, states: torch.Tensor) -> None:
         """Take the target's hidden states (n, states * hidden), those that the traits name side by side, at the n
-        tokens before the prompt's last one: all of them, as far as a cache did not hold them.
+        tokens before the prompt's last one: all that a cache did not hold.
 
-        Called at most once, before the first `observe`, and only where `traits.states` is given. Not called where a
-        family leaves some of them out, or reads a long prompt in a way of its own.
+        Called at most once, before the first `observe`. Not called where a family leaves some of them out, or reads a
+        long prompt in a way of its own.
         """
 
     def draft(self, context: Context) -> Draft:

@@ -47,7 +47,6 @@ class Translation:
                 f"{len(theirs)}; choose another draft model"
             )
         self._tokens, self._own = (torch.tensor(list(ids)) for ids in (self.shared, self.shared.values()))
-        """Both sides of it."""
         begin = ours("")["input_ids"]
         self._begin = begin[:1] if begin[:1] == [ours.bos_token_id] else []
 
@@ -152,7 +151,6 @@ class Assistant(DraftModelOption, CausalDrafter):
 
 
 def _check_own_keys(model: str | PreTrainedModel) -> None:
-    """Raises UnsupportedModelError for assistants that only read the target's cache."""
     config = config_of(model, "an assistant")
     layers = config.get_text_config(decoder=True)
     if getattr(layers, "num_kv_shared_layers", None) == layers.num_hidden_layers:

@@ -1,10 +1,9 @@
 """DFlash: an assistant that denoises a block of tokens in one pass (`DFlashTokenCandidateGenerator` of transformers).
 
-The assistant reads hidden states of some of the target's layers at every token of the text, and of a block that is the
-newest token followed by masks it says what stands at every place, all places at once. So they do not depend on each
-other: beside transformers' own chain of best tokens there is a tree, the candidates of a place below every candidate of
-the place before, grown best first by the assistant's probabilities. The assistant's pass, its cache and what of the
-target's goes into it are transformers' own. What is drafted is chosen and not drawn, so that sampled texts are exact.
+The assistant reads hidden states of some of the target's layers, and of a block that is the newest token followed by
+masks it says what stands at every place, all places at once. So they do not depend on each other: beside transformers'
+own chain of best tokens there is a tree, the candidates of a place below every candidate of the place before, grown
+best first. What is drafted is chosen and not drawn, so that sampled texts are exact.
 
 Cost per step: one pass of the assistant over a block, and the target's output layer on it.
 """
@@ -36,7 +35,6 @@ from ._shared.states import StatesDrafter, StatesText, UnreadStates
 
 _EXPECTED = "a DFlash assistant"
 _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
-"""What the configuration of such an assistant says."""
 
 
 @dataclass
@@ -104,7 +102,6 @@ class DFlash(StatesDrafter[PreTrainedModel]):
 
 
 def _config_of(model: str | PreTrainedModel) -> Any:
-    """The configuration of an assistant; raises ValueError where it is none."""
     config = config_of(model, _EXPECTED)
     missing = [name for name in _NEEDED if getattr(config, name, None) is None]
     if missing:

@@ -161,7 +161,6 @@ def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrain
 
 
 def _shallow(module: Any) -> Any:
-    """A copy with its own table of the same submodules."""
     made = copy.copy(module)
     made._modules = dict(module._modules)
     return made

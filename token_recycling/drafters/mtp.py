@@ -1,11 +1,9 @@
 """MTP: layers that come with the target foresee the tokens after the next one (`MtpModel` of transformers).
 
-Multi-token prediction layers are trained with a model and stand in its files: DeepSeek-V3 and GLM-4.5 have one, others
-have some. The first reads the target's last hidden state and the token that came of it, and foresees the token after;
-each further one goes on from there, and beyond the last one its own output goes in again, as vLLM and SGLang have it.
+The first layer reads the target's last hidden state and the token that came of it, and foresees the token after; each
+further one goes on from there, and beyond the last one its own output goes in again, as vLLM and SGLang have it.
 transformers drafts one token a layer, for one text; here there are, below the best token of every place, the next best
-ones beside it, as many as pay. The layers and their cache are transformers' own. What is drafted is chosen and not
-drawn, so that sampled texts are exact.
+ones beside it, as many as pay. What is drafted is chosen and not drawn, so that sampled texts are exact.
 
 Cost per step: a pass of every layer and of the target's output layer, and one more for each further place.
 """
@@ -35,7 +33,6 @@ from ._shared.states import StatesDrafter, StatesText, UnreadStates
 
 _OWN = "own"
 _PIECE = 512
-"""Rows that are read at once."""
 
 
 @dataclass
@@ -85,7 +82,6 @@ class Mtp(StatesDrafter[MtpModel]):
 
 
 def _own_layers(target: TreeModel) -> MtpModel:
-    """Those in the target's files; raises ValueError where there are none."""
     name = type(target.model).__name__
     if not getattr(target.config, "num_mtp_layers", None):
         raise ValueError(
@@ -152,7 +148,6 @@ class MtpReader(UnreadStates):
             states = self._unread[0]
 
     def _forget(self) -> None:
-        """What does not stay."""
         if self._next == self.begin:
             self._new_cache()
             return
@@ -216,9 +211,7 @@ class MtpText(StatesText):
 
 
 def _paths(chances: np.ndarray) -> list[tuple[float, RankPath]]:
-    """The best token of every place below those before it, and beside it the next best ones: rank paths, each with the
-    product of its chances (places, k).
-    """
+    """Rank paths of the best token of every place and those beside it, each with the product of its chances."""
     above = np.append(1.0, np.cumprod(chances[:, 0], dtype=np.float64))
     return [
         (float(above[place] * chance), (*[0] * place, rank))

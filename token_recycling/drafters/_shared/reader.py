@@ -26,7 +26,6 @@ class Reader:
     """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
     def __init__(self, model: TreeModel, states: bool = False) -> None:
-        """With `states`, the last hidden states are kept too."""
         self.model = model
         self.states: torch.Tensor | None = None
         """(n, hidden size): the last hidden state of each of the n tokens of the last pass."""
@@ -98,7 +97,6 @@ class Reader:
         return self._forward(inputs)
 
     def _forward(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Logits (n, vocabulary)."""
         if not self._wants_states:
             return self.model.forward(inputs, self._cache)[0]
         logits, states = self.model.forward_with_hidden(inputs, self._cache)
@@ -114,7 +112,6 @@ class Reader:
         self._forget()
 
     def _forget(self) -> None:
-        """Drops the tree but for its root."""
         self._nodes, self._is_chain = 1, True
         self._seen, self._depths = self._root_seen, self._root_depth
 

@@ -29,7 +29,6 @@ class UnreadStates:
     """The target's states (n, ...) at tokens of one text in a row, as far as a drafter has not read them."""
 
     def __init__(self, prompt: int) -> None:
-        """`prompt`: tokens of the text as it begins."""
         self._unread: list[torch.Tensor] = []
         self._next = self.begin = prompt - 1
         """The place of the first of these, and that of the first token whose states were known."""
@@ -45,7 +44,6 @@ class UnreadStates:
 
     @property
     def waits(self) -> bool:
-        """Whether there are any."""
         return any(map(len, self._unread))
 
     def taken(self) -> torch.Tensor:
@@ -109,9 +107,7 @@ class StatesText(TextDrafter):
         self._rest = 0
         """Steps for which nothing is to be drafted, where the tree is to pay."""
         self._counts: Counter[str] = Counter()
-        """Counts for the next `statistics`."""
         self._passes = 0
-        """Of the module, for this step."""
 
     def _limits(self) -> tuple[int, np.ndarray | None]:
         """How many nodes may be verified, and t(n) of 1, 2, ... nodes, root included, where as many as pay are; where

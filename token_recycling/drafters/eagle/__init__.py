@@ -1,14 +1,12 @@
 """EAGLE: a small head goes on where the target's hidden states end (Li et al., 2401.15077, 2406.16858 and 2503.01840).
 
-The head reads every token together with the target's hidden state before it, and drafts by reading its own tokens and
-states. Heads of EAGLE-1, of EAGLE-2, which has the same, and of EAGLE-3 are read in the formats of their authors, of
-SpecForge and of speculators (`formats`), or trained by `token-recycling train eagle`. The tree is EAGLE-1's, always the
-same one; or EAGLE-2's, which grows: the most probable nodes of a layer are followed, and of all that were found the
-most probable ones are verified, a node never without those above it. Where it has no given size, drafting and
-verification end where they do not pay on this machine, the passes of the head counted.
+The head reads every token with the target's hidden state before it, and drafts by reading its own tokens and states. It
+comes from the authors of EAGLE-1, -2 and -3, from SpecForge or from speculators (`formats`), or from `token-recycling
+train eagle`. The tree is EAGLE-1's, always the same one; or EAGLE-2's: the most probable nodes of a layer are followed,
+and of all that were found the most probable ones are verified. Where it has no given size, drafting and verification
+end where they do not pay on this machine. What is drafted is chosen and not drawn, so that sampled texts are exact.
 
-What is drafted is not drawn but chosen, so that sampled texts are exact without a rule of their own. Cost per step: a
-pass of the head over the tokens accepted last, and one over each layer of the tree that is followed.
+Cost per step: a pass of the head over the tokens accepted last, and one over each layer of the tree that is followed.
 """
 
 from __future__ import annotations
@@ -133,7 +131,6 @@ class EagleText(StatesText):
         return draft
 
     def _filled(self, text: torch.Tensor, tree: Tree) -> Draft:
-        """The template, its nodes filled with the candidates of their ranks."""
         logits = self._reader.read(text)
         tokens, shares = [int(text[-1])] * len(tree), np.ones(len(tree), np.float32)
         number = {0: 0}

@@ -47,7 +47,6 @@ _LAYER = frozenset(
         *("rope_parameters", "rope_scaling", "rope_theta", "vocab_size"),
     )
 )
-"""Keys of decoder layers."""
 _ONLY: dict[str, tuple[Any, ...]] = {"sliding_window": (None,), "use_sliding_window": (False,), "layer_types": ()}
 """Keys that are known with these values alone; layers are to be of full attention."""
 _ARCHITECTURES = ("LlamaForCausalLM", "LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3Speculator")
@@ -90,7 +89,6 @@ def load_head(folder: str | os.PathLike[str]) -> SavedHead:
 
 
 def _tensors(where: Path) -> dict[str, torch.Tensor]:
-    """By the names of the authors."""
     path = where / (_WEIGHTS if (where / _WEIGHTS).is_file() else _PICKLED)
     try:
         found = load_file(path) if path.name == _WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
@@ -168,7 +166,6 @@ def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor])
 
 
 def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
-    """The configuration of decoder layers."""
     families: dict[str, type[LlamaConfig | Qwen3Config]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
     family = config.get("model_type", "llama")
     if family not in families:
@@ -202,7 +199,6 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
 
 
 def _known(config: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raises ValueError for a key that may mean anything."""
     for name in config:
         if name not in known and name not in _IDLE:
             raise ValueError(f"expected a configuration of known keys, got {name}={config[name]!r}, which is not known")

@@ -1,13 +1,11 @@
 """The heads of EAGLE: small networks that go on where the target's hidden states end.
 
-EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) have one head. From the embedding of a token and the target's
-last hidden state before it, a linear layer and one decoder layer foresee the next hidden state; the target's output
-layer reads a token from it. EAGLE-3 (2503.01840) takes states from three depths of the target, foresees no state but a
-token, by an output layer of its own over the most frequent tokens, and learns on what it said itself. Either goes on
-from its own state where the target's is not known yet.
+That of EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) foresees the next hidden state from a token and the
+target's last hidden state before it, by a linear layer and one decoder layer; the target's output layer reads a token
+from it. EAGLE-3 (2503.01840) takes states from three depths and foresees a token, by an output layer of its own over
+the most frequent ones. The layers are those of transformers; parameters have the names of the authors' files.
 
-The layers are those of transformers, and a head's parameters have the names of its authors' files. Cost of a pass: one
-layer over its rows, and an output layer.
+Cost of a pass: one layer over its rows, and an output layer.
 """
 
 from __future__ import annotations
@@ -147,7 +145,6 @@ class Eagle3Head(EagleHead):
     """
 
     def __init__(self, shape: HeadShape, ids: torch.Tensor | None = None) -> None:
-        """`ids` as in the property of that name."""
         super().__init__(shape)
         layer, width = shape.layer, shape.width
         self.fc = nn.Linear(shape.read_width, width, bias=False)

@@ -2,17 +2,14 @@
 
 Version 1 (2401.15077, section 4.1): the head's output is to be the target's next hidden state (smooth L1), and to give
 its distribution of the token after (cross-entropy, a tenth); noise on the states stands for what a head gets wrong.
-Version 3 (2503.01840, section 3.2): no state is to be met, but the head goes through its own outputs as it does when it
-drafts ("training-time test"): in pass j every place has the text's token j places later and the head's own state, sees
-the text up to itself and what it has made of itself in the passes before, and learns the target's distribution over the
-head's vocabulary (cross-entropy, weighted by 0.8^j).
+Version 3 (2503.01840, section 3.2): the head goes through its own outputs as when it drafts ("training-time test"): in
+pass j every place has the text's token j places later and the head's own state, sees the text up to itself and what it
+has made of itself before, and learns the target's distribution over the head's vocabulary (weighted by 0.8^j).
 
-Unlike in the papers, the prompts are learned from too: the target's distributions are known there as well, and texts
-that people wrote are what prompts are. What is measured is what will be accepted: how often the head's candidate of
-each rank is the target's token at each depth, where all tokens before were right.
+Unlike in the papers, the prompts are learned from too. What is measured is what will be accepted: how often the head's
+candidate of each rank is the target's token at each depth, where all tokens before were right.
 
-Cost of a batch: a forward pass of the target, and of the head, forward and back, one for each pass. In bfloat16, with
-losses in float32.
+Cost of a batch: a pass of the target, and of the head, forward and back, one for each pass; in bfloat16.
 """
 
 from __future__ import annotations
@@ -40,7 +37,6 @@ from .train_options import EagleTraining
 DEPTHS, RANKS = 5, 10
 """Depths, and candidates at each, whose acceptance is measured."""
 _TOKEN_WEIGHT = 0.1
-"""Of what version 1 learns of tokens."""
 _NOISE, _NOISE_LENGTH = 0.2, 512
 """Width of the noise on states in a text of that length; in shorter ones it is wider."""
 
@@ -89,7 +85,6 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
 
 
 def _size(config: PretrainedConfig, name: str, otherwise: int) -> int:
-    """What a configuration says of all layers, if it does."""
     try:
         said = getattr(config, name)
     except AttributeError:

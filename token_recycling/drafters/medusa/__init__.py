@@ -1,10 +1,9 @@
 """Medusa-1: heads on the target's last hidden state foresee the next tokens (Cai et al., 2401.10774).
 
-The hidden state of the last accepted node gave the newest token. The heads, trained by `token-recycling train medusa`
-(`heads`), give candidates for the tokens after it, head k for depth k; those of one head are the children of every
-candidate of the head before (section 2.1.1). Which combinations are verified is decided once, by how often each head's
-candidates were right when it was trained (section 2.3.3), or at each step by the probabilities that the heads give. The
-paper's typical acceptance changes the text and is not here.
+The hidden state of the last accepted node gave the newest token. The heads (`heads`) give candidates for the tokens
+after it, head k for depth k; those of one head are the children of every candidate of the head before (section 2.1.1).
+Which combinations are verified is decided once, by how often each head's candidates were right in training (section
+2.3.3), or at each step by the heads' probabilities. The paper's typical acceptance changes the text and is not here.
 
 Cost per step: the heads, which is mostly the target's output layer once more; some microseconds a node for the tree. In
 the first step of a text nothing is drafted: no hidden state is kept of a prompt.
@@ -103,9 +102,7 @@ class MedusaText(TextDrafter):
             self._template = self._best_tree(drafter.accuracy)
 
     def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Tree:
-        """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of the
-        given number of nodes, or of as many as pay.
-        """
+        """As `best_product`: of the given number of nodes, or of as many as pay."""
         if self._costs is None:
             return best_product(acceptance, int(self.drafter.tree))
         times = self._costs.by_nodes + self._step

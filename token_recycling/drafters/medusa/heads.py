@@ -2,10 +2,9 @@
 
 Cai et al., 2401.10774, section 2.1: a head is a residual block x + SiLU(Wx + b), W and b zero at first, and an output
 layer that begins as the target's. With such output layers (`own_output`) four heads on the shipped target are as large
-as the target itself, and reading them costs as much as a pass of it. So by default a head's output layer is the
-target's times a learned square matrix that begins as the identity: a thirtieth of the size there, and all heads are one
-more product with weights that are read once. The matrix is needed: SiLU hardly goes below zero, so that the block alone
-could not subtract what the hidden state says about the next token.
+as the target itself. So by default a head's output layer is the target's times a learned square matrix that begins as
+the identity: all heads are one more product with weights that are read once. The matrix is needed: SiLU hardly goes
+below zero, so that the block alone could not subtract what the hidden state says about the next token.
 
 Cost of a draft: the square matrices, and the output layer on a row for each head.
 """

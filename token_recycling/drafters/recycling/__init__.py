@@ -1,12 +1,10 @@
 """Token Recycling beyond the paper: candidates with more context, and trees that fit the hardware and the text.
 
-Like the published method (Luo et al., 2408.08696; the drafter `published`) it drafts a tree from the candidates that
-the target computes anyway, at rejected nodes too. Beyond it: candidates keep their probabilities, and are kept after
-the last two and three tokens too (`ngram_matrix`); what followed where the last tokens stood before is among them, in
-this text and in all that were written before it (`occurrences`), and so is what the target held likely besides the
-newest token (`mixture`); and the tree is grown at each step from calibrated probabilities (`growth`), to as many
-nodes as pay on this machine (`costs`), by what passes and this drafter's own work take. Where drafting does not pay in
-the long run, it rests. This adapts the one `Recycler`, which engines use too.
+As `published` (Luo et al., 2408.08696) it drafts a tree from the candidates that the target computes anyway, at
+rejected nodes too. Beyond it they keep their probabilities, and are kept after the last two and three tokens too;
+what followed where the last tokens stood before is among them, and what the target held likely besides the newest
+token; and the tree is grown at each step from calibrated probabilities to as many nodes as pay on this machine. Where
+drafting does not pay in the long run, it rests. This adapts the one `Recycler`, which engines use too.
 
 Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
 """
@@ -133,9 +131,7 @@ class RecyclingText(TextDrafter):
         self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
         self._rest = 0
-        """Steps for which nothing is to be drafted."""
         self._spent = 0.0
-        """Seconds of this step's drafting."""
         self._values = np.empty(0, np.float32)
         """The probabilities of this step's nodes; none where no draft was made."""
 

@@ -60,7 +60,6 @@ class Datastore:
         return Datastore, (self.path,)
 
     def __len__(self) -> int:
-        """Number of tokens, the ends of documents included."""
         return len(self.tokens)
 
     @property
@@ -119,7 +118,6 @@ def tokenizer_of(model: PreTrainedModel) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, str], OccurrenceArrays]:
-    """The header and the index, whose memory is the file's."""
     try:
         with safe_open(path, framework="pt") as file:
             header = dict(file.metadata() or {})

@@ -52,7 +52,6 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
                 f"got {self.min_length} and {self.max_length}"
             )
         self._heads = Pairs[AcceptanceHead]()
-        """The head where each draft model is."""
 
     def _head_for(self, model: PreTrainedModel) -> AcceptanceHead:
         return self._heads.of(model, lambda: self._placed_head(model))

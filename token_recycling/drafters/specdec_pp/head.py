@@ -1,9 +1,8 @@
 """The acceptance head of SpecDec++: how likely the target is to accept a drafted token, given that it accepts those
 before (Huang et al., 2405.19715, section 3.2).
 
-It reads the draft model's last hidden state after that token, and is small: depth x (width^2 + width) + width + 1
-weights. Cost per token: depth + 1 matrix products of one row. A head is saved as the part `specdec_pp` of the draft
-model that it was trained on (`_shared/training/saved.py`), by default in a folder of that name in the draft model's.
+It reads the draft model's last hidden state after that token. Cost per token: depth + 1 matrix products of one row. A
+head is saved as a part of the draft model that it was trained on, by default in a folder of that name in the model's.
 """
 
 from __future__ import annotations

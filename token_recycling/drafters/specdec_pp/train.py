@@ -2,11 +2,9 @@
 
 A text X is what the target says after a prompt. At every place after the prompt the draft model draws a token Y, which
 the target would accept with the probability min(1, p(Y)/q(Y)), both after the tokens of X before it. The head reads the
-draft model's states over a mixture, in which each token is X's with a small probability and Y's otherwise; the loss is
-taken over the latter alone. So most tokens before a drafted one are drafted too, as in use.
-
-The loss is binary cross-entropy with these soft labels. Rejections are rare where both models agree, and are weighted
-more: so a head learns not the probability a, but one whose odds are smaller by the weight; see `weighted`.
+draft model's states over a mixture, in which each token is X's with a small probability and Y's otherwise, as in use;
+the loss, binary cross-entropy with these soft labels, is taken over the latter alone. Rejections are rare where both
+models agree, and are weighted more: a head learns not the probability, but one of smaller odds; see `weighted`.
 
 Cost: one forward pass of both models over every text for the labels, and one of the draft model in every epoch.
 """

@@ -108,7 +108,6 @@ def fit(
 
 
 def _resume(path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer, decided: dict[str, Any]) -> int:
-    """Loads a checkpoint into part and optimizer; returns the number of steps done."""
     remedy = "delete it to start anew, or give the options that it was made with"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
