@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import architectures, tiny
+from support import architectures, tiny, ways
 from support.batches import batch
 from support.matrices import learn
-from support.runs import fix_costs
+from support.runs import check_same, fix_costs
 from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
@@ -45,40 +45,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one candidate": {"k": 1, "tree": 12},
     "all at once": {"k": 16, "orders": 4, "primed": True, "remembers": 0.5, "favours": 0.1, "tree": 30},
 }
-WAYS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20},
-}
-PROMPTS, NEW = 4, 20
 
 
-@cache
-def model_for_all() -> LlamaForCausalLM:
-    return tiny.llama(seed=6)
-
-
-@cache
-def references(way: str) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Prompts, some of which repeat themselves, what `generate` makes of them, and the state of the generator then."""
-    prompts = [tiny.prompt(seed, 1 + 4 * seed).repeat(1, 1 + seed % 3) for seed in range(PROMPTS)]
-    generate = model_for_all().generate
-    return [(ids, *tiny.seeded(generate, ids, max_new_tokens=NEW, **WAYS[way])) for ids in prompts]
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [ways.greedy, ways.sampled])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_the_text_is_that_of_generate(options: dict[str, Any], way: str) -> None:
+def test_the_text_is_that_of_generate(options: dict[str, Any], way: ways.Generate) -> None:
     """One drafter for all prompts, twice; of sampled texts each draw is the same too."""
-    drafter, first, second = tr.make_drafter("recycling", **options), tr.Stats(), tr.Stats()
-    for stats in (first, second):
-        for ids, wanted, state in references(way):
-            ours, our_state = tiny.seeded(
-                tr.generate, model_for_all(), ids, drafter=drafter, stats=stats, max_new_tokens=NEW, **WAYS[way]
-            )
-            assert torch.equal(ours, wanted)
-            assert torch.equal(our_state, state)
+    model, drafter = ways.model_for(way), tr.make_drafter("recycling", **options)
+    for _ in range(2):
+        stats = tr.Stats()
+        ways.assert_as_wanted(way, way(model, partial(tr.generate, model, drafter=drafter, stats=stats)))
     if options.get("tree"):
-        assert second.mat > 1, "drafts are accepted"
+        assert stats.mat > 1, "drafts are accepted"
 
 
 @pytest.mark.parametrize("case", architectures.BORDERS, ids=str)
@@ -97,8 +75,7 @@ def test_ids_without_a_logit_may_stand_in_a_prompt() -> None:
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:60].clone())
     for seed in range(4):
         ids = torch.cat([tiny.prompt(seed, 5, 60), torch.tensor([[61, 3, 63]])], dim=1)[:, : 6 + seed % 3]
-        wanted = model.generate(ids, max_new_tokens=16)
-        assert torch.equal(tr.generate(model, ids, drafter="recycling:tree=8", max_new_tokens=16), wanted)
+        check_same(model, "recycling:tree=8", ids, max_new_tokens=16)
 
 
 # From text to text
@@ -141,8 +118,7 @@ def test_a_copy_learns_for_itself(model: LlamaForCausalLM) -> None:
     drafter, ids = tr.make_drafter("recycling", tree="0 1 00"), tiny.prompt(0, 8)
     tr.generate(model, ids, drafter=drafter, max_new_tokens=12)
     other, rows = copy.deepcopy(drafter), [array.copy() for array in drafter.matrix.rows]
-    wanted = model.generate(tiny.prompt(1, 30), max_new_tokens=12)
-    assert torch.equal(tr.generate(model, tiny.prompt(1, 30), drafter=other, max_new_tokens=12), wanted)
+    check_same(model, other, tiny.prompt(1, 30), max_new_tokens=12)
     assert other.matrix.filled.sum() > drafter.matrix.filled.sum()
     for now, before in zip(drafter.matrix.rows, rows, strict=True):
         np.testing.assert_array_equal(now, before)
@@ -337,10 +313,10 @@ def test_what_was_foreseen_is_not_learned_again(monkeypatch: pytest.MonkeyPatch)
         write(self, ngrams, *more, **shares)
 
     monkeypatch.setattr(NgramMatrix, "learn", learned)
-    drafter = tr.make_drafter("recycling", tree="chain:6", past=0, suffix=False)
+    model, drafter = tiny.llama(seed=6), tr.make_drafter("recycling", tree="chain:6", past=0, suffix=False)
     for _ in range(2):
         taught.clear()
         stats = tr.Stats()
-        tr.generate(model_for_all(), tiny.prompt(1, 8), drafter=drafter, max_new_tokens=NEW, stats=stats)
+        tr.generate(model, tiny.prompt(1, 8), drafter=drafter, max_new_tokens=20, stats=stats)
     verified = sum(nodes * steps for nodes, steps in stats.nodes.items())
-    assert verified - NEW <= sum(taught) < verified - NEW // 2
+    assert verified - 20 <= sum(taught) < verified - 10

@@ -85,10 +85,7 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
 
 
 def _size(config: PretrainedConfig, name: str, otherwise: int) -> int:
-    try:
-        said = getattr(config, name)
-    except AttributeError:
-        return otherwise
+    said = getattr(config, name, None)
     return said if isinstance(said, int) else otherwise
 
 
