@@ -21,7 +21,7 @@ from support.eagle_heads import (
     tensors_of,
     written,
 )
-from support.runs import check_perfect, check_same, drafts_of, fix_costs, fix_work
+from support.runs import check_perfect, check_same, depths_that_pay, drafts_of
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
@@ -170,32 +170,16 @@ def test_nothing_is_read_below_the_last_layer(counting: LlamaForCausalLM, tmp_pa
 # budgets
 
 
-@pytest.mark.parametrize(
-    ("price", "seconds", "layers"),
-    [
-        (0.01, (1.0, 1.01, 1.02, 1.03), {3}),
-        (0.01, (1.0, 90.0), {0}),
-        (3.0, (1.0, 1.01, 1.02, 1.03), {0, 1}),
-    ],
-)
 def test_drafting_and_verification_end_where_they_do_not_pay(
-    price: float,
-    seconds: tuple[float, ...],
-    layers: set[int],
-    counting: LlamaForCausalLM,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The counting llama is sure enough of its first candidate; a dear head is asked for one layer, since it must be,
     and then not for a long time.
     """
     counting.lm_head.weight.data *= 5
-    fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
-    fix_work(monkeypatch)
-    drafter = Eagle(counting_head(tmp_path, counting))
-    drafter.work.step = price
-    steps = drafted_steps(counting, drafter, torch.tensor([1, 2]), max_new_tokens=17)
-    assert {step.draft.tree.depth if len(step.draft.tree) > 1 else 0 for _, step in steps[1:-1]} == layers
+    cheap, folder = (1.0, 1.01, 1.02, 1.03), counting_head(tmp_path, counting)
+    for price, seconds, layers in ((0.01, cheap, {3}), (0.01, (1.0, 90.0), {0}), (3.0, cheap, {0, 1})):
+        assert depths_that_pay(monkeypatch, counting, Eagle(folder), price, seconds) == layers
 
 
 def test_what_a_pass_of_the_head_takes_is_learned(deep: LlamaForCausalLM, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from support import assistants, tiny
 from support.architectures import GROUP, MIXED, MLA, MOE, VOCABULARY, Case, model_of
 from support.recurrent_architectures import RECURRENT
-from support.runs import check_perfect, check_same, check_texts, drafts_of, fix_costs, fix_work
+from support.runs import check_perfect, check_same, check_texts, depths_that_pay, drafts_of
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
@@ -130,28 +130,13 @@ def test_behind_a_cache_the_text_is_read_from_where_states_are_known() -> None:
 # options
 
 
-@pytest.mark.parametrize(
-    ("price", "seconds", "depths"),
-    [
-        (0.01, (1.0, 1.001, 1.002, 1.003, 1.004), {4}),
-        (0.01, (1.0, 90.0), {0}),
-        (2.0, (1.0, 1.001, 1.002, 1.003, 1.004), {0, 1}),
-    ],
-)
 def test_auto_drafts_as_many_places_and_nodes_as_pay(
-    counting: LlamaForCausalLM,
-    monkeypatch: pytest.MonkeyPatch,
-    price: float,
-    seconds: tuple[float, ...],
-    depths: set[int],
+    counting: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer's pass costs `price` passes of the target; one that is dearer than what it gives rests soon."""
-    fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
-    fix_work(monkeypatch)
-    drafter = Mtp(assistants.counting_mtp(counting, 1))
-    drafter.work.step = price
-    steps = list(tr.stream(counting, torch.tensor([[1, 2]]), drafter, max_new_tokens=31))
-    assert {step.draft.tree.depth for step in steps[1:-2]} == depths
+    """One that is dearer than what it gives rests soon."""
+    layers, cheap = assistants.counting_mtp(counting, 1), (1.0, 1.001, 1.002, 1.003, 1.004)
+    for price, seconds, depths in ((0.01, cheap, {4}), (0.01, (1.0, 90.0), {0}), (2.0, cheap, {0, 1})):
+        assert depths_that_pay(monkeypatch, counting, Mtp(layers), price, seconds) == depths
 
 
 # layers

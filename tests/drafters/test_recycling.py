@@ -149,9 +149,11 @@ def test_texts_of_a_batch_are_apart_in_the_past(model: LlamaForCausalLM) -> None
 
 # As many nodes as pay
 
+Rise = Callable[[float], None]
+
 
 @pytest.fixture
-def rise(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def rise(monkeypatch: pytest.MonkeyPatch) -> Rise:
     """Sets what every further node costs, in passes over a lone root."""
 
     def set_rise(each: float) -> None:
@@ -166,9 +168,7 @@ def sizes(model: LlamaForCausalLM, drafter: tr.Drafter, tokens: int, **how: Any)
     return [len(step.draft.tree) - 1 for step in steps]
 
 
-def test_free_nodes_are_all_drafted_and_dear_ones_not(
-    counting: LlamaForCausalLM, rise: Callable[[float], None]
-) -> None:
+def test_free_nodes_are_all_drafted_and_dear_ones_not(counting: LlamaForCausalLM, rise: Rise) -> None:
     drafter = tr.make_drafter("recycling")
     rise(1e-6)
     assert max(sizes(counting, drafter, 40)) == 63
@@ -176,9 +176,7 @@ def test_free_nodes_are_all_drafted_and_dear_ones_not(
     assert set(sizes(counting, drafter, 40)) == {0}, "even a certain token does not pay"
 
 
-def test_drafting_comes_back_when_candidates_prove_right(
-    counting: LlamaForCausalLM, rise: Callable[[float], None]
-) -> None:
+def test_drafting_comes_back_when_candidates_prove_right(counting: LlamaForCausalLM, rise: Rise) -> None:
     """A node pays from a chance of 0.9 on. The model's own probability is a third, but it is always right: after some
     steps without a draft that is known.
     """
@@ -188,7 +186,7 @@ def test_drafting_comes_back_when_candidates_prove_right(
     assert min(drafted[-3:-1]) > 0
 
 
-def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
+def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, rise: Rise) -> None:
     """Sampling so hot that all 16 tokens are alike; a node pays from a chance of a fifth on."""
     rise(0.2)
     torch.manual_seed(0)
@@ -210,7 +208,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_where_drafting_does_not_pay_it_rests_and_comes_back(
-    counting: LlamaForCausalLM, rise: Callable[[float], None], clock: list[int]
+    counting: LlamaForCausalLM, rise: Rise, clock: list[int]
 ) -> None:
     """Its own work takes a tenth of a pass: where all that brings nothing, a look every tenth step takes a hundredth of
     the time. It takes two texts until all kinds of candidates are known. In the last text all of them are right.
@@ -229,7 +227,7 @@ def test_where_drafting_does_not_pay_it_rests_and_comes_back(
 
 
 def test_own_work_belongs_to_what_a_node_costs(
-    counting: LlamaForCausalLM, rise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+    counting: LlamaForCausalLM, rise: Rise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rise(1e-6)
     drafter = tr.make_drafter("recycling")
@@ -238,7 +236,7 @@ def test_own_work_belongs_to_what_a_node_costs(
     assert set(sizes(counting, drafter, 100)[1:]) == {0}, "once that is known"
 
 
-def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
+def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Rise) -> None:
     """Passes of up to 64 rows are 15 drafted nodes for each of four texts, and 31 for each of the last two."""
     rise(1e-6)
     model.generation_config.pad_token_id = 0

@@ -97,3 +97,16 @@ def drafts_of(model: Any, drafter: Any, ids: torch.Tensor, **arguments: Any) -> 
     """Parents and tokens of the draft of every step."""
     steps = tr.stream(model, ids, drafter, **arguments)
     return [(step.draft.tree.parents, step.draft.tokens.tolist()) for step in steps]
+
+
+def depths_that_pay(
+    monkeypatch: pytest.MonkeyPatch, model: Any, drafter: Any, price: float, seconds: Sequence[float]
+) -> set[int]:
+    """How deep drafts of a counting llama are where a pass of the drafter's module takes `price`, and passes of the
+    target over 1, 2, ... nodes `seconds`; 0 where nothing is drafted.
+    """
+    fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
+    fix_work(monkeypatch)
+    drafter.work.step = price
+    steps = list(tr.stream(model, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=31))
+    return {step.draft.tree.depth for step in steps[1:-2]}
