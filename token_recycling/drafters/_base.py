@@ -28,9 +28,7 @@ class DrafterTraits:
     """Needs and abilities of a drafter."""
 
     learns_prompt: bool = False
-    """Needs the logits after every token of the prompt: they cost the target's output layer on each, and the first step
-    a pass of its own.
-    """
+    """Needs the logits after every token of the prompt: they cost the output layer on each, and a pass of its own."""
     hidden_states: bool = False
     """Needs the target's last hidden states of each step (`Step.hidden`)."""
     states: Callable[[int], Sequence[int]] | None = None
@@ -46,15 +44,13 @@ class DrafterTraits:
 
 
 class TextDrafter:
-    """Drafts for one text, from its first step to its last, in one thread at a time.
-
-    It must draft from what it knows and the context alone, never touch the target's cache, and give the context's last
-    token as root.
+    """Drafts for one text, in one thread at a time: from what it knows and the context alone, without touching the
+    target's cache, and with the context's last token as root.
     """
 
     retrieval: Retrieval | None = None
-    """A template and its matrix, if drafting and learning are nothing but looking up and overwriting its rows: then a
-    device can do both by itself, and `draft` and `observe` are called only where it does not.
+    """A template and its matrix, if drafting and learning are nothing but looking up and overwriting its rows: a device
+    then does both by itself.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -94,9 +90,7 @@ class TextDrafter:
         """
 
     def statistics(self) -> Mapping[str, float]:
-        """Counts since the last call, such that they can be added up; called when a text ends, and kept in
-        `Stats.drafter_statistics`.
-        """
+        """Counts since the last call, to be added up in `Stats.drafter_statistics`; called when a text ends."""
         return {}
 
     def describe(self) -> str:
@@ -132,9 +126,7 @@ class Drafter(TextDrafter):
         return DrafterTraits()
 
     def warm_up(self, device: torch.device) -> None:
-        """Compile what drafting needs for a target on `device`, if anything. Called when a model is accelerated, so
-        that no text waits for it.
-        """
+        """Compile what drafting needs for a target on `device`: called when a model is accelerated."""
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> TextDrafter:
         """Return what drafts for a new text: `prompt` (length,) int64 on the target's device. Here options are checked

@@ -113,9 +113,7 @@ def _config_of(model: str | PreTrainedModel) -> Any:
 
 
 def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
-    """The embedding of a target, of the same weights, without a norm that is in it in some families: a block is not to
-    be normed, and transformers would take the norm out of the target itself meanwhile, for all threads.
-    """
+    """The embedding of a target without its norm: transformers would take it out of the target, for all threads."""
     if not hasattr(embedding, "embed_norm"):
         return embedding
     other = copy.copy(embedding)

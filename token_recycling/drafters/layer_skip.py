@@ -142,9 +142,7 @@ def why_not(target: TreeModel) -> str | None:
 
 
 def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrainedModel:
-    """A shallow copy of the model, on the same weights, without some of its layers, counted from 0. The first layer has
-    to stay, since the length of the cache is read from it.
-    """
+    """A shallow copy on the same weights. The first layer has to stay: the length of the cache is read from it."""
     path, layers = decoder_layers(model)
     as_tuple = _returns_tuple(model, layers[0])
     shorter = torch.nn.ModuleList(
@@ -181,9 +179,8 @@ def _returns_tuple(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
 def best_layers(model: PreTrainedModel, text: torch.Tensor, depth: int) -> tuple[list[int], float]:
     """Which layers to skip for the most tokens by cost, and the expected speed as a multiple of plain decoding.
 
-    Layers are ranked by how seldom the model's choices after the tokens of `text` (length,) change without each of
-    them. Of the sets of the first 1, 2, ... layers of that ranking the best is taken, at the best length of draft up
-    to `depth`.
+    Layers are ranked by how seldom the model's choices in `text` (length,) change without each; of the sets of the
+    first 1, 2, ... layers the best is taken, at the best length of draft up to `depth`.
     """
     _, layers = decoder_layers(model)
     wanted = _choices(model, text)

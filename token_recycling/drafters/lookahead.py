@@ -160,9 +160,7 @@ class Window:
         self.newest = above[-1]
 
     def advance(self, choices: list[int]) -> list[Ngram]:
-        """Takes the target's choice after every cell of the last level as the next level; returns the n-grams that
-        are complete with it, one a column.
-        """
+        """Takes the target's choices after the last level as the next level; returns the n-grams complete with it."""
         if len(self.levels) < self._full:
             self.levels = [level[1:] for level in [*self.levels, choices]]
             return []

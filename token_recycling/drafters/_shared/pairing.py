@@ -122,9 +122,7 @@ def _read(kind: Any, name: str, expected: str, **options: Any) -> Any:
 
 
 def local_folder(name: str) -> Path:
-    """The folder that a name means, that of a GGUF file unpacked, or a hub name as it is; raises ValueError for a
-    folder that is not there.
-    """
+    """The folder that a name means, or a hub name as it is; raises ValueError for a folder that is not there."""
     path = Path(resolved(name)).expanduser()
     # What looks like a hub name is meant as a path if its first part is a folder here.
     if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():

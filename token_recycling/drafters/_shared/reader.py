@@ -79,9 +79,7 @@ class Reader:
         return logits[-1:]
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Logits (n, vocabulary) after n nodes, each below the node that was read as number `parents[i]`; the text's
-        last token is number 0.
-        """
+        """As `LayerReader.read_layer`."""
         below = torch.tensor(parents, device=self.model.device)
         new = self._known(torch.tensor(tokens, device=self.model.device))
         seen = torch.cat([self._seen[below], torch.eye(len(new), dtype=torch.bool, device=below.device)], dim=1)
@@ -104,9 +102,7 @@ class Reader:
         return logits[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Keeps of the nodes, numbered in the order in which they were read, those of a path from the root (without it)
-        that became text; the others are dropped.
-        """
+        """Keeps, of the nodes in the order in which they were read, those of a path from the root that became text."""
         self._kept.keep(self.held - 1, [self.held - 1], [[0, *nodes]])
         self.held += len(nodes)
         self._forget()

@@ -110,9 +110,7 @@ class StatesText(TextDrafter):
         self._passes = 0
 
     def _limits(self) -> tuple[int, np.ndarray | None]:
-        """How many nodes may be verified, and t(n) of 1, 2, ... nodes, root included, where as many as pay are; where
-        the tree is no template.
-        """
+        """How many nodes may be verified, and t(n) of 1, 2, ... nodes where the tree is to pay; for trees that grow."""
         if self._tree != "auto":
             return int(self._tree), None
         times = self._costs.by_nodes

@@ -100,9 +100,7 @@ def _tensors(where: Path) -> dict[str, torch.Tensor]:
 
 
 def shape_of(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
-    """What a configuration of any of the formats says; renames tensors of speculators to the authors' names. Raises
-    ValueError for what is not known.
-    """
+    """What a configuration says; renames tensors of speculators. Raises ValueError for what is not known."""
     for name in config.get("architectures") or ():
         if name not in _ARCHITECTURES:
             raise ValueError(f"expected architectures of {', '.join(_ARCHITECTURES)}, got {name}")
@@ -243,9 +241,7 @@ def _check(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, 
 
 
 def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrainedModel, **facts: Any) -> None:
-    """Writes a head that was trained for `model` in the authors' format, in the type of its parameters; `facts`, as
-    JSON holds them, are what `load_head` gives back.
-    """
+    """Writes a head that was trained for `model` in the authors' format; `load_head` gives `facts` back."""
     where, shape, tensors = Path(folder), head.shape, dict(head.state_dict())
     layer = shape.layer
     size, bias = shape.draft_vocabulary, shape.fc_bias

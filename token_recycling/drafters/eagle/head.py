@@ -94,9 +94,8 @@ class EagleHead(nn.Module):
         mask: torch.Tensor | None,
         cache: Cache,
     ) -> torch.Tensor:
-        """Outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n), whose
-        keys and values are appended to the cache; a row sees the keys that `mask` (batch or 1, 1, n, keys) bool says,
-        all if it is None.
+        """Outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n), which
+        are appended to the cache; a row sees the keys in `mask` (batch or 1, 1, n, keys) bool, all if it is None.
         """
         rotated = self.rotary(embedded, positions)
         seen = {"position_embeddings": rotated, "attention_mask": mask, "past_key_values": cache}
@@ -140,9 +139,7 @@ class Eagle1Head(EagleHead):
 
 
 class Eagle3Head(EagleHead):
-    """`fc` over the target's states, a layer whose attention reads embedding and state side by side, perhaps ordinary
-    layers after it, and an output layer.
-    """
+    """`fc` over the target's states, a layer that reads embedding and state side by side, others, an output layer."""
 
     def __init__(self, shape: HeadShape, ids: torch.Tensor | None = None) -> None:
         super().__init__(shape)

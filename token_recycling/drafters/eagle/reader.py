@@ -91,9 +91,7 @@ class HeadReader(UnreadStates):
 
     @torch.no_grad()
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Logits (n, vocabulary) after n nodes, each below the node that was read as number `parents[i]`; the text's
-        last token is number 0.
-        """
+        """As `LayerReader.read_layer`."""
         placed, n = self._placed, len(tokens)
         below = torch.tensor(parents, device=placed.device)
         seen = torch.cat([self._seen[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)

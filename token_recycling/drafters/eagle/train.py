@@ -55,8 +55,8 @@ class Examples(NamedTuple):
 
 
 def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> EagleHead:
-    """A head for `model` that has learned nothing: of the shape of the target's layers. That of version 3 may say the
-    tokens that are most frequent in `texts`, and its output layer begins as the target's.
+    """A head for `model` that has learned nothing. That of version 3 may say the tokens most frequent in `texts`, and
+    its output layer begins as the target's.
     """
     output, target = output_layer(model), TreeModel(model)
     vocabulary, width = target.vocab_size, output_width(model)
@@ -122,9 +122,8 @@ def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> E
 
 
 def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: int) -> Iterator[torch.Tensor]:
-    """The head's outputs (batch, length - 1, width) in each pass. In pass j, counted from 0, row t is what it makes of
-    the token at place t + 1 + j after its own state of the pass before, or at first the target's at place t: it
-    foresees the token at place t + 2 + j.
+    """The head's outputs (batch, length - 1, width) in each pass. In pass j, counted from 0, row t foresees the token
+    at place t + 2 + j from the one before and its own state of the pass before, or at first the target's at place t.
     """
     embedded = model.get_input_embeddings()(batch.ids[:, 1:]).to(batch.ids.device)
     rows = embedded.shape[1]
@@ -140,9 +139,7 @@ def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: i
 
 
 def training_loss(model: PreTrainedModel, head: EagleHead, batch: Examples, training: EagleTraining) -> torch.Tensor:
-    """Of all passes, a scalar: over places where the target's choice is a token that the head may say. A constant 0
-    where there is none.
-    """
+    """A scalar, over places where the target's choice is a token that the head may say; 0 where there is none."""
     known = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
     logits = batch.logits
     if head.ids is not None:
@@ -172,8 +169,8 @@ def acceptance(
     ranks: int = RANKS,
     batch: int = 8,
 ) -> list[list[float]]:
-    """For each depth of a draft, how often the head's candidate of rank 0, 1, ... is what the target says there, after
-    the right tokens above it; over all tokens that the target said in `texts`.
+    """For each depth, how often the head's candidate of rank 0, 1, ... is what the target said in `texts`, after the
+    right tokens above it.
     """
     ranks = min(ranks, head.shape.draft_vocabulary or head.shape.layer.vocab_size)
     right, seen = torch.zeros(depths, ranks, dtype=torch.long), torch.zeros(depths, 1, dtype=torch.long)

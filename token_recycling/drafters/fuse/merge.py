@@ -212,9 +212,7 @@ def warm_up() -> None:
 
 
 def kept_first(merged: MergedDraft, most: int) -> tuple[frozenset[int], frozenset[int]]:
-    """The nodes that are kept whatever their value, with their ancestors, if `most` nodes may be drafted; and those of
-    them that count as drawn.
-    """
+    """The nodes kept whatever their value, where `most` may be drafted, and those of them that count as drawn."""
     kept: frozenset[int] = frozenset({0})
     drawn: frozenset[int] = frozenset()
     for depth in sorted({int(merged.nodes.depths[node]) for node in merged.drawn_from}):

@@ -29,9 +29,7 @@ class MedusaHeads(torch.nn.Module):
     """`heads` heads of `blocks` residual blocks each, over hidden states of one width."""
 
     def __init__(self, heads: int, width: int, blocks: int = 1, output: torch.Tensor | None = None) -> None:
-        """`output` (vocabulary, width) is copied into an output layer for each head; None shares the target's. Before
-        training, heads give the logits of the target's output layer.
-        """
+        """`output` (vocabulary, width) is copied into an output layer for each head; None shares the target's."""
         super().__init__()
         if heads < 1 or blocks < 1:
             raise ValueError(f"expected 1 head and 1 block or more, got {heads} and {blocks}")
@@ -52,9 +50,7 @@ class MedusaHeads(torch.nn.Module):
         return self.weight.shape[2]
 
     def forward(self, hidden: torch.Tensor, shared: torch.nn.Module) -> torch.Tensor:
-        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer, called in
-        the type of the hidden states.
-        """
+        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer."""
         states = hidden.to(self.weight.dtype).expand(self.heads, *hidden.shape)
         for weight, bias in zip(self.weight, self.bias, strict=True):
             states = states + silu(torch.baddbmm(bias, states, weight))

@@ -56,8 +56,8 @@ def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraini
 
 @torch.no_grad()
 def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
-    """What heads learn from: the target's hidden states (n, width) at every place where it chose a token, and labels
-    (heads, n): the token that head k has to foresee there, `NOTHING` after the end of a text.
+    """The target's hidden states (n, width) at every place where it chose a token, and labels (heads, n): the token
+    that head k has to foresee there, `NOTHING` after the end of a text.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
     with hidden_states(target.model) as seen:

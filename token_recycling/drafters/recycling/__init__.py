@@ -83,9 +83,7 @@ class Recycling(Drafter, Options):
         return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
-        """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
-        another vocabulary or has another size than the options say.
-        """
+        """The matrix for this target; raises ValueError if it is of another vocabulary or of other options."""
         with self._making:
             if self.matrix is None:
                 made = self.new_matrix(target.vocab_size)
@@ -108,11 +106,7 @@ class Recycling(Drafter, Options):
 
 
 class RecyclingText(TextDrafter):
-    """One text and its recycler.
-
-    The matrix is shared by all texts: each look-up and each lesson is one call of compiled code, which no other thread
-    interrupts.
-    """
+    """One text and its recycler. The matrix is shared: each look-up is one call of compiled code, never interrupted."""
 
     drafter: Recycling
 

@@ -40,10 +40,7 @@ class Datastore:
     """A text of past documents and its index, read from a file that `build` has written."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises DatastoreError for a file that is damaged or no datastore, FileNotFoundError where there is none.
-
-        Only the header is read here; ids are checked when they are looked up.
-        """
+        """Reads the header; raises DatastoreError for a damaged or another file, FileNotFoundError for none."""
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(

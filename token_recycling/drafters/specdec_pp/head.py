@@ -22,14 +22,10 @@ KIND = "specdec_pp"
 
 
 class AcceptanceHead(torch.nn.Module):
-    """Residual blocks x + SiLU(W x + b), each with its own weights, and a linear layer to one number, the log odds of
-    being accepted.
-    """
+    """Residual blocks x + SiLU(W x + b), and a linear layer to one number, the log odds of being accepted."""
 
     def __init__(self, width: int, depth: int) -> None:
-        """`width` is the draft model's hidden size, `depth` the number of blocks, D in the paper. At first every
-        block is the identity, and every token has even odds.
-        """
+        """`width` is the draft model's hidden size, `depth` the number of blocks. At first odds are even."""
         super().__init__()
         linear = torch.nn.utils.skip_init  # nothing is drawn at random, so that a seed gives the text of `generate`
         self.blocks = torch.nn.ModuleList(linear(torch.nn.Linear, width, width) for _ in range(depth))
@@ -75,9 +71,7 @@ def save_head(
 
 
 def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> AcceptanceHead:
-    """The head in a folder; raises TrainedPartError for one that is damaged or of another draft model, and
-    FileNotFoundError where there is none.
-    """
+    """The head in a folder; raises TrainedPartError for a damaged or another one, FileNotFoundError for none."""
     tensors, facts = load_part(folder, KIND)
     check_model(folder, facts, draft)
     width, depth = facts.get("width"), facts.get("depth")

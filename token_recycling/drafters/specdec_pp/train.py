@@ -45,9 +45,7 @@ class Labelled:
     """(length - start,) float32: the probability that the target accepts it."""
 
     def mixed(self, share: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The text (length,) with drafted tokens in place of all but a `share` of the target's, and which places after
-        the prompt have one, (length - start,) bool.
-        """
+        """The text (length,) with drafted tokens for all but a `share`, and which places have one (bool)."""
         draws = torch.rand(len(self.drafted), generator=torch.Generator().manual_seed(seed))
         replaced = draws >= share
         tokens = self.text.clone()
@@ -63,9 +61,7 @@ def labelled(
     how: SpecDecTraining,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Labelled]:
-    """Every text with drafted tokens and their labels; what is drawn depends on the seed and the text's place alone.
-    `progress` is called with the number of texts done and that of all.
-    """
+    """Every text with drafted tokens and labels; what is drawn depends on the seed and the text's place alone."""
     found = []
     for place, (text, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         p = _probabilities(target, text, start, how.draft_temperature, target.vocab_size)
@@ -98,9 +94,7 @@ def _readable(text: torch.Tensor, model: TreeModel) -> torch.Tensor:
 
 @torch.no_grad()
 def states_and_labels(draft: TreeModel, texts: Sequence[Labelled], share: float, seed: int) -> Batch:
-    """The draft model's last hidden states (n, hidden size) after the drafted tokens of the mixed texts, and the labels
-    (n,) of these tokens.
-    """
+    """The draft model's last hidden states (n, width) after the drafted tokens of mixed texts, and labels (n,)."""
     mixtures = [text.mixed(share, seed + place) for place, text in enumerate(texts)]
     # Padding is on the right, where no real token attends to it.
     ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
@@ -150,9 +144,8 @@ def task_of(draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -
 
 @torch.no_grad()
 def judged(head: AcceptanceHead, draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -> dict[str, Any]:
-    """How well a head predicts acceptance in these texts: the mean binary KL in nats from its prediction to the label
-    (appendix C.3, not weighted), that of the best constant, and the calibration, for every tenth of predicted
-    probability: number of tokens, mean prediction, mean label.
+    """How well a head predicts acceptance: the mean binary KL in nats from its prediction to the label (appendix C.3),
+    that of the best constant, and for every tenth of predicted probability tokens, mean prediction and mean label.
     """
     parts = [
         states_and_labels(draft, texts[start : start + how.batch], how.target_share, how.seed + start)

@@ -57,9 +57,7 @@ class Task(Generic[Part, Batch]):
     batch_at: Callable[[int], Batch]
     """Makes a batch by its number; called without gradients."""
     loss_of: Callable[[Part, Batch], torch.Tensor]
-    """A scalar; a constant where the batch holds nothing to learn from, such as texts that end at once: the weights
-    stay then.
-    """
+    """A scalar; a constant where the batch holds nothing to learn from: the weights stay then."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else decides the outcome, such as data and model, as JSON holds it."""
 
