@@ -29,10 +29,8 @@ from ._shared.reader import Reader
 class Translation:
     """Between the tokens of a target and those of a draft model, by `AssistantToTargetTranslator` of transformers.
 
-    It finds which tokens are the same, whatever their ids and however they mark a space. These are translated one to
-    one, in both directions: every drafted token is one of them. A token of the target's that the other vocabulary lacks
-    is read as the tokens of its letters; a prompt is tokenised anew as a whole. So the draft model's cache is kept as
-    if the two had one vocabulary.
+    The tokens that it finds in both are translated one to one: every drafted token is one of them. A token of the
+    target's that the other vocabulary lacks is read as the tokens of its letters; a prompt is tokenised anew.
     """
 
     def __init__(self, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, target: TreeModel) -> None:

@@ -1,8 +1,7 @@
 """The drafter behind every draft model: one model reads each text, and drafts ahead of it by one set of rules.
 
 Cost per step: a forward pass of the draft model for every drafting step, over the nodes that are followed. What became
-text stays in the draft model's cache; an accepted node that was never read on its own path (a leaf, a merged node and
-everything copied below it) is read with the next step.
+text stays in its cache; an accepted node that was never read on its own path is read with the next step.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class ModelDrafter(Drafter):
 
     def what(self) -> str:
         """A description of the model that drafts."""
-        raise NotImplementedError(f"{type(self).__name__} must define what()")
+        return "a draft model"
 
     def shape(self, rules: Rules) -> str:
         """A description of what is drafted."""

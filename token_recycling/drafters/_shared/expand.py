@@ -6,8 +6,7 @@ most likely tokens, or tokens drawn without replacement. A node is left as a lea
 Graph-structured Speculative Decoding (2407.16207, section 4.2); if it can be merged (`graph`); or if it cannot be among
 the nodes that are verified.
 
-Which nodes are followed is decided before their children are drawn, so that each set of children has the distribution
-that is noted with it.
+Which nodes are followed is decided before their children are drawn: each set has the distribution noted with it.
 """
 
 from __future__ import annotations

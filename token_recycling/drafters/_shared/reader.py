@@ -79,7 +79,7 @@ class Reader:
         return logits[-1:]
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """As `LayerReader.read_layer`."""
+        """Logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; the root is 0."""
         below = torch.tensor(parents, device=self.model.device)
         new = self._known(torch.tensor(tokens, device=self.model.device))
         seen = torch.cat([self._seen[below], torch.eye(len(new), dtype=torch.bool, device=below.device)], dim=1)

@@ -91,7 +91,7 @@ class HeadReader(UnreadStates):
 
     @torch.no_grad()
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """As `LayerReader.read_layer`."""
+        """Logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; the root is 0."""
         placed, n = self._placed, len(tokens)
         below = torch.tensor(parents, device=placed.device)
         seen = torch.cat([self._seen[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)

@@ -6,8 +6,7 @@ Version 3 (2503.01840, section 3.2): the head goes through its own outputs as wh
 pass j every place has the text's token j places later and the head's own state, sees the text up to itself and what it
 has made of itself before, and learns the target's distribution over the head's vocabulary (weighted by 0.8^j).
 
-Unlike in the papers, the prompts are learned from too. What is measured is what will be accepted: how often the head's
-candidate of each rank is the target's token at each depth, where all tokens before were right.
+Unlike in the papers, the prompts are learned from too.
 
 Cost of a batch: a pass of the target, and of the head, forward and back, one for each pass; in bfloat16.
 """

@@ -2,11 +2,10 @@
 
 A small head reads the draft model's last hidden state after every drafted token and predicts how likely the target
 accepts it (`head`). Drafting ends as soon as the predicted probability that some token so far is rejected exceeds the
-threshold: the form of the optimal policy, by theorem 3.1. All tokens drafted so far are verified, so that whether one
-is verified never depends on which one was drawn: with drawn drafts the text's distribution stays the target's.
+threshold (theorem 3.1). All tokens drafted so far are verified, so that with drawn drafts the text's distribution stays
+the target's.
 
-Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft,
-since it judges a token by the model's state after it; if that token is accepted, the pass is not lost.
+Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft.
 """
 
 from __future__ import annotations
