@@ -216,31 +216,30 @@ def test_it_is_a_method_of_the_bench() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "options", "message"),
+    ("spec", "message"),
     [
-        ("fuse", {}, "expected every required option of fuse, got none for parts: fuse:parts=VALUE"),
-        ("fuse:recycling", {}, "expected 2 to 6 drafters to fuse, such as fuse:recycling.suffix, got 1: 'recycling'"),
-        ("fuse:" + "+".join(["suffix"] * 7), {}, "got 7"),
-        ("fuse:recycling+nonsense", {}, "expected a drafter of .*, got 'nonsense'"),
+        ("fuse", "expected every required option of fuse, got none for parts: fuse:parts=VALUE"),
+        ("fuse:recycling", "expected 2 to 6 drafters to fuse, such as fuse:recycling.suffix, got 1: 'recycling'"),
+        ("fuse:" + "+".join(["suffix"] * 7), "got 7"),
+        ("fuse:recycling+nonsense", "expected a drafter of .*, got 'nonsense'"),
         (
             "fuse:recycling+suffix:factor=3",
-            {},
             "got 'recycling.suffix:factor=3'; options of a part of it stand in parentheses",
         ),
-        ("fuse:recycling+suffix:3", {}, r"expected NAME or NAME\(OPTION=VALUE,...\), got 'suffix:3'"),
-        ("fuse:recycling(tree=16+suffix", {}, r"expected as many '\('"),
-        ("fuse:recycling(wide=16)+suffix", {}, "expected an option of recycling: .*; got 'wide'"),
-        ("fuse:recycling+draft_model", {}, "required option of draft_model, got none for model"),
-        ("fuse:recycling+suffix,nodes=0", {}, "expected auto or 1 node or more, got nodes=0"),
-        ("fuse:recycling+suffix,nodes=some", {}, "expected auto or 1 node or more, got nodes='some'"),
-        ("fuse:recycling+suffix,asks=none", {}, "expected asks=all, or asks=paying with nodes=auto, got asks=none"),
-        ("fuse:recycling+suffix,asks=paying,nodes=3", {}, "got asks=paying, nodes=3"),
-        ("fuse:recycling+suffix,32", {}, "expected options as NAME=VALUE after 'fuse', got '32'"),
+        ("fuse:recycling+suffix:3", r"expected NAME or NAME\(OPTION=VALUE,...\), got 'suffix:3'"),
+        ("fuse:recycling(tree=16+suffix", r"expected as many '\('"),
+        ("fuse:recycling(wide=16)+suffix", "expected an option of recycling: .*; got 'wide'"),
+        ("fuse:recycling+draft_model", "required option of draft_model, got none for model"),
+        ("fuse:recycling+suffix,nodes=0", "expected auto or 1 node or more, got nodes=0"),
+        ("fuse:recycling+suffix,nodes=some", "expected auto or 1 node or more, got nodes='some'"),
+        ("fuse:recycling+suffix,asks=none", "expected asks=all, or asks=paying with nodes=auto, got asks=none"),
+        ("fuse:recycling+suffix,asks=paying,nodes=3", "got asks=paying, nodes=3"),
+        ("fuse:recycling+suffix,32", "expected options as NAME=VALUE after 'fuse', got '32'"),
     ],
 )
-def test_what_cannot_be_fused_is_refused(spec: str, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_fused_is_refused(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tr.make_drafter(spec, **options)
+        tr.make_drafter(spec)
 
 
 def test_one_drafter_cannot_be_two_parts() -> None:
