@@ -15,14 +15,16 @@ from token_recycling.drafters._shared.graph import Graph
 CPU = torch.device("cpu")
 
 
-def drawing(graph: Graph, nodes: int = 99) -> str:
-    """The unrolled tree as text, tokens as labels, copies in brackets."""
-    places = graph.unrolled(nodes)
+def nested(graph: Graph) -> str:
+    """The unrolled tree: the children of each token in brackets behind it, copies with a star."""
+    places = graph.unrolled(99)
     draft = graph.draft(places, CPU)
-    labels = [
-        f"({token})" if place.copied else str(token) for token, place in zip(draft.tokens.tolist(), places, strict=True)
-    ]
-    return draft.tree.drawn(labels)
+
+    def written(node: int) -> str:
+        below = " ".join(map(written, draft.tree.children[node]))
+        return f"{'*' * places[node].copied}{int(draft.tokens[node])}{f'({below})' if below else ''}"
+
+    return written(0)
 
 
 def test_a_sequence_has_a_fixed_length() -> None:
@@ -34,7 +36,7 @@ def test_a_sequence_has_a_fixed_length() -> None:
 
 def test_a_tree_has_the_likeliest_children_of_every_node() -> None:
     graph, reader = grown(FORK, Rules(depth=2, k=2, nodes=99))
-    assert drawing(graph).splitlines() == ["0", "├─ 1", "│  ├─ 3", "│  └─ 4", "└─ 2", "   ├─ 3", "   └─ 5"]
+    assert nested(graph) == "0(1(3 4) 2(3 5))"
     assert reader.layers == [[1, 2]]
     assert graph.probabilities == pytest.approx([1, 0.6, 0.4, 0.54, 0.06, 0.28, 0.12])
 
@@ -43,7 +45,7 @@ def test_a_node_below_theta_prob_is_a_leaf() -> None:
     """Of 1 (0.6) and 2 (0.4) only 1 is followed; both are drafted."""
     graph, reader = grown(FORK, Rules(depth=2, k=2, nodes=99, theta_prob=0.5))
     assert reader.layers == [[1]]
-    assert drawing(graph).splitlines() == ["0", "├─ 1", "│  ├─ 3", "│  └─ 4", "└─ 2"]
+    assert nested(graph) == "0(1(3 4) 2)"
 
 
 def test_a_node_far_below_its_best_sibling_is_a_leaf() -> None:
@@ -60,19 +62,7 @@ def test_a_graph_drafts_what_recurs_once() -> None:
     assert reader.layers == [[1, 2], [3, 5]]
     assert reader.parents == [[0, 0], [1, 2]]
     assert [graph.tokens[node] for node in graph.merged] == [3]
-    assert drawing(graph).splitlines()[:11] == [
-        "0",
-        "├─ 1",
-        "│  ├─ 3",
-        "│  │  ├─ 6",
-        "│  │  └─ 7",
-        "│  └─ 4",
-        "└─ 2",
-        "   ├─ 3",
-        "   │  ├─ (6)",
-        "   │  └─ (7)",
-        "   └─ 5",
-    ]
+    assert nested(graph).startswith("0(1(3(6 7) 4) 2(3(*6 *7) 5(")
     # A copy is as likely as its path: 0.4 * 0.7 * 0.8.
     (copy,) = [place for place in graph.unrolled(99) if place.copied and graph.tokens[place.node] == 6]
     assert copy.probability == pytest.approx(0.4 * 0.7 * 0.8)
@@ -111,21 +101,8 @@ def test_a_merge_that_closes_a_circle_is_not_made() -> None:
     assert reader.layers == [[1, 2], [1]]
     (merged,) = graph.merged
     assert (graph.tokens[merged], graph.tokens[graph.merged[merged]]) == (2, 2)
-    assert drawing(graph).splitlines() == [
-        "0",
-        "├─ 1",
-        "│  ├─ 2",
-        "│  │  ├─ (1)",
-        "│  │  │  ├─ (2)",
-        *(f"│  │  │  └─ ({least(1, 2)})",),
-        f"│  │  └─ ({least(2, 1)})",
-        f"│  └─ {least(1, 2)}",
-        "└─ 2",
-        "   ├─ 1",
-        "   │  ├─ 2",
-        f"   │  └─ {least(1, 2)}",
-        f"   └─ {least(2, 1)}",
-    ]
+    one, two = least(1, 2), least(2, 1)
+    assert nested(graph) == f"0(1(2(*1(*2 *{one}) *{two}) {one}) 2(1(2 {one}) {two}))"
 
 
 def least(token: int, known: int) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import runs, tiny
-from support.chi_square import fit
 from support.tiny import related
 from transformers import (
     LlamaForCausalLM,
@@ -29,47 +27,8 @@ from token_recycling.loop.text import Sequence, TokenSelector
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import root_only
 
-WAYS: dict[str, dict[str, Any]] = {
-    "sequence": {"mode": "sequence", "depth": 4, "nodes": 4},
-    "tree": {"mode": "tree", "nodes": 20, "theta_prob": 0.1},
-    "graph": {"mode": "graph", "nodes": 20, "theta_prob": 0.02, "tau": 1},
-    "default": {"nodes": 8},
-}
-ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sequence", "tree", "graph"])
-def test_drawn_drafts_give_the_distribution_of_generate(mode: str) -> None:
-    """Every text of 4 tokens over a vocabulary of 3, with a penalty that the draft does not know of."""
-    vocab_size, new, runs = 3, 4, 600
-    model = tiny.llama(7, vocab_size=vocab_size, initializer_range=0.12)
-    draft = tiny.llama(8, vocab_size=vocab_size, initializer_range=0.12)
-    processors = LogitsProcessorList(
-        [logits_process.RepetitionPenaltyLogitsProcessor(1.3), logits_process.TemperatureLogitsWarper(0.8)]
-    )
-    prompt = torch.tensor([[1, 0, 2]])
-    texts = torch.cartesian_prod(*[torch.arange(vocab_size)] * new)
-    with torch.no_grad():
-        whole = torch.cat([prompt.expand(len(texts), 3), texts], dim=1)
-        logits = model(input_ids=whole).logits
-    exact = torch.ones(len(texts), dtype=torch.float64)
-    for place in range(new):
-        odds = processors(whole[:, : 3 + place], logits[:, 2 + place].clone()).double().softmax(-1)
-        exact *= odds.gather(1, texts[:, place, None])[:, 0]
-
-    torch.manual_seed(11)
-    options = {"mode": mode, "depth": 3, "k": 2, "theta_prob": 0.1, "tau": 1, "nodes": 14, "sampled": True}
-    drafter, stats, seen = tr.make_drafter("draft_model", model=draft, **options), tr.Stats(), Counter()
-    for _ in range(runs):
-        steps = tr.stream(
-            model, prompt, drafter, do_sample=True, logits_processor=processors, max_new_tokens=new, stats=stats
-        )
-        seen[tuple(token for step in steps for token in step.tokens)] += 1
-    assert stats.mat > 1.3
-    if mode == "graph":
-        assert stats.drafter_statistics["verified_copies"] > 100
-    assert fit(seen, texts, exact, least=15) > 0.001
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+TREE = {"mode": "tree", "nodes": 20, "theta_prob": 0.1}
 
 
 def test_drawn_drafts_follow_the_texts_temperature(model: LlamaForCausalLM) -> None:
@@ -186,26 +145,20 @@ def test_a_text_beyond_the_draft_models_positions_goes_on_without_drafts(model: 
     assert text == model.generate(ids, max_new_tokens=24)[0].tolist()
     assert sizes[12] == 5
     assert {size for length, size in sizes.items() if length > 20} == {1}
-    long = tiny.prompt(1, 40)
-    assert torch.equal(
-        tr.generate(model, long, drafter=drafter, max_new_tokens=5), model.generate(long, max_new_tokens=5)
-    )
+    runs.check_same(model, drafter, tiny.prompt(1, 40), max_new_tokens=5)
 
 
 def test_a_drafter_serves_one_text_after_another(model: LlamaForCausalLM) -> None:
     """A step that is never finished leaves nothing behind."""
-    drafter = tr.make_drafter("draft_model", model=related(model), **WAYS["tree"])
+    drafter = tr.make_drafter("draft_model", model=related(model), **TREE)
     next(tr.stream(model, tiny.prompt(0, 9), drafter, max_new_tokens=30))
     for seed in range(3):
-        ids = tiny.prompt(seed, 4)
-        assert torch.equal(
-            tr.generate(model, ids, drafter=drafter, max_new_tokens=12), model.generate(ids, max_new_tokens=12)
-        )
+        runs.check_same(model, drafter, tiny.prompt(seed, 4), max_new_tokens=12)
 
 
 def test_steps_of_other_drafts_are_caught_up_with(model: LlamaForCausalLM) -> None:
     """A drafter that drafts only now and then, as a part of another one, reads what it missed."""
-    inner, calls = tr.make_drafter("draft_model", model=related(model), **WAYS["tree"]), iter(range(100))
+    inner, calls = tr.make_drafter("draft_model", model=related(model), **TREE), iter(range(100))
 
     class Sometimes(tr.Drafter):
         def start(self, prompt: Any, target: Any, costs: Any) -> tr.TextDrafter:
@@ -218,44 +171,12 @@ def test_steps_of_other_drafts_are_caught_up_with(model: LlamaForCausalLM) -> No
         def observe(self, step: tr.Step) -> None:
             self.inner.observe(step)
 
-    ids, stats = tiny.prompt(0, 9), tr.Stats()
-    ours = tr.generate(model, ids, drafter=Sometimes(), stats=stats, max_new_tokens=40)
-    assert torch.equal(ours, model.generate(ids, max_new_tokens=40))
-    assert stats.mat > 1.5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "forest"}, "expected a mode of sequence, tree, graph, got 'forest'"),
-        ({"depth": 0}, "expected depth of 1 or more, got 0"),
-        ({"k": 0}, "expected k of 1 or more, got 0"),
-        ({"tau": 0}, "expected tau of 1 or more, got 0"),
-        ({"theta_prob": 1.5}, "expected theta_prob from 0 to 1, got 1.5"),
-        ({"theta_sib": -0.1}, "expected theta_sib from 0 to 1, got -0.1"),
-        ({"nodes": 0}, "expected auto or 1 node or more, got nodes=0"),
-        ({"nodes": "many"}, "expected auto or 1 node or more, got nodes='many'"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tr.make_drafter("draft_model", model="models/draft", **options)
-
-
-def test_the_model_is_a_required_option() -> None:
-    with pytest.raises((TypeError, ValueError), match="model"):
-        tr.make_drafter("draft_model")
+    assert runs.check_same(model, Sometimes(), tiny.prompt(0, 9), max_new_tokens=40).mat > 1.5
 
 
 def test_a_drafter_is_described(model: LlamaForCausalLM) -> None:
-    stats = tr.Stats()
-    tr.generate(
-        model,
-        tiny.prompt(0, 4),
-        drafter=tr.make_drafter("draft_model", model=model, nodes=9),
-        stats=stats,
-        max_new_tokens=2,
-    )
+    drafter = tr.make_drafter("draft_model", model=model, nodes=9)
+    stats = runs.check_same(model, drafter, tiny.prompt(0, 4), max_new_tokens=2)
     assert stats.drafter == (
         "draft_model: LlamaForCausalLM, graph of 10 steps and 9 nodes at most, k = 4, theta_prob = 0.4, "
         "theta_sib = 0.1, tau = 1, deterministic drafts"
@@ -274,9 +195,7 @@ def target_folder(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> str:
 
 
 def use(target: LlamaForCausalLM, drafter: tr.Drafter) -> None:
-    ids = tiny.prompt(0, 5)
-    ours = tr.generate(target, ids, drafter=drafter, max_new_tokens=8)
-    assert torch.equal(ours, target.generate(ids, max_new_tokens=8))
+    runs.check_same(target, drafter, tiny.prompt(0, 5), max_new_tokens=8)
 
 
 def test_a_draft_model_comes_from_a_folder(target_folder: str) -> None:
@@ -316,35 +235,30 @@ def test_another_tokenizer_is_refused(target_folder: str, tmp_path: Path, tokeni
         use(target, tr.make_drafter("draft_model", model=draft))
 
 
-def test_without_tokenizers_the_sizes_must_be_equal(model: LlamaForCausalLM) -> None:
-    with pytest.raises(ValueError, match="a draft model of 64 tokens, as the target has, got 70, and no tokenizer"):
-        use(model, tr.make_drafter("draft_model", model=tiny.llama(vocab_size=70)))
+def test_models_that_cannot_draft_are_refused(model: LlamaForCausalLM) -> None:
+    changing = tiny.llama(rope_parameters=DYNAMIC, max_position_embeddings=32)
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
+    for target, draft, message in (
+        (model, tiny.llama(vocab_size=70), "a draft model of 64 tokens, as the target has, got 70, and no tokenizer"),
+        (model, mamba, "as a draft model: expected layers that attend"),
+        (changing, changing, "expected another model than the target to draft for Llama"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use(target, tr.make_drafter("draft_model", model=draft))
 
 
 def test_what_is_no_model_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError), match="model"):
+        tr.make_drafter("draft_model")
     with pytest.raises(ValueError, match=f"expected a causal language model at {tmp_path} to draft with, got: "):
         use(model, tr.make_drafter("draft_model", model=str(tmp_path)))
     with pytest.raises(ValueError, match=r"expected the folder of a model or a hub name to draft with, got .*none'"):
         use(model, tr.make_drafter("draft_model", model=str(tmp_path / "none")))
 
 
-def test_a_recurrent_draft_model_is_refused(model: LlamaForCausalLM) -> None:
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
-    with pytest.raises(tr.UnsupportedModelError, match="as a draft model: expected layers that attend"):
-        use(model, tr.make_drafter("draft_model", model=mamba))
-
-
-def test_a_model_whose_positions_drafts_would_change_does_not_draft_for_itself() -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    model = tiny.llama(rope_parameters=rope, max_position_embeddings=32)
-    with pytest.raises(tr.UnsupportedModelError, match="expected another model than the target to draft for Llama"):
-        use(model, tr.make_drafter("draft_model", model=model))
-
-
 def test_near_a_border_drawn_drafts_are_left_out_before_they_are_drawn() -> None:
     """Whether a tree fits must not depend on what was drawn. From 32 tokens on this model takes no trees."""
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    model = tiny.llama(rope_parameters=rope, max_position_embeddings=32)
+    model = tiny.llama(rope_parameters=DYNAMIC, max_position_embeddings=32)
     drafter = tr.make_drafter("draft_model", model=tiny.llama(), sampled=True, mode="sequence", depth=4, nodes=4)
     length, sizes = 20, {}
     for step in tr.stream(model, tiny.prompt(0, 20), drafter, max_new_tokens=12, do_sample=True):

@@ -13,12 +13,6 @@ import token_recycling as tr
 from token_recycling.drafters._shared.reader import Reader
 from token_recycling.model.tree_model import TreeModel
 
-CASES = [
-    case
-    for case in architectures.SUPPORTED
-    if str(case) in {"gpt2", "bloom", "mpt", "falcon ALiBi", "mistral window of 8", "gemma2 window of 8", "opt"}
-]
-
 
 def after(model: PreTrainedModel, text: torch.Tensor, *more: int) -> torch.Tensor:
     """Logits of an ordinary pass over the text and more tokens."""
@@ -48,12 +42,11 @@ def compare(model: PreTrainedModel, length: int) -> None:
         assert reader.held == len(text) - 2
 
 
-@pytest.mark.parametrize("length", [1, 6, 26])
-def test_a_tree_is_read_as_its_paths(model: LlamaForCausalLM, length: int) -> None:
-    compare(model, length)
+CASES = [architectures.named(family) for family in ("gpt2", "bloom", "mpt", "opt")]
+CASES += [architectures.named(family, "window of 8") for family in ("mistral", "gemma2")]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, architectures.named("falcon", "ALiBi")], ids=str)
 def test_other_architectures_draft_as_well(case: architectures.Case) -> None:
     """Learned positions, ALiBi by key, windows that the text crosses."""
     model = architectures.model_of(case)
@@ -61,20 +54,9 @@ def test_other_architectures_draft_as_well(case: architectures.Case) -> None:
     compare(model, 14)
 
 
-def test_all_of_them_are_there() -> None:
-    assert len(CASES) == 7
-
-
-@torch.no_grad()
-def test_a_sequence_is_read_without_a_mask(model: LlamaForCausalLM) -> None:
-    text, reader = tiny.prompt(0, 9)[0], Reader(TreeModel(model))
-    reader.read(text)
-    for depth, token in enumerate([4, 8, 15]):
-        (logits,) = reader.read_layer([depth], [token])
-        torch.testing.assert_close(logits, after(model, text, *[4, 8, 15][: depth + 1]), atol=1e-4, rtol=1e-4)
-    reader.keep([1, 2])
-    text = torch.cat([text, torch.tensor([4, 8, 3])])
-    torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
+@pytest.mark.parametrize("length", [1, 6, 26])
+def test_a_tree_is_read_as_its_paths(model: LlamaForCausalLM, length: int) -> None:
+    compare(model, length)
 
 
 @torch.no_grad()
@@ -86,16 +68,11 @@ def test_many_new_tokens_are_read_as_a_prompt_is(model: LlamaForCausalLM) -> Non
 
 
 @torch.no_grad()
-def test_what_was_read_and_not_kept_is_forgotten(model: LlamaForCausalLM) -> None:
+def test_a_text_can_be_read_twice(model: LlamaForCausalLM) -> None:
+    """What was read below it and not kept is forgotten."""
     text, reader = tiny.prompt(0, 9)[0], Reader(TreeModel(model))
     reader.read(text[:6])
     reader.read_layer([0, 0], [3, 4])
-    torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_a_text_can_be_read_twice(model: LlamaForCausalLM) -> None:
-    text, reader = tiny.prompt(0, 9)[0], Reader(TreeModel(model))
     for _ in range(2):
         torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
         (logits,) = reader.read_layer([0], [3])

@@ -21,23 +21,19 @@ from support.eagle_heads import (
     tensors_of,
     written,
 )
-from support.runs import check_perfect, fix_costs, fix_work
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from support.runs import check_perfect, check_same, depths_that_pay, drafts_of
+from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head
+from token_recycling.model.device_map import placed_copy
 from token_recycling.model.inspection import NoHiddenStatesError
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Step
 
 EAGLE_31 = {**SPECULATORS, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 4]}
 CONFIGS = {"EAGLE-1": EAGLE_1, "EAGLE-3": EAGLE_3, "EAGLE-3.1": EAGLE_31}
-
-
-@pytest.fixture
-def deep() -> LlamaForCausalLM:
-    return tiny.llama(3, num_hidden_layers=6)
 
 
 def head_in(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Tensors]:
@@ -174,37 +170,16 @@ def test_nothing_is_read_below_the_last_layer(counting: LlamaForCausalLM, tmp_pa
 # budgets
 
 
-def pass_costs(monkeypatch: pytest.MonkeyPatch, price: float, *seconds: float) -> None:
-    """What passes of the target cost, and one of the head, in passes of the target over a lone root."""
-    fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
-    fix_work(monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("price", "seconds", "layers"),
-    [
-        (0.01, (1.0, 1.01, 1.02, 1.03), {3}),
-        (0.01, (1.0, 90.0), {0}),
-        (3.0, (1.0, 1.01, 1.02, 1.03), {0, 1}),
-    ],
-)
 def test_drafting_and_verification_end_where_they_do_not_pay(
-    price: float,
-    seconds: tuple[float, ...],
-    layers: set[int],
-    counting: LlamaForCausalLM,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The counting llama is sure enough of its first candidate; a dear head is asked for one layer, since it must be,
     and then not for a long time.
     """
     counting.lm_head.weight.data *= 5
-    pass_costs(monkeypatch, price, *seconds)
-    drafter = Eagle(counting_head(tmp_path, counting))
-    drafter.work.step = price
-    steps = drafted_steps(counting, drafter, torch.tensor([1, 2]), max_new_tokens=17)
-    assert {step.draft.tree.depth if len(step.draft.tree) > 1 else 0 for _, step in steps[1:-1]} == layers
+    cheap, folder = (1.0, 1.01, 1.02, 1.03), counting_head(tmp_path, counting)
+    for price, seconds, layers in ((0.01, cheap, {3}), (0.01, (1.0, 90.0), {0}), (3.0, cheap, {0, 1})):
+        assert depths_that_pay(monkeypatch, counting, Eagle(folder), price, seconds) == layers
 
 
 def test_what_a_pass_of_the_head_takes_is_learned(deep: LlamaForCausalLM, tmp_path: Path) -> None:
@@ -266,13 +241,9 @@ def test_a_long_prompt_is_read_in_pieces(
 ) -> None:
     folder, _ = head_in(tmp_path, config)
 
-    def drafts() -> list[list[int]]:
-        steps = drafted_steps(deep, Eagle(folder, tree=6, k=3), tiny.prompt(2, 40), max_new_tokens=8)
-        return [step.draft.tokens.tolist() for _, step in steps]
-
-    whole = drafts()
+    whole = drafts_of(deep, Eagle(folder, tree=6, k=3), tiny.prompt(2, 40), max_new_tokens=8)
     monkeypatch.setattr("token_recycling.drafters.eagle.reader._PIECE", 7)
-    assert drafts() == whole
+    assert drafts_of(deep, Eagle(folder, tree=6, k=3), tiny.prompt(2, 40), max_new_tokens=8) == whole
 
 
 @pytest.mark.parametrize("held", [0, 4])
@@ -309,22 +280,6 @@ def test_a_model_whose_layers_cannot_be_seen_is_refused(deep: LlamaForCausalLM, 
         tr.generate(shallow, tiny.prompt(0, 4), drafter=Eagle(folder), max_new_tokens=4)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"k": 0}, "k of 1 or more"),
-        ({"depth": 0}, "depth of 1 or more"),
-        ({"tree": "wide"}, "expected a tree"),
-        ({"tree": "chain:3", "depth": 2}, "at most depth=2 layers"),
-        ({"tree": "0 1 2", "k": 2}, "ranks below k=2"),
-    ],
-)
-def test_options_are_checked(options: dict[str, Any], words: str, tmp_path: Path) -> None:
-    folder, _ = head_in(tmp_path, EAGLE_1)
-    with pytest.raises(ValueError, match=words):
-        Eagle(folder, **options)
-
-
 def test_it_says_what_it_drafts_with(tmp_path: Path) -> None:
     one, three = head_in(tmp_path / "1", EAGLE_1)[0], head_in(tmp_path / "3", EAGLE_3)[0]
     assert "EAGLE-1" in Eagle(one).describe()
@@ -346,41 +301,15 @@ def test_parts_of_a_fusion_have_the_states_of_their_own(deep: LlamaForCausalLM, 
             assert drafted > set(wanted_logits(deep, config, tensors, text, []).topk(2).indices.tolist())
 
 
-@pytest.mark.parametrize("asks", ["all", "paying"])
-def test_a_fused_head_drafts_what_it_drafts_alone(asks: str, deep: LlamaForCausalLM, tmp_path: Path) -> None:
-    """It learns from steps for which it was not asked, too: its candidates are among those of each step."""
-    folder, tensors = head_in(tmp_path, EAGLE_3)
-    parts = [tr.make_drafter("suffix"), Eagle(folder, tree="0 1 2")]
-    drafter = tr.make_drafter("fuse", parts=parts, nodes=16 if asks == "all" else "auto", asks=asks)
-    prompt = tiny.prompt(2, 6).repeat(1, 3)
-    steps = drafted_steps(deep, drafter, prompt, max_new_tokens=20)
-    assert [token for _, step in steps for token in step.tokens] == deep.generate(prompt, max_new_tokens=20)[
-        0, 18:
-    ].tolist()
-    if asks == "all":
-        for text, step in steps[1:-1]:
-            best = wanted_logits(deep, EAGLE_3, tensors, text, []).topk(3).indices.tolist()
-            assert set(best) <= {int(step.draft.tokens[node]) for node in step.draft.tree.children[0]}
+def test_a_fused_head_learns_from_steps_for_which_it_was_not_asked(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+    parts = ["suffix", Eagle(head_in(tmp_path, EAGLE_3)[0], tree="0 1 2")]
+    drafter = tr.make_drafter("fuse", parts=parts, asks="paying")
+    check_same(deep, drafter, tiny.prompt(2, 6).repeat(1, 3), max_new_tokens=20)
 
 
 def test_a_head_of_16_bits_keeps_its_positions(tmp_path: Path) -> None:
     head = load_head(head_in(tmp_path, EAGLE_3)[0]).head
-    placed = head.for_drafting(torch.device("cpu"), torch.bfloat16)
+    placed = placed_copy(head, torch.device("cpu"), torch.bfloat16)
     assert placed.fc.weight.dtype == torch.bfloat16
     assert torch.equal(placed.rotary.inv_freq, head.rotary.inv_freq)
     assert head.fc.weight.dtype == torch.float32
-
-
-@pytest.mark.parametrize(("name", "least"), [("eagle", 3), ("eagle3", 2)])
-def test_the_shipped_heads_save_steps(
-    name: str, least: float, shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
-) -> None:
-    model, tokenizer = shipped
-    models, stats = Path(__file__).parents[2] / "models", tr.Stats()
-    text = (models / "prompts" / "05_graph_shortest_path.py").read_text(encoding="utf-8")
-    ids = tokenizer(text, return_tensors="pt").input_ids[:, :64]
-    wanted = model.generate(ids, max_new_tokens=48, do_sample=False)
-    drafter = Eagle(models / name, tree=16)
-    ours = tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=48, do_sample=False)
-    assert torch.equal(ours, wanted)
-    assert stats.mat > least

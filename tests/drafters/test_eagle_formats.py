@@ -30,7 +30,7 @@ from support.eagle_heads import (
 from transformers import DynamicCache
 
 from token_recycling.drafters._shared.training.saved import TrainedPartError
-from token_recycling.drafters.eagle import Eagle, check_head
+from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import SavedHead, load_head, save_head
 from token_recycling.model.tree_model import TreeModel
 
@@ -170,7 +170,7 @@ def test_the_embedding_in_the_file_is_taken_where_it_is_another(tmp_path: Path) 
         folder = written(
             tmp_path / "head", config, tensors if held is None else {**tensors, "embed_tokens.weight": held}
         )
-        placed = Eagle(folder)._head_for(TreeModel(model))
+        placed = Eagle(folder).placed(TreeModel(model))
         assert (placed.embedding is not model.get_input_embeddings()) is own
         assert torch.equal(placed.embed(torch.tensor([5]))[0, 0], theirs[5] + own)
 
@@ -269,9 +269,9 @@ def test_folders_without_a_head_are_refused(tmp_path: Path) -> None:
 def test_a_head_for_another_model_is_refused(
     config: dict[str, Any], sizes: dict[str, int], words: str, tmp_path: Path
 ) -> None:
-    saved, _ = made(tmp_path, config)
+    made(tmp_path, config)
     with pytest.raises(TrainedPartError, match=words):
-        check_head(tmp_path, saved, TreeModel(tiny.llama(**sizes)))
+        Eagle(tmp_path).check(TreeModel(tiny.llama(**sizes)))
 
 
 def test_a_head_trained_here_knows_its_model(tmp_path: Path) -> None:
@@ -285,6 +285,6 @@ def test_a_head_trained_here_knows_its_model(tmp_path: Path) -> None:
         assert (read.head.ids is None) is (saved.head.ids is None)
         for name, weight in saved.head.state_dict().items():
             assert torch.equal(read.head.state_dict()[name], weight), name
-        check_head(tmp_path, read, TreeModel(model))
+        Eagle(tmp_path / "to").check(TreeModel(model))
         with pytest.raises(TrainedPartError, match="expected a part for this model"):
-            check_head(tmp_path, read, TreeModel(tiny.llama(seed=1, num_hidden_layers=6)))
+            Eagle(tmp_path / "to").check(TreeModel(tiny.llama(seed=1, num_hidden_layers=6)))

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.commandline import assert_refused, run, run_json
 from support.eagle_heads import EAGLE_1, EAGLE_3, IDS, outputs_of, own_states, tensors_of, written
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters._shared.training.continuations import Continuations, continuations
 from token_recycling.drafters._shared.training.declaration import Schedule
+from token_recycling.drafters._shared.training.loop import fit
 from token_recycling.drafters.eagle import Eagle
 from token_recycling.drafters.eagle.formats import load_head, save_head
 from token_recycling.drafters.eagle.train import (
@@ -22,16 +22,11 @@ from token_recycling.drafters.eagle.train import (
     acceptance,
     examples,
     new_head,
-    train_eagle,
+    task_of,
     training_loss,
     unrolled,
 )
 from token_recycling.drafters.eagle.train_options import EagleTraining
-
-
-@pytest.fixture
-def deep() -> LlamaForCausalLM:
-    return tiny.llama(3, num_hidden_layers=6)
 
 
 def counted(model: LlamaForCausalLM, folder: Path) -> Continuations:
@@ -146,44 +141,19 @@ def test_a_head_trained_on_a_model_that_counts_foresees_it(
     losses: list[float] = []
     model = deep_counting
     texts, held_out = counted(model, tmp_path).split(0.25)
-    before = [weight.clone() for weight in model.parameters()]
     how = EagleTraining(version=version, unrolled=2, batch=4, vocabulary=12)
     progress = lambda step, steps, loss: losses.append(loss)  # noqa: E731
-    head = train_eagle(model, texts, how, Schedule(120, rate=0.01), progress=progress)
+    head = fit(task_of(model, texts, how), Schedule(120, rate=0.01), progress=progress)
     assert losses[-1] < 0.8 * losses[0]
     measured = acceptance(model, head, held_out, depths=3, ranks=4)
     assert len(measured) == 3
     assert measured[0][0] > (0.9 if version == 1 else 0.6), "version 3 may say 12 of 16 tokens"
     assert all(sum(ranks) <= 1 + 1e-6 for ranks in measured)
-    assert all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
-    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
     save_head(tmp_path / "head", head, model, acceptance=measured)
     stats = tr.Stats()
     drafter = Eagle(tmp_path / "head", tree="chain:2")
     tr.generate(model, torch.tensor([[1, 2]]), drafter=drafter, max_new_tokens=30, stats=stats)
     assert stats.mat > 1.5
-
-
-@pytest.mark.parametrize("version", [1, 3])
-def test_an_interrupted_training_ends_with_the_same_head(
-    version: int, deep: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
-    texts = Continuations([tiny.prompt(seed, 12)[0] for seed in range(6)], [3] * 6)
-    how, schedule = EagleTraining(version=version, unrolled=2, batch=2), Schedule(6, rate=0.01)
-    wanted = train_eagle(deep, texts, how, schedule)
-
-    def stop(step: int, steps: int, loss: float) -> None:
-        if step == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_eagle(deep, texts, how, schedule, tmp_path / "checkpoint", stop)
-    steps: list[int] = []
-    made = train_eagle(deep, texts, how, schedule, tmp_path / "checkpoint", lambda step, *_: steps.append(step))
-    assert steps == [4, 5, 6]
-    for name, weight in wanted.state_dict().items():
-        assert torch.equal(made.state_dict()[name], weight)
 
 
 def test_acceptance_counts_what_the_target_said(counting: LlamaForCausalLM) -> None:
@@ -198,27 +168,3 @@ def test_acceptance_counts_what_the_target_said(counting: LlamaForCausalLM) -> N
         order = head.logits(first, counting.lm_head)[0].argsort(descending=True)
     ranks = [order[place].tolist().index(int(text[place + 2])) for place in (1, 2, 3)]
     assert measured[0] == pytest.approx([ranks.count(rank) / 3 for rank in range(16)])
-
-
-# the command
-
-
-def test_the_command_trains_a_head_for_the_drafter(tiny_model_dir: str, tmp_path: Path) -> None:
-    text, head = tmp_path / "text.py", tmp_path / "head"
-    text.write_text("".join(f"def number_{number}():\n    return {number}\n" for number in range(40)))
-    how = ["--texts", 12, "--prompt-tokens", 16, "--text-tokens", 8, "--steps", 4, "--held-out", 0.25]
-    command = ["train", "eagle", tiny_model_dir, text, "--output", head, *how]
-    made = run_json(*command, "--version", 1)
-    assert [len(ranks) for ranks in made["acceptance"]] == [10] * 5
-    assert (made["training"]["trained_texts"], made["training"]["version"]) == (9, 1)
-    saved = load_head(head)
-    assert saved.facts["acceptance"] == made["acceptance"]
-    assert saved.head.state_dict()["fc.weight"].dtype == torch.float32
-    shown = run(*command, "--version", 1)
-    assert shown.exit_code == 0
-    assert "depth" in shown.stdout
-    spec = f"eagle:head={head},tree=6"
-    assert run("generate", tiny_model_dir, "def f", "--drafter", spec, "--max-new-tokens", 8).exit_code == 0
-    assert_refused(run(*command, "--version", 2), "expected version 1 or 3")
-    (head / "training" / "checkpoint.pt").unlink()
-    assert_refused(run(*command, "--version", 3), "expected hidden states from 0 to 2")

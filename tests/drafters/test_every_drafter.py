@@ -6,6 +6,7 @@ through one of our surfaces, and must return the same.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from support import tiny, ways
 from support.drafters import example
 from support.elsewhere import THERE, another_device, put_there
-from support.runs import fix_costs, fix_work
+from support.runs import drafts_of, fix_costs, fix_work
 from support.ways import Generate
 from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process
@@ -113,9 +114,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "draft_model sequence": {"mode": "sequence", "depth": 4, "nodes": 4},
     "draft_model tree": {"mode": "tree", "nodes": 20, "theta_prob": 0.1},
     "draft_model graph": {"mode": "graph", "nodes": 20, "theta_prob": 0.02, "tau": 1},
-    "recycling fixed": {"tree": 10},
     "recycling paper": {"tree": "paper"},
-    "recycling alone": {"tree": 10, "orders": 1, "suffix": False},
     "published first": {"update": "first", "tree": "chain:4"},
 }
 
@@ -173,10 +172,7 @@ def test_a_fork_knows_what_was_learned_before_and_nothing_later(
     fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
     fix_work(monkeypatch)
 
-    def drafts(drafter: tr.Drafter) -> list[tuple[tuple[int, ...], list[int]]]:
-        steps = tr.stream(model, tiny.prompt(0, 6).repeat(1, 3), drafter, max_new_tokens=24)
-        return [(step.draft.tree.parents, step.draft.tokens.tolist()) for step in steps]
-
+    drafts = partial(drafts_of, model, ids=tiny.prompt(0, 6).repeat(1, 3), max_new_tokens=24)
     drafter = example(name, model, tmp_path)
     drafts(drafter)
     wanted = drafts(drafter.fork())
@@ -186,6 +182,63 @@ def test_a_fork_knows_what_was_learned_before_and_nothing_later(
             tr.generate(model, prompt, drafter=learning, max_new_tokens=24)
     assert drafts(drafter.fork()) == wanted
     assert drafts(drafter) == wanted
+
+
+OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
+    ("dflash", {"k": 0}, "k of 1 or more"),
+    ("dflash", {"tree": "chain:5"}, "at most 4 layers, one a place of a block"),
+    ("dflash", {"tree": "0 1 2", "k": 2}, "ranks below k=2"),
+    ("draft_model", {"mode": "forest"}, "a mode of sequence, tree, graph, got 'forest'"),
+    ("draft_model", {"depth": 0}, "depth of 1 or more"),
+    ("draft_model", {"k": 0}, "k of 1 or more"),
+    ("draft_model", {"tau": 0}, "tau of 1 or more"),
+    ("draft_model", {"theta_prob": 1.5}, "theta_prob from 0 to 1, got 1.5"),
+    ("draft_model", {"theta_sib": -0.1}, "theta_sib from 0 to 1, got -0.1"),
+    ("draft_model", {"nodes": 0}, "auto or 1 node or more, got nodes=0"),
+    ("draft_model", {"nodes": "many"}, "auto or 1 node or more, got nodes='many'"),
+    ("eagle", {"k": 0}, "k of 1 or more"),
+    ("eagle", {"depth": 0}, "depth of 1 or more"),
+    ("eagle", {"tree": "wide"}, "a tree"),
+    ("eagle", {"tree": "chain:3", "depth": 2}, "at most depth=2 layers"),
+    ("eagle", {"tree": "0 1 2", "k": 2}, "ranks below k=2"),
+    ("lookahead", {"window": 0}, "window of 1 or more"),
+    ("lookahead", {"ngram_size": 1}, "ngram_size of 2 or more"),
+    ("lookahead", {"guesses": 0}, "guesses of 1 or more"),
+    ("medusa", {"k": 0}, "k of 1 or more"),
+    ("medusa", {"tree": "0 00 000"}, "at most 2 layers, one a head"),
+    ("medusa", {"tree": "0 1 2", "k": 2}, "ranks below k=2"),
+    ("medusa", {"tree": "static:0"}, "a tree"),
+    ("medusa", {"tree": "wide"}, "a tree"),
+    ("mtp", {"k": 0}, "k of 1 or more"),
+    ("mtp", {"depth": 0}, "depth of 1 or more"),
+    ("mtp", {"tree": 0}, "auto or 1 node or more, got tree=0"),
+    ("mtp", {"tree": "paper"}, "auto or 1 node or more, got tree='paper'"),
+    ("mtp", {"layers": "others"}, "layers=own, .* got 'others'"),
+    ("prompt_lookup", {"num_tokens": 0}, "num_tokens of 1 or more"),
+    ("prompt_lookup", {"max_matching_ngram_size": 0}, "max_matching_ngram_size of 1 or more"),
+    ("published", {"k": 0}, "k of 1 or more"),
+    ("published", {"update": "newest"}, "update rule of last, first, unordered"),
+    ("rest", {"nodes": 0}, "nodes of 1 or more"),
+    ("rest", {"num_tokens": 0}, "num_tokens of 1 or more"),
+    ("rest", {"max_matches": 0}, "max_matches of 1 or more"),
+    ("rest", {"min_matching_ngram_size": 0}, "min_matching_ngram_size of 1 or more"),
+    ("rest", {"max_matching_ngram_size": 1}, "max_matching_ngram_size of at least 2"),
+    ("specdec_pp", {"threshold": 1.5}, "threshold from 0 to 1, got 1.5"),
+    ("specdec_pp", {"min_length": 0}, "min_length of 1 or more"),
+    ("specdec_pp", {"min_length": 5, "max_length": 4}, "got 5 and 4"),
+    ("suffix", {"num_tokens": 0}, "num_tokens of 1 or more"),
+    ("suffix", {"min_match": 0}, "min_match of 1 or more"),
+    ("suffix", {"factor": 0}, "a factor above 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), OUT_OF_RANGE, ids=str)
+def test_options_out_of_range_are_refused(
+    name: str, options: dict[str, Any], message: str, model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    made = example(name, model, tmp_path)
+    with pytest.raises(ValueError, match=f"expected .*{message}"):
+        replace(made, **options)
 
 
 def test_a_class_has_its_name_without_the_registry() -> None:

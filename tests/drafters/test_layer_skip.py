@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from support.tiny import gpt2
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.drafters.layer_skip.layers import best_layers, cost_without, decoder_layers, speed, without_layers
+from token_recycling.drafters.layer_skip import best_layers, cost_without, decoder_layers, speed, without_layers
 from token_recycling.model.tree_model import TreeModel
 
 
@@ -52,8 +53,9 @@ def skipped_by_hooks(model: PreTrainedModel, numbers: list[int], ids: torch.Tens
     return found
 
 
-NAMES = {"llama", "gpt2", "bloom", "opt", "mpt", "falcon ALiBi", "gemma2 window of 8", "qwen2 window of 8", "mixtral"}
-CASES = [case for case in architectures.SUPPORTED if str(case) in NAMES]
+CASES = [architectures.named(family) for family in ("llama", "gpt2", "bloom", "opt", "mpt", "mixtral")]
+CASES += [architectures.named(family, "window of 8") for family in ("gemma2", "qwen2")]
+CASES += [architectures.named("falcon", "ALiBi")]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -75,22 +77,13 @@ def test_the_text_is_that_of_generate(case: architectures.Case) -> None:
     model = architectures.model_of(case)
     drafter = tr.make_drafter("layer_skip", layers="1", nodes=12, k=2, theta_prob=0.0)
     for length in (1, 12):
-        ids = tiny.prompt(length, length, 96)
         for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
-            wanted, _ = tiny.seeded(model.generate, ids, max_new_tokens=16, **sampling)
-            ours, _ = tiny.seeded(tr.generate, model, ids, drafter=drafter, max_new_tokens=16, **sampling)
-            assert torch.equal(ours, wanted)
-
-
-def test_all_cases_are_there() -> None:
-    assert len(CASES) == len(NAMES)
+            runs.check_same(model, drafter, tiny.prompt(length, length, 96), max_new_tokens=16, **sampling)
 
 
 def test_layers_that_do_nothing_are_found(deep: LlamaForCausalLM) -> None:
-    stats, drafter = tr.Stats(), tr.make_drafter("layer_skip", theta_prob=0.0)
-    ids = tiny.prompt(0, 9)
-    ours = tr.generate(deep, ids, drafter=drafter, stats=stats, max_new_tokens=28)
-    assert torch.equal(ours, deep.generate(ids, max_new_tokens=28))
+    drafter = tr.make_drafter("layer_skip", theta_prob=0.0)
+    stats = runs.check_same(deep, drafter, tiny.prompt(0, 9), max_new_tokens=28)
     assert {3, 4} <= set(drafter._skipped)
     assert "the target without layers" in stats.drafter
     assert "times as fast" in stats.drafter
@@ -163,29 +156,29 @@ def test_layers_are_written_as_ranges() -> None:
     assert tr.make_drafter("layer_skip", layers=(2, 1))._skipped == [1, 2]
 
 
+def wrapped() -> LlamaForCausalLM:
+    """As accelerate leaves it where parts are on several devices: their forward is bound to the original."""
+    model = tiny.llama()
+    model.model.forward = model.model.forward
+    return model
+
+
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("make", "reason"),
     [
-        ("gemma3n_text window of 8, shared keys and values", "with keys and values of their own"),
-        ("llama dynamic rotary scaling from 32", "that no other pass over the model changes"),
+        (lambda: of_case("gemma3n_text", "shared keys and values"), "with keys and values of their own"),
+        (lambda: of_case("llama", "dynamic rotary scaling"), "that no other pass over the model changes"),
+        (lambda: tiny.llama(num_hidden_layers=1), "expected a model of two layers or more"),
+        (wrapped, "a model on one device"),
     ],
 )
-def test_models_that_cannot_do_without_layers_are_refused(name: str, reason: str) -> None:
-    (case,) = [case for case in architectures.SUPPORTED if str(case) == name]
+def test_models_that_cannot_do_without_layers_are_refused(make: Callable[[], PreTrainedModel], reason: str) -> None:
     with pytest.raises(tr.UnsupportedModelError, match=f"layers cannot be skipped: .*{reason}"):
-        next(tr.stream(architectures.model_of(case), tiny.prompt(0, 4, 96), "layer_skip"))
+        next(tr.stream(make(), tiny.prompt(0, 4), "layer_skip", layers="1"))
 
 
-def test_a_model_of_one_layer_is_refused() -> None:
-    with pytest.raises(tr.UnsupportedModelError, match="expected a model of two layers or more"):
-        next(tr.stream(tiny.llama(num_hidden_layers=1), tiny.prompt(0, 4), "layer_skip"))
-
-
-def test_a_model_in_wrapped_parts_is_refused(deep: LlamaForCausalLM) -> None:
-    """As accelerate leaves them where parts are on several devices: their forward is bound to the original."""
-    deep.model.forward = deep.model.forward
-    with pytest.raises(tr.UnsupportedModelError, match="a model on one device"):
-        next(tr.stream(deep, tiny.prompt(0, 4), "layer_skip", layers="3"))
+def of_case(family: str, tested: str) -> PreTrainedModel:
+    return architectures.model_of(architectures.named(family, tested))
 
 
 @pytest.mark.parametrize("length", [20, 30, 32])
@@ -195,8 +188,7 @@ def test_the_search_stays_within_the_models_positions(length: int) -> None:
     model.config.n_positions = 32
     model.transformer.wpe = torch.nn.Embedding.from_pretrained(model.transformer.wpe.weight[:32])
     drafter, ids = tr.make_drafter("layer_skip"), tiny.prompt(0, length, 80)
-    ours = tr.generate(model.eval(), ids, drafter=drafter, max_new_tokens=33 - length)
-    assert torch.equal(ours, model.generate(ids, max_new_tokens=33 - length))
+    runs.check_same(model.eval(), drafter, ids, max_new_tokens=33 - length)
     assert drafter._skipped == [1]
 
 
@@ -206,10 +198,7 @@ def test_it_is_made_for_the_model_at_hand(deep: LlamaForCausalLM) -> None:
     started = runs.texts_of(drafter)
     other = tiny.llama(5, num_hidden_layers=4)
     for model in (deep, other):
-        ids = tiny.prompt(0, 5)
-        assert torch.equal(
-            tr.generate(model, ids, drafter=drafter, max_new_tokens=9), model.generate(ids, max_new_tokens=9)
-        )
+        runs.check_same(model, drafter, tiny.prompt(0, 5), max_new_tokens=9)
     assert started[-1].reader.model.model.model.layers[0] is other.model.layers[0]
 
 

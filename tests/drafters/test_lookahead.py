@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from support import tiny
-from support.chi_square import fit
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
@@ -132,32 +129,3 @@ def test_a_draft_that_was_cut_leaves_the_window_where_it_was(model: LlamaForCaus
         0, 5:
     ].tolist()
     assert steps[0].draft.tree.depth == 1
-
-
-def test_sampled_texts_follow_the_models_distribution() -> None:
-    """Every text of 4 tokens over a vocabulary of 3, against its exact probability."""
-    vocab_size, runs = 3, 400
-    model = tiny.llama(5, vocab_size=vocab_size, initializer_range=0.12)
-    prompt = torch.tensor([[1, 0, 2, 1, 2]])
-    texts = torch.cartesian_prod(*[torch.arange(vocab_size)] * 4)
-    with torch.no_grad():
-        whole = torch.cat([prompt.expand(len(texts), 5), texts], dim=1)
-        odds = model(input_ids=whole).logits[:, 4:8].double().softmax(-1)
-    exact = odds.gather(2, texts[:, :, None]).squeeze(2).prod(1)
-
-    torch.manual_seed(321)
-    drafter = tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True)
-    seen: Counter[tuple[int, ...]] = Counter()
-    stats = tr.Stats()
-    for _ in range(runs):
-        steps = tr.stream(model, prompt, drafter, do_sample=True, max_new_tokens=4, stats=stats)
-        seen[tuple(token for step in steps for token in step.tokens)] += 1
-    assert stats.mat > 1.3
-
-    assert fit(seen, texts, exact, least=15) > 0.001
-
-
-@pytest.mark.parametrize(("option", "value"), [("window", 0), ("ngram_size", 1), ("guesses", 0)])
-def test_options_out_of_range_are_refused(option: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"expected {option} of {value + 1} or more, got {value}"):
-        tr.make_drafter("lookahead", **{option: value})

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from support import runs, tiny
-from support.commandline import assert_refused, run, run_json
 from support.runs import check_perfect, fix_costs
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters._shared.training.continuations import Continuations, continuations
 from token_recycling.drafters._shared.training.declaration import Schedule
+from token_recycling.drafters._shared.training.loop import fit
 from token_recycling.drafters._shared.training.saved import TrainedPartError
 from token_recycling.drafters.medusa import Medusa
 from token_recycling.drafters.medusa.heads import MedusaHeads, load_heads, save_heads
-from token_recycling.drafters.medusa.train import NOTHING, accuracy, examples, train_medusa
+from token_recycling.drafters.medusa.train import NOTHING, accuracy, examples, task_of
 from token_recycling.drafters.medusa.train_options import MedusaTraining
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Context, Step
@@ -150,24 +150,6 @@ def test_what_is_drafted_says_how(counting: LlamaForCausalLM, tmp_path: Path) ->
     assert "3 heads" in Medusa(folder, tree="static:4").describe()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"k": 0}, "k of 1 or more"),
-        ({"tree": "0 00 000 0000"}, "at most 3 layers"),
-        ({"tree": "0 1 2", "k": 2}, "ranks below k=2"),
-        ({"tree": "static:0"}, "expected a tree"),
-        ({"tree": "wide"}, "expected a tree"),
-    ],
-)
-def test_options_are_checked(
-    counting: LlamaForCausalLM, tmp_path: Path, options: dict[str, object], words: str
-) -> None:
-    folder = counting_heads(tmp_path, counting)
-    with pytest.raises(ValueError, match=words):
-        Medusa(folder, **options)  # type: ignore[arg-type]
-
-
 # files
 
 
@@ -212,18 +194,6 @@ def test_heads_begin_as_the_output_layer(model: LlamaForCausalLM, own: bool) -> 
         assert torch.allclose(logits, model.lm_head(hidden), atol=1e-5)
 
 
-def test_the_shipped_heads_save_steps(shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
-    model, tokenizer = shipped
-    models, stats = Path(__file__).parents[2] / "models", tr.Stats()
-    text = (models / "prompts" / "05_graph_shortest_path.py").read_text(encoding="utf-8")
-    ids = tokenizer(text, return_tensors="pt").input_ids[:, :64]
-    wanted = model.generate(ids, max_new_tokens=48, do_sample=False)
-    drafter = Medusa(models / "medusa", tree=16)
-    ours = tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=48, do_sample=False)
-    assert torch.equal(ours, wanted)
-    assert stats.mat > 1.5
-
-
 # training
 
 
@@ -245,13 +215,9 @@ def test_heads_learn_the_tokens_after_the_next_one(model: LlamaForCausalLM) -> N
 def test_texts_that_end_at_once_are_trained_over(counting: LlamaForCausalLM) -> None:
     """Of one token that was said no head can foresee a later one; the other text is learned from all the same."""
     losses: list[float] = []
-    train_medusa(
-        counting,
-        Continuations([torch.tensor([1, 2]), torch.arange(8)], [1, 1]),
-        MedusaTraining(heads=2, batch=1),
-        Schedule(2),
-        progress=lambda step, steps, loss: losses.append(loss),
-    )
+    texts = Continuations([torch.tensor([1, 2]), torch.arange(8)], [1, 1])
+    task = task_of(counting, texts, MedusaTraining(heads=2, batch=1))
+    fit(task, Schedule(2), progress=lambda step, steps, loss: losses.append(loss))
     assert sorted(loss > 0 for loss in losses) == [False, True]
 
 
@@ -264,55 +230,22 @@ def counted(model: LlamaForCausalLM, folder: Path) -> Continuations:
 def test_heads_trained_on_a_model_that_counts_foresee_it(counting: LlamaForCausalLM, tmp_path: Path, own: bool) -> None:
     losses: list[float] = []
     texts, held_out = counted(counting, tmp_path).split(0.25)
-    before = [weight.clone() for weight in counting.parameters()]
-    heads = train_medusa(
-        counting,
-        texts,
-        MedusaTraining(heads=2, own_output=own, batch=4),
-        Schedule(150, rate=0.02),
-        progress=lambda step, steps, loss: losses.append(loss),
-    )
+    task = task_of(counting, texts, MedusaTraining(heads=2, own_output=own, batch=4))
+    heads = fit(task, Schedule(150, rate=0.02), progress=lambda step, steps, loss: losses.append(loss))
     assert losses[-1] < 0.3 * losses[0]
     measured = accuracy(counting, heads, held_out, ranks=3)
     assert [ranks[0] for ranks in measured] == pytest.approx([1, 1])
     assert all(sum(ranks) <= 1 + 1e-6 for ranks in measured)
-    assert all(torch.equal(weight, old) for weight, old in zip(counting.parameters(), before, strict=True))
-    assert all(weight.requires_grad and weight.grad is None for weight in counting.parameters())
     save_heads(tmp_path, heads, counting, measured)
     assert drafted(Medusa(tmp_path, tree="0 00"), counting, [1, 2]) == ("0\n00", [2, 3, 4])
-
-
-def test_an_interrupted_training_ends_with_the_same_heads(
-    counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
-    texts, how, schedule = counted(counting, tmp_path), MedusaTraining(heads=2, batch=5), Schedule(12, rate=0.01)
-    wanted = train_medusa(counting, texts, how, schedule)
-
-    def stop(step: int, steps: int, loss: float) -> None:
-        if step == 7:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", stop)
-    steps: list[int] = []
-    made = train_medusa(counting, texts, how, schedule, tmp_path / "checkpoint", lambda step, *_: steps.append(step))
-    assert steps == list(range(8, 13))
-    for name, weight in wanted.state_dict().items():
-        assert torch.equal(made.state_dict()[name], weight)
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_target_in_16_bits_has_heads_trained_in_32(counting: LlamaForCausalLM, tmp_path: Path, own: bool) -> None:
     texts, model = counted(counting, tmp_path), counting.to(torch.bfloat16)
     losses: list[float] = []
-    heads = train_medusa(
-        model,
-        texts,
-        MedusaTraining(heads=1, own_output=own),
-        Schedule(60, rate=0.02),
-        progress=lambda step, steps, loss: losses.append(loss),
-    )
+    task = task_of(model, texts, MedusaTraining(heads=1, own_output=own))
+    heads = fit(task, Schedule(60, rate=0.02), progress=lambda step, steps, loss: losses.append(loss))
     assert heads.weight.dtype == torch.float32
     assert losses[-1] < 0.5 * losses[0]
     save_heads(tmp_path, heads.bfloat16(), model, [[1.0]])
@@ -325,40 +258,3 @@ def test_accuracy_counts_by_head_and_rank(counting: LlamaForCausalLM) -> None:
     measured = accuracy(counting, foreseeing(2), texts, ranks=2)
     assert measured[0] == pytest.approx([2 / 3, 1 / 3])
     assert measured[1] == pytest.approx([1 / 2, 1 / 2])
-
-
-# the command
-
-
-def test_the_command_trains_heads_for_the_drafter(tiny_model_dir: str, tmp_path: Path) -> None:
-    text = tmp_path / "text.py"
-    text.write_text("".join(f"def number_{number}():\n    return {number}\n" for number in range(40)))
-    how = ["--texts", 12, "--prompt-tokens", 16, "--text-tokens", 8, "--steps", 4, "--heads", 2, "--held-out", 0.25]
-    command = ["train", "medusa", tiny_model_dir, text, "--output", tmp_path / "heads", *how]
-    made = run_json(*command)
-    assert len(made["accuracy"]) == 2
-    assert (made["training"]["trained_texts"], made["training"]["held_out_texts"]) == (9, 3)
-    checkpoint = tmp_path / "heads" / "training" / "checkpoint.pt"
-    written_at = checkpoint.stat().st_mtime_ns
-    shown = run(*command)
-    assert shown.exit_code == 0
-    assert "top 10" in shown.stdout
-    assert checkpoint.stat().st_mtime_ns == written_at
-    spec = f"medusa:heads={tmp_path / 'heads'},tree=6"
-    assert run("generate", tiny_model_dir, "def f", "--drafter", spec, "--max-new-tokens", 8).exit_code == 0
-    refused = run(*command, "--seed", 1)
-    assert_refused(refused, "expected continuations with prompts")
-
-
-def test_the_command_says_what_is_wrong(tiny_model_dir: str, tmp_path: Path) -> None:
-    command = ["train", "medusa", tiny_model_dir]
-    assert_refused(run(*command, tmp_path / "none", "--output", tmp_path / "heads"), "there is none")
-    text = tmp_path / "text.py"
-    text.write_text("a = 1\n")
-    assert_refused(run(*command, text, "--output", tmp_path / "heads", "--held-out", 1), "between 0 and 1")
-    assert_refused(run(*command, text, "--output", tmp_path / "heads", "--rate", 0), "a rate and a clip above 0")
-    assert_refused(run(*command, text, "--output", tmp_path / "heads"), "a text of 64 tokens or more")
-
-
-def test_the_group_lists_what_can_be_trained() -> None:
-    assert "medusa" in run("train").stdout

@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from support import assistants, tiny
 from support.architectures import GROUP, MIXED, MLA, MOE, VOCABULARY, Case, model_of
 from support.recurrent_architectures import RECURRENT
-from support.runs import check_perfect, check_texts, fix_costs, fix_work
+from support.runs import check_perfect, check_same, check_texts, depths_that_pay, drafts_of
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
-from token_recycling.drafters.mtp import Mtp, reader
+from token_recycling.drafters import mtp
+from token_recycling.drafters.mtp import Mtp
 from token_recycling.model.compat import MtpCache, MtpModel
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Step
@@ -77,7 +78,7 @@ def test_every_draft_is_what_layers_foresee_that_read_everything_anew(
     case: Case, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Across their windows, after rejections and after tokens that stood beside the chain; and prompts in pieces."""
-    monkeypatch.setattr(reader, "_PIECE", piece)
+    monkeypatch.setattr(mtp, "_PIECE", piece)
     model = model_of(case)
     layers, prompt, new = layers_of(case, model), tiny.prompt(2, 9, VOCABULARY), 30
     depth = len(layers.layers) if len(layers.layers) > 1 else 3
@@ -107,9 +108,8 @@ def test_texts_are_those_of_the_target(case: Case) -> None:
 def test_a_text_may_be_shorter_than_there_are_layers(length: int) -> None:
     for case in (FAMILIES[1], FAMILIES[3]):
         model = model_of(case)
-        ids = tiny.prompt(3, length, VOCABULARY)
-        ours = tr.generate(model, ids, drafter=Mtp(layers_of(case, model), tree=6), max_new_tokens=9, do_sample=False)
-        assert torch.equal(ours, model.generate(ids, max_new_tokens=9, do_sample=False))
+        drafter = Mtp(layers_of(case, model), tree=6)
+        check_same(model, drafter, tiny.prompt(3, length, VOCABULARY), max_new_tokens=9, do_sample=False)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -130,34 +130,13 @@ def test_behind_a_cache_the_text_is_read_from_where_states_are_known() -> None:
 # options
 
 
-@pytest.mark.parametrize(
-    ("price", "seconds", "depths"),
-    [
-        (0.01, (1.0, 1.001, 1.002, 1.003, 1.004), {4}),
-        (0.01, (1.0, 90.0), {0}),
-        (2.0, (1.0, 1.001, 1.002, 1.003, 1.004), {0, 1}),
-    ],
-)
 def test_auto_drafts_as_many_places_and_nodes_as_pay(
-    counting: LlamaForCausalLM,
-    monkeypatch: pytest.MonkeyPatch,
-    price: float,
-    seconds: tuple[float, ...],
-    depths: set[int],
+    counting: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer's pass costs `price` passes of the target; one that is dearer than what it gives rests soon."""
-    fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
-    fix_work(monkeypatch)
-    drafter = Mtp(assistants.counting_mtp(counting, 1))
-    drafter.work.step = price
-    steps = list(tr.stream(counting, torch.tensor([[1, 2]]), drafter, max_new_tokens=31))
-    assert {step.draft.tree.depth for step in steps[1:-2]} == depths
-
-
-@pytest.mark.parametrize("options", [{"k": 0}, {"depth": 0}, {"tree": 0}, {"tree": "paper"}, {"layers": "others"}])
-def test_options_are_checked(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"expected.*{next(iter(options))}|expected.*1 node or more"):
-        Mtp(**options)
+    """One that is dearer than what it gives rests soon."""
+    layers, cheap = assistants.counting_mtp(counting, 1), (1.0, 1.001, 1.002, 1.003, 1.004)
+    for price, seconds, depths in ((0.01, cheap, {4}), (0.01, (1.0, 90.0), {0}), (2.0, cheap, {0, 1})):
+        assert depths_that_pay(monkeypatch, counting, Mtp(layers), price, seconds) == depths
 
 
 # layers
@@ -187,12 +166,12 @@ def test_layers_are_found_in_the_files_of_the_target(tmp_path: Path) -> None:
         layer.enorm.weight.copy_(own["mtp.pre_fc_norm_embedding.weight"])
         layer.hnorm.weight.copy_(own["mtp.pre_fc_norm_hidden.weight"])
         layer.post_norm.weight.copy_(own["mtp.norm.weight"])
-    drafts = []
-    for drafter in (Mtp(layers, tree=5), tr.make_drafter("mtp:tree=5")):
-        steps = list(tr.stream(model, tiny.prompt(3, 7, VOCABULARY), drafter, max_new_tokens=10))
-        drafts.append([step.draft.tokens.tolist() for step in steps])
-    assert max(map(len, drafts[0])) == 6
-    assert drafts[0] == drafts[1]
+    wanted, found = (
+        drafts_of(model, drafter, tiny.prompt(3, 7, VOCABULARY), max_new_tokens=10)
+        for drafter in (Mtp(layers, tree=5), "mtp:tree=5")
+    )
+    assert max(len(tokens) for _, tokens in wanted) == 6
+    assert found == wanted
 
 
 def refusal(model: PreTrainedModel, drafter: Mtp) -> str:

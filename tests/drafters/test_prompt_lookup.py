@@ -43,8 +43,9 @@ def test_the_longest_match_wins_and_of_its_places_the_first() -> None:
     assert drafted([1, 2, 3]) == []
 
 
-def test_texts_do_not_know_of_each_other(counting: LlamaForCausalLM) -> None:
-    drafter, target = tr.make_drafter("prompt_lookup"), TreeModel(counting)
+@pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])
+def test_texts_do_not_know_of_each_other(name: str, counting: LlamaForCausalLM) -> None:
+    drafter, target = tr.make_drafter(name), TreeModel(counting)
     texts = [torch.tensor(text) for text in ([1, 2, 1], [1, 3, 1], [1])]
     begun = [runs.begun(drafter, text, target) for text in texts]
     drafted = [one.draft(Context(text, 9)).tokens.tolist() for one, text in zip(begun, texts, strict=True)]
@@ -57,9 +58,3 @@ def test_a_loop_is_decoded_in_few_steps(counting: LlamaForCausalLM) -> None:
     ids = torch.arange(17)[None] % 16
     tr.generate(counting, ids, drafter="prompt_lookup", stats=stats, max_new_tokens=33)
     assert stats.lengths == {11: 3}
-
-
-@pytest.mark.parametrize("option", ["num_tokens", "max_matching_ngram_size"])
-def test_options_out_of_range_are_refused(option: str) -> None:
-    with pytest.raises(ValueError, match=f"expected {option} of 1 or more, got 0"):
-        tr.make_drafter("prompt_lookup", **{option: 0})

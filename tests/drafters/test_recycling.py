@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import architectures, tiny
+from support import architectures, tiny, ways
 from support.batches import batch
 from support.matrices import learn
-from support.runs import fix_costs
+from support.runs import check_same, fix_costs
 from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
@@ -45,40 +45,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one candidate": {"k": 1, "tree": 12},
     "all at once": {"k": 16, "orders": 4, "primed": True, "remembers": 0.5, "favours": 0.1, "tree": 30},
 }
-WAYS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20},
-}
-PROMPTS, NEW = 4, 20
 
 
-@cache
-def model_for_all() -> LlamaForCausalLM:
-    return tiny.llama(seed=6)
-
-
-@cache
-def references(way: str) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Prompts, some of which repeat themselves, what `generate` makes of them, and the state of the generator then."""
-    prompts = [tiny.prompt(seed, 1 + 4 * seed).repeat(1, 1 + seed % 3) for seed in range(PROMPTS)]
-    generate = model_for_all().generate
-    return [(ids, *tiny.seeded(generate, ids, max_new_tokens=NEW, **WAYS[way])) for ids in prompts]
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [ways.greedy, ways.sampled])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_the_text_is_that_of_generate(options: dict[str, Any], way: str) -> None:
+def test_the_text_is_that_of_generate(options: dict[str, Any], way: ways.Generate) -> None:
     """One drafter for all prompts, twice; of sampled texts each draw is the same too."""
-    drafter, first, second = tr.make_drafter("recycling", **options), tr.Stats(), tr.Stats()
-    for stats in (first, second):
-        for ids, wanted, state in references(way):
-            ours, our_state = tiny.seeded(
-                tr.generate, model_for_all(), ids, drafter=drafter, stats=stats, max_new_tokens=NEW, **WAYS[way]
-            )
-            assert torch.equal(ours, wanted)
-            assert torch.equal(our_state, state)
+    model, drafter = ways.model_for(way), tr.make_drafter("recycling", **options)
+    for _ in range(2):
+        stats = tr.Stats()
+        ways.assert_as_wanted(way, way(model, partial(tr.generate, model, drafter=drafter, stats=stats)))
     if options.get("tree"):
-        assert second.mat > 1, "drafts are accepted"
+        assert stats.mat > 1, "drafts are accepted"
 
 
 @pytest.mark.parametrize("case", architectures.BORDERS, ids=str)
@@ -97,8 +75,7 @@ def test_ids_without_a_logit_may_stand_in_a_prompt() -> None:
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:60].clone())
     for seed in range(4):
         ids = torch.cat([tiny.prompt(seed, 5, 60), torch.tensor([[61, 3, 63]])], dim=1)[:, : 6 + seed % 3]
-        wanted = model.generate(ids, max_new_tokens=16)
-        assert torch.equal(tr.generate(model, ids, drafter="recycling:tree=8", max_new_tokens=16), wanted)
+        check_same(model, "recycling:tree=8", ids, max_new_tokens=16)
 
 
 # From text to text
@@ -141,8 +118,7 @@ def test_a_copy_learns_for_itself(model: LlamaForCausalLM) -> None:
     drafter, ids = tr.make_drafter("recycling", tree="0 1 00"), tiny.prompt(0, 8)
     tr.generate(model, ids, drafter=drafter, max_new_tokens=12)
     other, rows = copy.deepcopy(drafter), [array.copy() for array in drafter.matrix.rows]
-    wanted = model.generate(tiny.prompt(1, 30), max_new_tokens=12)
-    assert torch.equal(tr.generate(model, tiny.prompt(1, 30), drafter=other, max_new_tokens=12), wanted)
+    check_same(model, other, tiny.prompt(1, 30), max_new_tokens=12)
     assert other.matrix.filled.sum() > drafter.matrix.filled.sum()
     for now, before in zip(drafter.matrix.rows, rows, strict=True):
         np.testing.assert_array_equal(now, before)
@@ -173,9 +149,11 @@ def test_texts_of_a_batch_are_apart_in_the_past(model: LlamaForCausalLM) -> None
 
 # As many nodes as pay
 
+Rise = Callable[[float], None]
+
 
 @pytest.fixture
-def rise(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def rise(monkeypatch: pytest.MonkeyPatch) -> Rise:
     """Sets what every further node costs, in passes over a lone root."""
 
     def set_rise(each: float) -> None:
@@ -190,9 +168,7 @@ def sizes(model: LlamaForCausalLM, drafter: tr.Drafter, tokens: int, **how: Any)
     return [len(step.draft.tree) - 1 for step in steps]
 
 
-def test_free_nodes_are_all_drafted_and_dear_ones_not(
-    counting: LlamaForCausalLM, rise: Callable[[float], None]
-) -> None:
+def test_free_nodes_are_all_drafted_and_dear_ones_not(counting: LlamaForCausalLM, rise: Rise) -> None:
     drafter = tr.make_drafter("recycling")
     rise(1e-6)
     assert max(sizes(counting, drafter, 40)) == 63
@@ -200,9 +176,7 @@ def test_free_nodes_are_all_drafted_and_dear_ones_not(
     assert set(sizes(counting, drafter, 40)) == {0}, "even a certain token does not pay"
 
 
-def test_drafting_comes_back_when_candidates_prove_right(
-    counting: LlamaForCausalLM, rise: Callable[[float], None]
-) -> None:
+def test_drafting_comes_back_when_candidates_prove_right(counting: LlamaForCausalLM, rise: Rise) -> None:
     """A node pays from a chance of 0.9 on. The model's own probability is a third, but it is always right: after some
     steps without a draft that is known.
     """
@@ -212,7 +186,7 @@ def test_drafting_comes_back_when_candidates_prove_right(
     assert min(drafted[-3:-1]) > 0
 
 
-def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
+def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, rise: Rise) -> None:
     """Sampling so hot that all 16 tokens are alike; a node pays from a chance of a fifth on."""
     rise(0.2)
     torch.manual_seed(0)
@@ -234,7 +208,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_where_drafting_does_not_pay_it_rests_and_comes_back(
-    counting: LlamaForCausalLM, rise: Callable[[float], None], clock: list[int]
+    counting: LlamaForCausalLM, rise: Rise, clock: list[int]
 ) -> None:
     """Its own work takes a tenth of a pass: where all that brings nothing, a look every tenth step takes a hundredth of
     the time. It takes two texts until all kinds of candidates are known. In the last text all of them are right.
@@ -253,7 +227,7 @@ def test_where_drafting_does_not_pay_it_rests_and_comes_back(
 
 
 def test_own_work_belongs_to_what_a_node_costs(
-    counting: LlamaForCausalLM, rise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+    counting: LlamaForCausalLM, rise: Rise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rise(1e-6)
     drafter = tr.make_drafter("recycling")
@@ -262,7 +236,7 @@ def test_own_work_belongs_to_what_a_node_costs(
     assert set(sizes(counting, drafter, 100)[1:]) == {0}, "once that is known"
 
 
-def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Callable[[float], None]) -> None:
+def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Rise) -> None:
     """Passes of up to 64 rows are 15 drafted nodes for each of four texts, and 31 for each of the last two."""
     rise(1e-6)
     model.generation_config.pad_token_id = 0
@@ -337,10 +311,10 @@ def test_what_was_foreseen_is_not_learned_again(monkeypatch: pytest.MonkeyPatch)
         write(self, ngrams, *more, **shares)
 
     monkeypatch.setattr(NgramMatrix, "learn", learned)
-    drafter = tr.make_drafter("recycling", tree="chain:6", past=0, suffix=False)
+    model, drafter = tiny.llama(seed=6), tr.make_drafter("recycling", tree="chain:6", past=0, suffix=False)
     for _ in range(2):
         taught.clear()
         stats = tr.Stats()
-        tr.generate(model_for_all(), tiny.prompt(1, 8), drafter=drafter, max_new_tokens=NEW, stats=stats)
+        tr.generate(model, tiny.prompt(1, 8), drafter=drafter, max_new_tokens=20, stats=stats)
     verified = sum(nodes * steps for nodes, steps in stats.nodes.items())
-    assert verified - NEW <= sum(taught) < verified - NEW // 2
+    assert verified - 20 <= sum(taught) < verified - 10

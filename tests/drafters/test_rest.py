@@ -79,21 +79,6 @@ def test_a_text_of_the_datastore_is_decoded_in_few_steps(counting: LlamaForCausa
     assert stats.lengths == {11: 3}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"nodes": 0}, "expected nodes of 1 or more, got 0"),
-        ({"num_tokens": 0}, "expected num_tokens of 1 or more"),
-        ({"max_matches": 0}, "expected max_matches of 1 or more"),
-        ({"min_matching_ngram_size": 0}, "expected min_matching_ngram_size of 1 or more"),
-        ({"max_matching_ngram_size": 1}, "expected max_matching_ngram_size of at least 2"),
-    ],
-)
-def test_options_out_of_range_are_refused(store: Path, options: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Rest(store, **options)
-
-
 def test_the_datastore_is_required() -> None:
     with pytest.raises(ValueError, match="got none for datastore: rest:datastore=VALUE"):
         tr.make_drafter("rest")

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import tiny
-from support.chi_square import fit
-from support.drafters import example
 from support.tiny import related
 from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters._shared.training.saved import TrainedPartError
 from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head, save_head
-from token_recycling.model.inspection import hidden_states, output_width
-
-DRAFT = Path(__file__).parents[2] / "models" / "draft"
+from token_recycling.model.inspection import output_width
 
 
 def believing(model: LlamaForCausalLM, chances: dict[int, float], otherwise: float = 0.999) -> AcceptanceHead:
@@ -88,52 +83,6 @@ def test_rates_are_those_of_the_paper(counting: LlamaForCausalLM) -> None:
     assert tr.Stats().discard_rate == tr.Stats().verification_rate == 0
 
 
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.6}])
-def test_the_text_is_that_of_generate(model: LlamaForCausalLM, sampling: dict[str, Any], tmp_path: Path) -> None:
-    head = tr.make_drafter("specdec_pp", model=model, head=AcceptanceHead(32, 2))
-    assert head.min_length == 2
-    drafter, stats = example("specdec_pp", related(model), tmp_path), tr.Stats()
-    for seed in range(5):
-        ids = tiny.prompt(seed, 1 + 5 * seed)
-        wanted, state = tiny.seeded(model.generate, ids, seed=seed, max_new_tokens=24, **sampling)
-        ours, our_state = tiny.seeded(
-            tr.generate, model, ids, drafter=drafter, stats=stats, seed=seed, max_new_tokens=24, **sampling
-        )
-        assert torch.equal(ours, wanted)
-        assert torch.equal(our_state, state)
-    assert stats.mat > 1.4
-    assert 0 < stats.drafter_statistics["stopped_by_head"] < stats.steps
-
-
-@pytest.mark.slow
-def test_drawn_drafts_give_the_targets_distribution() -> None:
-    """Every text of 4 tokens over a vocabulary of 3, with a head that stops after 0 and goes on after 1."""
-    vocab_size, new, runs = 3, 4, 600
-    model = tiny.llama(7, vocab_size=vocab_size, initializer_range=0.12)
-    draft = tiny.llama(8, vocab_size=vocab_size, initializer_range=0.12)
-    prompt = torch.tensor([[1, 0, 2]])
-    texts = torch.cartesian_prod(*[torch.arange(vocab_size)] * new)
-    with torch.no_grad():
-        odds = model(torch.cat([prompt.expand(len(texts), 3), texts], dim=1)).logits.double().softmax(-1)
-    exact = odds[:, 2:-1].gather(2, texts[..., None])[..., 0].prod(dim=1)
-    head = AcceptanceHead(32, 0)
-    with torch.no_grad(), hidden_states(draft) as states:
-        draft(torch.cat([prompt.expand(vocab_size, 3), torch.arange(vocab_size)[:, None]], dim=1))
-        head.output.weight[0] = torch.linalg.pinv(states[0][:, -1]) @ torch.tensor([-3.0, 3.0, 0.5])
-    torch.manual_seed(5)
-    drafter = tr.make_drafter(
-        "specdec_pp", model=draft, head=head, min_length=1, max_length=4, threshold=0.5, sampled=True
-    )
-    stats, seen, lengths = tr.Stats(), Counter(), Counter()
-    for _ in range(runs):
-        steps = list(tr.stream(model, prompt, drafter, do_sample=True, max_new_tokens=new, stats=stats))
-        seen[tuple(token for step in steps for token in step.tokens)] += 1
-        lengths[len(steps[0].draft.tree) - 1] += 1
-    assert min(lengths[1], lengths[3]) > runs / 8  # what is drawn decides how long drafts are
-    assert stats.mat > 1.3
-    assert fit(seen, texts, exact) > 0.001
-
-
 def saved(folder: Path, model: LlamaForCausalLM) -> AcceptanceHead:
     head = AcceptanceHead(output_width(model), 2)
     head.reset()
@@ -185,14 +134,7 @@ def test_a_head_that_does_not_fit_is_refused(model: LlamaForCausalLM, tmp_path: 
         load_head(tmp_path, model)
 
 
-def test_options_that_make_no_sense_are_refused(model: LlamaForCausalLM) -> None:
-    for options, said in (
-        ({"threshold": 1.5}, "threshold from 0 to 1, got 1.5"),
-        ({"min_length": 0}, "min_length of 1 or more"),
-        ({"min_length": 5, "max_length": 4}, "got 5 and 4"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            tr.make_drafter("specdec_pp", model=model, **options)
+def test_a_draft_model_without_a_head_of_its_size_is_refused(model: LlamaForCausalLM) -> None:
     with pytest.raises(ValueError, match="a head for hidden states of 32, as the draft model has, got one for 8"):
         tr.generate(
             model, tiny.prompt(0, 4), drafter=tr.make_drafter("specdec_pp", model=model, head=AcceptanceHead(8, 1))
@@ -214,17 +156,3 @@ def test_a_new_head_has_even_odds_and_blocks_of_their_own(model: LlamaForCausalL
     with torch.no_grad():
         head.output.weight.fill_(0.1)
         torch.testing.assert_close(head(state), 0.1 * wanted.sum())
-
-
-def test_the_shipped_head_drafts_for_the_shipped_target(shipped: tuple[LlamaForCausalLM, Any]) -> None:
-    model, tokenizer = shipped
-    drafter, stats = tr.make_drafter(f"specdec_pp:model={DRAFT},min_length=1,threshold=0.5"), tr.Stats()
-    text = (DRAFT.parent / "prompts" / "08_lru_cache.py").read_text()
-    ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    wanted = model.generate(ids, max_new_tokens=32, do_sample=False)
-    assert torch.equal(
-        tr.generate(model, ids, drafter=drafter, stats=stats, max_new_tokens=32, do_sample=False), wanted
-    )
-    assert stats.mat > 1.2
-    assert len(stats.nodes) > 2  # drafts of several lengths
-    assert stats.drafter_statistics["stopped_by_head"] > 3

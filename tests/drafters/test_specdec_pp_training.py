@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from support import tiny
-from support.commandline import assert_refused, run, run_json
 from transformers import LlamaForCausalLM
 
 from token_recycling.drafters._shared.training.continuations import Continuations
 from token_recycling.drafters._shared.training.declaration import Schedule
+from token_recycling.drafters._shared.training.loop import fit
 from token_recycling.drafters.specdec_pp import train as specdec_pp
-from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head
-from token_recycling.drafters.specdec_pp.train import Labelled, judged, labelled, loss, train_head, weighted
+from token_recycling.drafters.specdec_pp.head import AcceptanceHead
+from token_recycling.drafters.specdec_pp.train import Labelled, judged, labelled, loss, task_of, weighted
 from token_recycling.drafters.specdec_pp.train_options import SpecDecTraining
 from token_recycling.model.tree_model import TreeModel
 
@@ -106,7 +104,7 @@ def test_a_text_of_which_no_token_was_replaced_is_trained_over() -> None:
     text, losses = Continuations([torch.tensor([3, 4])], [1]), []
     how = SpecDecTraining(target_share=0.99, batch=1)
     known = labelled(target, draft, text, how)
-    train_head(draft, known, how, Schedule(3), progress=lambda step, steps, loss: losses.append(loss))
+    fit(task_of(draft, known, how), Schedule(3), progress=lambda step, steps, loss: losses.append(loss))
     assert 0 in losses
 
 
@@ -136,7 +134,7 @@ def test_a_head_learns_where_both_models_part() -> None:
     target, draft = pair()
     how = SpecDecTraining(depth=1, rejection_weight=1.0, draft_temperature=0, batch=4)
     known = labelled(target, draft, counted(16), how)
-    head = train_head(draft, known, how, Schedule(150, 0.02))
+    head = fit(task_of(draft, known, how), Schedule(150, 0.02))
     found = judged(head, draft, known, how)
     assert found["kl"] < 0.3 * found["kl_of_a_constant"]
     assert found["acceptance"] == pytest.approx(0.5, abs=0.1)
@@ -150,81 +148,9 @@ def test_a_head_learns_where_both_models_part() -> None:
     assert head.acceptance(state) < 0.1
 
 
-def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
-    target, draft = pair()
-    how = SpecDecTraining(depth=2, batch=3, seed=1)
-    known = labelled(target, draft, counted(7), how)
-    wanted = train_head(draft, known, how, Schedule(9))
-
-    def interrupt(step: int, steps: int, loss: float) -> None:
-        if step == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_head(draft, known, how, Schedule(9), tmp_path / "checkpoint", interrupt)
-    steps = []
-    made = train_head(draft, known, how, Schedule(9), tmp_path / "checkpoint", lambda step, *_: steps.append(step))
-    assert steps == [6, 7, 8, 9]
-    for name, weight in wanted.state_dict().items():
-        assert torch.equal(made.state_dict()[name], weight)
-    with pytest.raises(ValueError, match="a checkpoint with texts"):
-        train_head(draft, known[:-1], how, Schedule(9), tmp_path / "checkpoint")
-
-
-def test_the_draft_model_stays_as_it_is() -> None:
-    target, draft = pair()
-    before = {name: weight.clone() for name, weight in draft.model.state_dict().items()}
-    how = SpecDecTraining(batch=2)
-    train_head(draft, labelled(target, draft, counted(4), how), how, Schedule(3))
-    assert all(torch.equal(weight, before[name]) for name, weight in draft.model.state_dict().items())
-    assert all(weight.grad is None for weight in draft.model.parameters())
-
-
 @pytest.mark.parametrize(
     "wrong", [{"depth": -1}, {"draft_temperature": -0.1}, {"rejection_weight": 0.0}, {"target_share": 1.0}]
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected a"):
         SpecDecTraining(**wrong)
-
-
-# the command
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("files")
-    for number in range(4):
-        (folder / f"{number}.py").write_text("for index in range(10):\n    print(index)\n" * 6 + f"# {number}\n")
-    return folder
-
-
-SMALL = ("--texts", 12, "--prompt-tokens", 8, "--text-tokens", 10, "--steps", 6, "--batch", 4)
-
-
-def test_the_command_trains_a_head_that_drafts(tiny_model_dir: str, files: Path, tmp_path: Path) -> None:
-    command = ("train", "specdec-pp", tiny_model_dir, files, "--draft", tiny_model_dir, "--output", tmp_path, *SMALL)
-    found = run_json(*command)
-    assert found["training"]["trained_texts"] + found["training"]["held_out_texts"] == 12
-    for said in ("trained_on", "held_out"):
-        assert found["judged"][said]["acceptance"] == pytest.approx(1, abs=1e-3)  # a model drafts for itself
-    facts = json.loads((tmp_path / "specdec_pp.json").read_text())
-    assert facts["judged"] == found["judged"]
-    assert (facts["depth"], facts["training"]["rejection_weight"]) == (3, 6.0)
-    assert (tmp_path / "calibration.svg").read_text().startswith("<?xml")
-    model = LlamaForCausalLM.from_pretrained(tiny_model_dir)
-    assert load_head(tmp_path, model).depth == 3
-    spec = f"specdec_pp:model={tiny_model_dir},head={tmp_path}"
-    said = run("generate", tiny_model_dir, "for index", "--drafter", spec, "--max-new-tokens", 8)
-    assert said.exit_code == 0, said.stderr
-    # Again, from what is there: nothing is left to train.
-    assert "a head trained on 11 texts" in " ".join(run(*command).stdout.split())
-    assert json.loads((tmp_path / "specdec_pp.json").read_text()) == facts
-
-
-def test_what_the_command_cannot_use_is_said(tiny_model_dir: str, files: Path, tmp_path: Path) -> None:
-    there = ("train", "specdec-pp", tiny_model_dir, files, "--draft", tiny_model_dir)
-    assert_refused(run(*there, "--held-out", 1.5), "expected --held-out between 0 and 1, got 1.5")
-    assert_refused(run(*there, "--target-share", 1, "--output", tmp_path), "target_share from 0 to less than 1")
-    assert_refused(run("train", "specdec-pp", tiny_model_dir, files, "--draft", tmp_path), "a config.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from support import runs, tiny
 from transformers import LlamaForCausalLM
@@ -29,31 +28,9 @@ def test_the_longer_the_match_the_longer_the_draft() -> None:
     assert drafted(text) == []
 
 
-def test_texts_do_not_know_of_each_other(counting: LlamaForCausalLM) -> None:
-    drafter, texts = tr.make_drafter("suffix"), [torch.tensor([1, 2, 1]), torch.tensor([1, 3, 1])]
-    begun = [runs.begun(drafter, text, TreeModel(counting)) for text in texts]
-    assert [one.draft(Context(text, 9)).tokens.tolist() for one, text in zip(begun, texts, strict=True)] == [
-        [1, 2, 1],
-        [1, 3, 1],
-    ]
-
-
 def test_a_loop_is_decoded_in_few_steps(counting: LlamaForCausalLM) -> None:
     """The text goes round 16 tokens; matches of 1, 4, 13 and 40 allow 2, 8, 26 and all 40 tokens."""
     stats = tr.Stats()
     ids = torch.arange(17)[None] % 16
     tr.generate(counting, ids, drafter="suffix", stats=stats, max_new_tokens=3 + 9 + 27 + 41)
     assert stats.lengths == {3: 1, 9: 1, 27: 1, 41: 1}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_tokens": 0}, "expected num_tokens of 1 or more, got 0"),
-        ({"min_match": 0}, "expected min_match of 1 or more, got 0"),
-        ({"factor": 0}, "expected a factor above 0, got 0"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tr.make_drafter("suffix", **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from token_recycling.cli.commands import train
 from token_recycling.drafters._shared.training import continuations as texts
 from token_recycling.drafters._shared.training.continuations import Continuations, ContinuationsError, pieces
 from token_recycling.drafters._shared.training.declaration import Schedule
-from token_recycling.drafters._shared.training.loop import CheckpointError, Shuffled, fit, frozen
+from token_recycling.drafters._shared.training.loop import CheckpointError, Shuffled, Task, fit
 from token_recycling.drafters._shared.training.saved import TrainedPartError, check_model, load_part, save_part
 from token_recycling.model.inspection import weights_fingerprint
 
@@ -116,27 +117,19 @@ def test_a_text_ends_where_the_context_does(tmp_path: Path) -> None:
     assert max(map(len, made.texts)) == 12
 
 
-@pytest.mark.parametrize("changed", [{"max_new_tokens": 5}, {"seed": 1}, {"temperature": 0.5}, {"batch": 1}])
-def test_a_file_of_other_options_is_refused(model: LlamaForCausalLM, tmp_path: Path, changed: dict[str, float]) -> None:
-    how = {"max_new_tokens": 4, **changed}
-    continuations(model, prompts(2), tmp_path / "texts", max_new_tokens=4)
-    (name,) = changed
-    with pytest.raises(ContinuationsError, match=f"with {name} {changed[name]}"):
-        continuations(model, prompts(2), tmp_path / "texts", **how)
-
-
-def test_a_file_of_another_model_or_prompts_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    continuations(model, prompts(2), tmp_path / "texts", max_new_tokens=4)
-    with pytest.raises(ContinuationsError, match="with model"):
-        continuations(tiny.llama(seed=1), prompts(2), tmp_path / "texts", max_new_tokens=4)
-    with pytest.raises(ContinuationsError, match="with prompts"):
-        continuations(model, prompts(3), tmp_path / "texts", max_new_tokens=4)
-
-
-def test_a_damaged_file_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    (tmp_path / "texts").write_bytes(b"no texts")
+def test_a_file_of_other_texts_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    path, other = tmp_path / "texts", tiny.llama(seed=1)
+    continuations(model, prompts(2), path, max_new_tokens=4)
+    for changed in ({"max_new_tokens": 5}, {"seed": 1}, {"temperature": 0.5}, {"batch": 1}):
+        ((name, value),) = changed.items()
+        with pytest.raises(ContinuationsError, match=f"with {name} {value}"):
+            continuations(model, prompts(2), path, **{"max_new_tokens": 4, **changed})
+    for target, count, message in ((other, 2, "with model"), (model, 3, "with prompts")):
+        with pytest.raises(ContinuationsError, match=message):
+            continuations(target, prompts(count), path, max_new_tokens=4)
+    path.write_bytes(b"no texts")
     with pytest.raises(ContinuationsError, match="expected a safetensors file"):
-        continuations(model, prompts(2), tmp_path / "texts")
+        continuations(model, prompts(2), path)
 
 
 def test_the_last_texts_are_held_out() -> None:
@@ -167,7 +160,9 @@ def loss_of(layer: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 def test_the_loss_falls() -> None:
     losses = []
-    fit(part(), batch_at, loss_of, Schedule(60, rate=0.05), progress=lambda step, steps, loss: losses.append(loss))
+    fit(
+        Task(part(), batch_at, loss_of), Schedule(60, rate=0.05), progress=lambda step, steps, loss: losses.append(loss)
+    )
     assert len(losses) == 60
     assert losses[-1] < 0.1 * losses[0]
 
@@ -191,75 +186,41 @@ def test_every_example_comes_once_an_epoch_in_a_new_order() -> None:
         Shuffled(10, batch=0)
 
 
-def test_a_frozen_model_wants_no_gradient_until_the_end() -> None:
-    layer = part()
-    layer.bias.requires_grad_(False)
-    with frozen(layer):
-        assert not layer.weight.requires_grad
-    assert layer.weight.requires_grad
-    assert not layer.bias.requires_grad
-
-
 def test_frozen_parameters_stay() -> None:
     layer = part()
     layer.bias.requires_grad_(False)
     before = layer.bias.clone(), layer.weight.clone()
-    fit(layer, batch_at, loss_of, Schedule(3))
+    fit(Task(layer, batch_at, loss_of), Schedule(3))
     assert torch.equal(layer.bias, before[0])
     assert not torch.equal(layer.weight, before[1])
 
 
-def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
-    wanted = part()
-    fit(wanted, batch_at, loss_of, Schedule(10))
-
-    def interrupt(step: int, steps: int, loss: float) -> None:
-        if step == 6:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        fit(part(), batch_at, loss_of, Schedule(10), tmp_path / "checkpoint", {"data": [1, 2]}, interrupt)
-    steps: list[int] = []
-    resumed = part(seed=9)
-    fit(
-        resumed,
-        batch_at,
-        loss_of,
-        Schedule(10),
-        tmp_path / "checkpoint",
-        {"data": (1, 2)},
-        lambda step, *_: steps.append(step),
-    )
-    assert steps == [7, 8, 9, 10]
-    assert torch.equal(resumed.weight, wanted.weight)
-    assert torch.equal(resumed.bias, wanted.bias)
-
-
 def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
-    fit(part(), batch_at, loss_of, Schedule(2), path, {"data": "a"})
-    with pytest.raises(CheckpointError, match="with data b, got a"):
-        fit(part(), batch_at, loss_of, Schedule(2), path, {"data": "b"})
-    with pytest.raises(CheckpointError, match="with plan"):
-        fit(part(), batch_at, loss_of, Schedule(3), path, {"data": "a"})
-    with pytest.raises(CheckpointError, match="of this part"):
-        fit(torch.nn.Linear(3, 4), batch_at, loss_of, Schedule(2), path, {"data": "a"})
+    known = Task(part(), batch_at, loss_of, {"data": (1, 2)})
+    fit(known, Schedule(2), path)
+    for task, steps, message in (
+        (replace(known, options={"data": [1]}), 2, r"with data \[1\], got \[1, 2\]"),
+        (known, 3, "with plan"),
+        (replace(known, part=torch.nn.Linear(3, 4)), 2, "of this part"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            fit(task, Schedule(steps), path)
     path.write_bytes(b"none")
     with pytest.raises(CheckpointError, match="expected a checkpoint"):
-        fit(part(), batch_at, loss_of, Schedule(2), path, {"data": "a"})
+        fit(known, Schedule(2), path)
 
 
 def test_a_loss_that_is_no_number_ends_the_training() -> None:
     with pytest.raises(FloatingPointError, match="lower the rate"):
-        fit(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0, Schedule(2))
+        fit(Task(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0), Schedule(2))
 
 
 def test_a_batch_with_nothing_to_learn_from_changes_no_weight() -> None:
     layer, losses = part(), []
     before = layer.weight.clone()
     nothing = lambda layer, batch: torch.zeros(())  # noqa: E731
-    fit(layer, batch_at, nothing, Schedule(2), progress=lambda step, steps, loss: losses.append(loss))
+    fit(Task(layer, batch_at, nothing), Schedule(2), progress=lambda step, steps, loss: losses.append(loss))
     assert torch.equal(layer.weight, before)
     assert losses == [0, 0]
 

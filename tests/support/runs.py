@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import tiny
 
 import token_recycling as tr
 from token_recycling.costs.costs import OnlineCurve, Work, shared_by
@@ -77,3 +78,34 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], seconds: Se
 def fix_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says that drafting takes what it is expected to, whatever it takes."""
     monkeypatch.setattr(Work, "count", lambda *_: None)
+
+
+def check_same(
+    model: Any, drafter: Any, ids: torch.Tensor, stats: tr.Stats | None = None, **arguments: Any
+) -> tr.Stats:
+    """What `generate` with a drafter took; its text and the draws left after it must be those of the model alone."""
+    stats = tr.Stats() if stats is None else stats
+    wanted, state = tiny.seeded(model.generate, ids, **arguments)
+    ours, our_state = tiny.seeded(tr.generate, model, ids, drafter=drafter, stats=stats, **arguments)
+    assert torch.equal(ours, wanted)
+    assert torch.equal(our_state, state)
+    return stats
+
+
+def drafts_of(model: Any, drafter: Any, ids: torch.Tensor, **arguments: Any) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Parents and tokens of the draft of every step."""
+    steps = tr.stream(model, ids, drafter, **arguments)
+    return [(step.draft.tree.parents, step.draft.tokens.tolist()) for step in steps]
+
+
+def depths_that_pay(
+    monkeypatch: pytest.MonkeyPatch, model: Any, drafter: Any, price: float, seconds: Sequence[float]
+) -> set[int]:
+    """How deep drafts of a counting llama are where a pass of the drafter's module takes `price`, and passes of the
+    target over 1, 2, ... nodes `seconds`; 0 where nothing is drafted.
+    """
+    fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
+    fix_work(monkeypatch)
+    drafter.work.step = price
+    steps = list(tr.stream(model, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=31))
+    return {step.draft.tree.depth for step in steps[1:-2]}

@@ -1,9 +1,9 @@
 """The interface of drafters, which propose what the target may say next, and learn from what it said.
 
-A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it;
-`registry` finds it by its name. It holds options and what was learned, and serves any number of calls at once. What
-belongs to one text is in the `TextDrafter` that it starts for that text. What it needs of the loop and what it can do
-is declared in one value, its `DrafterTraits`, so that the loop never asks for names.
+A drafter is one file in `token_recycling/drafters/`, or a folder where it has parts, with one `Drafter` class in it. It
+holds options and what was learned, and serves any number of calls at once; what belongs to one text is in the
+`TextDrafter` that it starts for it. What it needs and can do is declared in its `DrafterTraits`, so that the loop never
+asks for names.
 """
 
 from __future__ import annotations
@@ -28,15 +28,12 @@ class DrafterTraits:
     """Needs and abilities of a drafter."""
 
     learns_prompt: bool = False
-    """Needs the logits after every token of the prompt: they cost the target's output layer on each, and the first step
-    a pass of its own.
-    """
+    """Needs the logits after every token of the prompt: they cost the output layer on each, and a pass of its own."""
     hidden_states: bool = False
     """Needs the target's last hidden states of each step (`Step.hidden`)."""
     states: Callable[[int], Sequence[int]] | None = None
-    """Which hidden states it needs of every token, the prompt's (`TextDrafter.read_prompt`) and each step's
-    (`Step.states`), of a target of so many layers. They are numbered as transformers' `output_hidden_states` does: i is
-    what enters layer i, and the number of layers what leaves the last norm.
+    """Which hidden states it needs of every token, the prompt's and each step's (`Step.states`), of a target of so many
+    layers, numbered as in transformers: i is what enters layer i, the number of layers what leaves the last norm.
     """
     on_host: bool = False
     """Drafts from the text in the memory of the host: on an accelerator `Context.tokens` is not copied there."""
@@ -47,15 +44,13 @@ class DrafterTraits:
 
 
 class TextDrafter:
-    """Drafts for one text, from its first step to its last, in one thread at a time.
-
-    It must draft from what it knows and the context alone, never touch the target's cache, and give the context's last
-    token as root.
+    """Drafts for one text, in one thread at a time: from what it knows and the context alone, without touching the
+    target's cache, and with the context's last token as root.
     """
 
     retrieval: Retrieval | None = None
-    """A template and its matrix, if drafting and learning are nothing but looking up and overwriting its rows: then a
-    device can do both by itself, and `draft` and `observe` are called only where it does not.
+    """A template and its matrix, if drafting and learning are nothing but looking up and overwriting its rows: a device
+    then does both by itself.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -72,10 +67,10 @@ class TextDrafter:
 
     def read_prompt(self, states: torch.Tensor) -> None:
         """Take the target's hidden states (n, states * hidden), those that the traits name side by side, at the n
-        tokens before the prompt's last one: all of them, as far as a cache did not hold them.
+        tokens before the prompt's last one: all that a cache did not hold.
 
-        Called at most once, before the first `observe`, and only where `traits.states` is given. Not called where a
-        family leaves some of them out, or reads a long prompt in a way of its own.
+        Called at most once, before the first `observe`. Not called where a family leaves some of them out, or reads a
+        long prompt in a way of its own.
         """
 
     def draft(self, context: Context) -> Draft:
@@ -95,9 +90,7 @@ class TextDrafter:
         """
 
     def statistics(self) -> Mapping[str, float]:
-        """Counts since the last call, such that they can be added up; called when a text ends, and kept in
-        `Stats.drafter_statistics`.
-        """
+        """Counts since the last call, to be added up in `Stats.drafter_statistics`; called when a text ends."""
         return {}
 
     def describe(self) -> str:
@@ -133,9 +126,7 @@ class Drafter(TextDrafter):
         return DrafterTraits()
 
     def warm_up(self, device: torch.device) -> None:
-        """Compile what drafting needs for a target on `device`, if anything. Called when a model is accelerated, so
-        that no text waits for it.
-        """
+        """Compile what drafting needs for a target on `device`: called when a model is accelerated."""
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> TextDrafter:
         """Return what drafts for a new text: `prompt` (length,) int64 on the target's device. Here options are checked

@@ -52,7 +52,7 @@ def field_docs(made_by: type) -> dict[str, str]:
     for base in reversed(made_by.__mro__[:-1]):
         try:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except OSError:  # a class without a source file
+        except (OSError, TypeError):  # a class without a source file, or of the interpreter
             continue
         for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
             match pair:

@@ -1,10 +1,9 @@
 """DFlash: an assistant that denoises a block of tokens in one pass (`DFlashTokenCandidateGenerator` of transformers).
 
-The assistant reads hidden states of some of the target's layers at every token of the text, and of a block that is the
-newest token followed by masks it says what stands at every place, all places at once. So they do not depend on each
-other: beside transformers' own chain of best tokens there is a tree, the candidates of a place below every candidate of
-the place before, grown best first by the assistant's probabilities. The assistant's pass, its cache and what of the
-target's goes into it are transformers' own. What is drafted is chosen and not drawn, so that sampled texts are exact.
+The assistant reads hidden states of some of the target's layers, and of a block that is the newest token followed by
+masks it says what stands at every place, all places at once. So they do not depend on each other: beside transformers'
+own chain of best tokens there is a tree, the candidates of a place below every candidate of the place before, grown
+best first. What is drafted is chosen and not drawn, so that sampled texts are exact.
 
 Cost per step: one pass of the assistant over a block, and the target's output layer on it.
 """
@@ -24,11 +23,11 @@ from transformers import AutoModel, GenerationConfig, PreTrainedModel
 from .._util.topk import top_candidates
 from ..costs.costs import Costs
 from ..model.compat import DFlashTokenCandidateGenerator, needed
-from ..model.device_map import Placed, placed_copy
+from ..model.device_map import placed_copy
 from ..model.inspection import output_layer
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
-from ..trees.templates import root_only, size_in_words, template_from
+from ..trees.templates import root_only, template_from
 from ._base import DrafterTraits, check_at_least
 from ._shared.pairing import config_of, loaded
 from ._shared.product import best_product, product_draft
@@ -36,11 +35,10 @@ from ._shared.states import StatesDrafter, StatesText, UnreadStates
 
 _EXPECTED = "a DFlash assistant"
 _NEEDED = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
-"""What the configuration of such an assistant says."""
 
 
 @dataclass
-class DFlash(StatesDrafter):
+class DFlash(StatesDrafter[PreTrainedModel]):
     """Drafts a block at once with a DFlash assistant that was trained for the target."""
 
     model: str | PreTrainedModel
@@ -60,12 +58,7 @@ class DFlash(StatesDrafter):
         """The assistant's."""
         self.template = template_from(self.tree)
         places = self.config.block_size - 1
-        if self.template is not None and (self.template.depth > places or self.template.breadth > self.k):
-            raise ValueError(
-                f"expected a tree of at most {places} layers, one a place of a block, and ranks below k={self.k}, got "
-                f"{self.template} with ranks up to {self.template.breadth - 1}"
-            )
-        self._placed = Placed[PreTrainedModel]()
+        self.check_template(places, f"{places} layers, one a place of a block,")
 
     @property
     def traits(self) -> DrafterTraits:
@@ -76,21 +69,16 @@ class DFlash(StatesDrafter):
         return [number + 1 for number in self.config.target_layer_ids]
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> DFlashText:
-        return DFlashText(self, self._assistant_for(target), prompt, target, costs)
+        return DFlashText(self, prompt, target, costs)
 
-    def _assistant_for(self, target: TreeModel) -> PreTrainedModel:
-        """The assistant where the target is, and of its type; checked once."""
-        return self._placed.of(target, lambda: self._check(target), lambda: self._made_for(target))
-
-    def _made_for(self, target: TreeModel) -> PreTrainedModel:
+    def place(self, target: TreeModel) -> PreTrainedModel:
         if isinstance(self.model, str):
             return loaded(self.model, target, AutoModel, _EXPECTED)
         if (self.model.device, self.model.dtype) == (target.device, target.dtype):
             return self.model.eval()
         return placed_copy(self.model, target.device, target.dtype)
 
-    def _check(self, target: TreeModel) -> None:
-        """Raises ValueError unless the assistant can draft for the target."""
+    def check(self, target: TreeModel) -> None:
         config, ours, embedded = self.config, target.config, target.model.get_input_embeddings().weight
         fits = {
             f"of width {config.hidden_size}": config.hidden_size == ours.hidden_size == embedded.shape[1],
@@ -110,12 +98,10 @@ class DFlash(StatesDrafter):
         return self.model if isinstance(self.model, str) else type(self.model).__name__
 
     def describe(self) -> str:
-        tree = self.template or size_in_words(self.tree)
-        return f"dflash: {self._name}, blocks of {self.config.block_size}, tree {tree}"
+        return f"dflash: {self._name}, blocks of {self.config.block_size}, tree {self.tree_in_words()}"
 
 
 def _config_of(model: str | PreTrainedModel) -> Any:
-    """The configuration of an assistant; raises ValueError where it is none."""
     config = config_of(model, _EXPECTED)
     missing = [name for name in _NEEDED if getattr(config, name, None) is None]
     if missing:
@@ -127,9 +113,7 @@ def _config_of(model: str | PreTrainedModel) -> Any:
 
 
 def _without_norm(embedding: torch.nn.Module) -> torch.nn.Module:
-    """The embedding of a target, of the same weights, without a norm that is in it in some families: a block is not to
-    be normed, and transformers would take the norm out of the target itself meanwhile, for all threads.
-    """
+    """The embedding of a target without its norm: transformers would take it out of the target, for all threads."""
     if not hasattr(embedding, "embed_norm"):
         return embedding
     other = copy.copy(embedding)
@@ -142,12 +126,10 @@ class DFlashText(StatesText):
 
     drafter: DFlash
 
-    def __init__(
-        self, drafter: DFlash, assistant: PreTrainedModel, prompt: torch.Tensor, target: TreeModel, costs: Costs
-    ) -> None:
+    def __init__(self, drafter: DFlash, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> None:
         super().__init__(drafter, UnreadStates(len(prompt)), costs)
         self._generator = DFlashTokenCandidateGenerator(
-            assistant,
+            drafter.placed(target),
             _without_norm(target.model.get_input_embeddings()),
             output_layer(target.model),
             GenerationConfig(max_length=sys.maxsize),

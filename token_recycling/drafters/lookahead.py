@@ -2,17 +2,15 @@
 
 A window of W columns and N - 1 levels holds guesses at the tokens to come: column i of level l is the one that the
 l-th iteration made for the position i + l after the root. Every step makes a new level from the last one, collects one
-n-gram a column, first token to last, and drops the oldest level; the window moves on by one position. A pool keeps, for
-each token, the G n-grams beginning with it that were seen last. Those of the newest token are verified in the same
-forward pass (sections 3 and 4).
+n-gram a column, and drops the oldest level; the window moves on by one position. A pool keeps, for each token, the G
+n-grams beginning with it that were seen last; those of the newest token are verified in the same forward pass.
 
 The published mask is a tree. A cell sees the text, level 0 up to its own column, and its column up to its own level:
 its parent is the cell that the iteration before made for the position before, and that of a cell of level 0 is the cell
-to its left, column 0 of level 0 being the root. A guess is a branch of the root. Nodes of one token after the same
-tokens are merged. A window cell may be accepted like any node, if its path is what the target emits.
+to its left, column 0 of level 0 being the root. A guess is a branch of the root. A window cell may be accepted like any
+node, if its path is what the target emits.
 
-Cost per step: W (N - 1) - 1 + G (N - 1) nodes, 55 with the published sizes, fewer where they agree; W rows of logits
-are read for the next level.
+Cost per step: W (N - 1) - 1 + G (N - 1) nodes, 55 with the published sizes, fewer where they agree.
 """
 
 from __future__ import annotations
@@ -72,7 +70,6 @@ class LookaheadText(TextDrafter):
         self._learned = 0
         """Where the first n-gram of the text begins that is not in the pool."""
         self._draft: Draft | None = None
-        """Of this step, where one was made."""
 
     def draft(self, context: Context) -> Draft:
         if self.drafter.pool_from_prompt:
@@ -163,9 +160,7 @@ class Window:
         self.newest = above[-1]
 
     def advance(self, choices: list[int]) -> list[Ngram]:
-        """Takes the target's choice after every cell of the last level as the next level; returns the n-grams that
-        are complete with it, one a column.
-        """
+        """Takes the target's choices after the last level as the next level; returns the n-grams complete with it."""
         if len(self.levels) < self._full:
             self.levels = [level[1:] for level in [*self.levels, choices]]
             return []

@@ -63,9 +63,7 @@ class Published(Drafter):
         return PublishedText(self, self.prepare(target))
 
     def prepare(self, target: TreeModel) -> AdjacencyMatrix:
-        """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
-        another vocabulary.
-        """
+        """The matrix for this target; raises ValueError if it was learned from another vocabulary."""
         with self._making:
             if self.matrix is None:
                 self.matrix = AdjacencyMatrix(target.vocab_size, self.k, target.device)

@@ -18,8 +18,8 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 def placed_copy(module: _Module, device: torch.device, dtype: torch.dtype) -> _Module:
-    """Copy a module to a device, with parameters of a type and without gradients."""
-    made = copy.deepcopy(module).eval()
+    """Copy a module to a device, with parameters of a type, without gradients; those that are so already are shared."""
+    made = copy.deepcopy(module, {id(weight): weight for weight in module.parameters()}).eval()
     for part in made.modules():
         for name, weight in part._parameters.items():
             if weight is not None:

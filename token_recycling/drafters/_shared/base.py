@@ -1,8 +1,7 @@
 """The drafter behind every draft model: one model reads each text, and drafts ahead of it by one set of rules.
 
 Cost per step: a forward pass of the draft model for every drafting step, over the nodes that are followed. What became
-text stays in the draft model's cache; an accepted node that was never read on its own path (a leaf, a merged node and
-everything copied below it) is read with the next step.
+text stays in its cache; an accepted node that was never read on its own path is read with the next step.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class ModelDrafter(Drafter):
         return DrafterTraits(draws=self.sampled)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> ModelText:
-        model = self.drafting_model(target)
-        return ModelText(self, target, model, self.rules_for(target, model, prompt, costs), prompt, costs)
+        return ModelText(self, prompt, target, costs)
 
     def describe(self) -> str:
         return f"{self.name}: {self.what()}"
@@ -85,23 +83,16 @@ class ModelText(TextDrafter):
 
     drafter: ModelDrafter
 
-    def __init__(
-        self,
-        drafter: ModelDrafter,
-        target: TreeModel,
-        model: TreeModel,
-        rules: Rules | None,
-        prompt: torch.Tensor,
-        costs: Costs,
-    ) -> None:
+    def __init__(self, drafter: ModelDrafter, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> None:
         super().__init__(drafter)
-        self._target, self._rules, self._costs = target, rules, costs
+        model = drafter.drafting_model(target)
+        self._target, self._costs = target, costs
+        self._rules = drafter.rules_for(target, model, prompt, costs)
         self.reader = drafter.reader(target, model)
         self.counts: Counter[str] = Counter()
         """Counts for the next `statistics`."""
         self._graph: Graph | None = None
-        """Of this step, where one was made."""
-        if rules is not None:
+        if self._rules is not None:
             self.reader.prefill(prompt)
 
     def draft(self, context: Context) -> Draft:
@@ -211,12 +202,9 @@ class CausalDrafter(ModelDrafter):
         return replace(rules, nodes=nodes, times=costs.by_nodes, work=work) if nodes and work.step < 1 else None
 
     def shape(self, rules: Rules) -> str:
-        shape = f"{self.mode} of {rules.depth} steps"
-        if self.mode != "sequence":
-            shape += (
-                " and nodes at most, as far as they pay"
-                if rules.times is not None
-                else f" and {rules.nodes} nodes at most"
-            )
-            shape += f", k = {rules.k}, theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
-        return shape + (f", tau = {rules.tau}" if rules.tau else "")
+        steps = f"{self.mode} of {rules.depth} steps"
+        if self.mode == "sequence":
+            return steps
+        nodes = f"{rules.nodes} nodes at most" if rules.times is None else "nodes at most, as far as they pay"
+        pruned = f"k = {rules.k}, theta_prob = {rules.theta_prob}, theta_sib = {rules.theta_sib}"
+        return f"{steps} and {nodes}, {pruned}" + (f", tau = {rules.tau}" if rules.tau else "")

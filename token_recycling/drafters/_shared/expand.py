@@ -6,8 +6,7 @@ most likely tokens, or tokens drawn without replacement. A node is left as a lea
 Graph-structured Speculative Decoding (2407.16207, section 4.2); if it can be merged (`graph`); or if it cannot be among
 the nodes that are verified.
 
-Which nodes are followed is decided before their children are drawn, so that each set of children has the distribution
-that is noted with it.
+Which nodes are followed is decided before their children are drawn: each set has the distribution noted with it.
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ class LayerReader(Protocol):
         """Logits (1, vocabulary) after `text` (length,)."""
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Logits (n, vocabulary) after n nodes, each below the node that was read as number `parents[i]`; the text's
-        last token is number 0.
-        """
+        """Logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; the root is 0."""
 
 
 def grow(
@@ -133,8 +130,7 @@ def _add_children(
 
 
 def draw(probabilities: torch.Tensor, k: int) -> torch.Tensor:
-    """(n, k) ids drawn one after another without replacement from each row of (n, vocabulary), in their order; ids of
-    probability 0 come last.
+    """(n, k) ids drawn one after another without replacement from each row of (n, vocabulary), improbable ones last.
 
     The first k of a race: each id arrives after an exponential time whose rate is its probability.
     """

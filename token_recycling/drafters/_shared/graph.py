@@ -80,9 +80,7 @@ class Graph:
         return added
 
     def merge(self, node: int) -> bool:
-        """Merges a node without children, if what it ends with has been followed elsewhere and no cycle arises; else
-        it is the one that later nodes of that kind are merged with.
-        """
+        """Merges a node without children with the first that ends alike, if there is one and no cycle arises."""
         if not self.tau or len(self._grams[node]) < self.tau:
             return False
         first = self._first.setdefault(self._grams[node], node)
@@ -108,9 +106,7 @@ class Graph:
         return found
 
     def follow(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-        """The nodes that carry these tokens, one after another from the root's successors on, as far as there are any;
-        with each, whether a merge was crossed on the way to it.
-        """
+        """The nodes of these tokens below the root, as far as there are any; with each, whether a merge was crossed."""
         path, node, crossed = [], 0, False
         for token in tokens:
             crossed |= node in self.merged

@@ -6,6 +6,7 @@ other. Where a tokenizer is not known, because a model was made in memory, the n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,9 +26,18 @@ _Kept = TypeVar("_Kept")
 
 
 class Pairs(WeakKeyDictionary[PreTrainedModel, _Kept]):
-    """Keeps what was made for each target, such as the draft model. A copy, or what comes out of a pickle, has other
-    targets, and is empty.
-    """
+    """What was made for each model, such as a target's draft model. A copy, or what comes out of a pickle, is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._making = Lock()
+
+    def of(self, model: PreTrainedModel, make: Callable[[], _Kept]) -> _Kept:
+        """Return what belongs to a model: `make()` the first time."""
+        with self._making:
+            if model not in self:
+                self[model] = make()
+            return self[model]
 
     def __deepcopy__(self, memo: object) -> Pairs[_Kept]:
         return Pairs()
@@ -44,14 +54,10 @@ class DraftModelOption:
     """A local folder or a hub name; in Python also a model."""
 
     _pairs: Pairs[TreeModel] = field(default_factory=Pairs, init=False, repr=False, compare=False)
-    _pairing: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     def drafting_model(self, target: TreeModel) -> TreeModel:
         """The model, loaded and compared once for each target."""
-        with self._pairing:
-            if target.model not in self._pairs:
-                self._pairs[target.model] = self.pair(target)
-            return self._pairs[target.model]
+        return self._pairs.of(target.model, lambda: self.pair(target))
 
     def pair(self, target: TreeModel) -> TreeModel:
         """The model for a target; raises ValueError with what does not fit."""
@@ -60,7 +66,7 @@ class DraftModelOption:
     def fork(self) -> Any:
         """A drafter that shares the second model, which is loaded once for all."""
         other = replace(self)
-        other._pairs, other._pairing = self._pairs, self._pairing
+        other._pairs = self._pairs
         return other
 
     def what(self) -> str:
@@ -99,29 +105,24 @@ def loaded(
     name: str, target: TreeModel, kind: Any = AutoModelForCausalLM, expected: str = "a causal language model"
 ) -> Any:
     """A model from a folder or the hub, in the target's type and on its device; `kind` is the class that knows it."""
-    path = local_folder(name)
-    try:
-        model = kind.from_pretrained(str(path), dtype=target.dtype)
-    except Exception as error:  # a user's folder can be wrong in any way
-        raise ValueError(f"expected {expected} at {name} to draft with, got: {first_line(error)}") from error
-    return model.to(target.device).eval()
+    return _read(kind, name, expected, dtype=target.dtype).to(target.device).eval()
 
 
 def config_of(model: str | PreTrainedModel, expected: str) -> Any:
     """The configuration of a model, or of one in a folder or on the hub; raises ValueError where there is none."""
-    if not isinstance(model, str):
-        return model.config
-    path = local_folder(model)
+    return _read(AutoConfig, model, expected) if isinstance(model, str) else model.config
+
+
+def _read(kind: Any, name: str, expected: str, **options: Any) -> Any:
+    path = local_folder(name)
     try:
-        return AutoConfig.from_pretrained(str(path))
+        return kind.from_pretrained(str(path), **options)
     except Exception as error:  # a user's folder can be wrong in any way
-        raise ValueError(f"expected {expected} at {model} to draft with, got: {first_line(error)}") from error
+        raise ValueError(f"expected {expected} at {name} to draft with, got: {first_line(error)}") from error
 
 
 def local_folder(name: str) -> Path:
-    """The folder that a name means, that of a GGUF file unpacked, or a hub name as it is; raises ValueError for a
-    folder that is not there.
-    """
+    """The folder that a name means, or a hub name as it is; raises ValueError for a folder that is not there."""
     path = Path(resolved(name)).expanduser()
     # What looks like a hub name is meant as a path if its first part is a folder here.
     if not path.is_dir() and len(path.parts) > 1 and path.parent.is_dir():

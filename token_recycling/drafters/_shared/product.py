@@ -20,8 +20,7 @@ from ...trees.tree import Tree
 
 def best_product(acceptance: Sequence[Sequence[float]], nodes: int, times: np.ndarray | None = None) -> Tree:
     """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of `nodes`
-    nodes below the root, or of as many of these as pay where `times` (most + 1,) are those of steps over 1, 2, ...
-    nodes, the drafting included.
+    nodes, or of as many as pay where `times` (most + 1,) are those of steps over 1, 2, ... nodes, drafting included.
     """
     paths = list(islice(best_paths(acceptance), nodes))
     if times is not None:

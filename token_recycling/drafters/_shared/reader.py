@@ -26,7 +26,6 @@ class Reader:
     """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
     def __init__(self, model: TreeModel, states: bool = False) -> None:
-        """With `states`, the last hidden states are kept too."""
         self.model = model
         self.states: torch.Tensor | None = None
         """(n, hidden size): the last hidden state of each of the n tokens of the last pass."""
@@ -80,9 +79,7 @@ class Reader:
         return logits[-1:]
 
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Logits (n, vocabulary) after n nodes, each below the node that was read as number `parents[i]`; the text's
-        last token is number 0.
-        """
+        """Logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; the root is 0."""
         below = torch.tensor(parents, device=self.model.device)
         new = self._known(torch.tensor(tokens, device=self.model.device))
         seen = torch.cat([self._seen[below], torch.eye(len(new), dtype=torch.bool, device=below.device)], dim=1)
@@ -98,7 +95,6 @@ class Reader:
         return self._forward(inputs)
 
     def _forward(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Logits (n, vocabulary)."""
         if not self._wants_states:
             return self.model.forward(inputs, self._cache)[0]
         logits, states = self.model.forward_with_hidden(inputs, self._cache)
@@ -106,15 +102,12 @@ class Reader:
         return logits[0]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Keeps of the nodes, numbered in the order in which they were read, those of a path from the root (without it)
-        that became text; the others are dropped.
-        """
+        """Keeps, of the nodes in the order in which they were read, those of a path from the root that became text."""
         self._kept.keep(self.held - 1, [self.held - 1], [[0, *nodes]])
         self.held += len(nodes)
         self._forget()
 
     def _forget(self) -> None:
-        """Drops the tree but for its root."""
         self._nodes, self._is_chain = 1, True
         self._seen, self._depths = self._root_seen, self._root_depth
 

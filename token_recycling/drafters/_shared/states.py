@@ -1,8 +1,5 @@
-"""Drafting from the target's hidden states: what is known of them and not read yet, how a text learns of more, and when
-drafting rests.
-
-Whoever drafts so names the states in its traits (`DrafterTraits.states`); EAGLE heads, MTP layers and DFlash assistants
-do.
+"""Drafting with a module that reads the target's hidden states, such as EAGLE heads, MTP layers or a DFlash assistant:
+where it stands, what it has not read yet, and when drafting rests.
 """
 
 from __future__ import annotations
@@ -10,21 +7,27 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from typing_extensions import Self
 
 from ...costs.costs import Costs, Work
+from ...model.device_map import Placed
+from ...model.tree_model import TreeModel
 from ...trees.draft import Step
+from ...trees.templates import size_in_words
+from ...trees.tree import Tree
 from .._base import Drafter, TextDrafter
+
+Module = TypeVar("Module")
 
 
 class UnreadStates:
     """The target's states (n, ...) at tokens of one text in a row, as far as a drafter has not read them."""
 
     def __init__(self, prompt: int) -> None:
-        """`prompt`: tokens of the text as it begins."""
         self._unread: list[torch.Tensor] = []
         self._next = self.begin = prompt - 1
         """The place of the first of these, and that of the first token whose states were known."""
@@ -40,7 +43,6 @@ class UnreadStates:
 
     @property
     def waits(self) -> bool:
-        """Whether there are any."""
         return any(map(len, self._unread))
 
     def taken(self) -> torch.Tensor:
@@ -49,19 +51,47 @@ class UnreadStates:
         return states
 
 
-class StatesDrafter(Drafter):
+class StatesDrafter(Drafter, Generic[Module]):
     """A drafter with a module of its own that reads hidden states."""
 
     tree: str | int
     """auto: as many nodes as pay, the module's passes counted; a number of them; or what a subclass takes besides."""
+    k: int
+    template: Tree | None = None
+    """The tree that the option gives; None where it grows."""
 
     def __post_init__(self) -> None:
         self.work = Work()
         """What a pass of the module takes, and the steps of all texts, where the tree is to pay."""
+        self._placed = Placed[Module]()
+
+    def placed(self, target: TreeModel) -> Module:
+        """The module where the target is, and of its type; checked once."""
+        return self._placed.of(target, lambda: self.check(target), lambda: self.place(target))
+
+    def check(self, target: TreeModel) -> None:
+        """Raises ValueError unless the module fits the target."""
+
+    def place(self, target: TreeModel) -> Module:
+        """Create the module for a target as it is."""
+        raise NotImplementedError(f"{type(self).__name__} must define place()")
+
+    def check_template(self, depth: int, layers: str) -> None:
+        """Raises ValueError for a template of more layers than `depth`, in words `layers`, or of ranks from `k` on."""
+        given = self.template
+        if given is not None and (given.depth > depth or given.breadth > self.k):
+            raise ValueError(
+                f"expected a tree of at most {layers} and ranks below k={self.k}, got {given} with ranks up to "
+                f"{given.breadth - 1}; give a smaller tree, or larger options"
+            )
 
     def fork(self) -> Self:
         """The same: nothing is learned from texts."""
         return self
+
+    def tree_in_words(self) -> str:
+        """What is verified."""
+        return str(self.template or size_in_words(self.tree))
 
 
 class StatesText(TextDrafter):
@@ -69,28 +99,24 @@ class StatesText(TextDrafter):
     rests while none do: what a module of one's own takes is spent before anything is known.
     """
 
-    def __init__(self, drafter: StatesDrafter, unread: UnreadStates, costs: Costs) -> None:
+    def __init__(self, drafter: StatesDrafter[Any], unread: UnreadStates, costs: Costs) -> None:
         super().__init__(drafter)
         self._unread, self._costs = unread, costs
         self._tree, self._work = drafter.tree, drafter.work
         self._rest = 0
         """Steps for which nothing is to be drafted, where the tree is to pay."""
         self._counts: Counter[str] = Counter()
-        """Counts for the next `statistics`."""
         self._passes = 0
-        """Of the module, for this step."""
 
     def _limits(self) -> tuple[int, np.ndarray | None]:
-        """How many nodes may be verified, and t(n) of 1, 2, ... nodes, root included, where as many as pay are; where
-        the tree is no template.
-        """
+        """How many nodes may be verified, and t(n) of 1, 2, ... nodes where the tree is to pay; for trees that grow."""
         if self._tree != "auto":
             return int(self._tree), None
         times = self._costs.by_nodes
         return len(times) - 1, times
 
     def _rests(self) -> bool:
-        """Whether nothing is to be drafted for this step. To be asked once a step: it counts down."""
+        """Whether nothing is to be drafted for this step; called once a step."""
         rests = self._rest > 0
         self._rest -= rests
         return rests

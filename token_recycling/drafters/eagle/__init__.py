@@ -1,14 +1,12 @@
 """EAGLE: a small head goes on where the target's hidden states end (Li et al., 2401.15077, 2406.16858 and 2503.01840).
 
-The head reads every token together with the target's hidden state before it, and drafts by reading its own tokens and
-states. Heads of EAGLE-1, of EAGLE-2, which has the same, and of EAGLE-3 are read in the formats of their authors, of
-SpecForge and of speculators (`formats`), or trained by `token-recycling train eagle`. The tree is EAGLE-1's, always the
-same one; or EAGLE-2's, which grows: the most probable nodes of a layer are followed, and of all that were found the
-most probable ones are verified, a node never without those above it. Where it has no given size, drafting and
-verification end where they do not pay on this machine, the passes of the head counted.
+The head reads every token with the target's hidden state before it, and drafts by reading its own tokens and states. It
+comes from the authors of EAGLE-1, -2 and -3, from SpecForge or from speculators (`formats`), or from `token-recycling
+train eagle`. The tree is EAGLE-1's, always the same one; or EAGLE-2's: the most probable nodes of a layer are followed,
+and of all that were found the most probable ones are verified. Where it has no given size, drafting and verification
+end where they do not pay on this machine. What is drafted is chosen and not drawn, so that sampled texts are exact.
 
-What is drafted is not drawn but chosen, so that sampled texts are exact without a rule of their own. Cost per step: a
-pass of the head over the tokens accepted last, and one over each layer of the tree that is followed.
+Cost per step: a pass of the head over the tokens accepted last, and one over each layer of the tree that is followed.
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ import numpy as np
 import torch
 
 from ...costs.costs import Costs
-from ...model.device_map import Placed
+from ...model.device_map import placed_copy
 from ...model.inspection import output_layer, output_width
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft
-from ...trees.templates import parse_paths, root_only, size_in_words, template_from
+from ...trees.templates import parse_paths, root_only, template_from
 from ...trees.tree import Tree
 from .._base import DrafterTraits, check_at_least
 from .._shared.expand import Rules, grow, verified
 from .._shared.states import StatesDrafter, StatesText
 from .._shared.training.saved import TrainedPartError, check_model
-from .formats import SavedHead, load_head
+from .formats import load_head
 from .reader import HeadReader, PlacedHead
 
 _STATIC = "static"
@@ -40,7 +38,7 @@ _EAGLE_1 = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000
 
 
 @dataclass
-class Eagle(StatesDrafter):
+class Eagle(StatesDrafter[PlacedHead]):
     """Drafts with an EAGLE head: a tree that grows by the head's probabilities, or a given one."""
 
     head: str | Path
@@ -58,69 +56,50 @@ class Eagle(StatesDrafter):
         super().__post_init__()
         check_at_least(1, self, "k", "depth")
         self.template = parse_paths(_EAGLE_1) if self.tree == _STATIC else template_from(self.tree)
-        """The tree that the option gives; None where it grows."""
-        if self.template is not None and (self.template.depth > self.depth or self.template.breadth > self.k):
-            raise ValueError(
-                f"expected a tree of at most depth={self.depth} layers and ranks below k={self.k}, got {self.template} "
-                f"with ranks up to {self.template.breadth - 1}; give a larger depth or k"
-            )
+        self.check_template(self.depth, f"depth={self.depth} layers")
         self._saved = load_head(self.head)
-        self._placed = Placed[PlacedHead]()
 
     @property
     def traits(self) -> DrafterTraits:
         return DrafterTraits(states=self._saved.head.shape.states_of)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> EagleText:
-        return EagleText(self, HeadReader(self._head_for(target), len(prompt)), target, costs)
+        return EagleText(self, HeadReader(self.placed(target), len(prompt)), target, costs)
 
-    def _head_for(self, target: TreeModel) -> PlacedHead:
-        """The head where the target is, and of its type; checked once."""
-        return self._placed.of(
-            target, lambda: check_head(self.head, self._saved, target), lambda: _placed(self._saved, target)
-        )
+    def check(self, target: TreeModel) -> None:
+        """Raises TrainedPartError unless the head fits the target."""
+        saved, model = self._saved, target.model
+        shape = saved.head.shape
+        if saved.facts:
+            check_model(self.head, saved.facts, model)
+        for name, theirs, ours in (
+            ("hidden size", shape.target_hidden, output_width(model)),
+            ("vocabulary", shape.layer.vocab_size, target.vocab_size),
+        ):
+            if theirs != ours:
+                raise TrainedPartError(
+                    f"{self.head}: expected a head for a model of {name} {ours}, got one for {theirs}; "
+                    "give the head that was trained for this model, or train one"
+                )
+        ours = model.get_input_embeddings().weight.shape[1]
+        if saved.embedding is None and ours != shape.width:
+            raise TrainedPartError(
+                f"{self.head}: expected a head with embed_tokens, since its states of {shape.width} are not as wide as "
+                f"the model's embeddings of {ours}, got none"
+            )
+
+    def place(self, target: TreeModel) -> PlacedHead:
+        own, embedding = self._saved.embedding, target.model.get_input_embeddings()
+        theirs = embedding.weight
+        if own is not None and (
+            own.shape != theirs.shape or not torch.equal(own.to(target.dtype), theirs.to(own.device))
+        ):
+            embedding = torch.nn.Embedding.from_pretrained(own.to(target.device, target.dtype))
+        head, output = placed_copy(self._saved.head, target.device, target.dtype), output_layer(target.model)
+        return PlacedHead(head, embedding, output, target.vocab_size, target.device, target.dtype)
 
     def describe(self) -> str:
-        tree = self.template or size_in_words(self.tree)
-        return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {tree}"
-
-
-def check_head(folder: str | Path, saved: SavedHead, target: TreeModel) -> None:
-    """Raises TrainedPartError unless the head fits the target."""
-    shape, model = saved.head.shape, target.model
-    if saved.facts:
-        check_model(folder, saved.facts, model)
-    found = {"hidden size": shape.target_hidden, "vocabulary": shape.layer.vocab_size}
-    wanted = {"hidden size": output_width(model), "vocabulary": target.vocab_size}
-    for name, ours in wanted.items():
-        if found[name] != ours:
-            raise TrainedPartError(
-                f"{folder}: expected a head for a model of {name} {ours}, got one for {found[name]}; "
-                "give the head that was trained for this model, or train one"
-            )
-    ours = model.get_input_embeddings().weight.shape[1]
-    if saved.embedding is None and ours != shape.width:
-        raise TrainedPartError(
-            f"{folder}: expected a head with embed_tokens, since its states of {shape.width} are not as wide as the "
-            f"model's embeddings of {ours}, got none"
-        )
-
-
-def _placed(saved: SavedHead, target: TreeModel) -> PlacedHead:
-    head = saved.head.for_drafting(target.device, target.dtype)
-    embedding, output = _embedding(saved, target), output_layer(target.model)
-    return PlacedHead(head, embedding, output, target.vocab_size, target.device, target.dtype)
-
-
-def _embedding(saved: SavedHead, target: TreeModel) -> torch.nn.Module:
-    """What embeds tokens for the head: the target's embedding, unless the file has another one."""
-    theirs = target.model.get_input_embeddings()
-    if saved.embedding is None or (
-        saved.embedding.shape == theirs.weight.shape
-        and torch.equal(saved.embedding.to(target.dtype), theirs.weight.to(saved.embedding.device))
-    ):
-        return theirs
-    return torch.nn.Embedding.from_pretrained(saved.embedding.to(target.device, target.dtype))
+        return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {self.tree_in_words()}"
 
 
 class EagleText(StatesText):
@@ -152,7 +131,6 @@ class EagleText(StatesText):
         return draft
 
     def _filled(self, text: torch.Tensor, tree: Tree) -> Draft:
-        """The template, its nodes filled with the candidates of their ranks."""
         logits = self._reader.read(text)
         tokens, shares = [int(text[-1])] * len(tree), np.ones(len(tree), np.float32)
         number = {0: 0}

@@ -47,9 +47,8 @@ _LAYER = frozenset(
         *("rope_parameters", "rope_scaling", "rope_theta", "vocab_size"),
     )
 )
-"""Keys of decoder layers."""
-_ONLY: dict[str, tuple[Any, ...]] = {"sliding_window": (None,), "use_sliding_window": (False,), "layer_types": ()}
-"""Keys that are known with these values alone; layers are to be of full attention."""
+_ATTENTION = ("sliding_window", "use_sliding_window", "layer_types")
+"""Keys that must say that layers are of full attention."""
 _ARCHITECTURES = ("LlamaForCausalLM", "LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "Eagle3Speculator")
 
 
@@ -90,7 +89,6 @@ def load_head(folder: str | os.PathLike[str]) -> SavedHead:
 
 
 def _tensors(where: Path) -> dict[str, torch.Tensor]:
-    """By the names of the authors."""
     path = where / (_WEIGHTS if (where / _WEIGHTS).is_file() else _PICKLED)
     try:
         found = load_file(path) if path.name == _WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
@@ -102,9 +100,7 @@ def _tensors(where: Path) -> dict[str, torch.Tensor]:
 
 
 def shape_of(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
-    """What a configuration of any of the formats says; renames tensors of speculators to the authors' names. Raises
-    ValueError for what is not known.
-    """
+    """What a configuration says; renames tensors of speculators. Raises ValueError for what is not known."""
     for name in config.get("architectures") or ():
         if name not in _ARCHITECTURES:
             raise ValueError(f"expected architectures of {', '.join(_ARCHITECTURES)}, got {name}")
@@ -127,16 +123,18 @@ def _of_eagle1(config: Mapping[str, Any]) -> HeadShape:
 def _of_eagle3(config: Mapping[str, Any]) -> HeadShape:
     known_names = {"architectures", "draft_vocab_size", "target_hidden_size", "qkv_bias", "fc_norm", "norm_output"}
     _known(config, _LAYER | known_names)
-    layer = _layer(config)
-    return HeadShape(
-        3,
-        layer,
-        config.get("target_hidden_size") or layer.hidden_size,
-        draft_vocabulary=config.get("draft_vocab_size") or layer.vocab_size,
+    return _eagle3_shape(
+        config,
+        _layer(config),
         qkv_bias=config.get("qkv_bias", False),
         fc_norm=config.get("fc_norm", False),
         norm_logits=config.get("norm_output", True),  # not what speculators call so
     )
+
+
+def _eagle3_shape(config: Mapping[str, Any], layer: LlamaConfig | Qwen3Config, **more: Any) -> HeadShape:
+    size, vocabulary = config.get("target_hidden_size"), config.get("draft_vocab_size")
+    return HeadShape(3, layer, size or layer.hidden_size, draft_vocabulary=vocabulary or layer.vocab_size, **more)
 
 
 def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> HeadShape:
@@ -150,36 +148,30 @@ def _of_speculators(config: Mapping[str, Any], tensors: dict[str, torch.Tensor])
     idle = {"speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad"}
     _known(config, flags | told | idle | {"eagle_aux_hidden_state_layer_ids"})
     inner = _wanted(config, "transformer_layer_config")
-    _known(inner, _LAYER | {"architectures", *_ONLY})
+    _known(inner, _LAYER | {"architectures", *_ATTENTION})
     if config.get("norm_before_fc") and config.get("fc_norm"):
         raise ValueError("expected norm_before_fc or fc_norm, got both, whose order is not known")
-    layer, states = _layer(inner), config.get("eagle_aux_hidden_state_layer_ids")
+    states = config.get("eagle_aux_hidden_state_layer_ids")
     for name in [name for name in tensors if name.startswith("layers.0.")]:
         tensors[name.replace("layers.0.", "midlayer.", 1)] = tensors.pop(name)
-    return HeadShape(
-        3,
-        layer,
-        config.get("target_hidden_size") or layer.hidden_size,
+    return _eagle3_shape(
+        config,
+        _layer(inner),
         states=tuple(states) if states else None,
-        draft_vocabulary=config.get("draft_vocab_size") or layer.vocab_size,
         feeds_normed=config.get("norm_output", False),
         **{name: config.get(name, False) for name in flags},
     )
 
 
 def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
-    """The configuration of decoder layers."""
     families: dict[str, type[LlamaConfig | Qwen3Config]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
     family = config.get("model_type", "llama")
     if family not in families:
         raise ValueError(f"expected a head of model_type {' or '.join(families)}, got {family!r}")
-    for name, values in _ONLY.items():
-        if name == "layer_types":
-            others = set(config.get(name) or ()) - {"full_attention"}
-        else:
-            others = {config.get(name, values[0])} - set(values)
-        if others:
-            raise ValueError(f"expected layers of full attention, got {name}={config[name]}")
+    for name in _ATTENTION:
+        said = config.get(name)
+        if said and (name != "layer_types" or set(said) != {"full_attention"}):
+            raise ValueError(f"expected layers of full attention, got {name}={said}")
     rope = {"rope_type": "default", "rope_theta": config.get("rope_theta") or THETA}
     rope |= config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope["rope_type"] = rope.pop("type", rope["rope_type"])
@@ -202,7 +194,6 @@ def _layer(config: Mapping[str, Any]) -> LlamaConfig | Qwen3Config:
 
 
 def _known(config: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raises ValueError for a key that may mean anything."""
     for name in config:
         if name not in known and name not in _IDLE:
             raise ValueError(f"expected a configuration of known keys, got {name}={config[name]!r}, which is not known")
@@ -250,9 +241,7 @@ def _check(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, 
 
 
 def save_head(folder: str | os.PathLike[str], head: EagleHead, model: PreTrainedModel, **facts: Any) -> None:
-    """Writes a head that was trained for `model` in the authors' format, in the type of its parameters; `facts`, as
-    JSON holds them, are what `load_head` gives back.
-    """
+    """Writes a head that was trained for `model` in the authors' format; `load_head` gives `facts` back."""
     where, shape, tensors = Path(folder), head.shape, dict(head.state_dict())
     layer = shape.layer
     size, bias = shape.draft_vocabulary, shape.fc_bias

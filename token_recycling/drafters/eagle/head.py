@@ -1,13 +1,11 @@
 """The heads of EAGLE: small networks that go on where the target's hidden states end.
 
-EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) have one head. From the embedding of a token and the target's
-last hidden state before it, a linear layer and one decoder layer foresee the next hidden state; the target's output
-layer reads a token from it. EAGLE-3 (2503.01840) takes states from three depths of the target, foresees no state but a
-token, by an output layer of its own over the most frequent tokens, and learns on what it said itself. Either goes on
-from its own state where the target's is not known yet.
+That of EAGLE-1 and EAGLE-2 (Li et al., 2401.15077 and 2406.16858) foresees the next hidden state from a token and the
+target's last hidden state before it, by a linear layer and one decoder layer; the target's output layer reads a token
+from it. EAGLE-3 (2503.01840) takes states from three depths and foresees a token, by an output layer of its own over
+the most frequent ones. The layers are those of transformers; parameters have the names of the authors' files.
 
-The layers are those of transformers, and a head's parameters have the names of its authors' files. Cost of a pass: one
-layer over its rows, and an output layer.
+Cost of a pass: one layer over its rows, and an output layer.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP
-
-from ...model.device_map import placed_copy
 
 _PAPERS = (lambda layers: 2, lambda layers: layers // 2, lambda layers: layers - 3)
 """The states that EAGLE-3 reads of a target of so many layers: those that enter these."""
@@ -98,9 +94,8 @@ class EagleHead(nn.Module):
         mask: torch.Tensor | None,
         cache: Cache,
     ) -> torch.Tensor:
-        """Outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n), whose
-        keys and values are appended to the cache; a row sees the keys that `mask` (batch or 1, 1, n, keys) bool says,
-        all if it is None.
+        """Outputs (batch, n, width) from embeddings and states (batch, n, ...) at `positions` (batch or 1, n), which
+        are appended to the cache; a row sees the keys in `mask` (batch or 1, 1, n, keys) bool, all if it is None.
         """
         rotated = self.rotary(embedded, positions)
         seen = {"position_embeddings": rotated, "attention_mask": mask, "past_key_values": cache}
@@ -123,10 +118,6 @@ class EagleHead(nn.Module):
         """(draft vocabulary,) int64: the target's id of each token that the head may say; None if they are the same."""
         return None
 
-    def for_drafting(self, device: torch.device, dtype: torch.dtype) -> EagleHead:
-        """A copy on a device and with parameters of a type, without gradients."""
-        return placed_copy(self, device, dtype)
-
 
 class Eagle1Head(EagleHead):
     """`fc` and one layer without a norm before its attention; what comes out is a hidden state of the target."""
@@ -148,12 +139,9 @@ class Eagle1Head(EagleHead):
 
 
 class Eagle3Head(EagleHead):
-    """`fc` over the target's states, a layer whose attention reads embedding and state side by side, perhaps ordinary
-    layers after it, and an output layer.
-    """
+    """`fc` over the target's states, a layer that reads embedding and state side by side, others, an output layer."""
 
     def __init__(self, shape: HeadShape, ids: torch.Tensor | None = None) -> None:
-        """`ids` as in the property of that name."""
         super().__init__(shape)
         layer, width = shape.layer, shape.width
         self.fc = nn.Linear(shape.read_width, width, bias=False)

@@ -1,9 +1,8 @@
 """A head as it reads one text and, ahead of it, a tree that grows layer by layer.
 
 A row is a token and the hidden state before it: the target's, as soon as it is known, and the head's own within a tree.
-Its cache keeps rows with the target's states alone: what the head had drafted is read again once it is text. So the
-cache holds one row less than the text has tokens, less what the target had in its cache before the call, whose states
-nobody knows. Cost: a pass of the head over the rows that are new, and one over each layer that is followed.
+The cache keeps rows with the target's states alone: what the head had drafted is read again once it is text. What the
+target held in its cache before the call is not read, since nobody knows its states.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from .._shared.states import UnreadStates
 from .head import EagleHead
 
 _PIECE = 512
-"""Rows that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,6 @@ class HeadReader(UnreadStates):
     """One text, as far as it was read, and the nodes below its last token in the order in which they were read."""
 
     def __init__(self, placed: PlacedHead, prompt: int) -> None:
-        """`prompt`: tokens of the text as it begins."""
         super().__init__(prompt)
         self._placed = placed
         self._cache = DynamicCache()
@@ -84,7 +81,6 @@ class HeadReader(UnreadStates):
         return self._placed.logits(self._outputs)
 
     def _read(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Outputs (n, width) of rows of the text."""
         n, held, placed = len(tokens), self._next - self.begin, self._placed
         places = torch.arange(self._next, self._next + n, device=placed.device)[None]
         mask = torch.ones(1, 1, n, held + n, dtype=torch.bool, device=placed.device).tril(held) if n > 1 else None
@@ -95,9 +91,7 @@ class HeadReader(UnreadStates):
 
     @torch.no_grad()
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Logits (n, vocabulary) after n nodes, each below the node that was read as number `parents[i]`; the text's
-        last token is number 0.
-        """
+        """Logits (n, vocabulary) after n nodes, each below the one read as number `parents[i]`; the root is 0."""
         placed, n = self._placed, len(tokens)
         below = torch.tensor(parents, device=placed.device)
         seen = torch.cat([self._seen[below], torch.eye(n, dtype=torch.bool, device=placed.device)], dim=1)

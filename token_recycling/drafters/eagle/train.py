@@ -2,25 +2,20 @@
 
 Version 1 (2401.15077, section 4.1): the head's output is to be the target's next hidden state (smooth L1), and to give
 its distribution of the token after (cross-entropy, a tenth); noise on the states stands for what a head gets wrong.
-Version 3 (2503.01840, section 3.2): no state is to be met, but the head goes through its own outputs as it does when it
-drafts ("training-time test"): in pass j every place has the text's token j places later and the head's own state, sees
-the text up to itself and what it has made of itself in the passes before, and learns the target's distribution over the
-head's vocabulary (cross-entropy, weighted by 0.8^j).
+Version 3 (2503.01840, section 3.2): the head goes through its own outputs as when it drafts ("training-time test"): in
+pass j every place has the text's token j places later and the head's own state, sees the text up to itself and what it
+has made of itself before, and learns the target's distribution over the head's vocabulary (weighted by 0.8^j).
 
-Unlike in the papers, the prompts are learned from too: the target's distributions are known there as well, and texts
-that people wrote are what prompts are. What is measured is what will be accepted: how often the head's candidate of
-each rank is the target's token at each depth, where all tokens before were right.
+Unlike in the papers, the prompts are learned from too.
 
-Cost of a batch: a forward pass of the target, and of the head, forward and back, one for each pass. In bfloat16, with
-losses in float32.
+Cost of a batch: a pass of the target, and of the head, forward and back, one for each pass; in bfloat16.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -28,11 +23,12 @@ from torch.nn.functional import pad, smooth_l1_loss
 from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from ...model.compat import of_rotary
+from ...model.device_map import placed_copy
 from ...model.inspection import layer_states, output_layer, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
 from .._shared.training.continuations import Continuations
-from .._shared.training.declaration import Schedule, Trained, TrainingRun
-from .._shared.training.loop import Shuffled, fit, frozen
+from .._shared.training.declaration import Trained, TrainingRun
+from .._shared.training.loop import Shuffled, Task, fit
 from .formats import THETA, save_head
 from .head import Eagle1Head, Eagle3Head, EagleHead, HeadShape
 from .train_options import EagleTraining
@@ -40,7 +36,6 @@ from .train_options import EagleTraining
 DEPTHS, RANKS = 5, 10
 """Depths, and candidates at each, whose acceptance is measured."""
 _TOKEN_WEIGHT = 0.1
-"""Of what version 1 learns of tokens."""
 _NOISE, _NOISE_LENGTH = 0.2, 512
 """Width of the noise on states in a text of that length; in shorter ones it is wider."""
 
@@ -59,8 +54,8 @@ class Examples(NamedTuple):
 
 
 def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> EagleHead:
-    """A head for `model` that has learned nothing: of the shape of the target's layers. That of version 3 may say the
-    tokens that are most frequent in `texts`, and its output layer begins as the target's.
+    """A head for `model` that has learned nothing. That of version 3 may say the tokens most frequent in `texts`, and
+    its output layer begins as the target's.
     """
     output, target = output_layer(model), TreeModel(model)
     vocabulary, width = target.vocab_size, output_width(model)
@@ -89,23 +84,12 @@ def new_head(model: PreTrainedModel, texts: Continuations, training: EagleTraini
 
 
 def _size(config: PretrainedConfig, name: str, otherwise: int) -> int:
-    """What a configuration says of all layers, if it does."""
-    try:
-        said = getattr(config, name)
-    except AttributeError:
-        return otherwise
+    said = getattr(config, name, None)
     return said if isinstance(said, int) else otherwise
 
 
-def train_eagle(
-    model: PreTrainedModel,
-    texts: Continuations,
-    training: EagleTraining,
-    schedule: Schedule,
-    checkpoint: Path | None = None,
-    progress: Callable[[int, int, float], None] | None = None,
-) -> EagleHead:
-    """A head for `model`; arguments and errors as for `training.loop.fit`."""
+def task_of(model: PreTrainedModel, texts: Continuations, training: EagleTraining) -> Task[EagleHead, Examples]:
+    """How a head for `model` is trained."""
     with torch.random.fork_rng():
         head = new_head(model, texts, training)
     shuffled = Shuffled(len(texts), training.batch, training.seed)
@@ -123,9 +107,7 @@ def train_eagle(
             return training_loss(model, head, batch, training)
 
     decided = {"model": weights_fingerprint(model), "texts": texts.digest, "training": asdict(training)}
-    with frozen(model):
-        fit(head, batch_at, loss_of, schedule, checkpoint, decided, progress)
-    return head
+    return Task(head, batch_at, loss_of, decided)
 
 
 @torch.no_grad()
@@ -139,9 +121,8 @@ def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> E
 
 
 def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: int) -> Iterator[torch.Tensor]:
-    """The head's outputs (batch, length - 1, width) in each pass. In pass j, counted from 0, row t is what it makes of
-    the token at place t + 1 + j after its own state of the pass before, or at first the target's at place t: it
-    foresees the token at place t + 2 + j.
+    """The head's outputs (batch, length - 1, width) in each pass. In pass j, counted from 0, row t foresees the token
+    at place t + 2 + j from the one before and its own state of the pass before, or at first the target's at place t.
     """
     embedded = model.get_input_embeddings()(batch.ids[:, 1:]).to(batch.ids.device)
     rows = embedded.shape[1]
@@ -157,9 +138,7 @@ def unrolled(model: PreTrainedModel, head: EagleHead, batch: Examples, passes: i
 
 
 def training_loss(model: PreTrainedModel, head: EagleHead, batch: Examples, training: EagleTraining) -> torch.Tensor:
-    """Of all passes, a scalar: over places where the target's choice is a token that the head may say. A constant 0
-    where there is none.
-    """
+    """A scalar, over places where the target's choice is a token that the head may say; 0 where there is none."""
     known = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
     logits = batch.logits
     if head.ids is not None:
@@ -189,8 +168,8 @@ def acceptance(
     ranks: int = RANKS,
     batch: int = 8,
 ) -> list[list[float]]:
-    """For each depth of a draft, how often the head's candidate of rank 0, 1, ... is what the target says there, after
-    the right tokens above it; over all tokens that the target said in `texts`.
+    """For each depth, how often the head's candidate of rank 0, 1, ... is what the target said in `texts`, after the
+    right tokens above it.
     """
     ranks = min(ranks, head.shape.draft_vocabulary or head.shape.layer.vocab_size)
     right, seen = torch.zeros(depths, ranks, dtype=torch.long), torch.zeros(depths, 1, dtype=torch.long)
@@ -214,8 +193,8 @@ def train(options: EagleTraining, run: TrainingRun) -> Trained:
     """What the command does: trains the head, measures it and saves it."""
     model = run.target.model
     with run.progress("training") as progress:
-        head = train_eagle(model, run.texts, options, run.schedule, run.checkpoint, progress)
-    head = head.for_drafting(model.device, torch.bfloat16)  # measured as it is saved
+        head = fit(task_of(model, run.texts, options), run.schedule, run.checkpoint, progress)
+    head = placed_copy(head, model.device, torch.bfloat16)  # measured as it is saved
     with run.progress("measuring"):
         measured = [[round(share, 4) for share in ranks] for ranks in acceptance(model, head, run.held_out)]
     save_head(run.folder, head, model, acceptance=measured, training=run.facts)

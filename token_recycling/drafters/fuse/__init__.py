@@ -130,7 +130,6 @@ class FuseText(TextDrafter):
         self._states = np.cumsum([0, *needs]).tolist()
         """Where each part's hidden states begin among those that are shown, and the number of all."""
         self._chosen: _Selection | None = None
-        """Of this step."""
         self._counts: Counter[str] = Counter()
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
@@ -154,39 +153,30 @@ class FuseText(TextDrafter):
 
     def draft(self, context: Context) -> Draft:
         nothing = Draft(root_only(), context.root)
-        draft_parts = self._draft_paying if self.drafter.asks == "paying" else self._draft_all
-        chosen = self._chosen = draft_parts([nothing] * len(self._parts), context)
-        return chosen.merged.draft(chosen.kept, chosen.drawn, context) if len(chosen.kept) > 1 else nothing
-
-    def _draft_all(self, drafts: list[Draft], context: Context) -> _Selection:
-        began = time.perf_counter()
+        drafts, spent, chosen = [nothing] * len(self._parts), 0.0, None
+        learning, marginal, asks_all = self.drafter.learning, self.drafter.marginal, self.drafter.asks == "all"
         for number, part in enumerate(self._parts):
-            drafts[number] = part.draft(context).cut(context.room - 1)
-        return self._select(drafts, context, time.perf_counter() - began)
-
-    def _draft_paying(self, drafts: list[Draft], context: Context) -> _Selection:
-        """Drafts with the first part, and with every further one where it is worth the time."""
-        chosen: _Selection | None = None
-        spent = 0.0
-        for number, part in enumerate(self._parts):
-            if chosen is not None and not self._pays(number, chosen.expected):
-                continue
+            before = chosen
+            if before is not None:
+                with learning:
+                    if not marginal.pays(number, before.expected):
+                        continue
             began = time.perf_counter()
             drafts[number] = part.draft(context).cut(context.room - 1)
             spent += time.perf_counter() - began
-            before = chosen
+            if asks_all:
+                continue
             chosen = self._select(drafts, context, spent)
             if before is not None:
-                with self.drafter.learning:
-                    self.drafter.marginal.count(number, before.expected, chosen.expected)
-        assert chosen is not None
-        with self.drafter.learning:
-            self.drafter.marginal.count_step(chosen.expected)
-        return chosen
-
-    def _pays(self, number: int, before: Forecast) -> bool:
-        with self.drafter.learning:
-            return self.drafter.marginal.pays(number, before)
+                with learning:
+                    marginal.count(number, before.expected, chosen.expected)
+        if chosen is None:
+            chosen = self._select(drafts, context, spent)
+        else:
+            with learning:
+                marginal.count_step(chosen.expected)
+        self._chosen = chosen
+        return chosen.merged.draft(chosen.kept, chosen.drawn, context) if len(chosen.kept) > 1 else nothing
 
     def _select(self, drafts: Sequence[Draft], context: Context, seconds: float) -> _Selection:
         """The nodes of all drafts to verify; `seconds` were spent on drafting."""
@@ -237,8 +227,6 @@ class FuseText(TextDrafter):
 
 
 class _Selection(NamedTuple):
-    """What is to be verified of a text, and why."""
-
     merged: MergedDraft
     valued: NodeValues
     kept: np.ndarray
@@ -249,7 +237,6 @@ class _Selection(NamedTuple):
 
 
 def _written(parts: str | Sequence[str | Drafter]) -> Sequence[str | Drafter]:
-    """The parts as `make_drafter` takes them."""
     if not isinstance(parts, str):
         return parts
     return [f"{name}:{options}" for name, options in map(name_and_options, split_outside(parts, "+"))]

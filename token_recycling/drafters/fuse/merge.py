@@ -1,16 +1,14 @@
 """Several drafts of one text as one tree: merged, valued by what was accepted before, and the best nodes kept.
 
-Nodes of one token after the same tokens are one node, which has a rank and a confidence of each drafter that proposes
-it. How likely it is to be accepted is learned while decoding, in two steps. What one drafter proposes is calibrated by
-its confidence, rank and depth. Where several drafters propose children of a node, the mean of their chances is
-calibrated again, by which of them propose the token, which propose others and which propose nothing: what they agree on
-is right far more often than what one proposes alone. A node's value is the product of the chances from the root, and
-its gain in expected tokens: the nodes of the highest values are the best tree of their number (Sequoia, 2402.12374,
-section 4.1).
+Nodes of one token after the same tokens are one node, with a rank and a confidence of each drafter that proposes it.
+What one drafter proposes is calibrated by its confidence, rank and depth; the mean of several is calibrated again, by
+which of them propose the token, which propose others and which nothing: what they agree on is right far more often. A
+node's value is the product of the chances from the root: the nodes of the highest values are the best tree of their
+number (Sequoia, 2402.12374, section 4.1).
 
 Drawn drafts (`Draft.drawn_from`) stay exact: of one drafter that draws, whole layers are kept, as many as there is room
-for. How many nodes a layer has depends on what was drawn above it, never in it. What is drawn deeper, or by another
-drafter, counts as chosen, and chosen nodes may be left out for any reason.
+for; how many nodes a layer has depends on what was drawn above it, never in it. What is drawn deeper, or by another
+drafter, counts as chosen, and may be left out for any reason.
 
 Cost per step: about a microsecond a node in Python, less than that in compiled code.
 """
@@ -214,9 +212,7 @@ def warm_up() -> None:
 
 
 def kept_first(merged: MergedDraft, most: int) -> tuple[frozenset[int], frozenset[int]]:
-    """The nodes that are kept whatever their value, with their ancestors, if `most` nodes may be drafted; and those of
-    them that count as drawn.
-    """
+    """The nodes kept whatever their value, where `most` may be drafted, and those of them that count as drawn."""
     kept: frozenset[int] = frozenset({0})
     drawn: frozenset[int] = frozenset()
     for depth in sorted({int(merged.nodes.depths[node]) for node in merged.drawn_from}):

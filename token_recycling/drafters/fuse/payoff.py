@@ -31,11 +31,9 @@ class MarginalValue:
 
     def __init__(self, parts: int) -> None:
         self._added = np.zeros((parts, len(_EXPECTED) + 1, 2))
-        """Tokens and time, by part and expected tokens."""
         self._drafted = np.zeros(self._added.shape[:2], np.int64)
         self._skipped = np.zeros(self._added.shape[:2], np.int64)
         self._all = np.zeros(2)
-        """Tokens and time of all steps."""
 
     def pays(self, part: int, before: Forecast) -> bool:
         """Whether a part should draft, `before` being the forecast without it."""

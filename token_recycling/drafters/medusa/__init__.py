@@ -1,10 +1,9 @@
 """Medusa-1: heads on the target's last hidden state foresee the next tokens (Cai et al., 2401.10774).
 
-The hidden state of the last accepted node gave the newest token. The heads, trained by `token-recycling train medusa`
-(`heads`), give candidates for the tokens after it, head k for depth k; those of one head are the children of every
-candidate of the head before (section 2.1.1). Which combinations are verified is decided once, by how often each head's
-candidates were right when it was trained (section 2.3.3), or at each step by the probabilities that the heads give. The
-paper's typical acceptance changes the text and is not here.
+The hidden state of the last accepted node gave the newest token. The heads (`heads`) give candidates for the tokens
+after it, head k for depth k; those of one head are the children of every candidate of the head before (section 2.1.1).
+Which combinations are verified is decided once, by how often each head's candidates were right in training (section
+2.3.3), or at each step by the heads' probabilities. The paper's typical acceptance changes the text and is not here.
 
 Cost per step: the heads, which is mostly the target's output layer once more; some microseconds a node for the tree. In
 the first step of a text nothing is drafted: no hidden state is kept of a prompt.
@@ -21,21 +20,23 @@ import torch
 
 from ..._util.topk import top_candidates
 from ...costs.costs import Costs
-from ...model.device_map import Placed
-from ...model.inspection import output_layer
+from ...model.device_map import placed_copy
+from ...model.inspection import output_layer, output_width
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
-from ...trees.templates import best_paths, root_only, size_in_words, template_from, tree_of
+from ...trees.templates import best_paths, root_only, template_from, tree_of
 from ...trees.tree import Tree
-from .._base import Drafter, DrafterTraits, TextDrafter, check_at_least
+from .._base import DrafterTraits, TextDrafter, check_at_least
 from .._shared.product import best_product, product_draft
-from .heads import MedusaHeads, check_heads, load_heads
+from .._shared.states import StatesDrafter
+from .._shared.training.saved import TrainedPartError, check_model
+from .heads import MedusaHeads, load_heads
 
 _STATIC = "static"
 
 
 @dataclass
-class Medusa(Drafter):
+class Medusa(StatesDrafter[MedusaHeads]):
     """Drafts what trained heads foresee from the target's last hidden state."""
 
     heads: str | Path
@@ -52,44 +53,33 @@ class Medusa(Drafter):
         return DrafterTraits(hidden_states=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, self, "k")
         self._saved = load_heads(Path(self.heads).expanduser())
         self.accuracy = [ranks[: self.k] for ranks in self._saved.accuracy]
         """Of each head's candidates, as measured when they were trained."""
-        self.template = None if self.tree == _STATIC else self._given_template()
-        self._placed = Placed[MedusaHeads]()
-
-    def _given_template(self) -> Tree | None:
-        """The tree that the option gives; None where it depends on the step."""
         kind, _, number = str(self.tree).rpartition(":")
         if kind == _STATIC and number.isdigit() and int(number):
-            return tree_of(islice(best_paths(self.accuracy), int(number)))
-        template = template_from(self.tree)
-        if template is not None and (template.depth > len(self.accuracy) or template.breadth > self.k):
-            raise ValueError(
-                f"expected a tree of at most {len(self.accuracy)} layers, one a head, and ranks below k={self.k}, "
-                f"got {template} with ranks up to {template.breadth - 1}"
-            )
-        return template
-
-    def fork(self) -> Medusa:
-        """The same: nothing is learned from texts."""
-        return self
+            self.template = tree_of(islice(best_paths(self.accuracy), int(number)))
+        elif self.tree != _STATIC:
+            self.template = template_from(self.tree)
+            self.check_template(len(self.accuracy), f"{len(self.accuracy)} layers, one a head,")
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MedusaText:
-        return MedusaText(self, self._heads_for(target), target, costs)
+        return MedusaText(self, self.placed(target), target, costs)
 
-    def _heads_for(self, target: TreeModel) -> MedusaHeads:
-        """The heads where the target is, and of its type; checked once."""
-        return self._placed.of(
-            target,
-            lambda: check_heads(self.heads, self._saved, target.model),
-            lambda: self._saved.heads.for_drafting(target.device, target.dtype),
-        )
+    def check(self, target: TreeModel) -> None:
+        """Raises TrainedPartError unless the heads were trained for the target."""
+        check_model(self.heads, self._saved.facts, target.model)
+        width, ours = self._saved.heads.width, output_width(target.model)
+        if width != ours:
+            raise TrainedPartError(f"{self.heads}: expected heads for hidden states of {ours}, got {width}")
+
+    def place(self, target: TreeModel) -> MedusaHeads:
+        return placed_copy(self._saved.heads, target.device, target.dtype)
 
     def describe(self) -> str:
-        tree = self.template or size_in_words(self.tree)
-        return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {tree}"
+        return f"medusa: {self._saved.heads.heads} heads of {self.heads}, tree {self.tree_in_words()}"
 
 
 class MedusaText(TextDrafter):
@@ -112,9 +102,7 @@ class MedusaText(TextDrafter):
             self._template = self._best_tree(drafter.accuracy)
 
     def _best_tree(self, acceptance: Sequence[Sequence[float]]) -> Tree:
-        """The best tree if the candidate of rank r at depth d is right with probability `acceptance[d - 1][r]`: of the
-        given number of nodes, or of as many as pay.
-        """
+        """As `best_product`: of the given number of nodes, or of as many as pay."""
         if self._costs is None:
             return best_product(acceptance, int(self.drafter.tree))
         times = self._costs.by_nodes + self._step

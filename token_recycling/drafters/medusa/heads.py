@@ -2,10 +2,9 @@
 
 Cai et al., 2401.10774, section 2.1: a head is a residual block x + SiLU(Wx + b), W and b zero at first, and an output
 layer that begins as the target's. With such output layers (`own_output`) four heads on the shipped target are as large
-as the target itself, and reading them costs as much as a pass of it. So by default a head's output layer is the
-target's times a learned square matrix that begins as the identity: a thirtieth of the size there, and all heads are one
-more product with weights that are read once. The matrix is needed: SiLU hardly goes below zero, so that the block alone
-could not subtract what the hidden state says about the next token.
+as the target itself. So by default a head's output layer is the target's times a learned square matrix that begins as
+the identity: all heads are one more product with weights that are read once. The matrix is needed: SiLU hardly goes
+below zero, so that the block alone could not subtract what the hidden state says about the next token.
 
 Cost of a draft: the square matrices, and the output layer on a row for each head.
 """
@@ -21,8 +20,7 @@ import torch
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
-from ...model.inspection import output_width
-from .._shared.training.saved import TrainedPartError, check_model, load_part, save_part
+from .._shared.training.saved import TrainedPartError, load_part, save_part
 
 KIND = "medusa"
 
@@ -31,9 +29,7 @@ class MedusaHeads(torch.nn.Module):
     """`heads` heads of `blocks` residual blocks each, over hidden states of one width."""
 
     def __init__(self, heads: int, width: int, blocks: int = 1, output: torch.Tensor | None = None) -> None:
-        """`output` (vocabulary, width) is copied into an output layer for each head; None shares the target's. Before
-        training, heads give the logits of the target's output layer.
-        """
+        """`output` (vocabulary, width) is copied into an output layer for each head; None shares the target's."""
         super().__init__()
         if heads < 1 or blocks < 1:
             raise ValueError(f"expected 1 head and 1 block or more, got {heads} and {blocks}")
@@ -53,19 +49,8 @@ class MedusaHeads(torch.nn.Module):
         """Of the hidden states."""
         return self.weight.shape[2]
 
-    def for_drafting(self, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
-        """The same heads on a device and in a type, without gradients; what is there already is not copied."""
-        other = MedusaHeads.__new__(MedusaHeads)
-        torch.nn.Module.__init__(other)
-        other.shares_output = self.shares_output
-        for name, weight in self.named_parameters():
-            other.register_parameter(name, torch.nn.Parameter(weight.detach().to(device, dtype), requires_grad=False))
-        return other
-
     def forward(self, hidden: torch.Tensor, shared: torch.nn.Module) -> torch.Tensor:
-        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer, called in
-        the type of the hidden states.
-        """
+        """Logits (heads, n, vocabulary) from hidden states (n, width); `shared` is the target's output layer."""
         states = hidden.to(self.weight.dtype).expand(self.heads, *hidden.shape)
         for weight, bias in zip(self.weight, self.bias, strict=True):
             states = states + silu(torch.baddbmm(bias, states, weight))
@@ -116,11 +101,3 @@ def load_heads(folder: str | os.PathLike[str]) -> SavedHeads:
     except RuntimeError as error:
         raise TrainedPartError(f"{folder}: expected the tensors of heads, got others ({error}); train anew") from None
     return SavedHeads(heads.requires_grad_(False), accuracy, facts)
-
-
-def check_heads(folder: str | os.PathLike[str], saved: SavedHeads, model: PreTrainedModel) -> None:
-    """Raises TrainedPartError unless the heads were trained for `model`."""
-    check_model(folder, saved.facts, model)
-    width = output_width(model)
-    if saved.heads.width != width:
-        raise TrainedPartError(f"{folder}: expected heads for hidden states of {width}, got {saved.heads.width}")

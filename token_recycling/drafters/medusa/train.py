@@ -10,9 +10,7 @@ Cost of a batch: a forward pass of the target, and the output layer, forward and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -21,35 +19,29 @@ from transformers import PreTrainedModel
 from ...model.inspection import hidden_states, output_layer, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
 from .._shared.training.continuations import Continuations
-from .._shared.training.declaration import Schedule, Trained, TrainingRun
-from .._shared.training.loop import Shuffled, fit, frozen
+from .._shared.training.declaration import Trained, TrainingRun
+from .._shared.training.loop import Shuffled, Task, fit
 from .heads import MedusaHeads, save_heads
 from .train_options import MedusaTraining
 
+Batch = tuple[torch.Tensor, torch.Tensor]
 NOTHING = -100
 """The label of a place after the end of a text, from which nothing is learned."""
 RANKS = 10
 """Candidates of a head whose accuracy is measured."""
 
 
-def train_medusa(
-    model: PreTrainedModel,
-    texts: Continuations,
-    training: MedusaTraining,
-    schedule: Schedule,
-    checkpoint: Path | None = None,
-    progress: Callable[[int, int, float], None] | None = None,
-) -> MedusaHeads:
-    """Heads for `model`; arguments and errors as for `training.loop.fit`."""
+def task_of(model: PreTrainedModel, texts: Continuations, training: MedusaTraining) -> Task[MedusaHeads, Batch]:
+    """How heads for `model` are trained."""
     target = TreeModel(model)
     output = output_layer(model).weight if training.own_output else None
     heads = MedusaHeads(training.heads, output_width(model), training.blocks, output).to(target.device)  # type: ignore[arg-type]
     shared, shuffled = output_layer(model), Shuffled(len(texts), training.batch, training.seed)
 
-    def batch_at(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch_at(number: int) -> Batch:
         return examples(target, texts.select(shuffled[number]), training.heads)
 
-    def loss_of(part: MedusaHeads, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def loss_of(part: MedusaHeads, batch: Batch) -> torch.Tensor:
         hidden, wanted = batch
         losses = [
             training.decay**number * cross_entropy(logits.float(), labels, ignore_index=NOTHING)
@@ -59,15 +51,13 @@ def train_medusa(
         return sum(losses, hidden.new_zeros(()))
 
     decided = {"model": weights_fingerprint(model), "texts": texts.digest, "training": asdict(training)}
-    with frozen(model):
-        fit(heads, batch_at, loss_of, schedule, checkpoint, decided, progress)
-    return heads
+    return Task(heads, batch_at, loss_of, decided)
 
 
 @torch.no_grad()
-def examples(target: TreeModel, texts: Continuations, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What heads learn from: the target's hidden states (n, width) at every place where it chose a token, and labels
-    (heads, n): the token that head k has to foresee there, `NOTHING` after the end of a text.
+def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
+    """The target's hidden states (n, width) at every place where it chose a token, and labels (heads, n): the token
+    that head k has to foresee there, `NOTHING` after the end of a text.
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
     with hidden_states(target.model) as seen:
@@ -104,7 +94,7 @@ def train(options: MedusaTraining, run: TrainingRun) -> Trained:
     """What the command does: trains the part, measures it and saves it."""
     model = run.target.model
     with run.progress("training") as progress:
-        heads = train_medusa(model, run.texts, options, run.schedule, run.checkpoint, progress)
+        heads = fit(task_of(model, run.texts, options), run.schedule, run.checkpoint, progress)
     heads.bfloat16().float()  # measured as they are saved
     with run.progress("measuring"):
         measured = accuracy(model, heads, run.held_out)

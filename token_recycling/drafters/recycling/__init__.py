@@ -1,12 +1,10 @@
 """Token Recycling beyond the paper: candidates with more context, and trees that fit the hardware and the text.
 
-Like the published method (Luo et al., 2408.08696; the drafter `published`) it drafts a tree from the candidates that
-the target computes anyway, at rejected nodes too. Beyond it: candidates keep their probabilities, and are kept after
-the last two and three tokens too (`ngram_matrix`); what followed where the last tokens stood before is among them, in
-this text and in all that were written before it (`occurrences`), and so is what the target held likely besides the
-newest token (`mixture`); and the tree is grown at each step from calibrated probabilities (`growth`), to as many
-nodes as pay on this machine (`costs`), by what passes and this drafter's own work take. Where drafting does not pay in
-the long run, it rests. This adapts the one `Recycler`, which engines use too.
+As `published` (Luo et al., 2408.08696) it drafts a tree from the candidates that the target computes anyway, at
+rejected nodes too. Beyond it they keep their probabilities, and are kept after the last two and three tokens too;
+what followed where the last tokens stood before is among them, and what the target held likely besides the newest
+token; and the tree is grown at each step from calibrated probabilities to as many nodes as pay on this machine. Where
+drafting does not pay in the long run, it rests. This adapts the one `Recycler`, which engines use too.
 
 Cost per step: a top-k over the logits of all nodes; some microseconds a node in compiled code for the rest.
 """
@@ -84,9 +82,7 @@ class Recycling(Drafter, Options):
         return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
-        """The matrix for this target: made if there is none, kept if it fits; raises ValueError if it was learned from
-        another vocabulary or has another size than the options say.
-        """
+        """The matrix for this target; raises ValueError if it is of another vocabulary or of other options."""
         with self._making:
             if self.matrix is None:
                 made = self.new_matrix(target.vocab_size)
@@ -109,11 +105,7 @@ class Recycling(Drafter, Options):
 
 
 class RecyclingText(TextDrafter):
-    """One text and its recycler.
-
-    The matrix is shared by all texts: each look-up and each lesson is one call of compiled code, which no other thread
-    interrupts.
-    """
+    """One text and its recycler. The matrix is shared: each look-up is one call of compiled code, never interrupted."""
 
     drafter: Recycling
 
@@ -132,9 +124,7 @@ class RecyclingText(TextDrafter):
         self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
         self._rest = 0
-        """Steps for which nothing is to be drafted."""
         self._spent = 0.0
-        """Seconds of this step's drafting."""
         self._values = np.empty(0, np.float32)
         """The probabilities of this step's nodes; none where no draft was made."""
 

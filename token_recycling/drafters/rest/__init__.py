@@ -79,11 +79,11 @@ class Rest(Drafter):
         return self
 
     def draft(self, context: Context) -> Draft:
-        recent, num_tokens = (
+        recent, length = (
             context.tokens[-self.max_matching_ngram_size :].cpu().numpy(),
             min(self.num_tokens, context.room),
         )
-        found = self._store.continuations(recent, self.min_matching_ngram_size, num_tokens, self.max_matches)
+        found = self._store.continuations(recent, self.min_matching_ngram_size, length, self.max_matches)
         if not len(found):
             return Draft(root_only(), context.root)
         trie = Trie(int(recent[-1]))
@@ -103,8 +103,8 @@ def frequent_prefixes(continuations: np.ndarray, most: int) -> dict[tuple[int, .
     """The `most` most frequent prefixes of `continuations` (m, length), shorter ones first, then the more frequent;
     with each how often it stands there.
 
-    The continuations must be sorted, so that equal prefixes stand together. A negative
-    token ends a continuation. Of equally frequent prefixes the shorter ones are taken.
+    The continuations must be sorted, so that equal prefixes stand together. A negative token ends a continuation. Of
+    equally frequent prefixes the shorter ones are taken.
     """
     m, length = continuations.shape
     new = np.ones((length, m), dtype=bool)

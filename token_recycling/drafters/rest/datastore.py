@@ -40,10 +40,7 @@ class Datastore:
     """A text of past documents and its index, read from a file that `build` has written."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises DatastoreError for a file that is damaged or no datastore, FileNotFoundError where there is none.
-
-        Only the header is read here; ids are checked when they are looked up.
-        """
+        """Reads the header; raises DatastoreError for a damaged or another file, FileNotFoundError for none."""
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(
@@ -60,7 +57,6 @@ class Datastore:
         return Datastore, (self.path,)
 
     def __len__(self) -> int:
-        """Number of tokens, the ends of documents included."""
         return len(self.tokens)
 
     @property
@@ -119,7 +115,6 @@ def tokenizer_of(model: PreTrainedModel) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, str], OccurrenceArrays]:
-    """The header and the index, whose memory is the file's."""
     try:
         with safe_open(path, framework="pt") as file:
             header = dict(file.metadata() or {})

@@ -2,11 +2,10 @@
 
 A small head reads the draft model's last hidden state after every drafted token and predicts how likely the target
 accepts it (`head`). Drafting ends as soon as the predicted probability that some token so far is rejected exceeds the
-threshold: the form of the optimal policy, by theorem 3.1. All tokens drafted so far are verified, so that whether one
-is verified never depends on which one was drawn: with drawn drafts the text's distribution stays the target's.
+threshold (theorem 3.1). All tokens drafted so far are verified, so that with drawn drafts the text's distribution stays
+the target's.
 
-Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft,
-since it judges a token by the model's state after it; if that token is accepted, the pass is not lost.
+Cost per step: a forward pass of the draft model for every drafted token, and one more where the head ends the draft.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from ..._util.locks import Lock
 from ...costs.costs import Costs
+from ...model.device_map import placed_copy
 from ...model.inspection import output_width
 from ...model.tree_model import TreeModel
 from .._shared.base import ModelDrafter, ModelText
 from .._shared.expand import Rules, Stop
 from .._shared.graph import Graph
-from .._shared.pairing import DraftModelOption
+from .._shared.pairing import DraftModelOption, Pairs
 from .head import KIND, AcceptanceHead, load_head
 
 
@@ -51,16 +50,14 @@ class SpecDecPP(DraftModelOption, ModelDrafter):
                 "expected a min_length of 1 or more and a max_length that is no less, "
                 f"got {self.min_length} and {self.max_length}"
             )
-        self._placed: tuple[PreTrainedModel, AcceptanceHead] | None = None
-        """The head where a draft model is, and that model."""
-        self._placing = Lock()
+        self._heads = Pairs[AcceptanceHead]()
 
     def _head_for(self, model: PreTrainedModel) -> AcceptanceHead:
-        """The head where the draft model is; found and checked once."""
-        with self._placing:
-            if self._placed is None or self._placed[0] is not model:
-                self._placed = model, self._found_head(model).for_drafting(model.get_input_embeddings().weight.device)
-            return self._placed[1]
+        return self._heads.of(model, lambda: self._placed_head(model))
+
+    def _placed_head(self, model: PreTrainedModel) -> AcceptanceHead:
+        head = self._found_head(model)
+        return placed_copy(head, model.get_input_embeddings().weight.device, head.output.weight.dtype)
 
     def _found_head(self, model: PreTrainedModel) -> AcceptanceHead:
         if isinstance(self.head, AcceptanceHead):

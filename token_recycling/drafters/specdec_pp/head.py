@@ -1,9 +1,8 @@
 """The acceptance head of SpecDec++: how likely the target is to accept a drafted token, given that it accepts those
 before (Huang et al., 2405.19715, section 3.2).
 
-It reads the draft model's last hidden state after that token, and is small: depth x (width^2 + width) + width + 1
-weights. Cost per token: depth + 1 matrix products of one row. A head is saved as the part `specdec_pp` of the draft
-model that it was trained on (`_shared/training/saved.py`), by default in a folder of that name in the draft model's.
+It reads the draft model's last hidden state after that token. Cost per token: depth + 1 matrix products of one row. A
+head is saved as a part of the draft model that it was trained on, by default in a folder of that name in the model's.
 """
 
 from __future__ import annotations
@@ -23,14 +22,10 @@ KIND = "specdec_pp"
 
 
 class AcceptanceHead(torch.nn.Module):
-    """Residual blocks x + SiLU(W x + b), each with its own weights, and a linear layer to one number, the log odds of
-    being accepted.
-    """
+    """Residual blocks x + SiLU(W x + b), and a linear layer to one number, the log odds of being accepted."""
 
     def __init__(self, width: int, depth: int) -> None:
-        """`width` is the draft model's hidden size, `depth` the number of blocks, D in the paper. At first every
-        block is the identity, and every token has even odds.
-        """
+        """`width` is the draft model's hidden size, `depth` the number of blocks. At first odds are even."""
         super().__init__()
         linear = torch.nn.utils.skip_init  # nothing is drawn at random, so that a seed gives the text of `generate`
         self.blocks = torch.nn.ModuleList(linear(torch.nn.Linear, width, width) for _ in range(depth))
@@ -67,13 +62,6 @@ class AcceptanceHead(torch.nn.Module):
         """The probability that a token is accepted, from the state (width,) after it."""
         return float(torch.sigmoid(self(state.to(self.output.weight.dtype))))
 
-    def for_drafting(self, device: torch.device) -> AcceptanceHead:
-        """The same head on a device, without gradients; what is there already is not copied."""
-        copied = AcceptanceHead(self.width, self.depth)
-        weights = {name: weight.detach().to(device) for name, weight in self.state_dict().items()}
-        copied.load_state_dict(weights, assign=True)
-        return copied.eval().requires_grad_(False)
-
 
 def save_head(
     folder: str | os.PathLike[str], head: AcceptanceHead, draft: PreTrainedModel, facts: Mapping[str, Any]
@@ -83,9 +71,7 @@ def save_head(
 
 
 def load_head(folder: str | os.PathLike[str], draft: PreTrainedModel) -> AcceptanceHead:
-    """The head in a folder; raises TrainedPartError for one that is damaged or of another draft model, and
-    FileNotFoundError where there is none.
-    """
+    """The head in a folder; raises TrainedPartError for a damaged or another one, FileNotFoundError for none."""
     tensors, facts = load_part(folder, KIND)
     check_model(folder, facts, draft)
     width, depth = facts.get("width"), facts.get("depth")

@@ -2,11 +2,9 @@
 
 A text X is what the target says after a prompt. At every place after the prompt the draft model draws a token Y, which
 the target would accept with the probability min(1, p(Y)/q(Y)), both after the tokens of X before it. The head reads the
-draft model's states over a mixture, in which each token is X's with a small probability and Y's otherwise; the loss is
-taken over the latter alone. So most tokens before a drafted one are drafted too, as in use.
-
-The loss is binary cross-entropy with these soft labels. Rejections are rare where both models agree, and are weighted
-more: so a head learns not the probability a, but one whose odds are smaller by the weight; see `weighted`.
+draft model's states over a mixture, in which each token is X's with a small probability and Y's otherwise, as in use;
+the loss, binary cross-entropy with these soft labels, is taken over the latter alone. Rejections are rare where both
+models agree, and are weighted more: a head learns not the probability, but one of smaller odds; see `weighted`.
 
 Cost: one forward pass of both models over every text for the labels, and one of the draft model in every epoch.
 """
@@ -15,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +21,12 @@ from torch.nn import functional
 from ...model.inspection import hidden_states, output_width, weights_fingerprint
 from ...model.tree_model import TreeModel
 from .._shared.training.continuations import Continuations, digest
-from .._shared.training.declaration import Schedule, Trained, TrainingRun
-from .._shared.training.loop import Shuffled, fit
+from .._shared.training.declaration import Trained, TrainingRun
+from .._shared.training.loop import Shuffled, Task, fit
 from .head import AcceptanceHead, save_head
 from .train_options import SpecDecTraining
 
+Batch = tuple[torch.Tensor, torch.Tensor]
 BINS = 10
 """Number of bins of a calibration, by predicted probability."""
 
@@ -47,9 +45,7 @@ class Labelled:
     """(length - start,) float32: the probability that the target accepts it."""
 
     def mixed(self, share: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The text (length,) with drafted tokens in place of all but a `share` of the target's, and which places after
-        the prompt have one, (length - start,) bool.
-        """
+        """The text (length,) with drafted tokens for all but a `share`, and which places have one (bool)."""
         draws = torch.rand(len(self.drafted), generator=torch.Generator().manual_seed(seed))
         replaced = draws >= share
         tokens = self.text.clone()
@@ -65,9 +61,7 @@ def labelled(
     how: SpecDecTraining,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Labelled]:
-    """Every text with drafted tokens and their labels; what is drawn depends on the seed and the text's place alone.
-    `progress` is called with the number of texts done and that of all.
-    """
+    """Every text with drafted tokens and labels; what is drawn depends on the seed and the text's place alone."""
     found = []
     for place, (text, start) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):
         p = _probabilities(target, text, start, how.draft_temperature, target.vocab_size)
@@ -99,12 +93,8 @@ def _readable(text: torch.Tensor, model: TreeModel) -> torch.Tensor:
 
 
 @torch.no_grad()
-def states_and_labels(
-    draft: TreeModel, texts: Sequence[Labelled], share: float, seed: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The draft model's last hidden states (n, hidden size) after the drafted tokens of the mixed texts, and the labels
-    (n,) of these tokens.
-    """
+def states_and_labels(draft: TreeModel, texts: Sequence[Labelled], share: float, seed: int) -> Batch:
+    """The draft model's last hidden states (n, width) after the drafted tokens of mixed texts, and labels (n,)."""
     mixtures = [text.mixed(share, seed + place) for place, text in enumerate(texts)]
     # Padding is on the right, where no real token attends to it.
     ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
@@ -133,38 +123,29 @@ def weighted(acceptance: float, rejection_weight: float) -> float:
     return acceptance / (acceptance + rejection_weight * (1 - acceptance))
 
 
-def train_head(
-    draft: TreeModel,
-    texts: Sequence[Labelled],
-    how: SpecDecTraining,
-    schedule: Schedule,
-    checkpoint: Path | None = None,
-    progress: Callable[[int, int, float], None] | None = None,
-) -> AcceptanceHead:
-    """A head for `draft`; arguments and errors as for `training.loop.fit`."""
+def task_of(draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -> Task[AcceptanceHead, Batch]:
+    """How a head for `draft` is trained."""
     head = AcceptanceHead(output_width(draft.model), how.depth)
     head.reset(how.seed)
     head.to(draft.device)
     shuffled = Shuffled(len(texts), how.batch, how.seed)
 
-    def batch_at(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch_at(number: int) -> Batch:
         seed = how.seed + (number + 1) * how.batch  # other mixtures in every epoch
         return states_and_labels(draft, [texts[place] for place in shuffled[number]], how.target_share, seed)
 
-    def loss_of(part: AcceptanceHead, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def loss_of(part: AcceptanceHead, batch: Batch) -> torch.Tensor:
         return loss(part, *batch, how.rejection_weight)
 
     tokens = digest(part for text in texts for part in (text.text, text.drafted))
     decided = {"draft": weights_fingerprint(draft.model), "texts": tokens, "training": asdict(how)}
-    fit(head, batch_at, loss_of, schedule, checkpoint, decided, progress)
-    return head.eval()
+    return Task(head, batch_at, loss_of, decided)
 
 
 @torch.no_grad()
 def judged(head: AcceptanceHead, draft: TreeModel, texts: Sequence[Labelled], how: SpecDecTraining) -> dict[str, Any]:
-    """How well a head predicts acceptance in these texts: the mean binary KL in nats from its prediction to the label
-    (appendix C.3, not weighted), that of the best constant, and the calibration, for every tenth of predicted
-    probability: number of tokens, mean prediction, mean label.
+    """How well a head predicts acceptance: the mean binary KL in nats from its prediction to the label (appendix C.3),
+    that of the best constant, and for every tenth of predicted probability tokens, mean prediction and mean label.
     """
     parts = [
         states_and_labels(draft, texts[start : start + how.batch], how.target_share, how.seed + start)
@@ -203,7 +184,7 @@ def train(options: SpecDecTraining, run: TrainingRun) -> Trained:
     with run.progress("labelling") as progress:
         known = labelled(target, draft, run.texts, options, progress)
     with run.progress("training") as progress:
-        head = train_head(draft, known, options, run.schedule, run.checkpoint, progress)
+        head = fit(task_of(draft, known, options), run.schedule, run.checkpoint, progress)
     with run.progress("judging"):
         figures = {
             "trained_on": judged(head, draft, known[: len(run.held_out)], options),

@@ -22,10 +22,7 @@ _PIECE, _PIECES = 1 << 16, 64
 def documents(
     files: Iterable[Path], tokenizer: PreTrainedTokenizerBase, advance: Callable[[int], None]
 ) -> Iterator[np.ndarray]:
-    """The ids of each file, without special tokens; `advance` is called with the number of bytes read since.
-
-    Raises ValueError for a file that is not text in UTF-8.
-    """
+    """The ids of each file; `advance` is called with the bytes read since. Raises ValueError for what is not UTF-8."""
     for file in files:
         ids: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
         pieces = _pieces(file, advance)

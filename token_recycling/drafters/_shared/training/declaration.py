@@ -80,9 +80,7 @@ class TrainingRun:
     facts: Mapping[str, Any]
     """How it is trained, to be saved with the part."""
     progress: Callable[[str], AbstractContextManager[Callable[..., None]]]
-    """Opens a stage of the work by its name, such as "training"; what it gives is called with the amount done, the
-    total and, if there is one, the loss.
-    """
+    """Opens a stage of the work; what it gives is called with the amount done, the total and perhaps the loss."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +102,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Training:
-    """Base of the trainings: its docstring is the help of the command, its options (`option`) are those of the method,
-    shown before the options that all trainings share.
-    """
+    """Base of the trainings: its docstring is the help of the command, its `option` fields are the method's."""
 
     needs_draft: ClassVar[bool] = False
     """Whether the part belongs to a draft model, which is then an option of the command."""

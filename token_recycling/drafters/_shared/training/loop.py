@@ -7,16 +7,15 @@ zero. Cost beyond forward and backward: a file of three times the weights, every
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -50,53 +49,48 @@ class Shuffled:
         return torch.randperm(self._examples, generator=draws).tolist()
 
 
-@contextlib.contextmanager
-def frozen(model: torch.nn.Module) -> Iterator[None]:
-    """Within it the model's own parameters require no gradient: none is computed for what a part shares with it."""
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)
+@dataclass(frozen=True)
+class Task(Generic[Part, Batch]):
+    """A part to train, and how."""
+
+    part: Part
+    batch_at: Callable[[int], Batch]
+    """Makes a batch by its number; called without gradients."""
+    loss_of: Callable[[Part, Batch], torch.Tensor]
+    """A scalar; a constant where the batch holds nothing to learn from: the weights stay then."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else decides the outcome, such as data and model, as JSON holds it."""
 
 
 def fit(
-    part: Part,
-    batch_at: Callable[[int], Batch],
-    loss_of: Callable[[Part, Batch], torch.Tensor],
+    task: Task[Part, Any],
     schedule: Schedule,
     checkpoint: str | os.PathLike[str] | None = None,
-    options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int, float], None] | None = None,
-) -> None:
-    """Trains the parameters of `part` that require a gradient, in place.
+) -> Part:
+    """Trains the parameters of a part that require a gradient, in place, and returns it.
 
-    `batch_at(i)` makes batch number i, without gradients; `loss_of(part, batch)` is a scalar, and a constant where the
-    batch holds nothing to learn from, such as texts that end at once: the weights stay then. With a `checkpoint` the
-    run resumes from that file if it exists, and keeps it up to date; it is left in place at the end. `options` is
-    whatever else decides the outcome, such as data and model, as JSON holds it. `progress` is called with the steps
-    done, those of all and the last loss. Raises CheckpointError for a file of other options, another part, or a damaged
-    one, and FloatingPointError where the loss is not finite.
+    With a `checkpoint` the run resumes from that file if it exists, and keeps it up to date; it is left in place at the
+    end. `progress` is called with the steps done, those of all and the last loss. Raises CheckpointError for a file of
+    other options, another part, or a damaged one, and FloatingPointError where the loss is not finite.
     """
+    part = task.part
     parameters = [parameter for parameter in part.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=schedule.rate, weight_decay=schedule.weight_decay)
-    decided = json.loads(json.dumps({"plan": asdict(schedule), **(options or {})}))
+    decided = json.loads(json.dumps({"plan": asdict(schedule), **task.options}))
     path = None if checkpoint is None else Path(checkpoint)
     done = _resume(path, part, optimizer, decided) if path is not None and path.exists() else 0
     saved_at, trained = time.monotonic(), part.training
     part.train()
     for step in range(done, schedule.steps):
         with torch.no_grad():
-            batch = batch_at(step)
-        loss = loss_of(part, batch)
+            batch = task.batch_at(step)
+        loss = task.loss_of(part, batch)
         if not torch.isfinite(loss):
             raise FloatingPointError(f"expected a finite loss, got {loss.item()} in step {step}; lower the rate")
         if loss.requires_grad:
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            loss.backward(inputs=parameters)  # what the part shares with a frozen model gets none
             torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate_at(step)
@@ -108,11 +102,10 @@ def fit(
             saved_at = time.monotonic()
         if progress is not None:
             progress(step + 1, schedule.steps, loss.item())
-    part.train(trained)
+    return part.train(trained)
 
 
 def _resume(path: Path, part: torch.nn.Module, optimizer: torch.optim.Optimizer, decided: dict[str, Any]) -> int:
-    """Loads a checkpoint into part and optimizer; returns the number of steps done."""
     remedy = "delete it to start anew, or give the options that it was made with"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

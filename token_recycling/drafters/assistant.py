@@ -1,27 +1,37 @@
-"""A draft model of another tokenizer as it reads a text of the target.
+"""An assistant of another tokenizer: speculative decoding with any smaller model there is.
 
-`AssistantToTargetTranslator` of transformers finds which tokens are the same, whatever their ids and however they mark
-a space. These are translated one to one, in both directions: every drafted token is one of them. A token of the
-target's that the other vocabulary lacks is read as the tokens of its letters; a prompt is tokenised anew as a whole. So
-the draft model's cache is kept as if the two had one vocabulary. Cost beside the model's: its logits are copied into
-rows as long as the target's vocabulary.
+Timor et al., *Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies*
+(2502.05202): of what the draft model says, the tokens that both vocabularies have are drafted (token-level
+intersection). transformers drafts chains so, for one text; here sequences, trees and graphs are drafted by the rules of
+`draft_model`, as far as they pay, and for every text of a batch. The translation is transformers' own.
+
+Cost: that of `draft_model`, and a row of the target's vocabulary for each node that is followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
-from ...model.tree_model import TreeModel
-from .._shared.reader import Reader
+from ..model.loading import tokenizer_beside
+from ..model.support import UnsupportedModelError
+from ..model.tree_model import TreeModel
+from ._shared.base import CausalDrafter
+from ._shared.pairing import DraftModelOption, Pairs, config_of, drafting_beside
+from ._shared.reader import Reader
 
 
 class Translation:
-    """Between the tokens of a target and those of a draft model."""
+    """Between the tokens of a target and those of a draft model, by `AssistantToTargetTranslator` of transformers.
+
+    The tokens that it finds in both are translated one to one: every drafted token is one of them. A token of the
+    target's that the other vocabulary lacks is read as the tokens of its letters; a prompt is tokenised anew.
+    """
 
     def __init__(self, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, target: TreeModel) -> None:
         """`theirs` is the target's tokenizer, `ours` the draft model's. Raises ValueError where nothing is shared."""
@@ -35,7 +45,6 @@ class Translation:
                 f"{len(theirs)}; choose another draft model"
             )
         self._tokens, self._own = (torch.tensor(list(ids)) for ids in (self.shared, self.shared.values()))
-        """Both sides of it."""
         begin = ours("")["input_ids"]
         self._begin = begin[:1] if begin[:1] == [ours.bos_token_id] else []
 
@@ -95,4 +104,56 @@ class TranslatedReader(Reader):
     def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         return self._translation.logits(
             super().read_layer(parents, [self._translation.shared[token] for token in tokens])
+        )
+
+
+@dataclass
+class Assistant(DraftModelOption, CausalDrafter):
+    """Drafts with a second model that has a tokenizer of its own."""
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """The target's; None: the one beside it."""
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None
+    """The draft model's; None: the one beside it."""
+
+    _translations: Pairs[Translation] = field(default_factory=Pairs, init=False, repr=False, compare=False)
+
+    def pair(self, target: TreeModel) -> TreeModel:
+        _check_own_keys(self.model)
+        draft = drafting_beside(self.model, target)
+        theirs = self.tokenizer or tokenizer_beside(target.model)
+        ours = self.assistant_tokenizer or tokenizer_beside(draft.model)
+        for whose, found, option in (("target's", theirs, "tokenizer"), ("assistant's", ours, "assistant_tokenizer")):
+            if found is None:
+                raise ValueError(
+                    f"expected the {whose} tokenizer, got none beside its weights; load the model from a folder or the "
+                    f"hub, or in Python give {option}="
+                )
+        assert theirs is not None
+        assert ours is not None
+        if max(ours.get_vocab().values()) >= draft.vocab_size:
+            raise ValueError(
+                f"expected an assistant with logits for all {len(ours)} tokens of its tokenizer, got "
+                f"{draft.vocab_size}; give the tokenizer that was made for it"
+            )
+        self._translations[target.model] = Translation(theirs, ours, target)
+        return draft
+
+    def reader(self, target: TreeModel, model: TreeModel) -> TranslatedReader:
+        return TranslatedReader(model, self._translations[target.model])
+
+    def fork(self) -> Assistant:
+        other: Assistant = super().fork()
+        other._translations = self._translations
+        return other
+
+
+def _check_own_keys(model: str | PreTrainedModel) -> None:
+    config = config_of(model, "an assistant")
+    layers = config.get_text_config(decoder=True)
+    if getattr(layers, "num_kv_shared_layers", None) == layers.num_hidden_layers:
+        raise UnsupportedModelError(
+            f"expected an assistant with keys and values of its own, got {config.model_type}, all of whose layers read "
+            "those in the target's cache: no drafter sees that, and transformers 5.23 cannot build such a model; "
+            "choose a smaller model that reads the text itself"
         )

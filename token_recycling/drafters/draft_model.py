@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._shared.base import CausalDrafter
-from .._shared.pairing import DraftModelOption
+from ._shared.base import CausalDrafter
+from ._shared.pairing import DraftModelOption
 
 
 @dataclass

@@ -1,11 +1,9 @@
 """MTP: layers that come with the target foresee the tokens after the next one (`MtpModel` of transformers).
 
-Multi-token prediction layers are trained with a model and stand in its files: DeepSeek-V3 and GLM-4.5 have one, others
-have some. The first reads the target's last hidden state and the token that came of it, and foresees the token after;
-each further one goes on from there, and beyond the last one its own output goes in again, as vLLM and SGLang have it.
+The first layer reads the target's last hidden state and the token that came of it, and foresees the token after; each
+further one goes on from there, and beyond the last one its own output goes in again, as vLLM and SGLang have it.
 transformers drafts one token a layer, for one text; here there are, below the best token of every place, the next best
-ones beside it, as many as pay. The layers and their cache are transformers' own. What is drafted is chosen and not
-drawn, so that sampled texts are exact.
+ones beside it, as many as pay. What is drafted is chosen and not drawn, so that sampled texts are exact.
 
 Cost per step: a pass of every layer and of the target's output layer, and one more for each further place.
 """
@@ -13,33 +11,32 @@ Cost per step: a pass of every layer and of the target's output layer, and one m
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
-from ..._util.text_stream import first_line
-from ..._util.topk import top_candidates
-from ...costs.budget import best_size, step_pays
-from ...costs.costs import Costs
-from ...model.compat import MtpModel, needed
-from ...model.device_map import Placed, placed_copy
-from ...model.tree_model import TreeModel
-from ...trees.draft import Context, Draft
-from ...trees.templates import root_only, size_in_words, tree_of
-from ...trees.tree import RankPath
-from .._base import DrafterTraits, check_at_least, check_auto_or_nodes
-from .._shared.product import product_draft
-from .._shared.states import StatesDrafter, StatesText
-from .reader import MtpReader
+from .._util.text_stream import first_line
+from .._util.topk import top_candidates
+from ..costs.budget import best_size, step_pays
+from ..costs.costs import Costs
+from ..model.compat import MtpCache, MtpModel, needed
+from ..model.device_map import placed_copy
+from ..model.tree_model import TreeModel
+from ..trees.draft import Context, Draft
+from ..trees.templates import root_only, tree_of
+from ..trees.tree import RankPath
+from ._base import DrafterTraits, check_at_least, check_auto_or_nodes
+from ._shared.product import product_draft
+from ._shared.states import StatesDrafter, StatesText, UnreadStates
 
 _OWN = "own"
+_PIECE = 512
 
 
 @dataclass
-class Mtp(StatesDrafter):
+class Mtp(StatesDrafter[MtpModel]):
     """Drafts with the MTP layers of the target."""
 
     layers: str | MtpModel = _OWN
@@ -61,35 +58,30 @@ class Mtp(StatesDrafter):
                 f"expected layers={_OWN}, those in the files of the target, or in Python a MtpModel, got "
                 f"{self.layers!r}"
             )
-        self._placed = Placed[MtpModel]()
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(states=_last)
+        return DrafterTraits(states=lambda layers: [layers])
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> MtpText:
-        return MtpText(self, MtpReader(self._layers_for(target), len(prompt)), costs)
+        return MtpText(self, MtpReader(self.placed(target), len(prompt)), costs)
 
-    def _layers_for(self, target: TreeModel) -> MtpModel:
-        """The layers where the target is, and of its type."""
-        return self._placed.of(target, lambda: None, lambda: self._made_for(target))
-
-    def _made_for(self, target: TreeModel) -> MtpModel:
+    def place(self, target: TreeModel) -> MtpModel:
         made = _own_layers(target) if isinstance(self.layers, str) else _tied(self.layers, target)
-        _check_states(made, target)
+        kinds = getattr(made.config, "layer_types", None) or []
+        if "linear_attention" in kinds:
+            raise ValueError(
+                f"expected MTP layers that attend, got {', '.join(kinds)} for {type(target.model).__name__}: a state "
+                "over the text cannot go back to before a token that was drafted; choose another drafter, such as "
+                "recycling"
+            )
         return made
 
     def describe(self) -> str:
-        return f"mtp: {self.k} candidates a place, {self.depth} places at most, tree {size_in_words(self.tree)}"
-
-
-def _last(layers: int) -> Sequence[int]:
-    """Of a target of so many layers its last hidden state."""
-    return [layers]
+        return f"mtp: {self.k} candidates a place, {self.depth} places at most, tree {self.tree_in_words()}"
 
 
 def _own_layers(target: TreeModel) -> MtpModel:
-    """Those in the target's files; raises ValueError where there are none."""
     name = type(target.model).__name__
     if not getattr(target.config, "num_mtp_layers", None):
         raise ValueError(
@@ -121,14 +113,72 @@ def _tied(layers: MtpModel, target: TreeModel) -> MtpModel:
     return copied
 
 
-def _check_states(layers: MtpModel, target: TreeModel) -> None:
-    """Raises ValueError where a layer cannot go back to before a token that did not become text."""
-    kinds = getattr(layers.config, "layer_types", None) or []
-    if "linear_attention" in kinds:
-        raise ValueError(
-            f"expected MTP layers that attend, got {', '.join(kinds)} for {type(target.model).__name__}: a state over "
-            "the text cannot go back to before a token that was drafted; choose another drafter, such as recycling"
+class MtpReader(UnreadStates):
+    """One text as the layers read it, and the chain that they foresee behind it.
+
+    A row is a state of the target and the token after it; every further layer reads the same rows with the tokens one
+    place later, the last of which are drafted. So what a cache holds of the last rows, one less than there are layers,
+    is forgotten before the next pass and read again: such states (n, hidden) count as unread.
+    """
+
+    def __init__(self, layers: MtpModel, prompt: int) -> None:
+        super().__init__(prompt)
+        self._layers = layers
+        self._new_cache()
+
+    def _new_cache(self) -> None:
+        self._cache = MtpCache(config=self._layers.config)
+        self._cache.activate_past_recording()
+        self._surplus, self._beyond = 0, 0
+        """Rows in the cache that do not stay, and those of the last layer after them."""
+
+    @torch.no_grad()
+    def read(self, text: torch.Tensor) -> torch.Tensor:
+        """Logits (layers, vocabulary) of the tokens after `text` (length,), each if the best ones stand before it."""
+        states = self.taken()
+        while True:
+            self._forget()
+            piece = states[:_PIECE]
+            logits = self._pass(piece, text[self._next + 1 :][: len(piece)])
+            self._surplus = min(len(piece), len(self._layers.layers) - 1)
+            self._next += len(piece) - self._surplus
+            self._unread = [states[len(piece) - self._surplus :]]
+            if len(piece) == len(states):
+                return logits
+            states = self._unread[0]
+
+    def _forget(self) -> None:
+        if self._next == self.begin:
+            self._new_cache()
+            return
+        *others, last = self._cache.layers
+        for layer in others:
+            layer.crop(-self._surplus)
+        last.crop(-self._surplus - self._beyond)
+        self._beyond = 0
+
+    def _pass(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits (layers, vocabulary) of all layers after the last of some rows."""
+        self._hidden, self._tokens = states[None], tokens[None]
+        self._places = torch.arange(self._next + 1, self._next + 1 + len(tokens), device=tokens.device)[None]
+        return torch.cat([self._layer(number) for number in range(len(self._layers.layers))])
+
+    def _layer(self, number: int) -> torch.Tensor:
+        """Logits (1, vocabulary) of a layer after the last row; the next one reads rows one place later."""
+        self._hidden = self._layers.forward_layer(
+            number, self._hidden, self._places, self._cache, input_ids=self._tokens
         )
+        logits = self._layers._project_to_logits(self._hidden[:, -1])
+        self._tokens = torch.cat([self._tokens[:, 1:], logits.argmax(dim=-1, keepdim=True)], dim=1)
+        self._places = self._places + 1
+        return logits
+
+    @torch.no_grad()
+    def read_on(self) -> torch.Tensor:
+        """Logits (1, vocabulary) of the token after all that were foreseen: the last layer reads its own output."""
+        self._hidden, self._tokens, self._places = self._hidden[:, -1:], self._tokens[:, -1:], self._places[:, -1:]
+        self._beyond += 1
+        return self._layer(len(self._layers.layers) - 1)
 
 
 class MtpText(StatesText):
@@ -161,9 +211,7 @@ class MtpText(StatesText):
 
 
 def _paths(chances: np.ndarray) -> list[tuple[float, RankPath]]:
-    """The best token of every place below those before it, and beside it the next best ones: rank paths, each with the
-    product of its chances (places, k).
-    """
+    """Rank paths of the best token of every place and those beside it, each with the product of its chances."""
     above = np.append(1.0, np.cumprod(chances[:, 0], dtype=np.float64))
     return [
         (float(above[place] * chance), (*[0] * place, rank))

@@ -1,0 +1,84 @@
+"""Sampled texts have the target's distribution, whoever drafts and however the drafts are drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from support import tiny
+from support.chi_square import fit
+from transformers import LlamaForCausalLM, LogitsProcessorList
+from transformers.generation import logits_process
+
+import token_recycling as tr
+from token_recycling.drafters.fuse import Fuse
+from token_recycling.drafters.specdec_pp.head import AcceptanceHead
+from token_recycling.model.inspection import hidden_states
+
+SIZE, NEW, RUNS = 3, 4, 400
+PROMPT = torch.tensor([[1, 0, 2]])
+
+
+def small(seed: int) -> LlamaForCausalLM:
+    return tiny.llama(seed, vocab_size=SIZE, initializer_range=0.12)
+
+
+def drawing(mode: str) -> tr.Drafter:
+    options = {"mode": mode, "depth": 3, "k": 2, "theta_prob": 0.1, "tau": 1, "nodes": 14, "sampled": True}
+    return tr.make_drafter("draft_model", model=small(8), **options)
+
+
+def stopping() -> tr.Drafter:
+    """Its head stops after 0 and goes on after 1: what is drawn decides how long drafts are."""
+    draft, head = small(8), AcceptanceHead(32, 0)
+    with torch.no_grad(), hidden_states(draft) as states:
+        draft(torch.cat([PROMPT.expand(SIZE, 3), torch.arange(SIZE)[:, None]], dim=1))
+        head.output.weight[0] = torch.linalg.pinv(states[0][:, -1]) @ torch.tensor([-3.0, 3.0, 0.5])
+    options = {"min_length": 1, "max_length": 4, "threshold": 0.5, "sampled": True}
+    return tr.make_drafter("specdec_pp", model=draft, head=head, **options)
+
+
+DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
+    **{mode: lambda mode=mode: drawing(mode) for mode in ("sequence", "tree", "graph")},
+    "specdec_pp": stopping,
+    "fuse": lambda: Fuse(["recycling:tree=6,k=3", drawing("tree")], nodes=8),
+    "lookahead": lambda: tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS if name != "lookahead"]
+
+
+@pytest.mark.parametrize("name", ["lookahead", *SLOW])
+def test_texts_have_the_distribution_of_generate(name: str) -> None:
+    """Every text of 4 tokens over a vocabulary of 3, with a penalty that no drafter knows of."""
+    model = small(7)
+    processors = LogitsProcessorList(
+        [logits_process.RepetitionPenaltyLogitsProcessor(1.3), logits_process.TemperatureLogitsWarper(0.8)]
+    )
+    texts = torch.cartesian_prod(*[torch.arange(SIZE)] * NEW)
+    whole = torch.cat([PROMPT.expand(len(texts), 3), texts], dim=1)
+    with torch.no_grad():
+        logits = model(input_ids=whole).logits
+    exact = torch.ones(len(texts), dtype=torch.float64)
+    for place in range(NEW):
+        odds = processors(whole[:, : 3 + place], logits[:, 2 + place].clone()).double().softmax(-1)
+        exact *= odds.gather(1, texts[:, place, None])[:, 0]
+
+    torch.manual_seed(11)
+    drafter, stats, seen, drawn = DRAFTERS[name](), tr.Stats(), Counter[tuple[int, ...]](), 0
+    for _ in range(RUNS):
+        text: list[int] = []
+        for step in tr.stream(
+            model, PROMPT, drafter, do_sample=True, logits_processor=processors, max_new_tokens=NEW, stats=stats
+        ):
+            text += step.tokens
+            drawn += len(step.draft.drawn_from or ())
+        seen[tuple(text)] += 1
+    assert stats.mat > 1.3
+    assert (drawn > RUNS) == drafter.traits.draws
+    if name == "graph":
+        assert stats.drafter_statistics["verified_copies"] > RUNS / 6
+    if name == "specdec_pp":
+        assert RUNS / 8 < stats.drafter_statistics["stopped_by_head"] < stats.steps
+    assert fit(seen, texts, exact, least=15) > 0.001
