@@ -13,7 +13,7 @@ from support.architectures import Case, model_of, named
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model.kv_cache import tree_cache
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.prefill import extend, prefill
 from token_recycling.model.tree_model import TreeModel
@@ -42,10 +42,10 @@ def test_passes_of_one_cache(case: Case, order: tuple[bool, ...]) -> None:
     with inside(order[0]):
         prefill(target, [text], cache)
         target.forward(target.inputs.of([Draft(tree, tokens)], [11], 11), cache)
-        tree_cache(cache).keep(11, [11], [[]])
+        TreeCache(cache).keep(11, [11], [[]])
     with inside(order[1]):
         target.forward(target.inputs.of([Draft(tree, tokens)], [11], 11), cache)
-        tree_cache(cache).keep(11, [11], [[0, 2, 3]])
+        TreeCache(cache).keep(11, [11], [[0, 2, 3]])
     with inside(order[2]):
         ((_, logits),) = extend(target, [more], [14], cache)
     wanted = model(input_ids=torch.cat([text, torch.tensor([6, 7]), more])[None]).logits[:, -3:]

@@ -13,8 +13,8 @@ from transformers import DynamicCache, LlamaForCausalLM
 from transformers.cache_utils import Cache
 
 import token_recycling as tr
-from token_recycling.model.kv_cache import tree_cache
-from token_recycling.model.tree_cache import TreeCache, TreeLayer
+from token_recycling.model.cache_layers import TreeLayer
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.core
@@ -85,19 +85,19 @@ def test_the_cache_grows_past_its_room_and_seldom(model: LlamaForCausalLM) -> No
 
 def test_keeping_a_path_copies_nothing_of_the_text(model: LlamaForCausalLM) -> None:
     cache = rebuilt(model, tiny.prompt(0, 41))
-    tree_cache(cache).keep(39, [39], [[0]])
+    TreeCache(cache).keep(39, [39], [[0]])
     before = storage(cache.layers[0].keys)
     with torch.no_grad():
         model(input_ids=tiny.prompt(1, 5), past_key_values=cache)
     wanted = cache.layers[1].values[:, :, [*range(40), 40, 42, 44]].clone()
-    tree_cache(cache).keep(40, [40], [[0, 2, 4]])
+    TreeCache(cache).keep(40, [40], [[0, 2, 4]])
     assert storage(cache.layers[0].keys) == before
     assert torch.equal(cache.layers[1].values, wanted)
 
 
 def test_all_layers_of_one_shape_share_one_store(model: LlamaForCausalLM) -> None:
     cache = rebuilt(model, tiny.prompt(0, 20))
-    tree_cache(cache).keep(19, [19], [[]])
+    TreeCache(cache).keep(19, [19], [[]])
     assert len({storage(states) for layer in cache.layers for states in (layer.keys, layer.values)}) == 1
 
 
@@ -125,7 +125,7 @@ def test_transformers_own_operations_work_on_a_kept_cache(
 ) -> None:
     wanted = rebuilt(model, tiny.prompt(0, 20))
     cache = copy.deepcopy(wanted)
-    tree_cache(cache).keep(19, [19], [[]])
+    TreeCache(cache).keep(19, [19], [[]])
     assert all(type(layer) is TreeLayer for layer in cache.layers)
     operation(cache)
     operation(wanted)
@@ -141,7 +141,7 @@ def test_transformers_own_operations_work_on_a_kept_cache(
 
 def test_a_reset_cache_takes_a_batch_of_another_size(model: LlamaForCausalLM) -> None:
     cache = rebuilt(model, tiny.prompt(0, 20))
-    tree_cache(cache).keep(19, [19], [[]])
+    TreeCache(cache).keep(19, [19], [[]])
     cache.reset()
     batch = torch.cat([tiny.prompt(1, 6), tiny.prompt(2, 6)])
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_a_reset_cache_takes_a_batch_of_another_size(model: LlamaForCausalLM) ->
 @needs(5, 15)
 def test_more_slots_than_there_are_cannot_be_forgotten(model: LlamaForCausalLM) -> None:
     cache = rebuilt(model, tiny.prompt(0, 20))
-    tree_cache(cache).keep(19, [19], [[]])
+    TreeCache(cache).keep(19, [19], [[]])
     with pytest.raises(ValueError, match="0 or less, got 3"):
         cache.crop(3)
 
@@ -208,9 +208,9 @@ def test_texts_are_put_beside_others_and_taken_out(moves: list[tuple[bool, int]]
             for layer in range(2):
                 other.update(states[2 * layer], states[2 * layer + 1], layer)
             if kept is None:
-                kept = tree_cache(other)
+                kept = TreeCache(other)
             else:
-                kept.join(tree_cache(other))
+                kept.join(TreeCache(other))
             texts.append(states)
         else:
             assert kept is not None

@@ -16,7 +16,7 @@ from support.strategies import trees
 from transformers.cache_utils import Cache
 
 from token_recycling.model.compat import LinearAttentionLayer
-from token_recycling.model.kv_cache import TokenCount, slots, stop_counting, tree_cache, unroll
+from token_recycling.model.kv_cache import TokenCount, TreeCache, slots, stop_counting, unroll
 from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import Mixer, keep_states, mixers_of, node_by_node, recurrent_layers
 from token_recycling.model.tree_model import TreeModel
@@ -70,7 +70,7 @@ def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_noth
         read_prompts(target, [TEXT], cache)
         logits = target.forward(target.inputs.of([Draft(tree, tokens)], [len(TEXT)], len(TEXT)), cache)
         path = list(tree.lineages[node])
-        tree_cache(cache).keep(len(TEXT), [len(TEXT)], [path])
+        TreeCache(cache).keep(len(TEXT), [len(TEXT)], [path])
         wanted, last = after(target, TEXT, tokens[path])
         assert slots(cache) == slots(wanted) == len(TEXT) + len(path)
         torch.testing.assert_close(logits[0, node], last, atol=1e-4, rtol=1e-4)
@@ -84,7 +84,7 @@ def test_a_rejected_draft_leaves_the_states_as_they_were(target: TreeModel) -> N
     read_prompts(target, [TEXT], cache)
     before = [state.clone() for state in states_of(cache)]
     target.forward(target.inputs.of([Draft(chain(3), TEXT[:4])], [len(TEXT)], len(TEXT)), cache)
-    tree_cache(cache).keep(len(TEXT), [len(TEXT)], [[]])
+    TreeCache(cache).keep(len(TEXT), [len(TEXT)], [[]])
     assert all(map(torch.equal, states_of(cache), before))
     assert slots(cache) == len(TEXT)
 
@@ -97,7 +97,7 @@ def test_texts_of_a_batch_keep_what_each_accepted(hybrid: TreeModel) -> None:
     lengths = list(map(len, prompts))
     hybrid.forward(hybrid.inputs.of(drafts, lengths, slots(cache)), cache)
     accepted = [[0, 2, 5], [0], []]
-    tree_cache(cache).keep(max(lengths), lengths, accepted)
+    TreeCache(cache).keep(max(lengths), lengths, accepted)
     for row, (prompt, draft, nodes) in enumerate(zip(prompts, drafts, accepted, strict=True)):
         alone, _ = after(hybrid, prompt, draft.tokens[nodes])
         for ours, theirs in zip(states_of(cache), states_of(alone), strict=True):

@@ -18,7 +18,7 @@ from ..drafters._base import Drafter
 from ..loop.processors import Scope, scope
 from ..loop.text import Sequence, TokenSelector
 from ..model.compat import DynamicIndexedLayer
-from ..model.kv_cache import tree_cache
+from ..model.kv_cache import TreeCache
 from ..model.prefill import prefill
 from ..model.remembered import remembered
 from ..model.state import State, hooks_of, hooks_of_all_modules
@@ -181,7 +181,7 @@ def _deviation(target: TreeModel, runner: StepRunner) -> float:
     prefill(target, [text], cache)
     runner.begin(cache, _TRIED + 2 * len(_TREE))
     runner.root.copy_(text[-1:])
-    kept, source, worst = tree_cache(cache), runner.host_source(len(_TREE)), 0.0
+    kept, source, worst = TreeCache(cache), runner.host_source(len(_TREE)), 0.0
     plan = StepPlan(source.nodes, source.depths, runner.cache.capacity, 0, False, False)
     for _ in range(2):
         held, root = cache.get_seq_length(), runner.root.clone()

@@ -63,17 +63,10 @@ class TreeInputs:
         them: m + n rows.
         """
         m, shape = len(unread), draft.tree.on(self._device)
-        positions = torch.cat([torch.arange(held + m, device=self._device), shape.depths + held + m])[None]
-        visible = torch.ones(positions.shape[1] - held, positions.shape[1], dtype=torch.bool, device=self._device)
-        visible = visible.tril(held)
-        visible[m:, held + m :] = shape.ancestors
-        return {
-            "input_ids": torch.cat([unread, draft.tokens.to(self._device)])[None],
-            "attention_mask": masks(
-                self._support.layers, visible[None, None], positions[:, held:], positions, self._dtype
-            ),
-            "position_ids": positions[:, held:],
-        }
+        depths = torch.cat([torch.arange(m, device=self._device), shape.depths + m])
+        seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self._device).tril()
+        seen[m:, m:] = shape.ancestors
+        return self.of_layer(torch.cat([unread, draft.tokens.to(self._device)]), seen, depths, held)
 
     def of_layer(
         self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int
