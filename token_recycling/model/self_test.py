@@ -181,8 +181,8 @@ def random_text(target: TreeModel, length: int, seed: int = 0) -> torch.Tensor:
 
 @torch.no_grad()
 def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: int = 1) -> tuple[float, float]:
-    """The largest difference between a tree's logits and those of passes over the text up to each leaf, and the
-    standard deviation of the latter.
+    """The largest difference between a tree's logits and those of passes over the text up to each leaf, leaves of one
+    depth together, and the standard deviation of the latter.
 
     `text` (length,) ends with the root; the other nodes are random.
     """
@@ -193,16 +193,15 @@ def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: 
     cross_border(target, [text], cache)
     ours = target.forward(target.inputs.of([Draft(tree, tokens)], [length], length), cache)[0]
     wanted = torch.empty_like(ours)
-    for leaf, children in enumerate(tree.children):
-        if not children:
-            path = list(tree.lineages[leaf])
-            if target.support.recurrent:
-                wanted[path] = _one_by_one(target, text[:-1], tokens[path])
-            else:
-                ids = torch.cat([text[:-1], tokens[path]])[None]
-                wanted[path] = target.model(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[
-                    0, -len(path) :
-                ]
+    paths = [tree.lineages[leaf] for leaf, children in enumerate(tree.children) if not children]
+    for nodes in sorted(set(map(len, paths))):
+        alike = torch.tensor([path for path in paths if len(path) == nodes], device=target.device)
+        before = text[:-1].expand(len(alike), -1)
+        if target.support.recurrent:
+            wanted[alike] = _one_by_one(target, before, tokens[alike])
+        else:
+            ids = torch.cat([before, tokens[alike]], dim=1)
+            wanted[alike] = target.model(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
     return float((ours - wanted).abs().max()), float(wanted.float().std())
 
 
@@ -213,21 +212,21 @@ def _states(target: TreeModel, text: torch.Tensor) -> float:
     return bytes_of_states(cache) / 1e6
 
 
-def _one_by_one(target: TreeModel, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """Logits (n, vocabulary) after the tokens `following` (n,) a text, read as `generate` reads them: some recurrent
-    layers read what they are given at once in another way, which is more than rounding apart.
+def _one_by_one(target: TreeModel, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) texts, read as `generate` reads them: some
+    recurrent layers read what they are given at once in another way, which is more than rounding apart.
     """
     cache = target.new_cache()
     unroll(cache)
-    target.read(text[None], cache, last=1)
-    return torch.cat([target.read(token[None, None], cache)[0] for token in following])
+    target.read(texts, cache, last=1)
+    return torch.cat([target.read(tokens, cache) for tokens in following.split(1, dim=1)], dim=1)
 
 
 def _counted(target: TreeModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
     if not accepts(target.model, "position_ids"):
         return {}
-    return {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None]}
+    return {"position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}
 
 
 @torch.no_grad()
