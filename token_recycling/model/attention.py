@@ -41,8 +41,8 @@ class _Pass:
     """sdpa or eager."""
     grouped: bool
     """Whether the queries of one group stand side by side."""
-    masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    """The masks that were made from others, which are kept beside them."""
+    masks: dict[tuple[int, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    """Masks by those that they were made from, which are kept beside them."""
 
 
 _current: ContextVar[_Pass | None] = ContextVar("pass", default=None)
@@ -74,15 +74,19 @@ class _Attention:
         **others: Any,
     ) -> Attended:
         """Attention of queries (batch, heads, n, size) on keys and values (batch, key/value heads, length, size)."""
-        current = _pass_of(getattr(module, "config", None))
+        current, function = _pass_of(getattr(module, "config", None)), self.before
         if self.name != "sdpa":
             function = self._masked(module, attention_mask, current, others)
-            return function(module, query, key, value, attention_mask, *args, **others)
-        groups = current is not None and current.grouped and self.before is sdpa_attention_forward
-        if current is not None and groups and _shares_keys(module, query, key, attention_mask, others):
+        elif (
+            current is not None
+            and current.grouped
+            and not module.training
+            and self.before is sdpa_attention_forward
+            and _shares_keys(query, key, attention_mask, others)
+        ):
             mask = _repeated(attention_mask, query.shape[1] // key.shape[1], current.masks)
             return _grouped(query, key, value, mask, others)
-        return self.before(module, query, key, value, attention_mask, *args, **others)
+        return function(module, query, key, value, attention_mask, *args, **others)
 
     def _masked(
         self, module: torch.nn.Module, mask: Any, current: _Pass | None, others: dict[str, Any]
@@ -114,22 +118,10 @@ class _Masks:
         return AttentionMaskInterface()[current.attention](*args, **{**options, "allow_is_causal_skip": False})
 
 
-def _shares_keys(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    mask: torch.Tensor | None,
-    others: dict[str, Any],
-) -> bool:
+def _shares_keys(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, others: dict[str, Any]) -> bool:
     """Whether there is a mask for all heads, and keys are shared."""
-    return (
-        mask is not None
-        and mask.shape[1] == 1
-        and query.shape[1] != key.shape[1]
-        and others.get("position_bias") is None
-        and others.get("softcap") is None
-        and not module.training
-    )
+    plain = others.get("position_bias") is None and others.get("softcap") is None
+    return plain and mask is not None and mask.shape[1] == 1 and query.shape[1] != key.shape[1]
 
 
 def _grouped(
@@ -143,18 +135,16 @@ def _grouped(
     return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
-def _repeated(
-    mask: torch.Tensor, times: int, masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
-) -> torch.Tensor:
+def _repeated(mask: torch.Tensor, times: int, made: dict[tuple[int, int], tuple[torch.Tensor, ...]]) -> torch.Tensor:
     """The mask with its rows `times` times over; made in the first layer of a pass and kept for the others."""
     key = id(mask), times
-    if key not in masks:
-        masks[key] = mask, mask.repeat(1, 1, times, 1)
-    return masks[key][1]
+    if key not in made:
+        made[key] = mask, mask.repeat(1, 1, times, 1)
+    return made[key][1]
 
 
 def _take_over(name: str) -> None:
-    """Puts ours in place of what is registered for a name, where it does not stand there yet, or no longer."""
+    """Put ours in place of what is registered for a name, where it does not stand there yet, or no longer."""
     with _registering:
         before = AttentionInterface().get(name)
         if before is not None and not isinstance(before, _Attention):

@@ -44,8 +44,7 @@ def lacks(kind: Any, what: str) -> str | None:
 
 def needed(kind: Any, what: str) -> None:
     """Raises ValueError with that reason, if there is one."""
-    reason = lacks(kind, what)
-    if reason is not None:
+    if reason := lacks(kind, what):
         raise ValueError(reason)
 
 

@@ -77,4 +77,4 @@ def title(name: str) -> str:
 
 
 def _gguf_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if gguf.is_packed(file))
+    return sorted(filter(gguf.is_packed, folder.iterdir()))
