@@ -53,10 +53,9 @@ class HostSource:
 
 
 class DeviceSource:
-    """A template filled from the rows of a matrix that lies on the device (Token Recycling, section 3.2 and 3.3).
-
-    What a step has shown is written to the matrix at the beginning of the next one: by then the host knows whether the
-    text has ended in it, and where, and learns from the last step itself.
+    """A template filled from the rows of a matrix that lies on the device (Token Recycling, section 3.2 and 3.3). What
+    a step has shown is written to the matrix at the beginning of the next one: by then the host knows whether the text
+    has ended in it, and learns from the last step itself.
     """
 
     def __init__(self, retrieval: Retrieval, device: torch.device) -> None:

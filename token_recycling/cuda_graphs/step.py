@@ -91,8 +91,8 @@ def shape_of(parents: torch.Tensor) -> TreeArrays:
 def tree_masks(
     layers: Mapping[str, Reach], shape: TreeArrays, length: torch.Tensor, band: int, dtype: torch.dtype
 ) -> Masks:
-    """(1, 1, n, band) each, to be added to attention scores: every node sees the text, `length` (1,) slots, and its own
-    ancestors behind it, as far as the layer reaches.
+    """(1, 1, n, band) each, to be added to attention scores: a node sees the text, `length` (1,) slots, and its
+    ancestors.
     """
     n = len(shape.parents)
     after = torch.arange(band, device=length.device) - length
@@ -147,9 +147,7 @@ def verify(
     seed: torch.Tensor,
 ) -> Verified:
     """Everything of a step but the move of the accepted slots, as one graph; `root` (1,) int64 becomes the next root.
-
-    `seed`: (1,) int64, that of the text's draws. `layers`: the reach of each type of layer, as in
-    `architectures.Support`.
+    `seed`: (1,) int64, that of the text's draws. `layers`: the reach of each type of layer, as in `Support`.
     """
     tokens, shape = source.draft(root)
     length = cache.shared.length

@@ -40,9 +40,7 @@ ones.
 
 
 def by_configuration(known: Support) -> str | None:
-    """Why fast steps do not hold for a model, by what is known of it without its weights; None if nothing speaks
-    against them.
-    """
+    """Why fast steps do not hold for a model, by what is known of it without its weights, or None."""
     if not known.supported:
         return known.reason
     if not known.tested:
@@ -145,9 +143,7 @@ def _by_hooks(where: str, hooks: Iterator[Callable[..., Any]]) -> str | None:
 
 @torch.no_grad()
 def _tried_out(target: TreeModel) -> StepRunner | str:
-    """Small steps: one watched, whether the model's own operations would make the host wait, and some compared with
-    the ordinary way.
-    """
+    """Small steps: one watched, whether it would make the host wait, and some compared with the ordinary way."""
     cache = target.new_cache()
     if any(isinstance(layer, DynamicIndexedLayer) for layer in cache.layers):
         return f"expected keys and values alone, got index keys (sparse attention) in {type(target.model).__name__}"

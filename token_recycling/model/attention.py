@@ -1,15 +1,15 @@
 """Attention of passes over trees, in place of the implementation that a model's configuration names.
 
 Two things differ from a model's own attention. Where several query heads share one key/value head (grouped-query
-attention), transformers copies the keys and values of the whole context once for every query head as soon as there is a
-mask, in every layer of every step. Here the queries of one group stand side by side instead, as more rows over the same
-keys: the same sums, and a step over a tree costs up to a seventh less. And implementations that take no mask of any
-shape (flash, flex) give way to one that does.
+attention), transformers copies keys and values of the whole context for every query head as soon as there is a mask.
+Here the queries of one group stand side by side instead, as more rows over the same keys: the same sums, and a step
+over a tree costs up to a seventh less. And implementations that take no mask of any shape (flash, flex) give way to one
+that does.
 
 A configuration is one for all threads, so it is never changed. Instead the functions of a name are registered once more
 with transformers, by ones that look at a context variable: outside of a pass, and for any other model, they call what
-was registered before, with what they were given. A compiler cannot look there: in graphs that it makes, `sdpa` attends
-as registered, and what else is given a mask of four dimensions as `sdpa` does.
+was registered before. A compiler cannot look there: in its graphs `sdpa` attends as registered, and what else is given
+a mask of four dimensions as `sdpa` does.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def _take_over(name: str) -> None:
 
 @contextmanager
 def attending(config: PretrainedConfig, attention: str, grouped: bool = False) -> Iterator[None]:
-    """For the length of the block, a pass or several of this thread, a model with this configuration attends with
-    `attention`, which is sdpa or eager; with `grouped` sdpa does so without copies of shared heads.
+    """For the length of the block, this thread's passes of a model with this configuration attend with `attention`,
+    sdpa or eager; `grouped` sdpa does so without copies of shared heads.
     """
     configured = config._attn_implementation
     if configured == attention and not (grouped and configured == "sdpa"):
@@ -177,10 +177,8 @@ def biased_by_position(
     model: PreTrainedModel, bias: KeyBias, mask: torch.Tensor, key_positions: torch.Tensor
 ) -> Iterator[None]:
     """For the length of the block, the bias that a model gives keys by their place in the cache (ALiBi) follows
-    `key_positions` (batch or 1, length + n), and `mask` takes the place of the model's own.
-
-    The model has made both for consecutive tokens; hooks before its blocks put them in order. Calls of other threads
-    are left alone.
+    `key_positions` (batch or 1, length + n), and `mask` takes the place of the model's own. The model has made both for
+    consecutive tokens; hooks before its blocks put them in order, for this thread alone.
     """
     thread = threading.get_ident()
 

@@ -44,10 +44,9 @@ def is_unpacked(path: Path) -> bool:
 
 
 def unpacked(path: Path) -> Path:
-    """The folder of the model in a GGUF file, made on first use; other processes wait for it.
-
-    Raises ValueError for a file that is cut off, is no GGUF file or holds what transformers does not read, for a
-    missing package, and for a full disk.
+    """The folder of the model in a GGUF file, made on first use; other processes wait for it. Raises ValueError for a
+    file that is cut off, is no GGUF file or holds what transformers does not read, for a missing package, and for a
+    full disk.
     """
     folder = kept_in() / _fingerprint(path)
     if not _is_whole(folder):
@@ -175,7 +174,7 @@ def _fingerprint(path: Path) -> str:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder is as it was when it was unpacked, by the installed transformers."""
+    """Whether a folder is as it was when the installed transformers unpacked it."""
     try:
         return bool(json.loads((folder / _NOTE).read_text(encoding="utf-8")) == _note(folder))
     except (OSError, ValueError):
@@ -183,9 +182,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """What made the files of a folder, and of each its size and the digest of its beginning: headers and all of the
-    small ones.
-    """
+    """What made the files of a folder, and of each its size and the digest of its beginning."""
     files = {}
     for file in sorted(each for each in folder.iterdir() if each.name != _NOTE):
         with open(file, "rb") as opened:

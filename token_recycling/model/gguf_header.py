@@ -1,8 +1,8 @@
 """The header of a GGUF file: what the file says of its model, and whether it is whole, without reading weights.
 
 The format is that of llama.cpp (ggml-org/ggml, `docs/gguf.md`): a magic word, key-value pairs, the tensors' types and
-places, the tensors. The package `gguf` makes an object of every token and takes seconds for a vocabulary of 49,152; here
-a tenth of one.
+places, the tensors. The package `gguf` makes an object of every token, which takes seconds for a vocabulary of 49,152;
+here it is a tenth of one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Looks into a model and at what others put around it: objects that hold it, functions and hooks in it, its output
-layer, and by what it is known again.
+"""Looks into a model and at what others put around it: objects that hold it, hooks in it, its output layer, and by what
+it is known again.
 
-The last hidden states are what the output layer is given, whatever the architecture does before and after it. A hook
-sees them exactly as they are turned into logits: after the last norm, scaled where a family scales them. Where a family
-scales or caps the logits afterwards, the order of candidates stays. Cost: none where no drafter needs them; else
-setting the hook, some microseconds a pass.
+The last hidden states are what the output layer is given, after the last norm and whatever scaling a family has: a hook
+sees them exactly as they are turned into logits. Where a family scales or caps the logits afterwards, the order of
+candidates stays. Cost: setting the hook, some microseconds a pass, where a drafter needs them.
 """
 
 from __future__ import annotations
@@ -72,9 +71,7 @@ def processes(model: PreTrainedModel) -> int:
 
 
 def input_device(model: PreTrainedModel) -> torch.device | None:
-    """Return the device that token ids go to: that of the embedding, or the one to which accelerate's hook brings its
-    offloaded weights; None if it has no weights.
-    """
+    """Return the device of the embedding, or where accelerate's hook brings it; None if it has no weights."""
     embedding = model.get_input_embeddings()
     if embedding.weight.device.type != "meta":
         return embedding.weight.device
@@ -89,10 +86,8 @@ class NoHiddenStatesError(ValueError):
 
 @contextlib.contextmanager
 def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Within it every forward pass of this thread adds its (batch, n, hidden) to the list: of the positions
-    whose logits are made.
-
-    Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it.
+    """Within it every forward pass of this thread adds its (batch, n, hidden) to the list: of the positions whose
+    logits are made. Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it.
     """
     if is_compiled(model):  # a graph that was made without the hook would be used again
         raise NoHiddenStatesError(
@@ -117,10 +112,9 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 @contextlib.contextmanager
 def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]) -> Iterator[list[torch.Tensor]]:
     """Within it every forward pass of this thread adds the hidden states of its positions to the list: of the numbers
-    that `numbers` gives for so many layers, side by side, (batch, n, states * hidden). They are numbered as
-    `output_hidden_states` does: i is what enters layer i, and the number of layers is what leaves the decoder, after
-    its last norm. n are all positions, but where a family leaves some out whose logits are not wanted: then the last
-    ones.
+    that `numbers` gives for so many layers, side by side, (batch, n, states * hidden). As in `output_hidden_states`
+    number i is what enters layer i, and the number of layers what leaves the last norm. n are all positions, or the
+    last ones where a family leaves out those whose logits are not wanted.
 
     Raises NoHiddenStatesError where a model has no such layers, or they are compiled.
     """

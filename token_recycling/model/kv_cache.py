@@ -43,8 +43,8 @@ _TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, Recur
 
 
 class TreeCache:
-    """Keeps accepted slots in a `DynamicCache`, whose layers it takes over: at once if there is something in them, else
-    when there is something to keep. Afterwards the cache works wherever it did before, in plain `generate` too.
+    """Keeps accepted slots in a `DynamicCache`, whose layers it takes over as soon as there is something in them.
+    Afterwards the cache works wherever it did before, in plain `generate` too.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -88,9 +88,7 @@ class TreeCache:
 
     @lasting()
     def shift(self, places: Sequence[int], slots: int) -> None:
-        """Move all of each text by `places[row]` slots, to the right if positive, where zeros stand before it; then
-        there are `slots` slots.
-        """
+        """Move each text by `places[row]` slots, to the right if positive, behind zeros; there are `slots` then."""
         self._take_over()
         touched = max(slots, self.cache.get_seq_length())
         for store in self._stores:
@@ -103,8 +101,8 @@ class TreeCache:
 
     @lasting()
     def join(self, other: TreeCache) -> None:
-        """Put the texts of another cache of the same model behind these. Slots that one of the texts does not have
-        hold zeros: what is masked must still be numbers.
+        """Put the texts of another cache of the same model behind these. Slots that a text does not have hold zeros, as
+        what is masked must still be numbers.
         """
         self._take_over()
         other._take_over()
@@ -122,8 +120,8 @@ class TreeCache:
 
     @lasting()
     def select(self, rows: Sequence[int], slots: int) -> None:
-        """Keep these texts alone, in this order, with `slots` slots; a text may only move to an earlier place, whose
-        text goes.
+        """Keep these texts alone, in this order, with `slots` slots; a text may only move to the place of one that
+        goes.
         """
         self._take_over()
         for store in self._stores:
@@ -179,10 +177,8 @@ def attends_to_blocks(layer: Any) -> bool:
 
 def unroll(cache: Cache) -> None:
     """Let sliding layers keep everything from now on. What leaves the window is masked, so that the cache works
-    wherever it did before; but a tree's slots are not in order of position, and dropping the oldest is not right.
-
-    Where a layer has dropped tokens before, zeros fill their slots: no later token has them in its window. States over
-    the text are made ready to be kept by node.
+    wherever it did before; but a tree's slots are not in order of position, and dropping the oldest is not right. Zeros
+    fill the slots that a layer has dropped before: no later token has them in its window.
     """
     for place, layer in enumerate(cache.layers):
         if isinstance(layer, _SLIDING):
@@ -224,9 +220,8 @@ def count(cache: Cache, tokens: int) -> None:
 
 
 def _share(cache: Cache) -> None:
-    """Move all states into shared stores, one for all keys and values of one shape, with room for as much again.
-
-    A layer without states of its own, which shares those of another, stays as it is.
+    """Move all states into shared stores, one for all keys and values of one shape, with room for as much again. A
+    layer that shares the states of another stays as it is.
     """
     holders = [index for index, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None]
     if not any(can_be_taken(cache.layers[index]) for index in holders):

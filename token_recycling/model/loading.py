@@ -51,10 +51,9 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer from a local folder, a GGUF file or the hub: `model, tokenizer = load(name)`.
 
-    A GGUF file is unpacked into the user's cache folder at first, in float32. `dtype` defaults to float32 on a CPU,
-    where 16 bits are slow, and to the file's own elsewhere; `device` to the accelerator if there is one; `threads` to
-    torch's choice. Raises ValueError with what is wrong in one sentence, and UnsupportedModelError for a model that
-    cannot be accelerated.
+    A GGUF file is first unpacked into the user's cache folder, in float32. `dtype` defaults to float32 on a CPU, where
+    16 bits are slow, and to the file's own elsewhere; `device` to the accelerator if there is one; `threads` to torch's
+    choice. Raises ValueError with what is wrong, and UnsupportedModelError for a model that cannot be accelerated.
     """
     from .self_test import unsupported
     from .support import UnsupportedModelError
@@ -203,10 +202,8 @@ def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
     """Prompts from arguments, else from a file or all files of a folder, else standard input, for which - stands
-    everywhere; raises ValueError.
-
-    Line ends at the very end of a file or of standard input are dropped, as a shell does: they are the editor's, not
-    the prompt's.
+    everywhere; raises ValueError. Line ends at the end of a file or of standard input are dropped: they are the
+    editor's.
     """
     if texts and path is not None:
         raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
@@ -231,8 +228,8 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
 
 
 def text_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths` and, by name, all below the folders among them; hidden ones are left out, and standard
-    input is one. Raises ValueError for a path that is neither, and for a folder without files.
+    """The files among `paths` and, by name, all below the folders among them but hidden ones; standard input is one.
+    Raises ValueError for a path that is neither, and for a folder without files.
     """
     found = []
     for path in paths:

@@ -51,7 +51,7 @@ class PassTimes:
 
     def curve(self, texts: int, length: int) -> OnlineCurve:
         """What is learned of passes over so many texts, the longest of `length` tokens. It begins with what is kept of
-        them, else with what was learned of another length, or of one text.
+        them, else with another length or one text.
         """
         key = texts, band(length)
         with self._choosing:
@@ -104,16 +104,14 @@ def _plausible(shape: np.ndarray) -> bool:
 
 
 def pass_times(target: TreeModel, kind: str = "") -> PassTimes:
-    """What is known of the passes of a model in this process. `kind`: how steps are made, where it is not by ordinary
-    passes.
-    """
+    """What is known of a model's passes in this process; `kind`: how steps are made, if not by ordinary passes."""
     key: Hashable = ("costs", kind, torch.get_num_threads())
     return remembered(target.model, key, partial(_new, target, kind), values_matter=False)
 
 
 def _agreed(model: PreTrainedModel, seconds: float) -> float:
-    """The time that the first of a model's processes measured, which counts for all: trees must be the same in each,
-    or they would wait for each other for ever. All must call it at the same point.
+    """The time that the first of a model's processes measured, which counts for all: with different trees they would
+    wait for each other for ever. All must call it at the same point.
     """
     held = [seconds]
     torch.distributed.broadcast_object_list(held, group=model._device_mesh["tp"].get_group(), group_src=0)

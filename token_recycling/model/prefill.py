@@ -36,7 +36,7 @@ def prefill(
     """Put each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
-    on the right, where nothing of the text sees it. `observe[row]` is shown the logits after every token put there.
+    on the right. `observe[row]` is shown the logits after every token put there.
     """
     unroll(cache)
     slots, border = cache.get_seq_length(), model.support.border
@@ -111,10 +111,9 @@ def first_pass(model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache)
 def extend(
     model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Puts `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there.
-
-    Yields piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; a text with fewer
-    tokens than others has shorter pieces, or empty ones.
+    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there. Yields
+    piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; pieces of shorter texts
+    are shorter, or empty.
     """
     kept, lengths = TreeCache(cache), list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))

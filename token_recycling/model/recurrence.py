@@ -2,10 +2,9 @@
 
 A layer with a state over the text (linear attention, a state space model, a short convolution) reads in order and
 overwrites its state, so that it can neither skip a sibling nor go back to before a rejected token. Here it reads the
-nodes of a draft one by one, as plain decoding reads tokens, and every node begins with a copy of its parent's state
-(`NodeStates`). So a tree is read exactly, in whichever form a family's pass over one token is; the state of the last
-accepted node becomes the text's, and nothing is read twice. What makes such a pass worth while is shared by all nodes:
-everything outside of these layers, and inside them the linear layers at both ends, which hold their weights.
+nodes of a draft one by one, as plain decoding reads tokens, each from a copy of its parent's state (`NodeStates`); the
+state of the last accepted node becomes the text's. All nodes share the rest of the model, and of these layers the
+linear ones at both ends, which hold their weights.
 
 Cost: what lies between these, a small step for every node and layer, and a copy of the state for every node, in memory
 until the next step. Passes over text (prompts) are the model's own.
@@ -230,8 +229,8 @@ def bytes_of_states(cache: Cache) -> int:
 
 @contextmanager
 def node_by_node(mixers: Sequence[Mixer], cache: Cache, parents: Parents) -> Iterator[None]:
-    """For the length of the block, a pass of this thread over the nodes of trees leaves the states of the texts in the
-    cache as they are, and beside them those after every node, of which `keep_states` keeps one.
+    """For the length of the block, a pass of this thread over trees keeps the states after every node beside those of
+    the texts, which stay as they are; `keep_states` keeps one.
     """
     states = [of_layer for of_layer in states_of(cache) if isinstance(of_layer, NodeStates)]
     place = states[0].place

@@ -66,8 +66,8 @@ def refusal(model: PreTrainedModel, config: PretrainedConfig, kept: list[Any], k
 
 
 def quantisation(model: PreTrainedModel) -> tuple[bool, str | None]:
-    """Whether its weights are something else than plain tensors, or were loaded so; and the path and the kind of the
-    first module that gives all activations of a pass one scale, made for that pass, if there is one.
+    """Whether its weights are something else than plain tensors, or were loaded so; and the path and kind of the first
+    module that gives all activations of a pass one scale, made for that pass.
     """
     quantised = getattr(model, "is_quantized", False)
     for path, module in model.named_modules():

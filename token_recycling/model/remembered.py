@@ -2,8 +2,8 @@
 
 A self-test, a measured curve or captured steps are made once and needed with every call. They are kept here, beside the
 model and not in it, so that it is saved, copied and pickled as before, and forgotten as soon as its weights have
-changed: by `load_state_dict`, an optimiser, `model.to()` or writing in place. Only what is written through a tensor's
-`.data` torch does not count. Cost of a look-up: 0.06 ms for 110 modules with 74 parameters.
+changed: by `load_state_dict`, an optimiser, `model.to()` or writing in place, but through a tensor's `.data`, which
+torch does not count. Cost of a look-up: 0.06 ms for 110 modules with 74 parameters.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _looking = threading.Lock()
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Tensors that are made within may be written in place later, whether or not in inference mode: what stays from
-    call to call is made so, since one call may be inside of it and the next outside.
+    """Tensors that are made within may be written in place later, in inference mode or outside of it: one call may be
+    within it and the next not.
     """
     with torch.inference_mode(False), torch.no_grad():  # the former alone would switch gradients on
         yield

@@ -1,10 +1,9 @@
 """Tries whether a model follows the mask and the positions of a tree.
 
 The self-test is the claim itself, on a short random text: the logits after every node of a tree, from one forward pass
-with a cache, against those of an ordinary pass over the text up to that node, without one. Passes of several sizes show
+with a cache, against those of ordinary passes over the text up to that node, without one. Passes of several sizes show
 whether the logits after a token depend on how many are read with it. Families that were compared when this library was
-made need none; any other is tested once, and so is what is quantised. Cost: fifteen short forward passes, once on a
-machine: that a family passed is kept on disk.
+made need none; others are tested once on a machine, and so is what is quantised. Cost: fourteen short forward passes.
 """
 
 from __future__ import annotations
@@ -62,18 +61,15 @@ def ready(model: PreTrainedModel) -> TreeModel:
 
 
 def unsupported(model: PreTrainedModel) -> str | None:
-    """Why a tree cannot be verified with this model, or None if it can.
-
-    Known families are judged by their configuration. A model of another family is tested once, on a short text.
+    """Why a tree cannot be verified with this model, or None if it can. A model of an unknown family is tested once, on
+    a short text.
     """
     known = support(model)
     return known.reason if not known.supported else _found_out(model, known)
 
 
 def _found_out(model: PreTrainedModel, known: Support) -> str | None:
-    """What the self-test has against a model that is supported as far as is known. A family tested before needs none,
-    but where one was made it counts.
-    """
+    """What the self-test has against a supported model; a family tested before needs none."""
     if known.tested and not known.quantised:
         made = recalled(model, _SELF_TEST)
         return None if made is None else made.reason
@@ -81,8 +77,8 @@ def _found_out(model: PreTrainedModel, known: Support) -> str | None:
 
 
 def tested(model: PreTrainedModel, known: Support) -> Support:
-    """What is `known` of a supported model, completed by a self-test made now, which also counts for calls after it;
-    never raises for a model.
+    """`known` of a supported model, completed by a self-test made now, which counts for later calls; never raises for a
+    model.
     """
     forget(model, _SELF_TEST)
     made = remembered(model, _SELF_TEST, lambda: _verdict(model, known))
@@ -115,9 +111,7 @@ def _kept_verdict(model: PreTrainedModel, known: Support) -> _Verdict:
 
 
 def _setting(model: PreTrainedModel, known: Support) -> dict[str, str] | None:
-    """What the verdict depends on: the sources of all parts and all that they are told; None where they have no files,
-    as in a notebook.
-    """
+    """What the verdict depends on: sources of all parts and all that they are told; None where they have no files."""
     files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in parts_of(model)}
     sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
     if None in files:
@@ -214,7 +208,7 @@ def _states(target: TreeModel, text: torch.Tensor) -> float:
 
 def _one_by_one(target: TreeModel, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
     """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) texts, read as `generate` reads them: some
-    recurrent layers read what they are given at once in another way, which is more than rounding apart.
+    recurrent layers read several tokens at once in another way, which is more than rounding apart.
     """
     cache = target.new_cache()
     unroll(cache)
@@ -231,9 +225,9 @@ def _counted(target: TreeModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def by_rows(target: TreeModel, text: torch.Tensor, behind_cache: bool = False) -> float:
-    """The largest difference between the logits after one token that is read alone, and read with others that it does
-    not see: the first of `text` (length,) in ordinary passes over its beginning, or the last behind a cache of the
-    others, as the root of trees.
+    """The largest difference between the logits after a token that is read alone, and with others that it does not see:
+    the first of `text` (length,) in passes over its beginning, or the last behind a cache of the others, as the root of
+    trees.
     """
     length, found = len(text) - 1 if behind_cache else 0, []
     for rows in (1, *_ROWS):
