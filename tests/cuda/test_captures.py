@@ -8,7 +8,6 @@ import pytest
 import torch
 from support import tiny
 from support.on_device import CAPTURED, medium
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.cuda_graphs.runner import StepRunner
@@ -22,7 +21,7 @@ BAND = 256
 
 
 @pytest.mark.parametrize("drafter", ["published:tree=static:12", "recycling:tree=12", "plain"])
-def test_it_is_the_way_that_is_taken_by_itself(model: LlamaForCausalLM, drafter: str) -> None:
+def test_it_is_the_way_that_is_taken_by_itself(model, drafter):
     ids = tiny.prompt(0, 9).cuda()
     wanted = model.cuda().generate(ids, max_new_tokens=60, do_sample=False)
     tr.accelerate(model, drafter)
@@ -31,7 +30,7 @@ def test_it_is_the_way_that_is_taken_by_itself(model: LlamaForCausalLM, drafter:
         assert CAPTURED in model.acceleration.stats.path
 
 
-def test_cuda_itself_finds_no_wait_in_a_step(model: LlamaForCausalLM) -> None:
+def test_cuda_itself_finds_no_wait_in_a_step(model):
     target = TreeModel(model.cuda())
     steps = runner_or_reason(target)
     assert isinstance(steps, StepRunner)
@@ -47,7 +46,7 @@ def test_cuda_itself_finds_no_wait_in_a_step(model: LlamaForCausalLM) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_memory_is_flat_over_texts_and_given_back_at_the_end() -> None:
+def test_memory_is_flat_over_texts_and_given_back_at_the_end():
     device = torch.device("cuda")
     model, ids = medium(device, torch.bfloat16), tiny.prompt(0, 100, 1024).cuda()
     before = torch.cuda.memory_allocated()

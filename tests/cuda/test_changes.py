@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import peft
@@ -37,7 +36,7 @@ class Compared:
 
 
 @pytest.mark.parametrize("variant", [{}, {"use_dora": True}], ids=["lora", "dora"])
-def test_adapters_are_followed(model: LlamaForCausalLM, device: torch.device, variant: dict[str, Any]) -> None:
+def test_adapters_are_followed(model, device, variant):
     compared = Compared(model.to(device), device)
     texts = [compared()]
     torch.manual_seed(0)
@@ -59,7 +58,7 @@ def test_adapters_are_followed(model: LlamaForCausalLM, device: torch.device, va
     assert compared() == texts[0]
 
 
-def test_changed_weights_are_noticed(model: LlamaForCausalLM, device: torch.device) -> None:
+def test_changed_weights_are_noticed(model, device):
     compared = Compared(model.to(device), device)
     texts = [compared()]
     with torch.no_grad():
@@ -70,9 +69,7 @@ def test_changed_weights_are_noticed(model: LlamaForCausalLM, device: torch.devi
     assert len(set(map(tuple, texts))) == 3
 
 
-def test_a_model_goes_from_device_to_device_and_precision_to_precision(
-    model: LlamaForCausalLM, device: torch.device
-) -> None:
+def test_a_model_goes_from_device_to_device_and_precision_to_precision(model, device):
     text = Compared(model.to(device), device)()
     assert Compared(model.to("cpu"), torch.device("cpu")).model.device.type == "cpu"
     assert tr.generate(model, tiny.prompt(0, 6), **GREEDY)[0].tolist() == text
@@ -102,7 +99,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES.keys())
-def test_weights_placed_by_a_device_map(device: torch.device, places: Any, tmp_path: Path) -> None:
+def test_weights_placed_by_a_device_map(device, places, tmp_path):
     tiny.llama().save_pretrained(tmp_path / "model")
     model = LlamaForCausalLM.from_pretrained(
         tmp_path / "model",
@@ -119,7 +116,7 @@ def test_weights_placed_by_a_device_map(device: torch.device, places: Any, tmp_p
             check_same(model, placed, tr.generate(model, **placed, drafter=made, **GREEDY), wanted)
 
 
-def test_prompts_on_the_host(model: LlamaForCausalLM, device: torch.device) -> None:
+def test_prompts_on_the_host(model, device):
     ids = tiny.prompt(0, 8)
     wanted = model.to(device).generate(ids.to(device), **GREEDY)
     ours = tr.generate(model, ids, **GREEDY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ IDS = tiny.prompt(0, 6)
 
 
 @pytest.fixture(autouse=True)
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def recorded(monkeypatch):
     monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
 
 
@@ -77,7 +77,7 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_changed_model_says_what_it_says_without_replays(model: LlamaForCausalLM, change: Change) -> None:
+def test_a_changed_model_says_what_it_says_without_replays(model, change):
     adapted(model)
     before = plain(model)
     assert fast(model) == before
@@ -96,7 +96,7 @@ def test_a_changed_model_says_what_it_says_without_replays(model: LlamaForCausal
     ],
     ids=["dtype", "attention", "option"],
 )
-def test_other_arithmetic_is_captured_anew(model: LlamaForCausalLM, change: Change) -> None:
+def test_other_arithmetic_is_captured_anew(model, change):
     before = runner_or_reason(TreeModel(model))
     assert runner_or_reason(TreeModel(model)) is before
     change(model)
@@ -104,7 +104,7 @@ def test_other_arithmetic_is_captured_anew(model: LlamaForCausalLM, change: Chan
     assert fast(model) == plain(model)
 
 
-def test_adapters_switched_to_and_fro(model: LlamaForCausalLM) -> None:
+def test_adapters_switched_to_and_fro(model):
     head, texts = adapted(model), []
     for active in "abab":
         head.active = [active]
@@ -118,7 +118,7 @@ def changed(output: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def everywhere() -> Iterator[Change]:
+def everywhere():
     """Puts a hook on all modules, and takes it off afterwards."""
     handles: list[Any] = []
     yield lambda model: handles.append(register_module_forward_hook(lambda module, args, output: None))
@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_replays_cannot_follow_is_refused(model: LlamaForCausalLM, change: Change, reason: str) -> None:
+def test_what_replays_cannot_follow_is_refused(model, change, reason):
     assert fast(model) == plain(model)
     change(model)
     with pytest.raises(tr.NoFastPathError, match=reason):
@@ -159,7 +159,7 @@ def test_what_replays_cannot_follow_is_refused(model: LlamaForCausalLM, change: 
     assert decoded(model, IDS, "published", fast=False, max_new_tokens=20)[0] == plain(model)
 
 
-def test_a_hook_on_all_modules_is_refused(model: LlamaForCausalLM, everywhere: Change) -> None:
+def test_a_hook_on_all_modules_is_refused(model, everywhere):
     fast(model)
     everywhere(model)
     with pytest.raises(tr.NoFastPathError, match=r"without hooks.* on all modules"):
@@ -174,9 +174,7 @@ def test_a_hook_on_all_modules_is_refused(model: LlamaForCausalLM, everywhere: C
     ],
     ids=["autocast", "mode"],
 )
-def test_surroundings_that_replays_cannot_follow_are_refused(
-    model: LlamaForCausalLM, within: Callable[[], Any], reason: str
-) -> None:
+def test_surroundings_that_replays_cannot_follow_are_refused(model, within, reason):
     fast(model)
     with within(), pytest.raises(tr.NoFastPathError, match=reason):
         fast(model)
@@ -185,7 +183,7 @@ def test_surroundings_that_replays_cannot_follow_are_refused(
         assert fast(model) == plain(model)
 
 
-def test_a_hook_that_was_taken_off_leaves_nothing(model: LlamaForCausalLM) -> None:
+def test_a_hook_that_was_taken_off_leaves_nothing(model):
     wanted = fast(model)
     hook = model.model.norm.register_forward_hook(lambda module, args, output: changed(output))
     with pytest.raises(tr.NoFastPathError, match="without hooks"):
@@ -194,18 +192,18 @@ def test_a_hook_that_was_taken_off_leaves_nothing(model: LlamaForCausalLM) -> No
     assert fast(model) == wanted
 
 
-def test_hooks_of_transformers_that_note_down_outputs_do_no_harm(model: LlamaForCausalLM) -> None:
+def test_hooks_of_transformers_that_note_down_outputs_do_no_harm(model):
     wanted = fast(model)
     model(IDS, output_hidden_states=True, output_attentions=False)
     assert any(module._forward_hooks for module in model.modules())
     assert fast(model) == wanted
 
 
-def test_a_pass_that_sets_attributes_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_pass_that_sets_attributes_is_refused(model):
     norm, own = model.model.norm, model.model.norm.forward
     norm.calls = 0
 
-    def counted(states: torch.Tensor) -> torch.Tensor:
+    def counted(states):
         norm.calls += 1
         return own(states)
 
@@ -219,10 +217,10 @@ def test_a_pass_that_sets_attributes_is_refused(model: LlamaForCausalLM) -> None
     assert norm.calls - calls <= 1  # what was found out is not tried again
 
 
-def test_what_a_first_pass_keeps_is_no_change(model: LlamaForCausalLM) -> None:
+def test_what_a_first_pass_keeps_is_no_change(model):
     norm, own = model.model.norm, model.model.norm.forward
 
-    def lazy(states: torch.Tensor) -> torch.Tensor:
+    def lazy(states):
         norm.factor = getattr(norm, "factor", 2.0)
         return own(states) * norm.factor
 
@@ -230,7 +228,7 @@ def test_what_a_first_pass_keeps_is_no_change(model: LlamaForCausalLM) -> None:
     assert fast(model) == plain(model)
 
 
-def test_graphs_of_a_state_that_is_gone_are_freed(model: LlamaForCausalLM) -> None:
+def test_graphs_of_a_state_that_is_gone_are_freed(model):
     """Before new ones are made; also those that a drafter had measured."""
     head, drafter = adapted(model), tr.make_drafter("recycling:tree=8")
     decoded(model, IDS, drafter, max_new_tokens=8)
@@ -244,7 +242,7 @@ def test_graphs_of_a_state_that_is_gone_are_freed(model: LlamaForCausalLM) -> No
     assert gone() is None
 
 
-def test_a_model_changed_within_a_text_is_not_captured(model: LlamaForCausalLM) -> None:
+def test_a_model_changed_within_a_text_is_not_captured(model):
     """What was captured before would be mixed with it, and replayed in later texts."""
     head = adapted(model)
     wanted = fast(model)

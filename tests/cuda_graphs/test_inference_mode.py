@@ -6,7 +6,6 @@ import pytest
 import torch
 from support import tiny
 from support.recorded import RecordedGraphs
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 
@@ -15,14 +14,7 @@ import token_recycling as tr
 @pytest.mark.parametrize("order", [(True, False, True), (False, True, False)], ids=["within first", "outside first"])
 @pytest.mark.parametrize("drafter", ["published:tree=static:8", "prompt_lookup"])
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
-def test_texts_within_inference_mode_and_outside(
-    model: LlamaForCausalLM,
-    recorded: bool,
-    order: tuple[bool, ...],
-    drafter: str,
-    do_sample: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_texts_within_inference_mode_and_outside(model, recorded, order, drafter, do_sample, monkeypatch):
     if recorded:
         monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
     texts = []
@@ -38,7 +30,7 @@ def test_texts_within_inference_mode_and_outside(
     assert do_sample or texts[0] == wanted.tolist()
 
 
-def test_room_grows_in_the_other_mode(model: LlamaForCausalLM) -> None:
+def test_room_grows_in_the_other_mode(model):
     tr.accelerate(model, "prompt_lookup", fast=True)
     with torch.inference_mode():
         model.generate(tiny.prompt(0, 6), max_new_tokens=4)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from support import architectures, tiny
@@ -13,11 +10,10 @@ from support.oracle import Oracle
 from support.recorded import RecordedGraphs
 from support.runs import decoded
 from support.two_tokens import SAMPLINGS, SIZE, arguments_for, check_distribution, exact
-from transformers import DynamicCache, LlamaForCausalLM, StoppingCriteria
+from transformers import DynamicCache, StoppingCriteria
 
 import token_recycling as tr
 from token_recycling.cuda_graphs.runner import StepRunner
-from token_recycling.cuda_graphs.step import StepPlan
 from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.drafters._registry import drafter_names
 from token_recycling.model.tree_model import TreeModel
@@ -26,9 +22,7 @@ GREEDY = {"do_sample": False}
 
 
 @pytest.mark.parametrize("name", drafter_names())
-def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(
-    name: str, model: LlamaForCausalLM, tmp_path: Path
-) -> None:
+def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(name, model, tmp_path):
     ours, theirs = (example(name, model, folder) for folder in (tmp_path / "a", tmp_path / "b") if not folder.mkdir())
     if ours.traits.hidden_states or ours.traits.states:
         pytest.skip("goes the ordinary way")
@@ -44,7 +38,7 @@ def test_every_drafter_gives_the_text_and_the_mat_of_the_ordinary_way(
 
 
 @pytest.mark.parametrize("update", ["last", "first"])
-def test_the_device_learns_what_the_host_would(model: LlamaForCausalLM, update: str) -> None:
+def test_the_device_learns_what_the_host_would(model, update):
     """To the last row, also where the text ends within a step or is left before its end."""
     ours, theirs = (tr.make_drafter("published", tree="static:12", update=update) for _ in range(2))
     for seed in range(6):
@@ -60,7 +54,7 @@ def test_the_device_learns_what_the_host_would(model: LlamaForCausalLM, update: 
     assert torch.equal(ours.matrix.candidates, theirs.matrix.candidates)  # type: ignore[attr-defined]
 
 
-def test_the_host_learns_from_what_the_device_found(model: LlamaForCausalLM) -> None:
+def test_the_host_learns_from_what_the_device_found(model):
     ours, theirs = (tr.make_drafter("recycling", tree=20) for _ in range(2))
     for seed in range(3):
         ids = tiny.prompt(seed, 9)
@@ -70,7 +64,7 @@ def test_the_host_learns_from_what_the_device_found(model: LlamaForCausalLM) -> 
     assert (ours.matrix.candidates == theirs.matrix.candidates).all()  # type: ignore[attr-defined]
 
 
-def test_buckets_and_bands_are_crossed() -> None:
+def test_buckets_and_bands_are_crossed():
     model = tiny.llama(vocab_size=architectures.VOCABULARY)
     sizes: set[int] = set()
     bands: set[int] = set()
@@ -78,7 +72,7 @@ def test_buckets_and_bands_are_crossed() -> None:
     assert isinstance(steps, StepRunner)
     run = steps.run
 
-    def seen(target: TreeModel, plan: StepPlan, *others: Any) -> Any:
+    def seen(target, plan, *others):
         sizes.add(plan.nodes)
         bands.add(plan.band)
         return run(target, plan, *others)
@@ -92,14 +86,14 @@ def test_buckets_and_bands_are_crossed() -> None:
     assert bands >= {256, 512}
 
 
-def test_room_grows_within_a_text(model: LlamaForCausalLM) -> None:
+def test_room_grows_within_a_text(model):
     steps = runner_or_reason(TreeModel(model))
     assert isinstance(steps, StepRunner)
     ids = tiny.prompt(0, 20)
     wanted = model.generate(ids, max_new_tokens=400, **GREEDY)
     began = steps.begin
 
-    def begin_small(cache: Any, slots: int) -> None:
+    def begin_small(cache, slots):
         began(cache, int(cache.get_seq_length()) + 8)
 
     steps.begin = begin_small  # type: ignore[method-assign]
@@ -111,7 +105,7 @@ def test_room_grows_within_a_text(model: LlamaForCausalLM) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 @pytest.mark.parametrize("drafter", ["published", "recycling:tree=80", "plain"])
-def test_the_end_of_the_context_is_reached(family: str, drafter: str) -> None:
+def test_the_end_of_the_context_is_reached(family, drafter):
     """Models with learned positions have none beyond it, for nodes that fill up a bucket neither."""
     case = next(case for case in architectures.SUPPORTED if case.family == family)
     model = architectures.model_of(case)
@@ -125,9 +119,7 @@ def test_the_end_of_the_context_is_reached(family: str, drafter: str) -> None:
 
 
 @pytest.mark.parametrize("case", architectures.SUPPORTED, ids=str)
-def test_every_family_gives_the_text_of_generate_or_says_why_not(
-    case: architectures.Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_family_gives_the_text_of_generate_or_says_why_not(case, monkeypatch):
     """From steps that are recorded and replayed, as CUDA graphs are."""
     monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
     model = architectures.model_of(case)
@@ -152,7 +144,7 @@ def test_every_family_gives_the_text_of_generate_or_says_why_not(
     "sampling", [SAMPLINGS[0], *(pytest.param(how, marks=pytest.mark.slow) for how in SAMPLINGS[1:])]
 )
 @pytest.mark.parametrize("drafter", ["published:tree=0 1 00 01 10,k=4", "recycling:tree=6,k=4"])
-def test_sampled_texts_follow_the_distribution_of_generate(sampling: dict[str, Any], drafter: str) -> None:
+def test_sampled_texts_follow_the_distribution_of_generate(sampling, drafter):
     model, prompt = tiny.llama(7, vocab_size=SIZE, initializer_range=0.2), torch.tensor([[1, 3, 2]])
     arguments = arguments_for(sampling)
     wanted = exact(model, prompt, arguments)
@@ -162,7 +154,7 @@ def test_sampled_texts_follow_the_distribution_of_generate(sampling: dict[str, A
     assert model.acceleration.stats.path.startswith("fast")
 
 
-def test_a_seed_gives_a_text_whatever_is_drafted(model: LlamaForCausalLM) -> None:
+def test_a_seed_gives_a_text_whatever_is_drafted(model):
     """With drafters that draft otherwise, or have learned from the same text before."""
     arguments = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.6}
     texts = set()
@@ -182,13 +174,13 @@ def test_a_seed_gives_a_text_whatever_is_drafted(model: LlamaForCausalLM) -> Non
     assert tuple(other[0].tolist()) not in texts
 
 
-def test_endings_are_those_of_generate(model: LlamaForCausalLM) -> None:
+def test_endings_are_those_of_generate(model):
     """End-of-sequence tokens and a criterion of one's own; afterwards the cache holds all but the last token."""
 
     class Stops(StoppingCriteria):
         """Ends a text at the first multiple of 7."""
 
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        def __call__(self, input_ids, scores, **kwargs):
             return input_ids[:, -1] % 7 == 0
 
     for drafter in ("published:tree=static:12", "recycling:tree=12"):
@@ -216,7 +208,7 @@ def test_endings_are_those_of_generate(model: LlamaForCausalLM) -> None:
                     assert torch.allclose(own.values, theirs.values, atol=1e-5)
 
 
-def test_a_call_goes_on_from_the_cache_of_another(model: LlamaForCausalLM) -> None:
+def test_a_call_goes_on_from_the_cache_of_another(model):
     wanted = model.generate(tiny.prompt(0, 8), max_new_tokens=30, **GREEDY)
     tr.accelerate(model, "published", fast=True)
     first = model.generate(tiny.prompt(0, 8), max_new_tokens=12, return_dict_in_generate=True, **GREEDY)
@@ -224,7 +216,7 @@ def test_a_call_goes_on_from_the_cache_of_another(model: LlamaForCausalLM) -> No
     assert torch.equal(rest, wanted)
 
 
-def test_a_cache_made_without_a_configuration_is_gone_on_with() -> None:
+def test_a_cache_made_without_a_configuration_is_gone_on_with():
     """It has no layers for those that share the states of others."""
     model, ids = (
         architectures.model_of(architectures.named("gemma3n_text")),
@@ -236,7 +228,7 @@ def test_a_cache_made_without_a_configuration_is_gone_on_with() -> None:
     assert torch.equal(model.generate(first, past_key_values=held, max_new_tokens=12, **GREEDY), wanted)
 
 
-def test_two_texts_of_one_model_at_a_time(model: LlamaForCausalLM) -> None:
+def test_two_texts_of_one_model_at_a_time(model):
     """The second one finds the slots taken."""
     texts = [tiny.prompt(seed, 6) for seed in range(2)]
     wanted = [model.generate(ids, max_new_tokens=20, **GREEDY)[0, 6:].tolist() for ids in texts]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import peft
 import pytest
@@ -11,18 +10,15 @@ import torch
 from support import tiny
 from support.recorded import RecordedGraphs
 from support.runs import decoded
-from transformers import LlamaForCausalLM
 
 
 @pytest.mark.parametrize("variant", [{}, {"use_dora": True}, {"use_rslora": True}], ids=["lora", "dora", "rslora"])
-def test_text_follows_the_adapters(
-    model: LlamaForCausalLM, variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_follows_the_adapters(model, variant, monkeypatch):
     monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
     ids = tiny.prompt(0, 6)
     texts = []
 
-    def compared(within: AbstractContextManager[Any] | None = None) -> None:
+    def compared(within=None):
         with within or nullcontext():
             wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:].tolist()
             text, stats = decoded(model, ids, "prompt_lookup", max_new_tokens=20)
@@ -60,7 +56,7 @@ def test_text_follows_the_adapters(
     assert not any(type(module).__module__.startswith("peft") for module in model.modules())
 
 
-def test_adapters_of_the_model_itself(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_of_the_model_itself(model, monkeypatch):
     """Those that transformers adds, with peft, without a wrapper."""
     monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
     ids = tiny.prompt(0, 6)

@@ -14,7 +14,7 @@ from token_recycling.model.tree_model import TreeModel
 
 
 @pytest.mark.parametrize("drafter", ["published:tree=static:12", "recycling:tree=12", "recycling:tree=paper", "plain"])
-def test_replayed_steps_give_the_text(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_steps_give_the_text(drafter, monkeypatch):
     monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
     model, made = tiny.llama(), tr.make_drafter(drafter)
     ordinary = tr.make_drafter(drafter)
@@ -36,7 +36,7 @@ def test_replayed_steps_give_the_text(drafter: str, monkeypatch: pytest.MonkeyPa
     assert graphs.replays > 3 * len(graphs.kept) > 3
 
 
-def test_replayed_draws_are_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_draws_are_drawn_anew(monkeypatch):
     monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
     model = tr.accelerate(tiny.llama(), "plain", fast=True)
     torch.manual_seed(0)
@@ -44,12 +44,12 @@ def test_replayed_draws_are_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(texts) == 8
 
 
-def test_what_python_keeps_is_what_it_was_when_it_was_recorded() -> None:
+def test_what_python_keeps_is_what_it_was_when_it_was_recorded():
     """The recorder itself: a number that changes in Python does not change in a replay; one in a tensor does."""
     number, tensor = 1, torch.tensor([1])
     graphs = RecordedGraphs(torch.device("cpu"))
 
-    def function() -> torch.Tensor:
+    def function():
         return tensor * 10 + number
 
     assert int(graphs.run("key", function, [])) == 11

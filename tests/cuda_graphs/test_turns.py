@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
-from typing import Any
 
 import pytest
 import torch
@@ -46,12 +45,12 @@ class Waited:
 
 
 @pytest.fixture
-def waited(monkeypatch: pytest.MonkeyPatch) -> Waited:
+def waited(monkeypatch):
     monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
     return Waited(monkeypatch)
 
 
-def test_another_thread_waits_where_fast_steps_are_insisted_on(model: LlamaForCausalLM, waited: Waited) -> None:
+def test_another_thread_waits_where_fast_steps_are_insisted_on(model, waited):
     wanted = [plain(model, ids) for ids in TEXTS]
     first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
     said = next(first).tokens
@@ -65,7 +64,7 @@ def test_another_thread_waits_where_fast_steps_are_insisted_on(model: LlamaForCa
     assert stats.path.startswith("fast")
 
 
-def test_a_model_that_changes_meanwhile_is_captured_anew(model: LlamaForCausalLM, waited: Waited) -> None:
+def test_a_model_that_changes_meanwhile_is_captured_anew(model, waited):
     head = adapted(model)
     first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
     next(first)
@@ -81,7 +80,7 @@ def test_a_model_that_changes_meanwhile_is_captured_anew(model: LlamaForCausalLM
     assert text != plain(model, TEXTS[1])
 
 
-def test_nobody_waits_otherwise(model: LlamaForCausalLM, waited: Waited) -> None:
+def test_nobody_waits_otherwise(model, waited):
     wanted = plain(model, TEXTS[1])
     first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
     next(first)
@@ -93,7 +92,7 @@ def test_nobody_waits_otherwise(model: LlamaForCausalLM, waited: Waited) -> None
         decoded(model, TEXTS[1], "plain", max_new_tokens=20)
 
 
-def test_a_stream_may_be_ended_by_another_thread(model: LlamaForCausalLM, waited: Waited) -> None:
+def test_a_stream_may_be_ended_by_another_thread(model, waited):
     first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
     next(first)
     with ThreadPoolExecutor(1) as other:
@@ -101,14 +100,14 @@ def test_a_stream_may_be_ended_by_another_thread(model: LlamaForCausalLM, waited
     assert decoded(model, TEXTS[1], "plain", max_new_tokens=20)[0] == plain(model, TEXTS[1])
 
 
-def test_threads_make_one_runner(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_make_one_runner(model, monkeypatch):
     tried, made, together = support._tried_out, [], Barrier(4)
 
-    def counted(target: TreeModel) -> Any:
+    def counted(target):
         made.append(target)
         return tried(target)
 
-    def found(_: int) -> Any:
+    def found(_):
         target = TreeModel(model)
         together.wait(LONGEST)
         return runner_or_reason(target)

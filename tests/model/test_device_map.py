@@ -8,7 +8,7 @@ from support import tiny
 from token_recycling.model.device_map import placed_copy
 
 
-def test_a_copy_has_the_type_of_the_target_but_for_its_buffers() -> None:
+def test_a_copy_has_the_type_of_the_target_but_for_its_buffers():
     """Frequencies of positions need all their bits; the original stays as it is."""
     model = tiny.llama().train()
     copied = placed_copy(model, torch.device("cpu"), torch.bfloat16)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.architectures import Case, model_of, named
+from support.architectures import model_of, named
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
@@ -31,7 +31,7 @@ def inside(wanted: bool) -> contextlib.AbstractContextManager[Any]:
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("case", KINDS, ids=str)
 @torch.no_grad()
-def test_passes_of_one_cache(case: Case, order: tuple[bool, ...]) -> None:
+def test_passes_of_one_cache(case, order):
     """Prefill, a tree of which nodes are kept, and more text, each inside or outside."""
     model = model_of(case)
     text, tree = tiny.prompt(0, 12)[0], tr.Tree.from_paths([(0,), (1,), (1, 0)])
@@ -54,7 +54,7 @@ def test_passes_of_one_cache(case: Case, order: tuple[bool, ...]) -> None:
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_a_cache_goes_from_call_to_call(model: LlamaForCausalLM, order: tuple[bool, ...], ours_first: bool) -> None:
+def test_a_cache_goes_from_call_to_call(model, order, ours_first):
     """Turn by turn by the library and by plain `generate`, which fills caches with tensors of inference mode there."""
     text, cache = tiny.prompt(0, 9), DynamicCache(config=model.config)
     for turn, within in enumerate(order):
@@ -68,7 +68,7 @@ def test_a_cache_goes_from_call_to_call(model: LlamaForCausalLM, order: tuple[bo
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("fast", [False, True])
-def test_calls_of_one_accelerated_model(model: LlamaForCausalLM, order: tuple[bool, ...], fast: bool) -> None:
+def test_calls_of_one_accelerated_model(model, order, fast):
     texts = [tiny.prompt(seed, 9 + 2 * seed) for seed in range(3)]
     wanted = [model.generate(text, **GREEDY) for text in texts]
     tr.accelerate(model, fast=fast)
@@ -80,7 +80,7 @@ def test_calls_of_one_accelerated_model(model: LlamaForCausalLM, order: tuple[bo
 
 
 @pytest.mark.parametrize("within", [True, False])
-def test_a_batch(model: LlamaForCausalLM, within: bool) -> None:
+def test_a_batch(model, within):
     texts = torch.cat([tiny.prompt(0, 9), tiny.prompt(1, 9)])
     wanted = model.generate(texts, **GREEDY)
     tr.accelerate(model)
@@ -90,7 +90,7 @@ def test_a_batch(model: LlamaForCausalLM, within: bool) -> None:
 
 
 @pytest.mark.parametrize("within", [True, False])
-def test_what_is_kept_for_later_passes_is_made_for_both(model: LlamaForCausalLM, within: bool) -> None:
+def test_what_is_kept_for_later_passes_is_made_for_both(model, within):
     tree, target = tr.Tree.from_paths([(0,), (1,), (1, 0)]), TreeModel(model)
     with inside(True):
         shape = tree.on(target.device)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 from support import architectures, tiny
-from support.architectures import SUPPORTED, Case
+from support.architectures import SUPPORTED
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
@@ -51,7 +50,7 @@ class Watching(Drafter):
 
 
 @pytest.mark.parametrize("case", SUPPORTED, ids=str)
-def test_the_output_layer_makes_the_choices_of_the_model_of_them(case: Case) -> None:
+def test_the_output_layer_makes_the_choices_of_the_model_of_them(case):
     model, ids = architectures.model_of(case), torch.arange(14).view(2, 7)
     with torch.no_grad():
         with hidden_states(model) as seen:
@@ -61,7 +60,7 @@ def test_the_output_layer_makes_the_choices_of_the_model_of_them(case: Case) -> 
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_a_step_has_those_of_its_nodes(model: LlamaForCausalLM, rows: int) -> None:
+def test_a_step_has_those_of_its_nodes(model, rows):
     drafter = Watching()
     ids = torch.cat([tiny.prompt(row, 6) for row in range(rows)])
     tr.generate(model, ids, drafter=drafter, attention_mask=torch.ones_like(ids), max_new_tokens=5)
@@ -79,7 +78,7 @@ def test_a_step_has_those_of_its_nodes(model: LlamaForCausalLM, rows: int) -> No
             assert torch.allclose(model.lm_head(step.hidden), step.logits, atol=1e-5)
 
 
-def test_without_the_need_nothing_is_seen(model: LlamaForCausalLM) -> None:
+def test_without_the_need_nothing_is_seen(model):
     drafter = Watching(wants=False)
     tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
     assert drafter.steps
@@ -96,9 +95,7 @@ def forward(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("compiled", [whole, forward])
-def test_a_model_compiled_as_a_whole_is_refused(
-    model: LlamaForCausalLM, compiled: Callable[[LlamaForCausalLM], None]
-) -> None:
+def test_a_model_compiled_as_a_whole_is_refused(model, compiled):
     compiled(model)
     with (
         pytest.raises(NoHiddenStatesError, match="compiled as a whole; compile what is before"),
@@ -108,7 +105,7 @@ def test_a_model_compiled_as_a_whole_is_refused(
 
 
 @pytest.mark.slow
-def test_a_model_compiled_before_its_output_layer_is_not() -> None:
+def test_a_model_compiled_before_its_output_layer_is_not():
     torch._dynamo.reset()
     plain, within = tiny.llama(), tiny.llama()
     within.model = torch.compile(within.model, backend="eager")
@@ -118,7 +115,7 @@ def test_a_model_compiled_before_its_output_layer_is_not() -> None:
     torch._dynamo.reset()
 
 
-def test_a_model_without_an_output_layer_of_its_own_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_model_without_an_output_layer_of_its_own_is_refused(model):
     model.get_output_embeddings = lambda: None  # type: ignore[method-assign]
     with pytest.raises(NoHiddenStatesError, match="output layer is known"):
         output_layer(model)
@@ -153,7 +150,7 @@ def states_of(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", SUPPORTED, ids=str)
-def test_states_are_those_that_transformers_numbers(case: Case) -> None:
+def test_states_are_those_that_transformers_numbers(case):
     """Between the layers; and what the output layer makes the choices of, of all positions where nobody says less."""
     model, ids = architectures.model_of(case), torch.arange(14).view(2, 7)
     with torch.no_grad():
@@ -177,7 +174,7 @@ def test_states_are_those_that_transformers_numbers(case: Case) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_drafter_has_the_states_of_prompt_and_nodes(model: LlamaForCausalLM, streamed: bool) -> None:
+def test_a_drafter_has_the_states_of_prompt_and_nodes(model, streamed):
     """Also where the prompt is read with the first step, and where its pass waits for no draft."""
     drafter, prompt = Reading(), tiny.prompt(0, 40)
     if streamed:
@@ -195,7 +192,7 @@ def test_a_drafter_has_the_states_of_prompt_and_nodes(model: LlamaForCausalLM, s
         text += step.tokens
 
 
-def test_texts_of_a_batch_have_their_own_states(model: LlamaForCausalLM) -> None:
+def test_texts_of_a_batch_have_their_own_states(model):
     drafter, texts = Reading(), [tiny.prompt(0, 9), tiny.prompt(1, 5)]
     ids = torch.cat([texts[0], torch.nn.functional.pad(texts[1], (4, 0))])
     mask = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
@@ -206,7 +203,7 @@ def test_texts_of_a_batch_have_their_own_states(model: LlamaForCausalLM) -> None
         assert torch.allclose(step.states[0], states_of(model, text[0])[-1], atol=1e-4)
 
 
-def test_nothing_is_seen_where_nobody_asks(model: LlamaForCausalLM) -> None:
+def test_nothing_is_seen_where_nobody_asks(model):
     drafter = Watching(wants=False)
     tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
     assert all(step.states is None for step in drafter.steps)
@@ -214,7 +211,7 @@ def test_nothing_is_seen_where_nobody_asks(model: LlamaForCausalLM) -> None:
     assert not any(layer._forward_pre_hooks for layer in model.model.layers)
 
 
-def test_states_that_cannot_be_seen_are_refused(model: LlamaForCausalLM) -> None:
+def test_states_that_cannot_be_seen_are_refused(model):
     with (
         pytest.raises(NoHiddenStatesError, match=r"from 0 to 2 of LlamaForCausalLM, got \[3\]"),
         layer_states(model, lambda layers: (3,)),

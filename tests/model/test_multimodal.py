@@ -92,7 +92,7 @@ def made(make: Any) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_a_text_alone_is_accelerated(make: Any) -> None:
+def test_a_text_alone_is_accelerated(make):
     model = made(make)
     ids, inputs = tiny.prompt(1, 10, PICTURE), batch([5, 9, 3], 1)
     inputs["input_ids"] %= PICTURE
@@ -106,7 +106,7 @@ def test_a_text_alone_is_accelerated(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_turns_on_one_cache(make: Any) -> None:
+def test_turns_on_one_cache(make):
     model, texts = made(make), []
     for accelerated in (False, True):
         if accelerated:
@@ -122,7 +122,7 @@ def test_turns_on_one_cache(make: Any) -> None:
 
 
 @pytest.mark.parametrize(("make", "mark"), [(gemma3, "token_type_ids"), (qwen2_vl, "mm_token_type_ids")])
-def test_marks_that_say_that_all_is_text(make: Any, mark: str) -> None:
+def test_marks_that_say_that_all_is_text(make, mark):
     model, ids = made(make), tiny.prompt(1, 10, PICTURE)
     wanted = model.generate(ids, **{mark: torch.zeros_like(ids)}, **GREEDY)
     tr.accelerate(model)
@@ -133,7 +133,7 @@ def test_marks_that_say_that_all_is_text(make: Any, mark: str) -> None:
     assert model.acceleration.fallback == f"expected token ids only, got {mark}"
 
 
-def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind() -> None:
+def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind():
     """Qwen2-VL remembers how far a picture has moved positions."""
     model = made(qwen2_vl)
     text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
@@ -153,7 +153,7 @@ def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind() -> None:
     assert model.acceleration.fallback is None
 
 
-def test_a_text_after_a_picture_in_the_cache_is_left_to_transformers() -> None:
+def test_a_text_after_a_picture_in_the_cache_is_left_to_transformers():
     """Its positions do not count from the start of the text."""
     model, texts = made(qwen2_vl), []
     text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])

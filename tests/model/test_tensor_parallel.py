@@ -14,7 +14,7 @@ WORKER = Path(__file__).parents[1] / "support" / "tensor_parallel_worker.py"
 
 
 @pytest.mark.slow
-def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
+def test_two_processes_say_what_one_says(tmp_path):
     model = tiny.llama(seed=2)
     model.save_pretrained(tmp_path / "model")
     prompts = [tiny.prompt(seed, 4 + 3 * seed) for seed in range(4)]
