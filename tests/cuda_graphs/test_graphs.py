@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from transformers.generation import logits_process as warpers
 
 import token_recycling as tr
-from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs import runner_of
 from token_recycling.cuda_graphs.sources import DeviceSource, HostSource
 from token_recycling.cuda_graphs.step import Choice, StepPlan, Verified, verify
 from token_recycling.cuda_graphs.support import runner_or_reason
@@ -43,9 +43,7 @@ class Ready:
 
     def __init__(self, model: Any, device_drafts: bool = False, length: int = 12) -> None:
         self.target = TreeModel(model)
-        steps = runner_or_reason(self.target)
-        assert isinstance(steps, StepRunner), steps
-        self.steps = steps
+        self.steps = steps = runner_of(self.target)
         text = tiny.prompt(0, length + 1, 64)[0]
         cache = self.target.new_cache()
         prefill(self.target, [text], cache)

@@ -6,12 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
 
 import pytest
-import torch
 from support import tiny
 from support.adapters import adapted
-from support.recorded import RecordedGraphs
-from support.runs import decoded
-from transformers import LlamaForCausalLM
+from support.runs import decoded, plain
 
 import token_recycling as tr
 from token_recycling.cuda_graphs import support
@@ -22,10 +19,6 @@ from token_recycling.model.tree_model import TreeModel
 TEXTS = [tiny.prompt(seed, 6) for seed in range(2)]
 LONGEST = 30
 """Seconds that a test waits before it fails."""
-
-
-def plain(model: LlamaForCausalLM, ids: torch.Tensor) -> list[int]:
-    return model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:].tolist()
 
 
 class Waited:
@@ -45,8 +38,7 @@ class Waited:
 
 
 @pytest.fixture
-def waited(monkeypatch):
-    monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
+def waited(monkeypatch, recorded):
     return Waited(monkeypatch)
 
 
