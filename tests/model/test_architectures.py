@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import tiny
 from support.architecture_page import ALL, TOLERANCE, attentions, measured, page
-from support.architectures import BORDERS, KEY_POSITIONS, SUPPORTED, VOCABULARY, WINDOWS, forget, model_of, named
+from support.architectures import BORDERS, KEY_POSITIONS, VOCABULARY, WINDOWS, forget, model_of, named
 from support.further_architectures import BLOCKS, FURTHER_BORDERS, FURTHER_WINDOWS
 from support.oracle import TREES, Oracle
 from transformers import DynamicCache, PreTrainedModel
@@ -72,7 +72,7 @@ def test_without_its_exception_a_tree_is_wrong(case):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "gpt_neo", "codegen", "xglm", "biogpt", "llama4_text"])
 def test_texts_up_to_the_models_limit(family):
-    case = next(case for case in SUPPORTED if case.family == family)
+    case = named(family)
     limit = {"max_position_embeddings": 48} | ({"max_seq_len": 48} if family == "mpt" else {})
     model = model_of(replace(case, config={**case.config, **limit}))
     ids = tiny.prompt(3, 20, VOCABULARY)
@@ -210,17 +210,13 @@ def test_masks_by_hand_for_rows_of_different_positions():
 
 
 def test_borders():
+    def fitting(border, *lengths):
+        return [length for length in lengths if border.fits(length, 4)]
+
     plain = Border(32, "")
-    assert [plain.fits(28, 4), plain.fits(29, 4), plain.fits(40, 4)] == [True, False, False]
-    crossed = replace(plain, beyond=True)
-    assert [crossed.fits(28, 4), crossed.fits(31, 4), crossed.fits(32, 4)] == [True, False, True]
-    repeated = replace(plain, repeats=True)
-    assert [repeated.fits(27, 4), repeated.fits(28, 4), repeated.fits(31, 4), repeated.fits(60, 4)] == [
-        True,
-        False,
-        True,
-        False,
-    ]
+    assert fitting(plain, 28, 29, 40) == [28]
+    assert fitting(replace(plain, beyond=True), 28, 31, 32) == [28, 32]
+    assert fitting(replace(plain, repeats=True), 27, 28, 31, 60) == [27, 31]
 
 
 @pytest.mark.parametrize("wanted", ["flash_attention_2", "flex_attention"])
@@ -241,14 +237,8 @@ def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_
     assert model.config._attn_implementation == wanted
 
 
-def unknown(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as of a family that is not known."""
-    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
-    return model
-
-
 def test_an_unknown_family_is_tried_before_it_is_accelerated():
-    model = unknown(tiny.llama())
+    model = tiny.unknown(tiny.llama())
     assert "is not among those tested" in " ".join(tr.check(model).notes)
     assert tr.unsupported(model) is None
     ids = tiny.prompt(0, 6)
@@ -256,7 +246,7 @@ def test_an_unknown_family_is_tried_before_it_is_accelerated():
 
 
 def test_an_unknown_family_that_counts_slots_is_refused():
-    model = unknown(model_of(named("gpt_neo")))
+    model = tiny.unknown(model_of(named("gpt_neo")))
     model.config.window_size = 8
     for block in model.transformer.h:
         if block.attn.attention_type == "local":
@@ -313,17 +303,10 @@ def test_the_page_of_architectures_is_what_was_measured():
     assert written.read_text(encoding="utf-8") == page(), "stale: run python benchmarks/architectures.py"
 
 
-def test_of_two_limits_the_shorter_one_holds():
-    """mpt goes by the second one, whatever else its configuration says."""
+@pytest.mark.parametrize(("stated", "positions", "wanted"), [(64, 1024, 64), (64, 32, 32), (256, None, 256)])
+def test_of_two_limits_the_shorter_one_holds_everywhere(stated, positions, wanted):
+    """mpt goes by the first one, whatever else its configuration says."""
     model = model_of(named("mpt"))
-    for stated, positions, wanted in ((64, 1024, 64), (64, 32, 32)):
-        model.config.max_seq_len, model.config.max_position_embeddings = stated, positions
-        said = TreeModel(model).max_length, Loaded(model, None).context, BenchmarkConfig(model, None, 8).context
-        assert said == (wanted, wanted, wanted)
-
-
-def test_a_context_that_is_said_in_another_way_holds_everywhere():
-    model = model_of(named("mpt"))
-    del model.config.max_position_embeddings
+    model.config.max_seq_len, model.config.max_position_embeddings = stated, positions
     said = TreeModel(model).max_length, Loaded(model, None).context, BenchmarkConfig(model, None, 8).context
-    assert said == (256, 256, 256)
+    assert said == (wanted, wanted, wanted)

@@ -14,6 +14,7 @@ from support.elsewhere import THERE, Elsewhere, another_device, put_there
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
+from token_recycling.model.device_map import placed_copy
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 HERE = torch.device("cpu")
@@ -206,3 +207,15 @@ def test_an_offloaded_static_cache_is_filled_at_the_end(offloading):
     for own, theirs in zip(ours.past_key_values.layers, wanted.past_key_values.layers, strict=True):
         assert own.keys.device == theirs.keys.device
         torch.testing.assert_close(own.keys.to(HERE), theirs.keys.to(HERE), atol=1e-5, rtol=1e-4)
+
+
+def test_a_copy_has_the_type_of_the_target_but_for_its_buffers():
+    """Frequencies of positions need all their bits; the original stays as it is."""
+    model = tiny.llama().train()
+    copied = placed_copy(model, torch.device("cpu"), torch.bfloat16)
+    assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in copied.buffers()} == {torch.float32}
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert not copied.training
+    assert not any(weight.requires_grad for weight in copied.parameters())
+    assert model.training

@@ -49,16 +49,6 @@ class Watching(Drafter):
         self.steps.append(step)
 
 
-@pytest.mark.parametrize("case", SUPPORTED, ids=str)
-def test_the_output_layer_makes_the_choices_of_the_model_of_them(case):
-    model, ids = architectures.model_of(case), torch.arange(14).view(2, 7)
-    with torch.no_grad():
-        with hidden_states(model) as seen:
-            logits = model(input_ids=ids).logits
-        (hidden,) = seen
-        assert torch.equal(output_layer(model)(hidden).argmax(-1), logits.argmax(-1))
-
-
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_step_has_those_of_its_nodes(model, rows):
     drafter = Watching()
@@ -82,8 +72,8 @@ def test_without_the_need_nothing_is_seen(model):
     drafter = Watching(wants=False)
     tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
     assert drafter.steps
-    assert all(step.hidden is None for step in drafter.steps)
-    assert not model.lm_head._forward_pre_hooks
+    assert all(step.hidden is step.states is None for step in drafter.steps)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def whole(model: LlamaForCausalLM) -> None:
@@ -151,13 +141,14 @@ def states_of(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", SUPPORTED, ids=str)
 def test_states_are_those_that_transformers_numbers(case):
-    """Between the layers; and what the output layer makes the choices of, of all positions where nobody says less."""
+    """Between the layers; and what the output layer makes the model's choices of, seen before it and after the last."""
     model, ids = architectures.model_of(case), torch.arange(14).view(2, 7)
     with torch.no_grad():
         output = model(input_ids=ids, output_hidden_states=True)
-        with layer_states(model, lambda layers: (layers,)) as seen:
+        with hidden_states(model) as hidden, layer_states(model, lambda layers: (layers,)) as seen:
             model(input_ids=ids)
-        assert torch.equal(output_layer(model)(seen[0]).argmax(-1), output.logits.argmax(-1))
+        for (last,) in (hidden, seen):
+            assert torch.equal(output_layer(model)(last).argmax(-1), output.logits.argmax(-1))
         between = range(len(decoder_layers(model)[1]))
         if output.hidden_states[0].ndim > 3:
             with pytest.raises(NoHiddenStatesError, match="between the layers"), layer_states(model, lambda _: (1,)):
@@ -201,14 +192,6 @@ def test_texts_of_a_batch_have_their_own_states(model):
         assert torch.allclose(begun.of_prompt, states_of(model, text[0])[:-1], atol=1e-4)
         step = begun.steps[0]
         assert torch.allclose(step.states[0], states_of(model, text[0])[-1], atol=1e-4)
-
-
-def test_nothing_is_seen_where_nobody_asks(model):
-    drafter = Watching(wants=False)
-    tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
-    assert all(step.states is None for step in drafter.steps)
-    assert not model.model._forward_hooks
-    assert not any(layer._forward_pre_hooks for layer in model.model.layers)
 
 
 def test_states_that_cannot_be_seen_are_refused(model):

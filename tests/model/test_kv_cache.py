@@ -152,15 +152,6 @@ def test_more_slots_than_there_are_cannot_be_forgotten(model):
         cache.crop(3)
 
 
-def test_plain_generate_continues_an_accelerated_cache(model):
-    ids, cache = tiny.prompt(0, 10), DynamicCache(config=model.config)
-    first = tr.generate(model, ids, max_new_tokens=20, past_key_values=cache)
-    assert isinstance(cache.layers[0], TreeLayer)
-    longer = torch.cat([first, tiny.prompt(1, 4)], dim=1)
-    continued = model.generate(longer, max_new_tokens=20, past_key_values=cache)
-    assert torch.equal(continued, model.generate(longer, max_new_tokens=20))
-
-
 def test_a_cache_passed_in_holds_all_but_the_last_token(model):
     """Several turns on one cache, as in a chat, each continued by the library."""
     cache, text = DynamicCache(config=model.config), tiny.prompt(0, 10)
@@ -174,11 +165,15 @@ def test_a_cache_passed_in_holds_all_but_the_last_token(model):
         text = torch.cat([text, tiny.prompt(turn, 1 + turn)], dim=1)
 
 
-def test_a_cache_made_by_plain_generate_is_continued(model):
-    first = model.generate(tiny.prompt(0, 10), max_new_tokens=9, return_dict_in_generate=True)
-    longer = torch.cat([first.sequences, tiny.prompt(1, 3)], dim=1)
-    ours = tr.generate(model, longer, max_new_tokens=20, past_key_values=first.past_key_values)
-    assert torch.equal(ours, model.generate(longer, max_new_tokens=20))
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_plain_generate_and_ours_continue_each_others_caches(model, ours_first):
+    text, cache = tiny.prompt(0, 10), DynamicCache(config=model.config)
+    for ours in (ours_first, not ours_first):
+        wanted = model.generate(text, max_new_tokens=20)
+        generate = tr.generate if ours else type(model).generate
+        assert torch.equal(generate(model, text, max_new_tokens=20, past_key_values=cache), wanted)
+        text = torch.cat([wanted, tiny.prompt(1, 4)], dim=1)
+    assert isinstance(cache.layers[0], TreeLayer)
 
 
 def test_a_cache_longer_than_the_text_is_refused(model):

@@ -133,20 +133,21 @@ def test_marks_that_say_that_all_is_text(make, mark):
     assert model.acceleration.fallback == f"expected token ids only, got {mark}"
 
 
+_text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
+PICTURED = {
+    "input_ids": _text,
+    "mm_token_type_ids": (_text == PICTURE).int(),
+    "pixel_values": torch.randn(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(0)),
+    "image_grid_thw": torch.tensor([[1, 4, 4]]),
+}
+
+
 def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind():
     """Qwen2-VL remembers how far a picture has moved positions."""
-    model = made(qwen2_vl)
-    text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
-    pictured = {
-        "input_ids": text,
-        "mm_token_type_ids": (text == PICTURE).int(),
-        "pixel_values": torch.randn(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(0)),
-        "image_grid_thw": torch.tensor([[1, 4, 4]]),
-    }
-    ids = tiny.prompt(1, 10, PICTURE)
-    wanted, wanted_alone = model.generate(**pictured, **GREEDY), model.generate(ids, **GREEDY)
+    model, ids = made(qwen2_vl), tiny.prompt(1, 10, PICTURE)
+    wanted, wanted_alone = model.generate(**PICTURED, **GREEDY), model.generate(ids, **GREEDY)
     tr.accelerate(model)
-    assert torch.equal(model.generate(**pictured, **GREEDY), wanted)
+    assert torch.equal(model.generate(**PICTURED, **GREEDY), wanted)
     assert model.acceleration.fallback == "expected token ids only, got an encoded image, mm_token_type_ids"
     assert int(model.model.rope_deltas) != 0
     assert torch.equal(model.generate(ids, **GREEDY), wanted_alone)
@@ -156,19 +157,11 @@ def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind():
 def test_a_text_after_a_picture_in_the_cache_is_left_to_transformers():
     """Its positions do not count from the start of the text."""
     model, texts = made(qwen2_vl), []
-    text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
     for accelerated in (False, True):
         if accelerated:
             tr.accelerate(model)
         cache = DynamicCache(config=model.config.get_text_config())
-        first = model.generate(
-            text,
-            mm_token_type_ids=(text == PICTURE).int(),
-            pixel_values=torch.randn(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(0)),
-            image_grid_thw=torch.tensor([[1, 4, 4]]),
-            past_key_values=cache,
-            **GREEDY,
-        )
+        first = model.generate(**PICTURED, past_key_values=cache, **GREEDY)
         texts.append(model.generate(torch.cat([first, tiny.prompt(2, 3, 50)], 1), past_key_values=cache, **GREEDY))
     assert torch.equal(*texts)
     assert "positions that count from 0" in str(model.acceleration.fallback)

@@ -167,8 +167,7 @@ def test_a_model_that_is_no_longer_used_is_gone(drafter, surface):
 
 
 def test_what_is_remembered_of_a_family_that_is_not_known_goes_with_it():
-    model = tiny.llama()
-    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
+    model = tiny.unknown(tiny.llama())
     assert tr.unsupported(model) is None
     tr.generate(model, tiny.prompt(0, 6), max_new_tokens=12)
     gone = weakref.ref(model)

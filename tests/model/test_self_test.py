@@ -9,12 +9,11 @@ import pytest
 import torch
 import transformers
 from support import tiny
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model import self_test
 
-SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 BATCH = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
@@ -112,37 +111,21 @@ def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model):
     assert "the whole text" in str(model.acceleration.fallback)
 
 
-def t5() -> PreTrainedModel:
-    config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    return transformers.T5ForConditionalGeneration(config)
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+REFUSED = {
+    "RwkvForCausalLM, which keeps it elsewhere": lambda: transformers.RwkvForCausalLM(transformers.RwkvConfig(**SMALL)),
+    "decoder-only model, got the encoder-decoder T5ForConditionalGeneration": lambda: (
+        transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+    ),
+    "generates text, got BertModel": lambda: transformers.BertModel(
+        transformers.BertConfig(**SMALL, num_attention_heads=4, intermediate_size=64)
+    ),
+    "causal attention, got LlamaForCausalLM, whose tokens see those after them": lambda: tiny.llama(is_causal=False),
+}
 
 
-def bert() -> PreTrainedModel:
-    return transformers.BertModel(transformers.BertConfig(**SIZES, intermediate_size=64))
-
-
-def rwkv() -> PreTrainedModel:
-    return transformers.RwkvForCausalLM(transformers.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
-
-
-def not_causal() -> PreTrainedModel:
-    return tiny.llama(is_causal=False)
-
-
-def mistral(window: int | None = 8) -> PreTrainedModel:
-    config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=window)
-    return transformers.MistralForCausalLM(config)
-
-
-REFUSED = [
-    (rwkv, "RwkvForCausalLM, which keeps it elsewhere"),
-    (t5, "decoder-only model, got the encoder-decoder T5ForConditionalGeneration"),
-    (bert, "generates text, got BertModel"),
-    (not_causal, "causal attention, got LlamaForCausalLM, whose tokens see those after them"),
-]
-
-
-@pytest.mark.parametrize(("make", "reason"), REFUSED)
+@pytest.mark.parametrize(("reason", "make"), REFUSED.items())
 def test_models_that_cannot_be_accelerated_are_refused_by_name(make, reason):
     model = make().eval()
     original = type(model)
@@ -155,11 +138,6 @@ def test_models_that_cannot_be_accelerated_are_refused_by_name(make, reason):
         with pytest.raises(tr.UnsupportedModelError, match=reason):
             attempt()
     assert type(model) is original
-
-
-def test_what_is_no_model_is_refused():
-    with pytest.raises(tr.UnsupportedModelError, match="got Linear"):
-        tr.accelerate(torch.nn.Linear(2, 2))
 
 
 def test_caches_that_cannot_forget_are_refused(model):
@@ -259,9 +237,11 @@ def test_a_pipeline_is_refused_with_what_to_pass():
         tr.accelerate(pipe)
 
 
-@pytest.mark.parametrize("nothing", [None, "meta-llama", LlamaForCausalLM])
-def test_what_holds_no_model_is_refused(nothing):
-    with pytest.raises(tr.UnsupportedModelError, match="load it with AutoModelForCausalLM"):
+@pytest.mark.parametrize(
+    ("nothing", "name"), [(None, "None"), ("meta-llama", "str"), (LlamaForCausalLM, "type"), (torch.nn.Tanh(), "Tanh")]
+)
+def test_what_holds_no_model_is_refused(nothing, name):
+    with pytest.raises(tr.UnsupportedModelError, match=f"got {name}.*; load it with AutoModelForCausalLM"):
         tr.accelerate(nothing)
 
 
@@ -289,13 +269,6 @@ def test_inputs_prepared_by_another_object_are_left_to_it(model):
 # What is kept of a family that was tried
 
 
-def unknown(**config: Any) -> LlamaForCausalLM:
-    """A model of a family that was not tested."""
-    model = tiny.llama(**config)
-    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
-    return model
-
-
 @pytest.fixture
 def tried(monkeypatch):
     """The models that were tried."""
@@ -305,7 +278,11 @@ def tried(monkeypatch):
 
 
 def test_that_a_family_passed_is_kept_for_later_processes(tried):
-    first, same, other = unknown(), unknown(seed=1), unknown(num_hidden_layers=1)
+    first, same, other = (
+        tiny.unknown(tiny.llama()),
+        tiny.unknown(tiny.llama(seed=1)),
+        tiny.unknown(tiny.llama(num_hidden_layers=1)),
+    )
     assert [tr.unsupported(model) for model in (first, same, other)] == [None] * 3
     assert tried == [first, other]
     assert tr.check(same, self_test=True).supported
@@ -315,7 +292,7 @@ def test_that_a_family_passed_is_kept_for_later_processes(tried):
 def test_that_a_model_failed_is_not(tried):
     """Other weights may pass."""
     for _ in range(2):
-        model = unknown()
+        model = tiny.unknown(tiny.llama())
         model.lm_head.weight.data.zero_()
         assert "logits that differ" in str(tr.unsupported(model))
     assert len(tried) == 2
@@ -323,7 +300,7 @@ def test_that_a_model_failed_is_not(tried):
 
 def test_a_class_without_a_file_is_tried_by_every_process(tried, own_cache):
     """As in a notebook: nothing says whether it is the same."""
-    model = unknown()
+    model = tiny.unknown(tiny.llama())
     model.__class__ = type("Written", (LlamaForCausalLM,), {"__module__": "nowhere"})
     assert tr.unsupported(model) is None
     assert len(tried) == 1
@@ -333,5 +310,5 @@ def test_a_class_without_a_file_is_tried_by_every_process(tried, own_cache):
 def test_what_takes_long_is_announced(monkeypatch, caplog):
     monkeypatch.setattr(self_test, "_PATIENCE", 0.0)
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
-        tr.unsupported(unknown())
+        tr.unsupported(tiny.unknown(tiny.llama()))
     assert "trying whether LlamaForCausalLM follows tree masks, once on this machine (about" in caplog.text

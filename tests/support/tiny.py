@@ -43,6 +43,12 @@ def llama(seed: int = 0, context: float = 0.1, **config: Any) -> LlamaForCausalL
     return model
 
 
+def unknown(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The model as of a family that is not known."""
+    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
+    return model
+
+
 def counting_llama(vocab_size: int = 16) -> LlamaForCausalLM:
     """A llama that counts: after token t its candidates are t + 1, t + 2, ... modulo the vocabulary, best first."""
     model = llama(
