@@ -15,8 +15,8 @@ from token_recycling import Draft, Tree
 from token_recycling._util.topk import grouped_topk
 from token_recycling.cuda_graphs.noise import _GAMMA, _mixed, gumbel
 from token_recycling.cuda_graphs.slots import FixedCache, band_of
-from token_recycling.cuda_graphs.sources import BUCKETS, HostSource, bucket_of
-from token_recycling.cuda_graphs.step import PADDING, Choice, Report, StepPlan, TreeArrays, shape_of, tree_masks
+from token_recycling.cuda_graphs.sources import BUCKETS, PADDING, HostSource, bucket_of, shape_of
+from token_recycling.cuda_graphs.step import Choice, Report, StepPlan, tree_masks
 from token_recycling.loop.accept import accept_greedy, greedy_path
 from token_recycling.model.architectures import Reach
 from token_recycling.model.prefill import prefill
@@ -40,9 +40,9 @@ def test_buckets_hold_what_is_needed():
 
 @given(strategies.trees())
 def test_a_trees_arrays_follow_from_its_parents(tree):
-    wanted = TreeArrays.of(tree, CPU)
-    for made, own in zip(shape_of(wanted.parents), wanted, strict=True):
-        assert torch.equal(made, own)
+    wanted = tree.on(CPU)
+    for name, made in shape_of(wanted.parents)._asdict().items():
+        assert torch.equal(made, getattr(wanted, name))
 
 
 def test_a_long_chain_is_followed_to_its_root():
@@ -68,14 +68,14 @@ def test_masks_are_those_of_the_ordinary_way_with_nothing_behind(model, length):
     tree, target = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
     drafts = [Draft(tree, torch.zeros(len(tree), dtype=torch.long))]
     wanted = target.inputs.of(drafts, [length], length)["attention_mask"]
-    made = tree_masks({"full": Reach()}, TreeArrays.of(tree, CPU), torch.tensor([length]), 24, torch.float32)
+    made = tree_masks({"full": Reach()}, tree.on(CPU), torch.tensor([length]), 24, torch.float32)
     assert torch.equal(made[..., : length + len(tree)], wanted)
     assert (made[..., length + len(tree) :] == torch.finfo(torch.float32).min).all()
 
 
 def test_windows_are_counted_in_positions():
     tree = Tree.from_paths([(0,), (1,), (0, 0)])
-    made = tree_masks({"sliding": Reach("sliding", 3)}, TreeArrays.of(tree, CPU), torch.tensor([5]), 12, torch.float32)
+    made = tree_masks({"sliding": Reach("sliding", 3)}, tree.on(CPU), torch.tensor([5]), 12, torch.float32)
     seen = (made[0, 0] == 0).nonzero().tolist()
     # The root is at position 5 and sees 3 to 5; nodes 1 and 2 are at 6, node 3 at 7.
     by_node = [[slot for node, slot in seen if node == one] for one in range(4)]
