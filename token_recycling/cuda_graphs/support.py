@@ -92,12 +92,6 @@ def runner_or_reason(target: TreeModel) -> StepRunner | str:
     return reason or remembered(target.model, "captured steps", _Found).of(target)
 
 
-def without_fast_path(target: TreeModel) -> str | None:
-    """Why a model has no fast steps, tried out, or None if it has."""
-    found = runner_or_reason(target)
-    return found if isinstance(found, str) else None
-
-
 def _by_surroundings(device: torch.device) -> str | None:
     """What holds for this call, and not for the next one that replays its steps."""
     if torch.is_autocast_enabled(device.type):

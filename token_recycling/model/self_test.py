@@ -73,7 +73,7 @@ def _found_out(model: PreTrainedModel, known: Support) -> str | None:
     if known.tested and not known.quantised:
         made = recalled(model, _SELF_TEST)
         return None if made is None else made.reason
-    return _tried_out(model, known).reason
+    return remembered(model, _SELF_TEST, lambda: _kept_verdict(model, known)).reason
 
 
 def tested(model: PreTrainedModel, known: Support) -> Support:
@@ -92,10 +92,6 @@ class _Verdict:
     reason: str | None
     difference: float | None = None
     notes: tuple[str, ...] = ()
-
-
-def _tried_out(model: PreTrainedModel, known: Support) -> _Verdict:
-    return remembered(model, _SELF_TEST, lambda: _kept_verdict(model, known))
 
 
 def _kept_verdict(model: PreTrainedModel, known: Support) -> _Verdict:
@@ -141,7 +137,9 @@ def _verdict(model: PreTrainedModel, known: Support) -> _Verdict:
         target = TreeModel(model)
         text = random_text(target, length)
         if known.recurrent:
-            notes = (*notes, f"every node of a draft keeps a copy of the text's states, {_states(target, text):.1f} MB")
+            prefill(target, [text], cache := target.new_cache())
+            size = bytes_of_states(cache) / 1e6
+            notes = (*notes, f"every node of a draft keeps a copy of the text's states, {size:.1f} MB")
         trees, scale = largest_difference(target, text, _SMALL if known.branches else chain(len(_SMALL)))
         left = 2 * (time.perf_counter() - began)
         if left > _PATIENCE:
@@ -197,13 +195,6 @@ def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: 
             ids = torch.cat([before, tokens[alike]], dim=1)
             wanted[alike] = target.model(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
     return float((ours - wanted).abs().max()), float(wanted.float().std())
-
-
-def _states(target: TreeModel, text: torch.Tensor) -> float:
-    """Megabytes of what recurrent layers keep of a text."""
-    cache = target.new_cache()
-    prefill(target, [text], cache)
-    return bytes_of_states(cache) / 1e6
 
 
 def _one_by_one(target: TreeModel, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:

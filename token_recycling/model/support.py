@@ -166,8 +166,9 @@ def _found(model: PreTrainedModel) -> Support:
     layers = _reaches(config)
     attention, notes = config._attn_implementation, []
     if attention not in MASKED_ATTENTION:
-        notes.append(f"{attention} takes no tree mask: accelerated calls use {_masked(model)}")
-        attention = _masked(model)
+        used = "sdpa" if model._supports_sdpa else "eager"
+        notes.append(f"{attention} takes no tree mask: accelerated calls use {used}")
+        attention = used
     if border is not None:
         notes.append(_where(border))
     attends = any(isinstance(layer, CacheLayerMixin) for layer in kept)
@@ -229,7 +230,3 @@ def _where(border: Border) -> str:
     if border.repeats:
         return f"no trees across every {border.at} tokens: {border.why}"
     return f"no trees {'across' if border.beyond else 'beyond'} {border.at} tokens: {border.why}"
-
-
-def _masked(model: PreTrainedModel) -> str:
-    return "sdpa" if model._supports_sdpa else "eager"
