@@ -228,17 +228,17 @@ def _share(cache: Cache) -> None:
         return
     unroll(cache)
     _wait_for_copies(cache)
-    places: dict[tuple, list[tuple[int, int]]] = defaultdict(list)
+    alike: dict[tuple, list[tuple[int, int, torch.Tensor]]] = defaultdict(list)
     for index in holders:
-        for part in (0, 1):
-            states = _states(cache, index, part)
-            places[states.shape, states.dtype, None if cache.offloading else states.device].append((index, part))
+        for part, states in enumerate((cache.layers[index].keys, cache.layers[index].values)):
+            device = None if cache.offloading else states.device
+            alike[states.shape, states.dtype, device].append((index, part, states))
     found: dict[tuple[int, int], tuple[SlotStore, int]] = {}
-    for (shape, _, _), members in places.items():
-        store = SlotStore(shape, len(members), _states(cache, *members[0]), on_host=cache.offloading)
-        for place, member in enumerate(members):
-            store.buffer[place, :, :, : shape[-2]] = _states(cache, *member)
-            found[member] = (store, place)
+    for (shape, _, _), members in alike.items():
+        store = SlotStore(shape, len(members), members[0][2], on_host=cache.offloading)
+        for place, (index, part, states) in enumerate(members):
+            store.buffer[place, :, :, : shape[-2]] = states
+            found[index, part] = store, place
     for index in holders:
         before = cache.layers[index]
         shared = (found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
@@ -262,7 +262,3 @@ def _wait_for_copies(cache: Cache) -> None:
     devices = {layer.device for layer in cache.layers if layer.keys is not None} if cache.offloading else ()
     for device in devices:
         synchronize(device)
-
-
-def _states(cache: Cache, index: int, part: int) -> torch.Tensor:
-    return (cache.layers[index].keys, cache.layers[index].values)[part]
