@@ -79,22 +79,8 @@ def test_a_model_goes_from_device_to_device_and_precision_to_precision(model, de
 
 PLACES = {
     "all on one device": lambda device: {"": device},
-    "a layer on the host": lambda device: {
-        "model.embed_tokens": device,
-        "model.rotary_emb": device,
-        "model.layers.0": device,
-        "model.layers.1": "cpu",
-        "model.norm": device,
-        "lm_head": device,
-    },
-    "a layer on disk": lambda device: {
-        "model.embed_tokens": device,
-        "model.rotary_emb": device,
-        "model.layers.0": "disk",
-        "model.layers.1": device,
-        "model.norm": device,
-        "lm_head": device,
-    },
+    "a layer on the host": lambda device: {**dict.fromkeys(tiny.PARTS, device), "model.layers.1": "cpu"},
+    "a layer on disk": lambda device: {**dict.fromkeys(tiny.PARTS, device), "model.layers.0": "disk"},
 }
 
 

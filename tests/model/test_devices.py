@@ -21,14 +21,7 @@ HERE = torch.device("cpu")
 
 MAPS = {
     "all on the cpu": {"": "cpu"},
-    "a layer on disk": {
-        "model.embed_tokens": "cpu",
-        "model.rotary_emb": "cpu",
-        "model.layers.0": "cpu",
-        "model.layers.1": "disk",
-        "model.norm": "cpu",
-        "lm_head": "cpu",
-    },
+    "a layer on disk": {**dict.fromkeys(tiny.PARTS, "cpu"), "model.layers.1": "disk"},
     "all on disk": {"": "disk"},
 }
 

@@ -67,11 +67,10 @@ def test_a_cache_goes_from_call_to_call(model, order, ours_first):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("fast", [False, True])
-def test_calls_of_one_accelerated_model(model, order, fast):
+def test_calls_of_one_accelerated_model(model, order):
     texts = [tiny.prompt(seed, 9 + 2 * seed) for seed in range(3)]
     wanted = [model.generate(text, **GREEDY) for text in texts]
-    tr.accelerate(model, fast=fast)
+    tr.accelerate(model)
     for text, own, within in zip(texts, wanted, order, strict=True):
         with inside(within):
             found = model.generate(text, **GREEDY)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from threading import Lock
 from types import FunctionType, MethodType
-from typing import Any
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -21,7 +19,7 @@ from ..model.compat import DynamicIndexedLayer
 from ..model.kv_cache import TreeCache
 from ..model.prefill import prefill
 from ..model.remembered import remembered
-from ..model.state import State, hooks_of, hooks_of_all_modules
+from ..model.state import State, hooks_of
 from ..model.support import Support
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
@@ -110,7 +108,7 @@ def _by_parts(model: PreTrainedModel) -> str | None:
     if any(hasattr(parameter, "placements") for parameter in parameters):
         return "expected a model of one process, got weights shared among several"
     reasons = (_by_part(module) for module in model.modules())
-    return next(filter(None, reasons), _by_hooks("all modules", hooks_of_all_modules()))
+    return next(filter(None, reasons), _by_hooks("all modules", None))
 
 
 def _by_part(module: torch.nn.Module) -> str | None:
@@ -124,11 +122,11 @@ def _by_part(module: torch.nn.Module) -> str | None:
         return f"expected a model that is not compiled, got torch.compile applied to {kind}"
     if module.training:
         return f"expected a model in evaluation mode, got {kind} in training; call model.eval()"
-    return _by_hooks(kind, hooks_of(module))
+    return _by_hooks(kind, module)
 
 
-def _by_hooks(where: str, hooks: Iterator[Callable[..., Any]]) -> str | None:
-    hook = next(hooks, None)
+def _by_hooks(where: str, module: torch.nn.Module | None) -> str | None:
+    hook = next(hooks_of(module), None)
     if hook is None:
         return None
     name = getattr(hook, "__qualname__", type(hook).__name__)
