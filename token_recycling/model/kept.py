@@ -36,8 +36,8 @@ def read(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
     except FileNotFoundError:
         return nothing
     except (OSError, ValueError, KeyError, TypeError) as error:
-        found = f"something else ({type(error).__name__}: {error})"
-        _say(f"expected what was learned of a model in {path}, got {found}; learning it anew")
+        found = f"{type(error).__name__}: {error}"
+        _say(f"expected what was learned of a model in {path}, got something else ({found}); learning it anew")
         return nothing
 
 
