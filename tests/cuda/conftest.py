@@ -1,7 +1,5 @@
 """The device of the tests in this folder: a card where there is one, else the CPU, which only tries the tests out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.architectures import SUPPORTED, Case

@@ -1,7 +1,5 @@
 """On a card: batches of every shape, and texts of many threads, together and side by side."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

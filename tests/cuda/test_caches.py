@@ -1,7 +1,5 @@
 """On a card: caches of every kind, of `generate`'s own and the caller's, on the card and offloaded from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

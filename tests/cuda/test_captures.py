@@ -1,7 +1,5 @@
 """On a card alone: steps are captured, replayed without waiting, and their memory is given back."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

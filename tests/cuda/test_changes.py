@@ -1,7 +1,5 @@
 """On a card: adapters that are switched, weights that change, models that move, and weights placed elsewhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import peft

@@ -1,7 +1,5 @@
 """On a card: models of every family write the text of `generate`, the fast way where it holds and the ordinary way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """On a card: sampled texts follow the distribution of `generate`, whichever way they go, alone and in a batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import tiny

@@ -1,7 +1,5 @@
 """On a card: the fast path, the ordinary path and `generate` write one text, in every precision and way of choosing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Steps without CUDA: recorded and replayed, as captured ones are."""
 
-from __future__ import annotations
-
 import pytest
 from support.recorded import RecordedGraphs
 

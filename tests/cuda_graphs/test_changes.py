@@ -1,7 +1,5 @@
 """Replayed steps follow a model that is changed between texts, or give way to the ordinary way with the reason."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

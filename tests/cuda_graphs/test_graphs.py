@@ -1,7 +1,5 @@
 """A fast step is one graph without a break, and nothing in it makes the host wait; seen without an accelerator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

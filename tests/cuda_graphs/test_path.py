@@ -1,7 +1,5 @@
 """Fast steps in the loop: the same text and the same learning. Without CUDA they are made alike, but not captured."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import architectures, tiny

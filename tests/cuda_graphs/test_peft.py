@@ -1,7 +1,5 @@
 """Replayed steps of a model with peft's own adapters, which are switched, disabled, scaled and merged between texts."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import peft

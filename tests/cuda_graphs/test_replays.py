@@ -1,7 +1,5 @@
 """Steps that are replayed, without Python, give the text: nothing that changes from step to step is left in them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import tiny

@@ -1,7 +1,5 @@
 """The parts of a fast step, each against what the ordinary way does or against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

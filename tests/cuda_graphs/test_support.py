@@ -1,7 +1,5 @@
 """Where fast steps hold, and the reason where they do not. Without CUDA they are made alike, but not captured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

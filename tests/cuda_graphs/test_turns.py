@@ -1,7 +1,5 @@
 """One text of a model at a time: whose turn it is, who waits for it, and who need not."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
 

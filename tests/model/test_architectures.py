@@ -1,7 +1,5 @@
 """Every architecture that is claimed: trees against linear decoding, and the same text as plain `generate`."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

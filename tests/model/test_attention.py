@@ -1,7 +1,5 @@
 """Tree attention over shared keys and values: the same numbers as transformers' own, and one repeated mask a pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

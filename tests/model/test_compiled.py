@@ -1,7 +1,5 @@
 """Models compiled with torch.compile say the same. The backend `eager` traces as others do, and generates no code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import tiny

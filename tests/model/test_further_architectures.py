@@ -1,7 +1,5 @@
 """The families of transformers' whole list: each is measured, refused with its reason, or named with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

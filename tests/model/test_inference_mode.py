@@ -1,7 +1,5 @@
 """Calls inside and outside of torch.inference_mode, in every order: what is kept from one call serves the next."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from typing import Any

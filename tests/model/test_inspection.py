@@ -1,7 +1,5 @@
 """The last hidden states: seen for every family, in steps of texts and batches, and only where a drafter needs them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

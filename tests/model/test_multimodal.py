@@ -1,7 +1,5 @@
 """Models that also take pictures, given text alone; with a picture they are left to transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

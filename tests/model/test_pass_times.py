@@ -1,7 +1,5 @@
 """What passes take: what a process begins with, what it learns, and what it leaves for the next."""
 
-from __future__ import annotations
-
 import json
 import logging
 

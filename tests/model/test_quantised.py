@@ -1,7 +1,5 @@
 """Quantised models: weights alone are accelerated; activations by which logits depend on the size of a pass are not."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

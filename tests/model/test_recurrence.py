@@ -1,7 +1,5 @@
 """Recurrent layers over trees: every node as if its path had been read alone, and the state of what is kept."""
 
-from __future__ import annotations
-
 import copy
 import threading
 

@@ -1,7 +1,5 @@
 """What is remembered of a model lasts as long as its weights do, and leaves no trace in the model."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

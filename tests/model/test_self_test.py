@@ -1,7 +1,5 @@
 """What cannot be accelerated: calls go to transformers with a warning, models are refused by name and reason."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

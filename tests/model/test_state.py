@@ -1,7 +1,5 @@
 """A model's state changes with what a forward pass does, and with nothing else."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

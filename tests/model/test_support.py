@@ -1,7 +1,5 @@
 """What is known about a model is found once, and again as soon as it is another one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

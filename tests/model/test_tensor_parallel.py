@@ -1,7 +1,5 @@
 """Tensor parallelism as transformers does it: two processes hold half of every layer and say the same tokens."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several threads on one model: each of its passes attends as it should, and the model is as before at every time."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable
