@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.bench.run.outcome import Stopwatch
-from token_recycling.model.kv_cache import tree_cache
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import read_prompts
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.draft import Draft
@@ -93,7 +93,7 @@ def passes(model: PreTrainedModel) -> list[float]:
     target, text = TreeModel(model), torch.arange(1, PROMPT + 1)
     cache, times = target.new_cache(), {size: list[float]() for size in SIZES}
     read_prompts(target, [text], cache)
-    kept = tree_cache(cache)
+    kept = TreeCache(cache)
     for _ in range(ROUNDS):
         for size in SIZES:
             draft = Draft(chain(size - 1) if size > 1 else root_only(), text[:size])

@@ -18,7 +18,7 @@ from token_recycling._util.device import synchronize
 from token_recycling.cuda_graphs.graphs import Graphs
 from token_recycling.cuda_graphs.runner import StepRunner
 from token_recycling.cuda_graphs.slots import band_of
-from token_recycling.cuda_graphs.step import TreeArrays, tree_masks
+from token_recycling.cuda_graphs.step import tree_masks
 from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import star
@@ -106,7 +106,7 @@ def _forward(target: TreeModel, context: int, nodes: int) -> Row:
     runner.begin(filled(target, context), context + nodes)
     cache, tree = runner.cache, star(nodes)
     cache.shared.band = band_of(context + nodes)
-    shape = TreeArrays.of(tree, target.device)
+    shape = tree.on(target.device)
     mask = tree_masks(target.support.layers, shape, cache.shared.length, cache.shared.band, target.dtype)
     tokens = torch.zeros(1, nodes, dtype=torch.long, device=target.device)
     positions = (shape.depths + cache.shared.length)[None]

@@ -1,14 +1,9 @@
 """The device of the tests in this folder: a card where there is one, else the CPU, which only tries the tests out."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
 from support.architectures import SUPPORTED, Case
 from support.recurrent_architectures import RECURRENT
-from transformers import LlamaForCausalLM
 
 FEW = ("llama", "gpt2", "mixtral", "qwen3_5_text")
 """Families without a card: all of them are tested on the CPU elsewhere."""
@@ -30,12 +25,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def device(pytestconfig: pytest.Config) -> torch.device:
+def device(pytestconfig):
     return _device(pytestconfig)
 
 
 @pytest.fixture(autouse=True)
-def exact_convolutions(device: torch.device) -> Iterator[None]:
+def exact_convolutions(device):
     """On a card convolutions in float32 are of float32 too, as products are."""
     if device.type == "cpu":
         yield
@@ -46,7 +41,7 @@ def exact_convolutions(device: torch.device) -> Iterator[None]:
 
 
 @pytest.fixture
-def placed(model: LlamaForCausalLM, device: torch.device) -> LlamaForCausalLM:
+def placed(model, device):
     """A random llama on the device, which pads with 0."""
     model.generation_config.pad_token_id = 0
     return model.to(device)

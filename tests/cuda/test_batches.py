@@ -1,16 +1,12 @@
 """On a card: batches of every shape, and texts of many threads, together and side by side."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 from support import tiny
 from support.batches import batch
 from support.on_device import check_path, check_same, moved
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.hf.batched import DecodingThread
@@ -26,7 +22,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize("drafter", ["recycling", "published", "fuse"])
-def test_padded_batches(placed: LlamaForCausalLM, device: torch.device, drafter: str, way: dict[str, Any]) -> None:
+def test_padded_batches(placed, device, drafter, way):
     made = tr.make_drafter("fuse", parts="recycling+suffix") if drafter == "fuse" else tr.make_drafter(drafter)
     for seed, lengths in enumerate([[4, 9], [1, 1, 1], [12, 3, 7], [5] * 8]):
         given = moved(batch(lengths, seed, spare=seed % 2), device)
@@ -35,13 +31,13 @@ def test_padded_batches(placed: LlamaForCausalLM, device: torch.device, drafter:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_texts_of_many_threads_on_one_model(placed: LlamaForCausalLM, device: torch.device, fast: Any) -> None:
+def test_texts_of_many_threads_on_one_model(placed, device, fast):
     """One of them has the slots of the fast path; the others wait for them."""
     prompts = [tiny.prompt(seed, 5 + seed).to(device) for seed in range(8)]
     wanted = [placed.generate(ids, max_new_tokens=24, do_sample=False) for ids in prompts]
     drafter = tr.make_drafter("recycling:tree=paper")
 
-    def said(ids: torch.Tensor) -> tuple[torch.Tensor, tr.Stats]:
+    def said(ids):
         stats = tr.Stats()
         how: dict[str, Any] = {"drafter": drafter, "fast": fast, "stats": stats, "do_sample": False}
         return tr.generate(placed, ids, max_new_tokens=24, **how), stats
@@ -54,12 +50,12 @@ def test_texts_of_many_threads_on_one_model(placed: LlamaForCausalLM, device: to
             check_path(stats, device)
 
 
-def test_threads_with_a_model_each(device: torch.device) -> None:
+def test_threads_with_a_model_each(device):
     """Graphs of several models are captured and replayed at once."""
     models = [tr.accelerate(tiny.llama(seed=seed).to(device), "recycling", fast=True) for seed in range(3)]
     prompts = [tiny.prompt(seed, 7).to(device) for seed in range(3)]
 
-    def said(place: int) -> list[torch.Tensor]:
+    def said(place):
         return [models[place].generate(prompts[place], max_new_tokens=32, do_sample=False) for _ in range(4)]
 
     with ThreadPoolExecutor(3) as pool:
@@ -72,7 +68,7 @@ def test_threads_with_a_model_each(device: torch.device) -> None:
             check_same(model, {"input_ids": ids}, text, wanted)
 
 
-def test_texts_that_share_a_running_batch(placed: LlamaForCausalLM, device: torch.device) -> None:
+def test_texts_that_share_a_running_batch(placed, device):
     """As those of the server do; their seeds are their own."""
     calls: list[dict[str, Any]] = [
         {

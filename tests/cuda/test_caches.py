@@ -1,7 +1,5 @@
 """On a card: caches of every kind, of `generate`'s own and the caller's, on the card and offloaded from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,7 +7,7 @@ import torch
 from support import tiny
 from support.batches import batch
 from support.on_device import check_path, check_same, moved
-from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, StaticCache
+from transformers import CompileConfig, DynamicCache, StaticCache
 from transformers.cache_utils import Cache
 
 import token_recycling as tr
@@ -30,9 +28,7 @@ def _close(ours: Cache, wanted: Cache, length: int) -> None:
 
 @pytest.mark.parametrize("implementation", [None, "dynamic", "static", "offloaded", "offloaded_static"])
 @pytest.mark.parametrize("lengths", [[9], [4, 9]], ids=["one text", "a batch"])
-def test_a_returned_cache_is_that_of_generate(
-    placed: LlamaForCausalLM, device: torch.device, implementation: str | None, lengths: list[int]
-) -> None:
+def test_a_returned_cache_is_that_of_generate(placed, device, implementation, lengths):
     if implementation is not None and implementation.startswith("offloaded") and device.type == "cpu":
         pytest.skip("nothing is offloaded from a CPU")
     given = moved(batch(lengths, 1), device)
@@ -46,9 +42,7 @@ def test_a_returned_cache_is_that_of_generate(
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
-def test_turns_on_one_cache_plain_and_accelerated(
-    placed: LlamaForCausalLM, device: torch.device, static: bool, fast: Any
-) -> None:
+def test_turns_on_one_cache_plain_and_accelerated(placed, device, static, fast):
     texts = []
     for ours in ("", "012", "1"):
         cache: Cache = StaticCache(config=placed.config, max_cache_len=96) if static else DynamicCache()
@@ -65,7 +59,7 @@ def test_turns_on_one_cache_plain_and_accelerated(
     assert all(torch.equal(text, texts[0]) for text in texts)
 
 
-def test_generate_compiled_with_a_static_cache_says_the_same(placed: LlamaForCausalLM, device: torch.device) -> None:
+def test_generate_compiled_with_a_static_cache_says_the_same(placed, device):
     """What the fast path is compared with in the benchmark."""
     given = {"input_ids": tiny.prompt(0, 9).to(device)}
     how = {"cache_implementation": "static", "compile_config": CompileConfig(), **GREEDY, "max_new_tokens": 6}

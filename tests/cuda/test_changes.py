@@ -1,8 +1,5 @@
 """On a card: adapters that are switched, weights that change, models that move, and weights placed elsewhere."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import peft
@@ -37,7 +34,7 @@ class Compared:
 
 
 @pytest.mark.parametrize("variant", [{}, {"use_dora": True}], ids=["lora", "dora"])
-def test_adapters_are_followed(model: LlamaForCausalLM, device: torch.device, variant: dict[str, Any]) -> None:
+def test_adapters_are_followed(model, device, variant):
     compared = Compared(model.to(device), device)
     texts = [compared()]
     torch.manual_seed(0)
@@ -59,7 +56,7 @@ def test_adapters_are_followed(model: LlamaForCausalLM, device: torch.device, va
     assert compared() == texts[0]
 
 
-def test_changed_weights_are_noticed(model: LlamaForCausalLM, device: torch.device) -> None:
+def test_changed_weights_are_noticed(model, device):
     compared = Compared(model.to(device), device)
     texts = [compared()]
     with torch.no_grad():
@@ -70,9 +67,7 @@ def test_changed_weights_are_noticed(model: LlamaForCausalLM, device: torch.devi
     assert len(set(map(tuple, texts))) == 3
 
 
-def test_a_model_goes_from_device_to_device_and_precision_to_precision(
-    model: LlamaForCausalLM, device: torch.device
-) -> None:
+def test_a_model_goes_from_device_to_device_and_precision_to_precision(model, device):
     text = Compared(model.to(device), device)()
     assert Compared(model.to("cpu"), torch.device("cpu")).model.device.type == "cpu"
     assert tr.generate(model, tiny.prompt(0, 6), **GREEDY)[0].tolist() == text
@@ -82,27 +77,13 @@ def test_a_model_goes_from_device_to_device_and_precision_to_precision(
 
 PLACES = {
     "all on one device": lambda device: {"": device},
-    "a layer on the host": lambda device: {
-        "model.embed_tokens": device,
-        "model.rotary_emb": device,
-        "model.layers.0": device,
-        "model.layers.1": "cpu",
-        "model.norm": device,
-        "lm_head": device,
-    },
-    "a layer on disk": lambda device: {
-        "model.embed_tokens": device,
-        "model.rotary_emb": device,
-        "model.layers.0": "disk",
-        "model.layers.1": device,
-        "model.norm": device,
-        "lm_head": device,
-    },
+    "a layer on the host": lambda device: {**dict.fromkeys(tiny.PARTS, device), "model.layers.1": "cpu"},
+    "a layer on disk": lambda device: {**dict.fromkeys(tiny.PARTS, device), "model.layers.0": "disk"},
 }
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES.keys())
-def test_weights_placed_by_a_device_map(device: torch.device, places: Any, tmp_path: Path) -> None:
+def test_weights_placed_by_a_device_map(device, places, tmp_path):
     tiny.llama().save_pretrained(tmp_path / "model")
     model = LlamaForCausalLM.from_pretrained(
         tmp_path / "model",
@@ -119,7 +100,7 @@ def test_weights_placed_by_a_device_map(device: torch.device, places: Any, tmp_p
             check_same(model, placed, tr.generate(model, **placed, drafter=made, **GREEDY), wanted)
 
 
-def test_prompts_on_the_host(model: LlamaForCausalLM, device: torch.device) -> None:
+def test_prompts_on_the_host(model, device):
     ids = tiny.prompt(0, 8)
     wanted = model.to(device).generate(ids.to(device), **GREEDY)
     ours = tr.generate(model, ids, **GREEDY)

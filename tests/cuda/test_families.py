@@ -1,13 +1,11 @@
 """On a card: models of every family write the text of `generate`, the fast way where it holds and the ordinary way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 from support import tiny
-from support.architectures import VOCABULARY, Case, model_of
+from support.architectures import VOCABULARY, model_of
 from support.on_device import check_path, check_same, moved
 from support.oracle import Oracle
 
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.cuda
 GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 
 
-def test_texts_are_those_of_generate(device: torch.device, case: Case) -> None:
+def test_texts_are_those_of_generate(device, case):
     model = model_of(case).to(device)
     holds = isinstance(runner_or_reason(TreeModel(model)), StepRunner)
     for length in (5, 29):
@@ -37,7 +35,7 @@ def test_texts_are_those_of_generate(device: torch.device, case: Case) -> None:
                 check_path(stats, device)
 
 
-def test_rows_of_a_batch_are_those_of_generate(device: torch.device, case: Case) -> None:
+def test_rows_of_a_batch_are_those_of_generate(device, case):
     model = model_of(case).to(device)
     ids = torch.cat([tiny.prompt(seed, 12, VOCABULARY) for seed in range(2)])
     mask = torch.ones_like(ids)

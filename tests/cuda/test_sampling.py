@@ -1,9 +1,5 @@
 """On a card: sampled texts follow the distribution of `generate`, whichever way they go, alone and in a batch."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from support import tiny
@@ -22,9 +18,7 @@ TEXTS = 600
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("drafter", ["published:tree=0 1 00 01 10,k=4", "recycling:tree=6,k=4"])
-def test_texts_of_two_tokens(
-    device: torch.device, way: tuple[Any, int], sampling: dict[str, Any], drafter: str
-) -> None:
+def test_texts_of_two_tokens(device, way, sampling, drafter):
     fast, texts = way
     model = tiny.llama(7, vocab_size=SIZE, initializer_range=0.2).to(device)
     prompt, arguments = torch.tensor([[1, 3, 2]], device=device), arguments_for(sampling)

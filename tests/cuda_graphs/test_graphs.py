@@ -1,7 +1,5 @@
 """A fast step is one graph without a break, and nothing in it makes the host wait; seen without an accelerator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +7,10 @@ import pytest
 import torch
 from support import architectures, runs, tiny
 from torch._dynamo.utils import counters
-from transformers import LlamaForCausalLM
 from transformers.generation import logits_process as warpers
 
 import token_recycling as tr
-from token_recycling.cuda_graphs.runner import StepRunner
+from token_recycling.cuda_graphs import runner_of
 from token_recycling.cuda_graphs.sources import DeviceSource, HostSource
 from token_recycling.cuda_graphs.step import Choice, StepPlan, Verified, verify
 from token_recycling.cuda_graphs.support import runner_or_reason
@@ -44,9 +41,7 @@ class Ready:
 
     def __init__(self, model: Any, device_drafts: bool = False, length: int = 12) -> None:
         self.target = TreeModel(model)
-        steps = runner_or_reason(self.target)
-        assert isinstance(steps, StepRunner), steps
-        self.steps = steps
+        self.steps = steps = runner_of(self.target)
         text = tiny.prompt(0, length + 1, 64)[0]
         cache = self.target.new_cache()
         prefill(self.target, [text], cache)
@@ -96,13 +91,13 @@ def one_graph(ready: Ready, backend: str, choice: Choice = GREEDY) -> None:
 
 @pytest.mark.parametrize("device_drafts", [False, True], ids=["host drafts", "device drafts"])
 @pytest.mark.parametrize("choice", [Choice(), SAMPLED], ids=["greedy", "sampled"])
-def test_the_whole_step_is_one_graph(model: LlamaForCausalLM, device_drafts: bool, choice: Choice) -> None:
+def test_the_whole_step_is_one_graph(model, device_drafts, choice):
     one_graph(Ready(model, device_drafts), "eager", choice)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device_drafts", [False, True], ids=["host drafts", "device drafts"])
-def test_it_is_one_graph_of_torchs_own_operations(model: LlamaForCausalLM, device_drafts: bool) -> None:
+def test_it_is_one_graph_of_torchs_own_operations(model, device_drafts):
     one_graph(Ready(model, device_drafts), "aot_eager")
 
 
@@ -120,11 +115,11 @@ FAST = [case for case in architectures.SUPPORTED if str(case) in _names]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FAST, ids=str)
-def test_it_is_one_graph_with_families_of_every_kind(case: architectures.Case) -> None:
+def test_it_is_one_graph_with_families_of_every_kind(case):
     one_graph(Ready(architectures.model_of(case)), "eager")
 
 
-def test_nothing_in_a_step_makes_the_host_wait(model: LlamaForCausalLM) -> None:
+def test_nothing_in_a_step_makes_the_host_wait(model):
     for device_drafts in (False, True):
         for choice in (Choice(), SAMPLED):
             ready = Ready(model, device_drafts)
@@ -145,7 +140,7 @@ def test_nothing_in_a_step_makes_the_host_wait(model: LlamaForCausalLM) -> None:
     ],
     ids=["item", "truth", "nonzero", "index by truth", "masked_select", "tolist", "numpy"],
 )
-def test_a_planted_wait_is_found(planted: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_a_planted_wait_is_found(planted):
     """Whatever a model does in its forward pass; it is left to the ordinary way then."""
     model = tiny.llama()
     norm = model.model.norm.forward

@@ -1,30 +1,24 @@
 """Replayed steps of a model with peft's own adapters, which are switched, disabled, scaled and merged between texts."""
 
-from __future__ import annotations
-
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import peft
 import pytest
 import torch
 from support import tiny
-from support.recorded import RecordedGraphs
-from support.runs import decoded
-from transformers import LlamaForCausalLM
+from support.runs import decoded, plain
+
+pytestmark = pytest.mark.usefixtures("recorded")
 
 
 @pytest.mark.parametrize("variant", [{}, {"use_dora": True}, {"use_rslora": True}], ids=["lora", "dora", "rslora"])
-def test_text_follows_the_adapters(
-    model: LlamaForCausalLM, variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
+def test_text_follows_the_adapters(model, variant):
     ids = tiny.prompt(0, 6)
     texts = []
 
-    def compared(within: AbstractContextManager[Any] | None = None) -> None:
+    def compared(within=None):
         with within or nullcontext():
-            wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:].tolist()
+            wanted = plain(model, ids)
             text, stats = decoded(model, ids, "prompt_lookup", max_new_tokens=20)
         assert stats.path.startswith("fast")
         assert text == wanted
@@ -60,16 +54,14 @@ def test_text_follows_the_adapters(
     assert not any(type(module).__module__.startswith("peft") for module in model.modules())
 
 
-def test_adapters_of_the_model_itself(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_of_the_model_itself(model):
     """Those that transformers adds, with peft, without a wrapper."""
-    monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
     ids = tiny.prompt(0, 6)
     model.add_adapter(peft.LoraConfig(r=4, target_modules=["o_proj"], init_lora_weights=False), "a")
     model.eval()
     texts = []
     for change in (model.disable_adapters, model.enable_adapters, model.disable_adapters, model.enable_adapters):
         change()
-        wanted = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:].tolist()
         texts.append(decoded(model, ids, "prompt_lookup", max_new_tokens=20)[0])
-        assert texts[-1] == wanted
+        assert texts[-1] == plain(model, ids)
     assert texts[0] == texts[2] != texts[1] == texts[3]

@@ -1,7 +1,5 @@
 """The parts of a fast step, each against what the ordinary way does or against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,15 +7,14 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 from support import strategies, tiny
 from torch.testing import assert_close
-from transformers import LlamaForCausalLM
 from transformers.generation import logits_process as warpers
 
 from token_recycling import Draft, Tree
 from token_recycling._util.topk import grouped_topk
 from token_recycling.cuda_graphs.noise import _GAMMA, _mixed, gumbel
 from token_recycling.cuda_graphs.slots import FixedCache, band_of
-from token_recycling.cuda_graphs.sources import BUCKETS, HostSource, bucket_of
-from token_recycling.cuda_graphs.step import PADDING, Choice, Report, StepPlan, TreeArrays, shape_of, tree_masks
+from token_recycling.cuda_graphs.sources import BUCKETS, PADDING, HostSource, bucket_of, shape_of
+from token_recycling.cuda_graphs.step import Choice, Report, StepPlan, tree_masks
 from token_recycling.loop.accept import accept_greedy, greedy_path
 from token_recycling.model.architectures import Reach
 from token_recycling.model.prefill import prefill
@@ -27,26 +24,26 @@ SEED = torch.tensor([12345])
 CPU = torch.device("cpu")
 
 
-def test_bands_grow_by_a_half_or_a_third_and_hold_what_is_needed() -> None:
+def test_bands_grow_by_a_half_or_a_third_and_hold_what_is_needed():
     bands = sorted({band_of(slots) for slots in range(1, 9000)})
     assert bands == [256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288]
     assert all(band_of(slots) >= slots > band_of(slots) / 2 for slots in range(200, 9000))
     assert all(band_of(band) == band for band in bands)
 
 
-def test_buckets_hold_what_is_needed() -> None:
+def test_buckets_hold_what_is_needed():
     assert [bucket_of(nodes) for nodes in (1, 2, 8, 9, 81, 256, 257, 600)] == [1, 8, 8, 16, 96, 256, 512, 768]
     assert all(bucket_of(bucket) == bucket for bucket in BUCKETS)
 
 
 @given(strategies.trees())
-def test_a_trees_arrays_follow_from_its_parents(tree: Tree) -> None:
-    wanted = TreeArrays.of(tree, CPU)
-    for made, own in zip(shape_of(wanted.parents), wanted, strict=True):
-        assert torch.equal(made, own)
+def test_a_trees_arrays_follow_from_its_parents(tree):
+    wanted = tree.on(CPU)
+    for name, made in shape_of(wanted.parents)._asdict().items():
+        assert torch.equal(made, getattr(wanted, name))
 
 
-def test_a_long_chain_is_followed_to_its_root() -> None:
+def test_a_long_chain_is_followed_to_its_root():
     for length in (*range(1, 20), 127, 255):
         parents = torch.tensor([0, *range(length)])
         shape = shape_of(parents)
@@ -54,7 +51,7 @@ def test_a_long_chain_is_followed_to_its_root() -> None:
         assert shape.depths.tolist() == list(range(length + 1))
 
 
-def test_nodes_that_fill_up_a_bucket_are_roots_that_nobody_sees() -> None:
+def test_nodes_that_fill_up_a_bucket_are_roots_that_nobody_sees():
     source = HostSource(8, CPU)
     source.send(Draft(Tree((-1, 0, 1), (0, 0, 0)), torch.tensor([5, 6, 7])))
     tokens, shape = source.draft(torch.tensor([5]))
@@ -65,18 +62,18 @@ def test_nodes_that_fill_up_a_bucket_are_roots_that_nobody_sees() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 9])
-def test_masks_are_those_of_the_ordinary_way_with_nothing_behind(model: LlamaForCausalLM, length: int) -> None:
+def test_masks_are_those_of_the_ordinary_way_with_nothing_behind(model, length):
     tree, target = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)]), TreeModel(model)
     drafts = [Draft(tree, torch.zeros(len(tree), dtype=torch.long))]
     wanted = target.inputs.of(drafts, [length], length)["attention_mask"]
-    made = tree_masks({"full": Reach()}, TreeArrays.of(tree, CPU), torch.tensor([length]), 24, torch.float32)
+    made = tree_masks({"full": Reach()}, tree.on(CPU), torch.tensor([length]), 24, torch.float32)
     assert torch.equal(made[..., : length + len(tree)], wanted)
     assert (made[..., length + len(tree) :] == torch.finfo(torch.float32).min).all()
 
 
-def test_windows_are_counted_in_positions() -> None:
+def test_windows_are_counted_in_positions():
     tree = Tree.from_paths([(0,), (1,), (0, 0)])
-    made = tree_masks({"sliding": Reach("sliding", 3)}, TreeArrays.of(tree, CPU), torch.tensor([5]), 12, torch.float32)
+    made = tree_masks({"sliding": Reach("sliding", 3)}, tree.on(CPU), torch.tensor([5]), 12, torch.float32)
     seen = (made[0, 0] == 0).nonzero().tolist()
     # The root is at position 5 and sees 3 to 5; nodes 1 and 2 are at 6, node 3 at 7.
     by_node = [[slot for node, slot in seen if node == one] for one in range(4)]
@@ -84,7 +81,7 @@ def test_windows_are_counted_in_positions() -> None:
 
 
 @given(strategies.trees(), st.integers(0, 2**32 - 1))
-def test_acceptance_is_that_of_the_ordinary_way(tree: Tree, seed: int) -> None:
+def test_acceptance_is_that_of_the_ordinary_way(tree, seed):
     numbers = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, 3, (len(tree),), generator=numbers)
     logits = torch.rand(len(tree), 3, generator=numbers)
@@ -99,7 +96,7 @@ def test_acceptance_is_that_of_the_ordinary_way(tree: Tree, seed: int) -> None:
         assert found.tokens[:number].tolist() == wanted.tokens
 
 
-def test_noise_is_never_infinite_and_draws_the_distribution() -> None:
+def test_noise_is_never_infinite_and_draws_the_distribution():
     noise = gumbel(SEED, torch.arange(1000), 1000)
     assert noise.isfinite().all()
     assert abs(float(noise.mean()) - 0.5772) < 0.01
@@ -111,7 +108,7 @@ def test_noise_is_never_infinite_and_draws_the_distribution() -> None:
 
 
 @pytest.mark.parametrize("places", [slice(0, 1), slice(None)], ids=["one place", "all"])
-def test_uniform_numbers_are_uniform_whatever_they_are_counted_by(places: slice) -> None:
+def test_uniform_numbers_are_uniform_whatever_they_are_counted_by(places):
     """By token, by place and by seed, one by one and together with their neighbours."""
     numbers = torch.exp(-torch.exp(-gumbel(SEED, torch.arange(64)[places], 4096).double()))
     by_seed = torch.cat([gumbel(SEED + seed, torch.tensor([5]), 64) for seed in range(1024)])
@@ -123,13 +120,13 @@ def test_uniform_numbers_are_uniform_whatever_they_are_counted_by(places: slice)
                 assert chisquare(torch.bincount(cells.flatten(), minlength=64).numpy()).pvalue > 1e-3
 
 
-def test_bits_are_those_of_splitmix64() -> None:
+def test_bits_are_those_of_splitmix64():
     """The generator's first numbers for the seed 0, as published with it."""
     bits = _mixed(torch.arange(1, 4) * _GAMMA)
     assert [int(one) & (2**64 - 1) for one in bits] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
-def test_an_unlikely_token_is_not_drawn_because_a_uniform_number_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unlikely_token_is_not_drawn_because_a_uniform_number_is_zero(monkeypatch):
     """24 bits are 0 once in 2^24 numbers; taken as they are, that token would win whatever its probability."""
     monkeypatch.setattr("token_recycling.cuda_graphs.noise._mixed", lambda bits: torch.zeros_like(bits))
     assert gumbel(SEED, torch.zeros(1, dtype=torch.long), 3).isfinite().all()
@@ -140,11 +137,11 @@ def test_an_unlikely_token_is_not_drawn_because_a_uniform_number_is_zero(monkeyp
     assert int((torch.tensor([[0.0, -30.0]]) + noise).argmax()) == 0
 
 
-def test_warpers_shape_what_is_drawn_from() -> None:
+def test_warpers_shape_what_is_drawn_from():
     torch.manual_seed(1)
     logits = torch.randn(1, 16).expand(500, 16)
 
-    def noise(size: int) -> torch.Tensor:
+    def noise(size):
         return gumbel(SEED, torch.arange(500), size)
 
     choice = Choice((warpers.TemperatureLogitsWarper(0.5), warpers.TopKLogitsWarper(3)), sample=True)
@@ -153,7 +150,7 @@ def test_warpers_shape_what_is_drawn_from() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 640, 1000, 1024])
-def test_candidates_are_the_largest(vocabulary: int) -> None:
+def test_candidates_are_the_largest(vocabulary):
     logits = torch.randn(7, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
     for k in (1, 5):
         values, ids = grouped_topk(logits, k)
@@ -162,7 +159,7 @@ def test_candidates_are_the_largest(vocabulary: int) -> None:
         assert torch.equal(ids, wanted.indices)
 
 
-def test_accepted_slots_are_moved_together(model: LlamaForCausalLM) -> None:
+def test_accepted_slots_are_moved_together(model):
     target = TreeModel(model)
     like = target.new_cache()
     prefill(target, [torch.tensor([1, 2, 3])], like)
@@ -176,7 +173,7 @@ def test_accepted_slots_are_moved_together(model: LlamaForCausalLM) -> None:
         assert (store[..., :7, :] == torch.tensor([0.0, 1, 2, 3, 4, 6, 9])[:, None]).all()
 
 
-def test_a_text_goes_in_and_comes_back(model: LlamaForCausalLM) -> None:
+def test_a_text_goes_in_and_comes_back(model):
     target, text = TreeModel(model), tiny.prompt(0, 9)[0]
     given, wanted = target.new_cache(), target.new_cache()
     prefill(target, [text[:6]], given)
@@ -190,7 +187,7 @@ def test_a_text_goes_in_and_comes_back(model: LlamaForCausalLM) -> None:
         assert_close(own.values, theirs.values)
 
 
-def test_the_report_says_what_was_accepted() -> None:
+def test_the_report_says_what_was_accepted():
     plan = StepPlan(nodes=3, depths=2, band=256, k=2, reports_candidates=True, reports_tokens=True)
     shares = torch.tensor([[0.5, 0.25], [1.0, 0.0], [0.75, 0.125]])
     numbers = torch.cat(

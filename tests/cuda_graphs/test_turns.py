@@ -1,18 +1,12 @@
 """One text of a model at a time: whose turn it is, who waits for it, and who need not."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
-from typing import Any
 
 import pytest
-import torch
 from support import tiny
 from support.adapters import adapted
-from support.recorded import RecordedGraphs
-from support.runs import decoded
-from transformers import LlamaForCausalLM
+from support.runs import decoded, plain
 
 import token_recycling as tr
 from token_recycling.cuda_graphs import support
@@ -23,10 +17,6 @@ from token_recycling.model.tree_model import TreeModel
 TEXTS = [tiny.prompt(seed, 6) for seed in range(2)]
 LONGEST = 30
 """Seconds that a test waits before it fails."""
-
-
-def plain(model: LlamaForCausalLM, ids: torch.Tensor) -> list[int]:
-    return model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:].tolist()
 
 
 class Waited:
@@ -46,12 +36,11 @@ class Waited:
 
 
 @pytest.fixture
-def waited(monkeypatch: pytest.MonkeyPatch) -> Waited:
-    monkeypatch.setattr("token_recycling.cuda_graphs.runner.Graphs", RecordedGraphs)
+def waited(monkeypatch, recorded):
     return Waited(monkeypatch)
 
 
-def test_another_thread_waits_where_fast_steps_are_insisted_on(model: LlamaForCausalLM, waited: Waited) -> None:
+def test_another_thread_waits_where_fast_steps_are_insisted_on(model, waited):
     wanted = [plain(model, ids) for ids in TEXTS]
     first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
     said = next(first).tokens
@@ -65,7 +54,7 @@ def test_another_thread_waits_where_fast_steps_are_insisted_on(model: LlamaForCa
     assert stats.path.startswith("fast")
 
 
-def test_a_model_that_changes_meanwhile_is_captured_anew(model: LlamaForCausalLM, waited: Waited) -> None:
+def test_a_model_that_changes_meanwhile_is_captured_anew(model, waited):
     head = adapted(model)
     first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
     next(first)
@@ -81,7 +70,7 @@ def test_a_model_that_changes_meanwhile_is_captured_anew(model: LlamaForCausalLM
     assert text != plain(model, TEXTS[1])
 
 
-def test_nobody_waits_otherwise(model: LlamaForCausalLM, waited: Waited) -> None:
+def test_nobody_waits_otherwise(model, waited):
     wanted = plain(model, TEXTS[1])
     first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
     next(first)
@@ -93,7 +82,7 @@ def test_nobody_waits_otherwise(model: LlamaForCausalLM, waited: Waited) -> None
         decoded(model, TEXTS[1], "plain", max_new_tokens=20)
 
 
-def test_a_stream_may_be_ended_by_another_thread(model: LlamaForCausalLM, waited: Waited) -> None:
+def test_a_stream_may_be_ended_by_another_thread(model, waited):
     first = tr.stream(model, TEXTS[0], "plain", fast=True, max_new_tokens=20)
     next(first)
     with ThreadPoolExecutor(1) as other:
@@ -101,14 +90,14 @@ def test_a_stream_may_be_ended_by_another_thread(model: LlamaForCausalLM, waited
     assert decoded(model, TEXTS[1], "plain", max_new_tokens=20)[0] == plain(model, TEXTS[1])
 
 
-def test_threads_make_one_runner(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_make_one_runner(model, monkeypatch):
     tried, made, together = support._tried_out, [], Barrier(4)
 
-    def counted(target: TreeModel) -> Any:
+    def counted(target):
         made.append(target)
         return tried(target)
 
-    def found(_: int) -> Any:
+    def found(_):
         target = TreeModel(model)
         together.wait(LONGEST)
         return runner_or_reason(target)

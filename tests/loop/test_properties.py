@@ -18,7 +18,7 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedMo
 import token_recycling as tr
 from token_recycling.loop.accept import accept_walk
 from token_recycling.model.architectures import Reach
-from token_recycling.model.kv_cache import tree_cache
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import masks
 from token_recycling.trees.draft import Draft
 
@@ -110,7 +110,7 @@ def test_a_cache_keeps_exactly_the_accepted_slots(rows: list[tuple[int, int]], n
     cache = DynamicCache()
     for layer in range(2):
         cache.update(states[layer, 0], states[layer, 1], layer)
-    tree_cache(cache).keep(held, lengths, accepted)
+    TreeCache(cache).keep(held, lengths, accepted)
     longest = max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True))
     for layer, part in itertools.product(range(2), range(2)):
         kept = (cache.layers[layer].keys, cache.layers[layer].values)[part]

@@ -1,7 +1,5 @@
 """Every architecture that is claimed: trees against linear decoding, and the same text as plain `generate`."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 import torch
 from support import tiny
 from support.architecture_page import ALL, TOLERANCE, attentions, measured, page
-from support.architectures import BORDERS, KEY_POSITIONS, SUPPORTED, VOCABULARY, WINDOWS, Case, forget, model_of, named
+from support.architectures import BORDERS, KEY_POSITIONS, VOCABULARY, WINDOWS, forget, model_of, named
 from support.further_architectures import BLOCKS, FURTHER_BORDERS, FURTHER_WINDOWS
 from support.oracle import TREES, Oracle
 from transformers import DynamicCache, PreTrainedModel
@@ -20,9 +18,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import token_recycling as tr
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.model.architectures import TESTED, Border, Reach
+from token_recycling.model.cache_layers import TreeLayer
 from token_recycling.model.loading import Loaded
 from token_recycling.model.self_test import largest_difference, random_text
-from token_recycling.model.tree_cache import TreeLayer
 from token_recycling.model.tree_model import TreeInputs, TreeModel, masks
 
 HERE = torch.device("cpu")
@@ -30,7 +28,7 @@ RUNS = [(case, attention) for case in ALL for attention in attentions(case)]
 
 
 @pytest.mark.parametrize(("case", "attention"), RUNS, ids=lambda value: str(value).replace(" ", "-"))
-def test_trees_equal_linear_decoding_and_texts_those_of_generate(case: Case, attention: str) -> None:
+def test_trees_equal_linear_decoding_and_texts_those_of_generate(case, attention):
     result = measured(case, attention)
     assert result.same_trees
     assert result.identical == result.texts
@@ -38,7 +36,7 @@ def test_trees_equal_linear_decoding_and_texts_those_of_generate(case: Case, att
     assert result.mat > (1 if briefly else 2.5)
 
 
-def test_the_families_that_count_as_tested_are_those_tested_here() -> None:
+def test_the_families_that_count_as_tested_are_those_tested_here():
     """A text decoder inside another model is tried each time."""
     alone = [case for case in ALL if "text_config" not in case.config]
     assert {CONFIG_MAPPING[case.family].model_type for case in alone} == TESTED
@@ -48,7 +46,7 @@ def test_the_families_that_count_as_tested_are_those_tested_here() -> None:
 
 
 @pytest.mark.parametrize("case", [*WINDOWS, *FURTHER_WINDOWS], ids=str)
-def test_without_its_windows_a_tree_is_wrong(case: Case) -> None:
+def test_without_its_windows_a_tree_is_wrong(case):
     target = TreeModel(model_of(case))
     target.inputs = TreeInputs(replace(target.support, layers={"full_attention": Reach()}), HERE, target.dtype)
     text = random_text(target, 27)
@@ -56,7 +54,7 @@ def test_without_its_windows_a_tree_is_wrong(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [*KEY_POSITIONS, *BORDERS[:-1], BLOCKS], ids=str)
-def test_without_its_exception_a_tree_is_wrong(case: Case) -> None:
+def test_without_its_exception_a_tree_is_wrong(case):
     target = TreeModel(model_of(case))
     if case in KEY_POSITIONS:
         target.support = replace(target.support, key_bias=replace(target.support.key_bias, argument="not_there"))
@@ -71,8 +69,8 @@ def test_without_its_exception_a_tree_is_wrong(case: Case) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "gpt_neo", "codegen", "xglm", "biogpt", "llama4_text"])
-def test_texts_up_to_the_models_limit(family: str) -> None:
-    case = next(case for case in SUPPORTED if case.family == family)
+def test_texts_up_to_the_models_limit(family):
+    case = named(family)
     limit = {"max_position_embeddings": 48} | ({"max_seq_len": 48} if family == "mpt" else {})
     model = model_of(replace(case, config={**case.config, **limit}))
     ids = tiny.prompt(3, 20, VOCABULARY)
@@ -92,7 +90,7 @@ SLIDING = [
 
 
 @pytest.mark.parametrize("case", SLIDING, ids=str)
-def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case: Case) -> None:
+def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case):
     """Four turns on one cache, every other one by transformers, windows crossed in between."""
     model, cache = model_of(case), None
     text = tiny.prompt(1, 5, VOCABULARY)
@@ -114,7 +112,7 @@ BATCHES = [*WINDOWS, *KEY_POSITIONS, named("llama"), named("gpt2"), named("deeps
 
 
 @pytest.mark.parametrize("case", BATCHES, ids=str)
-def test_a_batch_is_decoded_as_each_text_alone(case: Case) -> None:
+def test_a_batch_is_decoded_as_each_text_alone(case):
     model, new = model_of(case), 16
     prompts = [tiny.prompt(length, length, VOCABULARY) for length in (3, 21, 12)]
     wanted = []
@@ -135,7 +133,7 @@ def test_a_batch_is_decoded_as_each_text_alone(case: Case) -> None:
 
 @pytest.mark.parametrize("new", [3, 5, 6, 20])
 @pytest.mark.parametrize("case", SLIDING, ids=str)
-def test_a_cache_of_plain_generate_is_taken_over(case: Case, new: int) -> None:
+def test_a_cache_of_plain_generate_is_taken_over(case, new):
     """Also one whose layers have dropped what left their windows."""
     model = model_of(case)
     first = model.generate(tiny.prompt(0, 3, 96), max_new_tokens=new, do_sample=False, return_dict_in_generate=True)
@@ -148,7 +146,7 @@ def test_a_cache_of_plain_generate_is_taken_over(case: Case, new: int) -> None:
 
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("length", [5, 8, 9, 20])
-def test_texts_are_those_of_generate_where_the_index_finds_keys_alike(heads: int, length: int) -> None:
+def test_texts_are_those_of_generate_where_the_index_finds_keys_alike(heads, length):
     """Of few heads often none has a score above 0, and which of the keys are chosen follows from the number of slots:
     with another number, as without a cache, the model itself says something else.
     """
@@ -164,7 +162,7 @@ def test_texts_are_those_of_generate_where_the_index_finds_keys_alike(heads: int
         text = torch.cat([wanted, tiny.prompt(turn, 3, VOCABULARY)], dim=1)
 
 
-def test_a_batch_with_an_index_is_left_to_transformers() -> None:
+def test_a_batch_with_an_index_is_left_to_transformers():
     model, texts = indexed(index_topk=8, index_n_heads=2), torch.cat([tiny.prompt(seed, 7, 96) for seed in range(3)])
     wanted = model.generate(texts, max_new_tokens=20, do_sample=False)
     tr.accelerate(model)
@@ -172,7 +170,7 @@ def test_a_batch_with_an_index_is_left_to_transformers() -> None:
     assert "one text without padding" in str(model.acceleration.fallback)
 
 
-def test_trees_are_drafted_until_the_index_chooses() -> None:
+def test_trees_are_drafted_until_the_index_chooses():
     model = indexed(index_topk=24, index_n_heads=2)
     assert tr.check(model).notes == ("no trees beyond 24 tokens: its index chooses among equal keys by their slots",)
     text = tiny.prompt(0, 5, VOCABULARY)
@@ -188,7 +186,7 @@ def indexed(**config: Any) -> PreTrainedModel:
     return model_of(replace(case, config={**case.config, **config}))
 
 
-def test_masks_by_hand_for_rows_of_different_positions() -> None:
+def test_masks_by_hand_for_rows_of_different_positions():
     """Two texts, the second with one slot of padding; a root with two children in the last three slots."""
     positions = torch.tensor([[0, 1, 2, 3, 4, 4], [0, 0, 1, 2, 3, 3]])
     visible = torch.ones(2, 1, 3, 6, dtype=torch.bool)
@@ -209,24 +207,18 @@ def test_masks_by_hand_for_rows_of_different_positions() -> None:
     ]
 
 
-def test_borders() -> None:
+def test_borders():
+    def fitting(border, *lengths):
+        return [length for length in lengths if border.fits(length, 4)]
+
     plain = Border(32, "")
-    assert [plain.fits(28, 4), plain.fits(29, 4), plain.fits(40, 4)] == [True, False, False]
-    crossed = replace(plain, beyond=True)
-    assert [crossed.fits(28, 4), crossed.fits(31, 4), crossed.fits(32, 4)] == [True, False, True]
-    repeated = replace(plain, repeats=True)
-    assert [repeated.fits(27, 4), repeated.fits(28, 4), repeated.fits(31, 4), repeated.fits(60, 4)] == [
-        True,
-        False,
-        True,
-        False,
-    ]
+    assert fitting(plain, 28, 29, 40) == [28]
+    assert fitting(replace(plain, beyond=True), 28, 31, 32) == [28, 32]
+    assert fitting(replace(plain, repeats=True), 27, 28, 31, 60) == [27, 31]
 
 
 @pytest.mark.parametrize("wanted", ["flash_attention_2", "flex_attention"])
-def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_calls_only(
-    wanted: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_calls_only(wanted, caplog):
     model, ids = tiny.llama(), tiny.prompt(0, 6)
     plain = model.generate(ids, max_new_tokens=12, do_sample=False)
     model.config._attn_implementation = wanted
@@ -243,22 +235,16 @@ def test_attention_without_tree_masks_is_switched_with_a_notice_for_accelerated_
     assert model.config._attn_implementation == wanted
 
 
-def unknown(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as of a family that is not known."""
-    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
-    return model
-
-
-def test_an_unknown_family_is_tried_before_it_is_accelerated() -> None:
-    model = unknown(tiny.llama())
+def test_an_unknown_family_is_tried_before_it_is_accelerated():
+    model = tiny.unknown(tiny.llama())
     assert "is not among those tested" in " ".join(tr.check(model).notes)
     assert tr.unsupported(model) is None
     ids = tiny.prompt(0, 6)
     assert torch.equal(tr.generate(model, ids, max_new_tokens=9), model.generate(ids, max_new_tokens=9))
 
 
-def test_an_unknown_family_that_counts_slots_is_refused() -> None:
-    model = unknown(model_of(named("gpt_neo")))
+def test_an_unknown_family_that_counts_slots_is_refused():
+    model = tiny.unknown(model_of(named("gpt_neo")))
     model.config.window_size = 8
     for block in model.transformer.h:
         if block.attn.attention_type == "local":
@@ -269,7 +255,7 @@ def test_an_unknown_family_that_counts_slots_is_refused() -> None:
 
 
 @pytest.mark.parametrize("case", [named("llama"), named("gemma2"), named("bloom")], ids=str)
-def test_check_with_a_self_test(case: Case) -> None:
+def test_check_with_a_self_test(case):
     found = tr.check(model_of(case), self_test=True)
     assert found.supported
     assert found.difference is not None
@@ -277,7 +263,7 @@ def test_check_with_a_self_test(case: Case) -> None:
     assert tr.check(model_of(case)).difference is None
 
 
-def test_a_self_test_that_fails_counts_for_a_family_tested_before() -> None:
+def test_a_self_test_that_fails_counts_for_a_family_tested_before():
     """As where a model's code was changed: here it shifts the positions that it is given."""
     model = tiny.llama()
     rotary = type(model.model.rotary_emb).forward
@@ -298,8 +284,8 @@ def test_a_self_test_that_fails_counts_for_a_family_tested_before() -> None:
     assert tr.unsupported(model) is None
 
 
-def test_check_says_how() -> None:
-    def how(case: Case) -> str:
+def test_check_says_how():
+    def how(case):
         return tr.check(model_of(case)).how
 
     assert how(named("qwen3")) == "one mask"
@@ -310,22 +296,15 @@ def test_check_says_how() -> None:
     assert notes == ("no trees beyond 32 tokens: local attention counts cache slots, not positions",)
 
 
-def test_the_page_of_architectures_is_what_was_measured() -> None:
+def test_the_page_of_architectures_is_what_was_measured():
     written = Path(__file__).parents[2] / "docs" / "architectures.md"
     assert written.read_text(encoding="utf-8") == page(), "stale: run python benchmarks/architectures.py"
 
 
-def test_of_two_limits_the_shorter_one_holds() -> None:
-    """mpt goes by the second one, whatever else its configuration says."""
+@pytest.mark.parametrize(("stated", "positions", "wanted"), [(64, 1024, 64), (64, 32, 32), (256, None, 256)])
+def test_of_two_limits_the_shorter_one_holds_everywhere(stated, positions, wanted):
+    """mpt goes by the first one, whatever else its configuration says."""
     model = model_of(named("mpt"))
-    for stated, positions, wanted in ((64, 1024, 64), (64, 32, 32)):
-        model.config.max_seq_len, model.config.max_position_embeddings = stated, positions
-        said = TreeModel(model).max_length, Loaded(model, None).context, BenchmarkConfig(model, None, 8).context
-        assert said == (wanted, wanted, wanted)
-
-
-def test_a_context_that_is_said_in_another_way_holds_everywhere() -> None:
-    model = model_of(named("mpt"))
-    del model.config.max_position_embeddings
+    model.config.max_seq_len, model.config.max_position_embeddings = stated, positions
     said = TreeModel(model).max_length, Loaded(model, None).context, BenchmarkConfig(model, None, 8).context
-    assert said == (256, 256, 256)
+    assert said == (wanted, wanted, wanted)

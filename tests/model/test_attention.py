@@ -1,7 +1,5 @@
 """Tree attention over shared keys and values: the same numbers as transformers' own, and one repeated mask a pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +49,7 @@ def passed(target: TreeModel, passes: int = 1) -> tuple[torch.Tensor, Repeats, l
 
 @pytest.mark.parametrize("layers", [1, 2, 5])
 @pytest.mark.parametrize("passes", [1, 3])
-def test_the_repeated_mask_is_made_once_a_pass(layers: int, passes: int) -> None:
+def test_the_repeated_mask_is_made_once_a_pass(layers, passes):
     """Two query heads share a head of keys: the mask of 6 nodes has 12 rows."""
     _, repeats, masks = passed(TreeModel(tiny.llama(num_hidden_layers=layers)), passes)
     assert repeats.shapes == [(1, 1, 2 * len(TREE), LENGTH + len(TREE))] * passes
@@ -59,7 +57,7 @@ def test_the_repeated_mask_is_made_once_a_pass(layers: int, passes: int) -> None
 
 
 @pytest.mark.parametrize("case", [named("gemma3_text"), named("qwen2", "window of 8")], ids=str)
-def test_there_is_one_for_each_kind_of_layer(case: Case) -> None:
+def test_there_is_one_for_each_kind_of_layer(case):
     """Four layers of two kinds."""
     more = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
     _, repeats, masks = passed(TreeModel(model_of(Case(case.family, case.tested, {**case.config, **more}))))
@@ -67,12 +65,12 @@ def test_there_is_one_for_each_kind_of_layer(case: Case) -> None:
     assert all(vars(mask) == {} for mask in masks)
 
 
-def test_nothing_is_repeated_where_no_heads_are_shared() -> None:
+def test_nothing_is_repeated_where_no_heads_are_shared():
     _, repeats, _ = passed(TreeModel(tiny.llama(num_key_value_heads=4)))
     assert repeats.shapes == []
 
 
-def test_nothing_is_kept_after_a_pass() -> None:
+def test_nothing_is_kept_after_a_pass():
     target = TreeModel(tiny.llama())
     passed(target)
     assert attention._current.get() is None
@@ -83,7 +81,7 @@ def test_nothing_is_kept_after_a_pass() -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_the_logits_are_those_of_transformers_own_attention(heads: int) -> None:
+def test_the_logits_are_those_of_transformers_own_attention(heads):
     target = TreeModel(tiny.llama(context=1, num_key_value_heads=heads))
     ours, _, _ = passed(target)
     target.support = replace(target.support, named_attention=False)

@@ -1,9 +1,5 @@
 """Models compiled with torch.compile say the same. The backend `eager` traces as others do, and generates no code."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from support import tiny
@@ -35,7 +31,7 @@ def inner(model: LlamaForCausalLM) -> None:
 @pytest.mark.parametrize(
     "compiled", [in_place, *(pytest.param(way, marks=pytest.mark.slow) for way in (forward, forward_whole, inner))]
 )
-def test_a_compiled_model_says_the_same_in_few_graphs(compiled: Callable[[LlamaForCausalLM], None]) -> None:
+def test_a_compiled_model_says_the_same_in_few_graphs(compiled):
     plain, model = tiny.llama(), tiny.llama()
     compiled(model)
     tr.accelerate(model, tree=6)
@@ -47,7 +43,7 @@ def test_a_compiled_model_says_the_same_in_few_graphs(compiled: Callable[[LlamaF
     assert 1 <= counters["stats"]["unique_graphs"] <= 6
 
 
-def test_the_wrapper_of_a_compiled_model_follows_the_model_in_it(model: LlamaForCausalLM) -> None:
+def test_the_wrapper_of_a_compiled_model_follows_the_model_in_it(model):
     wanted, wrapper = model.generate(tiny.prompt(0, 6), max_new_tokens=12), torch.compile(model, backend="eager")
     with pytest.raises(
         tr.UnsupportedModelError, match=r"OptimizedModule; pass the LlamaForCausalLM in its \._orig_mod"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,27 +14,21 @@ from support.elsewhere import THERE, Elsewhere, another_device, put_there
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
+from token_recycling.model.device_map import placed_copy
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 HERE = torch.device("cpu")
 
 MAPS = {
     "all on the cpu": {"": "cpu"},
-    "a layer on disk": {
-        "model.embed_tokens": "cpu",
-        "model.rotary_emb": "cpu",
-        "model.layers.0": "cpu",
-        "model.layers.1": "disk",
-        "model.norm": "cpu",
-        "lm_head": "cpu",
-    },
+    "a layer on disk": {**dict.fromkeys(tiny.PARTS, "cpu"), "model.layers.1": "disk"},
     "all on disk": {"": "disk"},
 }
 
 
 @pytest.mark.parametrize("placed", MAPS.values(), ids=MAPS.keys())
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_placed_by_a_device_map(tmp_path: Path, placed: dict[str, str], tied: bool) -> None:
+def test_weights_placed_by_a_device_map(tmp_path, placed, tied):
     """Offloaded weights, the embedding's too, are on the meta device between the passes."""
     model, ids, inputs = tiny.llama(tie_word_embeddings=tied), tiny.prompt(0, 8), batch([5, 9, 3], 1)
     model.generation_config.pad_token_id = 0
@@ -52,19 +44,19 @@ def test_weights_placed_by_a_device_map(tmp_path: Path, placed: dict[str, str], 
     assert tr.check(model, self_test=True).supported
 
 
-def test_a_model_without_its_weights_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_model_without_its_weights_is_refused(model):
     model.to("meta")
     with pytest.raises(tr.UnsupportedModelError, match="its weights, got LlamaForCausalLM with an embedding on"):
         tr.stream(model, tiny.prompt(0, 4))
 
 
 @pytest.fixture
-def two_devices() -> Iterator[None]:
+def two_devices():
     with another_device():
         yield
 
 
-def test_the_stand_in_refuses_what_a_real_device_refuses(two_devices: None) -> None:
+def test_the_stand_in_refuses_what_a_real_device_refuses(two_devices):
     there = torch.arange(3, device=THERE)
     assert (there.device, there.to(HERE).device) == (THERE, HERE)
     with pytest.raises(RuntimeError, match="same device"):
@@ -110,9 +102,7 @@ def begins_there(model: PreTrainedModel) -> None:
         (begins_there, THERE, "published"),
     ],
 )
-def test_prompts_drafts_and_logits_on_different_devices(
-    two_devices: None, place: Any, prompts: torch.device, drafter: str
-) -> None:
+def test_prompts_drafts_and_logits_on_different_devices(two_devices, place, prompts, drafter):
     model, ids, inputs = tiny.llama(), tiny.prompt(0, 8), batch([5, 9, 3], 1)
     model.generation_config.pad_token_id = 0
     ways: list[dict[str, Any]] = [
@@ -149,7 +139,7 @@ class Stream:
 
 
 @pytest.fixture
-def offloading(two_devices: None) -> Iterator[None]:
+def offloading(two_devices):
     """With it transformers' own offloaded caches work on the stand-in."""
     with (
         mock.patch.object(torch, "Stream", Stream),
@@ -160,7 +150,7 @@ def offloading(two_devices: None) -> Iterator[None]:
 
 @pytest.mark.parametrize("case", [named("llama"), named("mistral", "window of 8"), named("deepseek_v3")], ids=str)
 @pytest.mark.parametrize("lengths", [[11], [5, 9, 3]])
-def test_an_offloaded_cache_stays_on_the_host(offloading: None, case: Any, lengths: list[int]) -> None:
+def test_an_offloaded_cache_stays_on_the_host(offloading, case, lengths):
     model, inputs = model_of(case, "eager"), batch(lengths, 1)
     model.generation_config.pad_token_id = 0
     wanted = model.generate(**inputs, **GREEDY)
@@ -184,7 +174,7 @@ def test_an_offloaded_cache_stays_on_the_host(offloading: None, case: Any, lengt
     assert torch.equal(*(text.to(HERE) for text in continued))
 
 
-def test_an_offloaded_cache_of_plain_generate_is_taken_over(offloading: None) -> None:
+def test_an_offloaded_cache_of_plain_generate_is_taken_over(offloading):
     model, texts = tiny.llama(), []
     put_there(model)
     for ours in ("", "12", "1"):
@@ -200,7 +190,7 @@ def test_an_offloaded_cache_of_plain_generate_is_taken_over(offloading: None) ->
     assert all(torch.equal(text, texts[0]) for text in texts)
 
 
-def test_an_offloaded_static_cache_is_filled_at_the_end(offloading: None) -> None:
+def test_an_offloaded_static_cache_is_filled_at_the_end(offloading):
     model, ids = tiny.llama(), tiny.prompt(0, 8)
     put_there(model)
     arguments = {"cache_implementation": "offloaded_static", "return_dict_in_generate": True, **GREEDY}
@@ -210,3 +200,15 @@ def test_an_offloaded_static_cache_is_filled_at_the_end(offloading: None) -> Non
     for own, theirs in zip(ours.past_key_values.layers, wanted.past_key_values.layers, strict=True):
         assert own.keys.device == theirs.keys.device
         torch.testing.assert_close(own.keys.to(HERE), theirs.keys.to(HERE), atol=1e-5, rtol=1e-4)
+
+
+def test_a_copy_has_the_type_of_the_target_but_for_its_buffers():
+    """Frequencies of positions need all their bits; the original stays as it is."""
+    model = tiny.llama().train()
+    copied = placed_copy(model, torch.device("cpu"), torch.bfloat16)
+    assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in copied.buffers()} == {torch.float32}
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert not copied.training
+    assert not any(weight.requires_grad for weight in copied.parameters())
+    assert model.training

@@ -1,12 +1,10 @@
 """The families of transformers' whole list: each is measured, refused with its reason, or named with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 from support.architecture_page import ALL
-from support.architectures import Case, model_of
+from support.architectures import model_of
 from support.further_architectures import BLOCKS, FURTHER, FURTHER_REFUSED, NOT_DECODER_ONLY, UNMEASURED
 from support.recurrent_architectures import RECURRENT_REFUSED
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -14,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import token_recycling as tr
 
 
-def test_every_family_that_transformers_knows_is_here_once() -> None:
+def test_every_family_that_transformers_knows_is_here_once():
     named = [*NOT_DECODER_ONLY.values(), *UNMEASURED.values()]
     others = [family for families in named for family in families.split()]
     cases = {case.family for case in [*ALL, *RECURRENT_REFUSED, *FURTHER_REFUSED]}
@@ -41,34 +39,34 @@ REASONS = {
 
 
 @pytest.mark.parametrize("case", [*RECURRENT_REFUSED, *FURTHER_REFUSED], ids=str)
-def test_what_is_refused_is_refused_with_its_reason(case: Case) -> None:
+def test_what_is_refused_is_refused_with_its_reason(case):
     model = model_of(case)
     with pytest.raises(tr.UnsupportedModelError, match=REASONS[case.family]):
         tr.accelerate(model)
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
-def test_blocks_of_keys_are_chosen_in_masks_alone(attention: str) -> None:
+def test_blocks_of_keys_are_chosen_in_masks_alone(attention):
     model = model_of(BLOCKS)
     model.config._attn_implementation = attention
     assert "expected sdpa or eager attention" in str(tr.check(model).reason)
 
 
-def test_without_local_blocks_no_tree_is_drafted() -> None:
+def test_without_local_blocks_no_tree_is_drafted():
     found = tr.check(model_of(replace(BLOCKS, config={**BLOCKS.config, "index_local_blocks": 0})))
     assert found.supported
     assert not any(found.fits(length, 2) for length in range(64))
 
 
 @pytest.mark.parametrize("family", ["bert", "rembert"])
-def test_what_is_built_as_an_encoder_is_refused(family: str) -> None:
+def test_what_is_built_as_an_encoder_is_refused(family):
     case = next(case for case in FURTHER if case.family == family)
     assert tr.check(model_of(case)).supported
     found = tr.check(model_of(replace(case, config={**case.config, "is_decoder": False})))
     assert "built as an encoder" in str(found.reason)
 
 
-def test_a_model_is_looked_at_again_where_layers_within_it_differ_in_size() -> None:
+def test_a_model_is_looked_at_again_where_layers_within_it_differ_in_size():
     model = model_of(next(case for case in FURTHER if case.family == "gemma4"))
     assert tr.check(model) == tr.check(model)
     model.config.text_config.layer_types = ["full_attention"] * 2

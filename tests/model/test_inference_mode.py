@@ -1,7 +1,5 @@
 """Calls inside and outside of torch.inference_mode, in every order: what is kept from one call serves the next."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from typing import Any
@@ -9,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.architectures import Case, model_of, named
+from support.architectures import model_of, named
 from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling.model.kv_cache import tree_cache
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.pass_times import pass_times
 from token_recycling.model.prefill import extend, prefill
 from token_recycling.model.tree_model import TreeModel
@@ -31,7 +29,7 @@ def inside(wanted: bool) -> contextlib.AbstractContextManager[Any]:
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("case", KINDS, ids=str)
 @torch.no_grad()
-def test_passes_of_one_cache(case: Case, order: tuple[bool, ...]) -> None:
+def test_passes_of_one_cache(case, order):
     """Prefill, a tree of which nodes are kept, and more text, each inside or outside."""
     model = model_of(case)
     text, tree = tiny.prompt(0, 12)[0], tr.Tree.from_paths([(0,), (1,), (1, 0)])
@@ -42,10 +40,10 @@ def test_passes_of_one_cache(case: Case, order: tuple[bool, ...]) -> None:
     with inside(order[0]):
         prefill(target, [text], cache)
         target.forward(target.inputs.of([Draft(tree, tokens)], [11], 11), cache)
-        tree_cache(cache).keep(11, [11], [[]])
+        TreeCache(cache).keep(11, [11], [[]])
     with inside(order[1]):
         target.forward(target.inputs.of([Draft(tree, tokens)], [11], 11), cache)
-        tree_cache(cache).keep(11, [11], [[0, 2, 3]])
+        TreeCache(cache).keep(11, [11], [[0, 2, 3]])
     with inside(order[2]):
         ((_, logits),) = extend(target, [more], [14], cache)
     wanted = model(input_ids=torch.cat([text, torch.tensor([6, 7]), more])[None]).logits[:, -3:]
@@ -54,7 +52,7 @@ def test_passes_of_one_cache(case: Case, order: tuple[bool, ...]) -> None:
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_a_cache_goes_from_call_to_call(model: LlamaForCausalLM, order: tuple[bool, ...], ours_first: bool) -> None:
+def test_a_cache_goes_from_call_to_call(model, order, ours_first):
     """Turn by turn by the library and by plain `generate`, which fills caches with tensors of inference mode there."""
     text, cache = tiny.prompt(0, 9), DynamicCache(config=model.config)
     for turn, within in enumerate(order):
@@ -67,11 +65,10 @@ def test_a_cache_goes_from_call_to_call(model: LlamaForCausalLM, order: tuple[bo
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("fast", [False, True])
-def test_calls_of_one_accelerated_model(model: LlamaForCausalLM, order: tuple[bool, ...], fast: bool) -> None:
+def test_calls_of_one_accelerated_model(model, order):
     texts = [tiny.prompt(seed, 9 + 2 * seed) for seed in range(3)]
     wanted = [model.generate(text, **GREEDY) for text in texts]
-    tr.accelerate(model, fast=fast)
+    tr.accelerate(model)
     for text, own, within in zip(texts, wanted, order, strict=True):
         with inside(within):
             found = model.generate(text, **GREEDY)
@@ -80,7 +77,7 @@ def test_calls_of_one_accelerated_model(model: LlamaForCausalLM, order: tuple[bo
 
 
 @pytest.mark.parametrize("within", [True, False])
-def test_a_batch(model: LlamaForCausalLM, within: bool) -> None:
+def test_a_batch(model, within):
     texts = torch.cat([tiny.prompt(0, 9), tiny.prompt(1, 9)])
     wanted = model.generate(texts, **GREEDY)
     tr.accelerate(model)
@@ -90,7 +87,7 @@ def test_a_batch(model: LlamaForCausalLM, within: bool) -> None:
 
 
 @pytest.mark.parametrize("within", [True, False])
-def test_what_is_kept_for_later_passes_is_made_for_both(model: LlamaForCausalLM, within: bool) -> None:
+def test_what_is_kept_for_later_passes_is_made_for_both(model, within):
     tree, target = tr.Tree.from_paths([(0,), (1,), (1, 0)]), TreeModel(model)
     with inside(True):
         shape = tree.on(target.device)

@@ -1,14 +1,11 @@
 """The last hidden states: seen for every family, in steps of texts and batches, and only where a drafter needs them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 from support import architectures, tiny
-from support.architectures import SUPPORTED, Case
+from support.architectures import SUPPORTED
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
@@ -50,18 +47,8 @@ class Watching(Drafter):
         self.steps.append(step)
 
 
-@pytest.mark.parametrize("case", SUPPORTED, ids=str)
-def test_the_output_layer_makes_the_choices_of_the_model_of_them(case: Case) -> None:
-    model, ids = architectures.model_of(case), torch.arange(14).view(2, 7)
-    with torch.no_grad():
-        with hidden_states(model) as seen:
-            logits = model(input_ids=ids).logits
-        (hidden,) = seen
-        assert torch.equal(output_layer(model)(hidden).argmax(-1), logits.argmax(-1))
-
-
 @pytest.mark.parametrize("rows", [1, 2])
-def test_a_step_has_those_of_its_nodes(model: LlamaForCausalLM, rows: int) -> None:
+def test_a_step_has_those_of_its_nodes(model, rows):
     drafter = Watching()
     ids = torch.cat([tiny.prompt(row, 6) for row in range(rows)])
     tr.generate(model, ids, drafter=drafter, attention_mask=torch.ones_like(ids), max_new_tokens=5)
@@ -79,12 +66,12 @@ def test_a_step_has_those_of_its_nodes(model: LlamaForCausalLM, rows: int) -> No
             assert torch.allclose(model.lm_head(step.hidden), step.logits, atol=1e-5)
 
 
-def test_without_the_need_nothing_is_seen(model: LlamaForCausalLM) -> None:
+def test_without_the_need_nothing_is_seen(model):
     drafter = Watching(wants=False)
     tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
     assert drafter.steps
-    assert all(step.hidden is None for step in drafter.steps)
-    assert not model.lm_head._forward_pre_hooks
+    assert all(step.hidden is step.states is None for step in drafter.steps)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def whole(model: LlamaForCausalLM) -> None:
@@ -96,9 +83,7 @@ def forward(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("compiled", [whole, forward])
-def test_a_model_compiled_as_a_whole_is_refused(
-    model: LlamaForCausalLM, compiled: Callable[[LlamaForCausalLM], None]
-) -> None:
+def test_a_model_compiled_as_a_whole_is_refused(model, compiled):
     compiled(model)
     with (
         pytest.raises(NoHiddenStatesError, match="compiled as a whole; compile what is before"),
@@ -108,17 +93,17 @@ def test_a_model_compiled_as_a_whole_is_refused(
 
 
 @pytest.mark.slow
-def test_a_model_compiled_before_its_output_layer_is_not() -> None:
+def test_a_model_compiled_before_its_output_layer_is_not():
     torch._dynamo.reset()
     plain, within = tiny.llama(), tiny.llama()
     within.model = torch.compile(within.model, backend="eager")
     ids = tiny.prompt(0, 6)
-    wanted = plain.generate(ids, max_new_tokens=6)
-    assert torch.equal(tr.generate(within, ids, drafter=Watching(), max_new_tokens=6), wanted)
+    wanted = plain.generate(ids, max_new_tokens=3)
+    assert torch.equal(tr.generate(within, ids, drafter=Watching(), max_new_tokens=3), wanted)
     torch._dynamo.reset()
 
 
-def test_a_model_without_an_output_layer_of_its_own_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_model_without_an_output_layer_of_its_own_is_refused(model):
     model.get_output_embeddings = lambda: None  # type: ignore[method-assign]
     with pytest.raises(NoHiddenStatesError, match="output layer is known"):
         output_layer(model)
@@ -153,14 +138,15 @@ def states_of(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", SUPPORTED, ids=str)
-def test_states_are_those_that_transformers_numbers(case: Case) -> None:
-    """Between the layers; and what the output layer makes the choices of, of all positions where nobody says less."""
+def test_states_are_those_that_transformers_numbers(case):
+    """Between the layers; and what the output layer makes the model's choices of, seen before it and after the last."""
     model, ids = architectures.model_of(case), torch.arange(14).view(2, 7)
     with torch.no_grad():
         output = model(input_ids=ids, output_hidden_states=True)
-        with layer_states(model, lambda layers: (layers,)) as seen:
+        with hidden_states(model) as hidden, layer_states(model, lambda layers: (layers,)) as seen:
             model(input_ids=ids)
-        assert torch.equal(output_layer(model)(seen[0]).argmax(-1), output.logits.argmax(-1))
+        for (last,) in (hidden, seen):
+            assert torch.equal(output_layer(model)(last).argmax(-1), output.logits.argmax(-1))
         between = range(len(decoder_layers(model)[1]))
         if output.hidden_states[0].ndim > 3:
             with pytest.raises(NoHiddenStatesError, match="between the layers"), layer_states(model, lambda _: (1,)):
@@ -177,7 +163,7 @@ def test_states_are_those_that_transformers_numbers(case: Case) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_drafter_has_the_states_of_prompt_and_nodes(model: LlamaForCausalLM, streamed: bool) -> None:
+def test_a_drafter_has_the_states_of_prompt_and_nodes(model, streamed):
     """Also where the prompt is read with the first step, and where its pass waits for no draft."""
     drafter, prompt = Reading(), tiny.prompt(0, 40)
     if streamed:
@@ -195,7 +181,7 @@ def test_a_drafter_has_the_states_of_prompt_and_nodes(model: LlamaForCausalLM, s
         text += step.tokens
 
 
-def test_texts_of_a_batch_have_their_own_states(model: LlamaForCausalLM) -> None:
+def test_texts_of_a_batch_have_their_own_states(model):
     drafter, texts = Reading(), [tiny.prompt(0, 9), tiny.prompt(1, 5)]
     ids = torch.cat([texts[0], torch.nn.functional.pad(texts[1], (4, 0))])
     mask = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
@@ -206,21 +192,13 @@ def test_texts_of_a_batch_have_their_own_states(model: LlamaForCausalLM) -> None
         assert torch.allclose(step.states[0], states_of(model, text[0])[-1], atol=1e-4)
 
 
-def test_nothing_is_seen_where_nobody_asks(model: LlamaForCausalLM) -> None:
-    drafter = Watching(wants=False)
-    tr.generate(model, tiny.prompt(0, 6), drafter=drafter, max_new_tokens=5)
-    assert all(step.states is None for step in drafter.steps)
-    assert not model.model._forward_hooks
-    assert not any(layer._forward_pre_hooks for layer in model.model.layers)
-
-
-def test_states_that_cannot_be_seen_are_refused(model: LlamaForCausalLM) -> None:
+def test_states_that_cannot_be_seen_are_refused(model):
     with (
         pytest.raises(NoHiddenStatesError, match=r"from 0 to 2 of LlamaForCausalLM, got \[3\]"),
         layer_states(model, lambda layers: (3,)),
     ):
         pass
-    model.model = torch.compile(model.model)
+    model.model = torch.compile(model.model, backend="eager")
     with (
         pytest.raises(NoHiddenStatesError, match="compiled; load it without"),
         layer_states(model, lambda layers: (1,)),

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,8 +10,8 @@ from transformers import DynamicCache, LlamaForCausalLM
 from transformers.cache_utils import Cache
 
 import token_recycling as tr
-from token_recycling.model.kv_cache import tree_cache
-from token_recycling.model.tree_cache import TreeCache, TreeLayer
+from token_recycling.model.cache_layers import TreeLayer
+from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import TreeModel
 
 pytestmark = pytest.mark.core
@@ -46,16 +43,14 @@ def after_each_step(model: LlamaForCausalLM, ids: torch.Tensor, cache: Cache, **
 
 @pytest.mark.parametrize("tree", ["paper", "static:8", "chain:4", "0 1 2 00 20 200"])
 @pytest.mark.parametrize("length", [1, 2, 30])
-def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(
-    model: LlamaForCausalLM, tree: str, length: int
-) -> None:
+def test_after_each_step_the_cache_equals_one_rebuilt_from_scratch(model, tree, length):
     drafter = tr.make_drafter("published", tree=tree)
     for seed in range(2):
         ids, cache = tiny.prompt(seed, length), DynamicCache(config=model.config)
         assert after_each_step(model, ids, cache, drafter=drafter, max_new_tokens=30) <= 30
 
 
-def test_scattered_nodes_are_moved_together(counting: LlamaForCausalLM) -> None:
+def test_scattered_nodes_are_moved_together(counting):
     """The right tokens stand at the tree's last ranks, so that every accepted slot has to move."""
     drafter = tr.make_drafter("published", k=3, tree="0 1 2 20 21 22 220 221 222")
     candidates = drafter.prepare(TreeModel(counting)).candidates
@@ -72,7 +67,7 @@ def storage(states: torch.Tensor) -> int:
     return states.untyped_storage().data_ptr()
 
 
-def test_the_cache_grows_past_its_room_and_seldom(model: LlamaForCausalLM) -> None:
+def test_the_cache_grows_past_its_room_and_seldom(model):
     cache, text = DynamicCache(config=model.config), tiny.prompt(0, 3)
     sizes = []
     for step in tr.stream(model, text, "published:tree=chain:8", max_new_tokens=290, past_key_values=cache):
@@ -83,21 +78,21 @@ def test_the_cache_grows_past_its_room_and_seldom(model: LlamaForCausalLM) -> No
     assert_same(cache, rebuilt(model, text))
 
 
-def test_keeping_a_path_copies_nothing_of_the_text(model: LlamaForCausalLM) -> None:
+def test_keeping_a_path_copies_nothing_of_the_text(model):
     cache = rebuilt(model, tiny.prompt(0, 41))
-    tree_cache(cache).keep(39, [39], [[0]])
+    TreeCache(cache).keep(39, [39], [[0]])
     before = storage(cache.layers[0].keys)
     with torch.no_grad():
         model(input_ids=tiny.prompt(1, 5), past_key_values=cache)
     wanted = cache.layers[1].values[:, :, [*range(40), 40, 42, 44]].clone()
-    tree_cache(cache).keep(40, [40], [[0, 2, 4]])
+    TreeCache(cache).keep(40, [40], [[0, 2, 4]])
     assert storage(cache.layers[0].keys) == before
     assert torch.equal(cache.layers[1].values, wanted)
 
 
-def test_all_layers_of_one_shape_share_one_store(model: LlamaForCausalLM) -> None:
+def test_all_layers_of_one_shape_share_one_store(model):
     cache = rebuilt(model, tiny.prompt(0, 20))
-    tree_cache(cache).keep(19, [19], [[]])
+    TreeCache(cache).keep(19, [19], [[]])
     assert len({storage(states) for layer in cache.layers for states in (layer.keys, layer.values)}) == 1
 
 
@@ -120,12 +115,10 @@ OPERATIONS = {
         for name, operation in OPERATIONS.items()
     ],
 )
-def test_transformers_own_operations_work_on_a_kept_cache(
-    model: LlamaForCausalLM, operation: Callable[[Cache], object]
-) -> None:
+def test_transformers_own_operations_work_on_a_kept_cache(model, operation):
     wanted = rebuilt(model, tiny.prompt(0, 20))
     cache = copy.deepcopy(wanted)
-    tree_cache(cache).keep(19, [19], [[]])
+    TreeCache(cache).keep(19, [19], [[]])
     assert all(type(layer) is TreeLayer for layer in cache.layers)
     operation(cache)
     operation(wanted)
@@ -139,9 +132,9 @@ def test_transformers_own_operations_work_on_a_kept_cache(
     assert_same(cache, wanted)
 
 
-def test_a_reset_cache_takes_a_batch_of_another_size(model: LlamaForCausalLM) -> None:
+def test_a_reset_cache_takes_a_batch_of_another_size(model):
     cache = rebuilt(model, tiny.prompt(0, 20))
-    tree_cache(cache).keep(19, [19], [[]])
+    TreeCache(cache).keep(19, [19], [[]])
     cache.reset()
     batch = torch.cat([tiny.prompt(1, 6), tiny.prompt(2, 6)])
     with torch.no_grad():
@@ -150,23 +143,14 @@ def test_a_reset_cache_takes_a_batch_of_another_size(model: LlamaForCausalLM) ->
 
 
 @needs(5, 15)
-def test_more_slots_than_there_are_cannot_be_forgotten(model: LlamaForCausalLM) -> None:
+def test_more_slots_than_there_are_cannot_be_forgotten(model):
     cache = rebuilt(model, tiny.prompt(0, 20))
-    tree_cache(cache).keep(19, [19], [[]])
+    TreeCache(cache).keep(19, [19], [[]])
     with pytest.raises(ValueError, match="0 or less, got 3"):
         cache.crop(3)
 
 
-def test_plain_generate_continues_an_accelerated_cache(model: LlamaForCausalLM) -> None:
-    ids, cache = tiny.prompt(0, 10), DynamicCache(config=model.config)
-    first = tr.generate(model, ids, max_new_tokens=20, past_key_values=cache)
-    assert isinstance(cache.layers[0], TreeLayer)
-    longer = torch.cat([first, tiny.prompt(1, 4)], dim=1)
-    continued = model.generate(longer, max_new_tokens=20, past_key_values=cache)
-    assert torch.equal(continued, model.generate(longer, max_new_tokens=20))
-
-
-def test_a_cache_passed_in_holds_all_but_the_last_token(model: LlamaForCausalLM) -> None:
+def test_a_cache_passed_in_holds_all_but_the_last_token(model):
     """Several turns on one cache, as in a chat, each continued by the library."""
     cache, text = DynamicCache(config=model.config), tiny.prompt(0, 10)
     drafter = tr.make_drafter()
@@ -179,14 +163,18 @@ def test_a_cache_passed_in_holds_all_but_the_last_token(model: LlamaForCausalLM)
         text = torch.cat([text, tiny.prompt(turn, 1 + turn)], dim=1)
 
 
-def test_a_cache_made_by_plain_generate_is_continued(model: LlamaForCausalLM) -> None:
-    first = model.generate(tiny.prompt(0, 10), max_new_tokens=9, return_dict_in_generate=True)
-    longer = torch.cat([first.sequences, tiny.prompt(1, 3)], dim=1)
-    ours = tr.generate(model, longer, max_new_tokens=20, past_key_values=first.past_key_values)
-    assert torch.equal(ours, model.generate(longer, max_new_tokens=20))
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_plain_generate_and_ours_continue_each_others_caches(model, ours_first):
+    text, cache = tiny.prompt(0, 10), DynamicCache(config=model.config)
+    for ours in (ours_first, not ours_first):
+        wanted = model.generate(text, max_new_tokens=20)
+        generate = tr.generate if ours else type(model).generate
+        assert torch.equal(generate(model, text, max_new_tokens=20, past_key_values=cache), wanted)
+        text = torch.cat([wanted, tiny.prompt(1, 4)], dim=1)
+    assert isinstance(cache.layers[0], TreeLayer)
 
 
-def test_a_cache_longer_than_the_text_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_cache_longer_than_the_text_is_refused(model):
     """At once, not with the first step."""
     for length in (5, 19):
         cache = rebuilt(model, tiny.prompt(0, 20))
@@ -196,7 +184,7 @@ def test_a_cache_longer_than_the_text_is_refused(model: LlamaForCausalLM) -> Non
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), min_size=2, max_size=8), st.integers(0, 10**6))
-def test_texts_are_put_beside_others_and_taken_out(moves: list[tuple[bool, int]], seed: int) -> None:
+def test_texts_are_put_beside_others_and_taken_out(moves, seed):
     """Each keeps its own slots; those that it does not have are numbers."""
     kept: TreeCache | None = None
     texts: list[torch.Tensor] = []
@@ -208,9 +196,9 @@ def test_texts_are_put_beside_others_and_taken_out(moves: list[tuple[bool, int]]
             for layer in range(2):
                 other.update(states[2 * layer], states[2 * layer + 1], layer)
             if kept is None:
-                kept = tree_cache(other)
+                kept = TreeCache(other)
             else:
-                kept.join(tree_cache(other))
+                kept.join(TreeCache(other))
             texts.append(states)
         else:
             assert kept is not None

@@ -1,7 +1,5 @@
 """Models that also take pictures, given text alone; with a picture they are left to transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -92,7 +90,7 @@ def made(make: Any) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_a_text_alone_is_accelerated(make: Any) -> None:
+def test_a_text_alone_is_accelerated(make):
     model = made(make)
     ids, inputs = tiny.prompt(1, 10, PICTURE), batch([5, 9, 3], 1)
     inputs["input_ids"] %= PICTURE
@@ -106,7 +104,7 @@ def test_a_text_alone_is_accelerated(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_turns_on_one_cache(make: Any) -> None:
+def test_turns_on_one_cache(make):
     model, texts = made(make), []
     for accelerated in (False, True):
         if accelerated:
@@ -122,7 +120,7 @@ def test_turns_on_one_cache(make: Any) -> None:
 
 
 @pytest.mark.parametrize(("make", "mark"), [(gemma3, "token_type_ids"), (qwen2_vl, "mm_token_type_ids")])
-def test_marks_that_say_that_all_is_text(make: Any, mark: str) -> None:
+def test_marks_that_say_that_all_is_text(make, mark):
     model, ids = made(make), tiny.prompt(1, 10, PICTURE)
     wanted = model.generate(ids, **{mark: torch.zeros_like(ids)}, **GREEDY)
     tr.accelerate(model)
@@ -133,42 +131,35 @@ def test_marks_that_say_that_all_is_text(make: Any, mark: str) -> None:
     assert model.acceleration.fallback == f"expected token ids only, got {mark}"
 
 
-def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind() -> None:
+_text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
+PICTURED = {
+    "input_ids": _text,
+    "mm_token_type_ids": (_text == PICTURE).int(),
+    "pixel_values": torch.randn(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(0)),
+    "image_grid_thw": torch.tensor([[1, 4, 4]]),
+}
+
+
+def test_a_picture_is_left_to_transformers_and_leaves_nothing_behind():
     """Qwen2-VL remembers how far a picture has moved positions."""
-    model = made(qwen2_vl)
-    text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
-    pictured = {
-        "input_ids": text,
-        "mm_token_type_ids": (text == PICTURE).int(),
-        "pixel_values": torch.randn(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(0)),
-        "image_grid_thw": torch.tensor([[1, 4, 4]]),
-    }
-    ids = tiny.prompt(1, 10, PICTURE)
-    wanted, wanted_alone = model.generate(**pictured, **GREEDY), model.generate(ids, **GREEDY)
+    model, ids = made(qwen2_vl), tiny.prompt(1, 10, PICTURE)
+    wanted, wanted_alone = model.generate(**PICTURED, **GREEDY), model.generate(ids, **GREEDY)
     tr.accelerate(model)
-    assert torch.equal(model.generate(**pictured, **GREEDY), wanted)
+    assert torch.equal(model.generate(**PICTURED, **GREEDY), wanted)
     assert model.acceleration.fallback == "expected token ids only, got an encoded image, mm_token_type_ids"
     assert int(model.model.rope_deltas) != 0
     assert torch.equal(model.generate(ids, **GREEDY), wanted_alone)
     assert model.acceleration.fallback is None
 
 
-def test_a_text_after_a_picture_in_the_cache_is_left_to_transformers() -> None:
+def test_a_text_after_a_picture_in_the_cache_is_left_to_transformers():
     """Its positions do not count from the start of the text."""
     model, texts = made(qwen2_vl), []
-    text = torch.tensor([[5, 9, *[PICTURE] * 4, 7, 11]])
     for accelerated in (False, True):
         if accelerated:
             tr.accelerate(model)
         cache = DynamicCache(config=model.config.get_text_config())
-        first = model.generate(
-            text,
-            mm_token_type_ids=(text == PICTURE).int(),
-            pixel_values=torch.randn(16, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(0)),
-            image_grid_thw=torch.tensor([[1, 4, 4]]),
-            past_key_values=cache,
-            **GREEDY,
-        )
+        first = model.generate(**PICTURED, past_key_values=cache, **GREEDY)
         texts.append(model.generate(torch.cat([first, tiny.prompt(2, 3, 50)], 1), past_key_values=cache, **GREEDY))
     assert torch.equal(*texts)
     assert "positions that count from 0" in str(model.acceleration.fallback)

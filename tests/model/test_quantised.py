@@ -1,7 +1,5 @@
 """Quantised models: weights alone are accelerated; activations by which logits depend on the size of a pass are not."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -41,7 +39,7 @@ def assert_exact(model: LlamaForCausalLM) -> None:
         assert torch.equal(tr.generate(model, ids, **GREEDY), wanted)
 
 
-def test_activations_that_share_a_scale_are_refused_without_trying() -> None:
+def test_activations_that_share_a_scale_are_refused_without_trying():
     model = packed(torch.qint8)
     found = tr.check(model)
     assert DEPENDS in str(found.reason)
@@ -49,7 +47,7 @@ def test_activations_that_share_a_scale_are_refused_without_trying() -> None:
     assert_refused(model, "share one scale")
 
 
-def test_packed_weights_of_float16_are_accelerated() -> None:
+def test_packed_weights_of_float16_are_accelerated():
     model = packed(torch.float16)
     assert TreeModel(model).vocab_size == 64
     assert "LlamaForCausalLM (quantised) is not among those tested: a self-test decides" in tr.check(model).notes
@@ -65,14 +63,14 @@ class Coarse(torch.nn.Linear):
 
 
 @pytest.fixture
-def coarse(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def coarse(model):
     """A quantised model of a kind that nobody knows, of a family that was tested."""
     for module in [module for module in model.modules() if type(module) is torch.nn.Linear]:
         module.__class__ = Coarse
     return model
 
 
-def test_what_is_not_recognised_is_found_by_the_self_test(coarse: LlamaForCausalLM) -> None:
+def test_what_is_not_recognised_is_found_by_the_self_test(coarse):
     target = TreeModel(coarse)
     plain, behind = by_rows(target, random_text(target, 33)), by_rows(target, random_text(target, 24), True)
     assert min(plain, behind) > 1e-2
@@ -82,7 +80,7 @@ def test_what_is_not_recognised_is_found_by_the_self_test(coarse: LlamaForCausal
     assert_refused(coarse, "quantised as it runs share one scale or are rounded coarsely")
 
 
-def test_a_quantised_model_of_a_tested_family_is_tried_before_it_is_accelerated(coarse: LlamaForCausalLM) -> None:
+def test_a_quantised_model_of_a_tested_family_is_tried_before_it_is_accelerated(coarse):
     assert tr.unsupported(coarse) is None
     coarse.is_quantized = True  # as transformers marks what it has loaded so
     assert_refused(coarse, DEPENDS)
@@ -92,23 +90,23 @@ class TestTorchao:
     """torchao's own, where it is installed: once it is, lines are printed wherever transformers is imported."""
 
     @pytest.fixture
-    def quantisation(self) -> Any:
+    def quantisation(self):
         return pytest.importorskip("torchao.quantization")
 
     @pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
-    def test_weights_alone_are_accelerated(self, model: LlamaForCausalLM, quantisation: Any, kind: str) -> None:
+    def test_weights_alone_are_accelerated(self, model, quantisation, kind):
         quantisation.quantize_(model, getattr(quantisation, kind)())
         assert TreeModel(model).vocab_size == 64
         assert_exact(model)
 
-    def test_activations_that_share_a_scale_are_refused(self, model: LlamaForCausalLM, quantisation: Any) -> None:
+    def test_activations_that_share_a_scale_are_refused(self, model, quantisation):
         config = quantisation.Int8DynamicActivationInt8WeightConfig(granularity=quantisation.PerTensor())
         quantisation.quantize_(model, config)
         assert "share one scale in model.layers.0.self_attn.q_proj, a Linear of Int8Tensor" in str(
             tr.unsupported(model)
         )
 
-    def test_activations_with_a_scale_for_each_token_are_tried(self, quantisation: Any) -> None:
+    def test_activations_with_a_scale_for_each_token_are_tried(self, quantisation):
         model = tiny.llama(context=1, num_hidden_layers=4)
         quantisation.quantize_(model, quantisation.Int8DynamicActivationInt8WeightConfig())
         assert tr.check(model).supported

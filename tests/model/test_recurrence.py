@@ -1,7 +1,5 @@
 """Recurrent layers over trees: every node as if its path had been read alone, and the state of what is kept."""
 
-from __future__ import annotations
-
 import copy
 import threading
 
@@ -16,7 +14,7 @@ from support.strategies import trees
 from transformers.cache_utils import Cache
 
 from token_recycling.model.compat import LinearAttentionLayer
-from token_recycling.model.kv_cache import TokenCount, slots, stop_counting, tree_cache, unroll
+from token_recycling.model.kv_cache import TokenCount, TreeCache, slots, stop_counting, unroll
 from token_recycling.model.prefill import read_prompts
 from token_recycling.model.recurrence import Mixer, keep_states, mixers_of, node_by_node, recurrent_layers
 from token_recycling.model.tree_model import TreeModel
@@ -52,17 +50,17 @@ def after(target: TreeModel, prompt: torch.Tensor, tokens: torch.Tensor) -> tupl
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def target(request: pytest.FixtureRequest) -> TreeModel:
+def target(request):
     return TreeModel(model_of(case_of(request.param)))
 
 
 @pytest.fixture(scope="module")
-def hybrid() -> TreeModel:
+def hybrid():
     return TreeModel(model_of(case_of("qwen3_5_text")))
 
 
 @torch.no_grad()
-def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_nothing(target: TreeModel) -> None:
+def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_nothing(target):
     tree = BRANCHED if target.support.branches else chain(4)
     tokens = torch.randint(1, 96, (len(tree),), generator=torch.Generator().manual_seed(2))
     for node in range(len(tree)):
@@ -70,7 +68,7 @@ def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_noth
         read_prompts(target, [TEXT], cache)
         logits = target.forward(target.inputs.of([Draft(tree, tokens)], [len(TEXT)], len(TEXT)), cache)
         path = list(tree.lineages[node])
-        tree_cache(cache).keep(len(TEXT), [len(TEXT)], [path])
+        TreeCache(cache).keep(len(TEXT), [len(TEXT)], [path])
         wanted, last = after(target, TEXT, tokens[path])
         assert slots(cache) == slots(wanted) == len(TEXT) + len(path)
         torch.testing.assert_close(logits[0, node], last, atol=1e-4, rtol=1e-4)
@@ -79,25 +77,25 @@ def test_the_state_after_any_number_of_accepted_tokens_is_one_computed_from_noth
 
 
 @torch.no_grad()
-def test_a_rejected_draft_leaves_the_states_as_they_were(target: TreeModel) -> None:
+def test_a_rejected_draft_leaves_the_states_as_they_were(target):
     cache = target.new_cache()
     read_prompts(target, [TEXT], cache)
     before = [state.clone() for state in states_of(cache)]
     target.forward(target.inputs.of([Draft(chain(3), TEXT[:4])], [len(TEXT)], len(TEXT)), cache)
-    tree_cache(cache).keep(len(TEXT), [len(TEXT)], [[]])
+    TreeCache(cache).keep(len(TEXT), [len(TEXT)], [[]])
     assert all(map(torch.equal, states_of(cache), before))
     assert slots(cache) == len(TEXT)
 
 
 @torch.no_grad()
-def test_texts_of_a_batch_keep_what_each_accepted(hybrid: TreeModel) -> None:
+def test_texts_of_a_batch_keep_what_each_accepted(hybrid):
     prompts, cache = [TEXT, TEXT[5:], TEXT[2:9]], hybrid.new_cache()
     read_prompts(hybrid, prompts, cache)
     drafts = [Draft(BRANCHED, TEXT[:7]), Draft(chain(2), TEXT[3:6]), Draft(root_only(), TEXT[:1])]
     lengths = list(map(len, prompts))
     hybrid.forward(hybrid.inputs.of(drafts, lengths, slots(cache)), cache)
     accepted = [[0, 2, 5], [0], []]
-    tree_cache(cache).keep(max(lengths), lengths, accepted)
+    TreeCache(cache).keep(max(lengths), lengths, accepted)
     for row, (prompt, draft, nodes) in enumerate(zip(prompts, drafts, accepted, strict=True)):
         alone, _ = after(hybrid, prompt, draft.tokens[nodes])
         for ours, theirs in zip(states_of(cache), states_of(alone), strict=True):
@@ -131,9 +129,7 @@ def digested(layer: Digest, tokens: torch.Tensor) -> torch.Tensor:
 
 @given(shapes=st.lists(trees(max_nodes=9), min_size=1, max_size=3), text=st.integers(1, 3), data=st.data())
 @torch.no_grad()
-def test_every_node_of_any_tree_begins_where_its_parent_ended(
-    shapes: list[Tree], text: int, data: st.DataObject
-) -> None:
+def test_every_node_of_any_tree_begins_where_its_parent_ended(shapes, text, data):
     """In batches of unlike trees too; the weights are read once a pass; what is kept goes on."""
     layer, cache, size = Digest(), Cache(layers=[LinearAttentionLayer()]), max(map(len, shapes))
     before, nodes = torch.rand(len(shapes), text, 1), torch.rand(len(shapes), size, 1)
@@ -161,7 +157,7 @@ def test_every_node_of_any_tree_begins_where_its_parent_ended(
 
 
 @torch.no_grad()
-def test_another_thread_reads_as_before_meanwhile(hybrid: TreeModel) -> None:
+def test_another_thread_reads_as_before_meanwhile(hybrid):
     cache, others = hybrid.new_cache(), []
     read_prompts(hybrid, [TEXT], cache)
     inputs = hybrid.inputs.of([Draft(BRANCHED, TEXT[:7])], [len(TEXT)], len(TEXT))
@@ -178,14 +174,14 @@ def test_another_thread_reads_as_before_meanwhile(hybrid: TreeModel) -> None:
 
 
 @torch.no_grad()
-def test_a_pass_leaves_no_hook_in_the_model(hybrid: TreeModel) -> None:
+def test_a_pass_leaves_no_hook_in_the_model(hybrid):
     cache = hybrid.new_cache()
     read_prompts(hybrid, [TEXT], cache)
     hybrid.forward(hybrid.inputs.of([Draft(chain(3), TEXT[:4])], [len(TEXT)], len(TEXT)), cache)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in hybrid.model.modules())
 
 
-def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid: TreeModel) -> None:
+def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid):
     cache = hybrid.new_cache()
     with torch.inference_mode():
         hybrid.model(input_ids=TEXT[None], past_key_values=cache)
@@ -197,7 +193,7 @@ def test_states_made_in_inference_mode_are_written_outside_of_it(hybrid: TreeMod
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back() -> None:
+def test_a_cache_of_states_alone_counts_its_tokens_until_it_is_given_back():
     target = TreeModel(model_of(case_of("mamba2")))
     cache = target.new_cache()
     read_prompts(target, [TEXT], cache)

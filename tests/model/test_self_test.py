@@ -1,21 +1,17 @@
 """What cannot be accelerated: calls go to transformers with a warning, models are refused by name and reason."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from support import tiny
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model import self_test
 
-SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 BATCH = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
@@ -62,9 +58,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "reason"), CALLS.values(), ids=CALLS.keys())
-def test_other_calls_are_left_to_transformers_with_a_warning(
-    model: LlamaForCausalLM, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], reason: str
-) -> None:
+def test_other_calls_are_left_to_transformers_with_a_warning(model, caplog, arguments, reason):
     if arguments.get("output_attentions"):
         model.set_attn_implementation("eager")
     arguments = {"inputs": tiny.prompt(0, 6), **GREEDY, "pad_token_id": 0, **arguments}
@@ -83,7 +77,7 @@ def test_other_calls_are_left_to_transformers_with_a_warning(
     assert reason in str(model.acceleration.fallback)
 
 
-def test_a_call_left_to_transformers_has_no_statistics(model: LlamaForCausalLM) -> None:
+def test_a_call_left_to_transformers_has_no_statistics(model):
     tr.accelerate(model).generate(tiny.prompt(0, 6), **GREEDY)
     model.generate(tiny.prompt(0, 6), use_cache=False, **GREEDY)
     assert model.acceleration.stats.steps == 0
@@ -93,7 +87,7 @@ def test_a_call_left_to_transformers_has_no_statistics(model: LlamaForCausalLM) 
     assert model.acceleration.total.tokens == 24
 
 
-def test_a_mask_of_ones_is_no_padding(model: LlamaForCausalLM) -> None:
+def test_a_mask_of_ones_is_no_padding(model):
     ids = tiny.prompt(0, 6)
     wanted = model.generate(ids, **GREEDY)
     tr.accelerate(model)
@@ -101,7 +95,7 @@ def test_a_mask_of_ones_is_no_padding(model: LlamaForCausalLM) -> None:
     assert model.acceleration.fallback is None
 
 
-def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model: LlamaForCausalLM) -> None:
+def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model):
     """`generate` takes them where the attention mask tells how many tokens the cache holds."""
     text, answers = tiny.prompt(0, 12), []
     for accelerated in (False, True):
@@ -115,38 +109,22 @@ def test_new_tokens_alone_with_a_cache_are_left_to_transformers(model: LlamaForC
     assert "the whole text" in str(model.acceleration.fallback)
 
 
-def t5() -> PreTrainedModel:
-    config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    return transformers.T5ForConditionalGeneration(config)
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+REFUSED = {
+    "RwkvForCausalLM, which keeps it elsewhere": lambda: transformers.RwkvForCausalLM(transformers.RwkvConfig(**SMALL)),
+    "decoder-only model, got the encoder-decoder T5ForConditionalGeneration": lambda: (
+        transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+    ),
+    "generates text, got BertModel": lambda: transformers.BertModel(
+        transformers.BertConfig(**SMALL, num_attention_heads=4, intermediate_size=64)
+    ),
+    "causal attention, got LlamaForCausalLM, whose tokens see those after them": lambda: tiny.llama(is_causal=False),
+}
 
 
-def bert() -> PreTrainedModel:
-    return transformers.BertModel(transformers.BertConfig(**SIZES, intermediate_size=64))
-
-
-def rwkv() -> PreTrainedModel:
-    return transformers.RwkvForCausalLM(transformers.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
-
-
-def not_causal() -> PreTrainedModel:
-    return tiny.llama(is_causal=False)
-
-
-def mistral(window: int | None = 8) -> PreTrainedModel:
-    config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=window)
-    return transformers.MistralForCausalLM(config)
-
-
-REFUSED = [
-    (rwkv, "RwkvForCausalLM, which keeps it elsewhere"),
-    (t5, "decoder-only model, got the encoder-decoder T5ForConditionalGeneration"),
-    (bert, "generates text, got BertModel"),
-    (not_causal, "causal attention, got LlamaForCausalLM, whose tokens see those after them"),
-]
-
-
-@pytest.mark.parametrize(("make", "reason"), REFUSED)
-def test_models_that_cannot_be_accelerated_are_refused_by_name(make: Any, reason: str) -> None:
+@pytest.mark.parametrize(("reason", "make"), REFUSED.items())
+def test_models_that_cannot_be_accelerated_are_refused_by_name(make, reason):
     model = make().eval()
     original = type(model)
     assert reason in tr.unsupported(model)
@@ -160,12 +138,7 @@ def test_models_that_cannot_be_accelerated_are_refused_by_name(make: Any, reason
     assert type(model) is original
 
 
-def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(tr.UnsupportedModelError, match="got Linear"):
-        tr.accelerate(torch.nn.Linear(2, 2))
-
-
-def test_caches_that_cannot_forget_are_refused(model: LlamaForCausalLM) -> None:
+def test_caches_that_cannot_forget_are_refused(model):
     static = transformers.StaticCache(config=model.config, max_cache_len=64)
     with pytest.raises(tr.UnsupportedModelError, match="DynamicCache, got StaticCache"):
         tr.stream(model, tiny.prompt(0, 4), past_key_values=static)
@@ -191,7 +164,7 @@ def loop(model, input_ids, logits_processor, stopping_criteria, generation_confi
 """
 
 
-def test_a_loop_from_a_repository_is_left_alone(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_loop_from_a_repository_is_left_alone(model, tmp_path):
     """Contrastive search, DoLa and group beams come to transformers as such repositories."""
     (tmp_path / "custom_generate").mkdir()
     (tmp_path / "custom_generate" / "generate.py").write_text(LOOP)
@@ -204,7 +177,7 @@ def test_a_loop_from_a_repository_is_left_alone(model: LlamaForCausalLM, tmp_pat
 
 
 @pytest.mark.parametrize("way", [{"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": "high"}, {"num_beam_groups": 2}])
-def test_what_transformers_refuses_it_refuses_still(model: LlamaForCausalLM, way: dict[str, Any]) -> None:
+def test_what_transformers_refuses_it_refuses_still(model, way):
     arguments = {"num_beams": 2, **way} if "num_beam_groups" in way else way
     messages = []
     for accelerated in (False, True):
@@ -216,7 +189,7 @@ def test_what_transformers_refuses_it_refuses_still(model: LlamaForCausalLM, way
     assert messages[0] == messages[1]
 
 
-def test_early_exit_drafts_with_the_accelerated_model_itself(model: LlamaForCausalLM) -> None:
+def test_early_exit_drafts_with_the_accelerated_model_itself(model):
     wanted = model.generate(tiny.prompt(0, 6), assistant_early_exit=1, **GREEDY)
     tr.accelerate(model)
     assert torch.equal(model.generate(tiny.prompt(0, 6), assistant_early_exit=1, **GREEDY), wanted)
@@ -224,7 +197,7 @@ def test_early_exit_drafts_with_the_accelerated_model_itself(model: LlamaForCaus
     assert model.acceleration.total.steps == 0
 
 
-def test_a_draft_model_that_is_accelerated_drafts_as_before(model: LlamaForCausalLM) -> None:
+def test_a_draft_model_that_is_accelerated_drafts_as_before(model):
     assistant = tiny.llama(seed=1)
     wanted = model.generate(tiny.prompt(0, 6), assistant_model=assistant, **GREEDY)
     tr.accelerate(assistant)
@@ -243,7 +216,7 @@ class Wrapper(torch.nn.Module):
         return self.base_model["model"].generate(*args, **kwargs)
 
 
-def test_a_wrapper_is_refused_with_what_to_pass(model: LlamaForCausalLM) -> None:
+def test_a_wrapper_is_refused_with_what_to_pass(model):
     wrapper, wanted = Wrapper(model), model.generate(tiny.prompt(0, 6), **GREEDY)
     expected = r"got Wrapper; pass the LlamaForCausalLM in its \.base_model\.model, with which calls of the wrapper"
     with pytest.raises(tr.UnsupportedModelError, match=expected):
@@ -253,7 +226,7 @@ def test_a_wrapper_is_refused_with_what_to_pass(model: LlamaForCausalLM) -> None
     assert model.acceleration.stats.steps
 
 
-def test_a_pipeline_is_refused_with_what_to_pass() -> None:
+def test_a_pipeline_is_refused_with_what_to_pass():
     model = tiny.llama(4, vocab_size=300)
     pipe = transformers.pipeline("text-generation", model=model, tokenizer=tiny.tokenizer())
     with pytest.raises(
@@ -262,16 +235,18 @@ def test_a_pipeline_is_refused_with_what_to_pass() -> None:
         tr.accelerate(pipe)
 
 
-@pytest.mark.parametrize("nothing", [None, "meta-llama", LlamaForCausalLM])
-def test_what_holds_no_model_is_refused(nothing: Any) -> None:
-    with pytest.raises(tr.UnsupportedModelError, match="load it with AutoModelForCausalLM"):
+@pytest.mark.parametrize(
+    ("nothing", "name"), [(None, "None"), ("meta-llama", "str"), (LlamaForCausalLM, "type"), (torch.nn.Tanh(), "Tanh")]
+)
+def test_what_holds_no_model_is_refused(nothing, name):
+    with pytest.raises(tr.UnsupportedModelError, match=f"got {name}.*; load it with AutoModelForCausalLM"):
         tr.accelerate(nothing)
 
 
-def test_inputs_prepared_by_another_object_are_left_to_it(model: LlamaForCausalLM) -> None:
+def test_inputs_prepared_by_another_object_are_left_to_it(model):
     """peft's prompt learning puts embeddings before the prompt this way, and takes its function away again."""
 
-    def prepare(input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
+    def prepare(input_ids, **kwargs):
         inputs = LlamaForCausalLM.prepare_inputs_for_generation(model, input_ids, **kwargs)
         if kwargs.get("is_first_iteration"):
             inputs["input_ids"] = inputs["input_ids"].flip(1)
@@ -292,49 +267,46 @@ def test_inputs_prepared_by_another_object_are_left_to_it(model: LlamaForCausalL
 # What is kept of a family that was tried
 
 
-def unknown(**config: Any) -> LlamaForCausalLM:
-    """A model of a family that was not tested."""
-    model = tiny.llama(**config)
-    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
-    return model
-
-
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> list[PreTrainedModel]:
+def tried(monkeypatch):
     """The models that were tried."""
     models, verdict = [], self_test._verdict
     monkeypatch.setattr(self_test, "_verdict", lambda model, known: (models.append(model), verdict(model, known))[1])
     return models
 
 
-def test_that_a_family_passed_is_kept_for_later_processes(tried: list[PreTrainedModel]) -> None:
-    first, same, other = unknown(), unknown(seed=1), unknown(num_hidden_layers=1)
+def test_that_a_family_passed_is_kept_for_later_processes(tried):
+    first, same, other = (
+        tiny.unknown(tiny.llama()),
+        tiny.unknown(tiny.llama(seed=1)),
+        tiny.unknown(tiny.llama(num_hidden_layers=1)),
+    )
     assert [tr.unsupported(model) for model in (first, same, other)] == [None] * 3
     assert tried == [first, other]
     assert tr.check(same, self_test=True).supported
     assert tried == [first, other, same], "who asks for a test gets one"
 
 
-def test_that_a_model_failed_is_not(tried: list[PreTrainedModel]) -> None:
+def test_that_a_model_failed_is_not(tried):
     """Other weights may pass."""
     for _ in range(2):
-        model = unknown()
+        model = tiny.unknown(tiny.llama())
         model.lm_head.weight.data.zero_()
         assert "logits that differ" in str(tr.unsupported(model))
     assert len(tried) == 2
 
 
-def test_a_class_without_a_file_is_tried_by_every_process(tried: list[PreTrainedModel], own_cache: Path) -> None:
+def test_a_class_without_a_file_is_tried_by_every_process(tried, own_cache):
     """As in a notebook: nothing says whether it is the same."""
-    model = unknown()
+    model = tiny.unknown(tiny.llama())
     model.__class__ = type("Written", (LlamaForCausalLM,), {"__module__": "nowhere"})
     assert tr.unsupported(model) is None
     assert len(tried) == 1
     assert not (own_cache / "self-tests").exists()
 
 
-def test_what_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_takes_long_is_announced(monkeypatch, caplog):
     monkeypatch.setattr(self_test, "_PATIENCE", 0.0)
     with caplog.at_level(logging.WARNING, logger="token_recycling"):
-        tr.unsupported(unknown())
+        tr.unsupported(tiny.unknown(tiny.llama()))
     assert "trying whether LlamaForCausalLM follows tree masks, once on this machine (about" in caplog.text

@@ -1,7 +1,5 @@
 """A model's state changes with what a forward pass does, and with nothing else."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable
@@ -66,7 +64,7 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_change_is_seen(model: LlamaForCausalLM, change: Change) -> None:
+def test_a_change_is_seen(model, change):
     adapted(model).merged = {"a", "b"}
     before = state(model)
     assert before == state(model)
@@ -75,7 +73,7 @@ def test_a_change_is_seen(model: LlamaForCausalLM, change: Change) -> None:
     assert state(model) == state(model)
 
 
-def test_a_patched_class_is_seen(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patched_class_is_seen(model, monkeypatch):
     before = state(model)
     monkeypatch.setattr(type(model.model.norm), "forward", lambda norm, states: states)
     assert before != state(model)
@@ -95,7 +93,7 @@ def test_a_patched_class_is_seen(model: LlamaForCausalLM, monkeypatch: pytest.Mo
     ],
     ids=["pass", "text", "accelerated", "fast", "numbers", "gradients", "back again", "generation options"],
 )
-def test_what_changes_no_operation_is_not_seen(model: LlamaForCausalLM, nothing: Change) -> None:
+def test_what_changes_no_operation_is_not_seen(model, nothing):
     before = state(model)
     nothing(model)
     assert before == state(model)
@@ -110,7 +108,7 @@ OPTIONS: dict[str, tuple[Callable[..., Any], Any, Any]] = {
 
 
 @pytest.mark.parametrize(("choose", "other", "usual"), OPTIONS.values(), ids=OPTIONS)
-def test_options_of_torch_are_seen(model: LlamaForCausalLM, choose: Callable[..., Any], other: Any, usual: Any) -> None:
+def test_options_of_torch_are_seen(model, choose, other, usual):
     before = state(model)
     try:
         choose(other)
@@ -120,7 +118,7 @@ def test_options_of_torch_are_seen(model: LlamaForCausalLM, choose: Callable[...
     assert before == state(model)
 
 
-def test_choices_of_attention_are_seen(model: LlamaForCausalLM) -> None:
+def test_choices_of_attention_are_seen(model):
     before = state(model)
     with sdpa_kernel(SDPBackend.MATH):
         assert before != state(model)
@@ -128,7 +126,7 @@ def test_choices_of_attention_are_seen(model: LlamaForCausalLM) -> None:
     assert before != State(model, "eager")
 
 
-def test_a_function_in_the_place_of_one_that_is_gone_is_another(model: LlamaForCausalLM) -> None:
+def test_a_function_in_the_place_of_one_that_is_gone_is_another(model):
     """Python gives its number to the next one."""
     for scale in range(5):
         model.model.norm.forward = lambda states, scale=scale: states * scale
@@ -138,7 +136,7 @@ def test_a_function_in_the_place_of_one_that_is_gone_is_another(model: LlamaForC
         assert before != state(model)
 
 
-def test_nothing_is_kept_alive() -> None:
+def test_nothing_is_kept_alive():
     model = tiny.llama()
     head = adapted(model)
     head.act = lambda states: states
@@ -151,7 +149,7 @@ def test_nothing_is_kept_alive() -> None:
     assert before != state(tiny.llama())
 
 
-def test_attributes_that_hold_themselves(model: LlamaForCausalLM) -> None:
+def test_attributes_that_hold_themselves(model):
     model.lm_head.parts = [1, [2]]
     model.lm_head.parts.append(model.lm_head.parts)
     before = state(model)
@@ -160,7 +158,7 @@ def test_attributes_that_hold_themselves(model: LlamaForCausalLM) -> None:
     assert before != state(model)
 
 
-def test_weights_in_attributes_are_seen(model: LlamaForCausalLM) -> None:
+def test_weights_in_attributes_are_seen(model):
     """Also those of parts that a module does not know for its own."""
     model.lm_head.others = [torch.nn.Linear(2, 2)]
     before = state(model)

@@ -1,7 +1,5 @@
 """What is known about a model is found once, and again as soon as it is another one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ from token_recycling.model.support import support
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def found(monkeypatch):
     """Grows whenever a model is looked at."""
     looked: list[str] = []
     original = module._found
@@ -55,9 +53,7 @@ CHANGES: list[Callable[[LlamaForCausalLM], Any]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_model_is_looked_at_once_and_again_when_it_has_changed(
-    model: LlamaForCausalLM, found: list[str], change: Callable[[LlamaForCausalLM], Any]
-) -> None:
+def test_a_model_is_looked_at_once_and_again_when_it_has_changed(model, found, change):
     known = support(model)
     assert support(model) is known
     assert len(found) == 1
@@ -66,7 +62,7 @@ def test_a_model_is_looked_at_once_and_again_when_it_has_changed(
     assert len(found) == 2
 
 
-def test_what_has_changed_counts(model: LlamaForCausalLM) -> None:
+def test_what_has_changed_counts(model):
     assert support(model).attention == "sdpa"
     model.set_attn_implementation("eager")
     assert support(model).attention == "eager"
@@ -74,7 +70,7 @@ def test_what_has_changed_counts(model: LlamaForCausalLM) -> None:
     assert "expected causal attention" in str(support(model).reason)
 
 
-def test_a_quantised_model_is_looked_at_every_time(model: LlamaForCausalLM, found: list[str]) -> None:
+def test_a_quantised_model_is_looked_at_every_time(model, found):
     model.is_quantized = True
     assert [support(model).quantised, support(model).quantised] == [True, True]
     assert len(found) == 2

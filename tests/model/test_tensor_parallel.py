@@ -1,7 +1,5 @@
 """Tensor parallelism as transformers does it: two processes hold half of every layer and say the same tokens."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +12,7 @@ WORKER = Path(__file__).parents[1] / "support" / "tensor_parallel_worker.py"
 
 
 @pytest.mark.slow
-def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
+def test_two_processes_say_what_one_says(tmp_path):
     model = tiny.llama(seed=2)
     model.save_pretrained(tmp_path / "model")
     prompts = [tiny.prompt(seed, 4 + 3 * seed) for seed in range(4)]

@@ -1,17 +1,15 @@
 """Several threads on one model: each of its passes attends as it should, and the model is as before at every time."""
 
-from __future__ import annotations
-
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from support import tiny
-from support.architectures import BORDERS, Case, model_of, named
+from support.architectures import BORDERS, model_of, named
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 import token_recycling as tr
@@ -32,7 +30,7 @@ KINDS = {
 
 
 @pytest.fixture
-def switching_often() -> Iterator[None]:
+def switching_often():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -40,7 +38,7 @@ def switching_often() -> Iterator[None]:
 
 
 @pytest.fixture(params=KINDS)
-def shared(request: pytest.FixtureRequest) -> PreTrainedModel:
+def shared(request):
     """A model for all threads, of each kind."""
     return KINDS[request.param]().eval()
 
@@ -90,7 +88,7 @@ class Gate:
         self._open.set()
 
 
-def test_a_plain_forward_within_another_threads_pass_attends_as_ever(shared: PreTrainedModel) -> None:
+def test_a_plain_forward_within_another_threads_pass_attends_as_ever(shared):
     own, wanted, wanted_of_tree = shared.config._attn_implementation, plain(shared), tree_pass(shared)
     gate = Gate(shared)
     with ThreadPoolExecutor(1) as pool:
@@ -106,7 +104,7 @@ def test_a_plain_forward_within_another_threads_pass_attends_as_ever(shared: Pre
 
 
 @pytest.mark.usefixtures("switching_often")
-def test_threads_do_not_disturb_each_other(shared: PreTrainedModel) -> None:
+def test_threads_do_not_disturb_each_other(shared):
     own = shared.config._attn_implementation
     text = TEXT.clamp(max=63)
     said = shared.generate(text, max_new_tokens=8, do_sample=False)
@@ -118,7 +116,7 @@ def test_threads_do_not_disturb_each_other(shared: PreTrainedModel) -> None:
     ]
     wanted = [tree_pass(shared), plain(shared), seen(shared), said]
 
-    def run(first: int) -> list[bool]:
+    def run(first):
         numbers = [(first + turn) % len(jobs) for turn in range(8)]
         found = [torch.equal(jobs[number](shared), wanted[number]) for number in numbers]
         return [*found, shared.config._attn_implementation == own]
@@ -129,7 +127,7 @@ def test_threads_do_not_disturb_each_other(shared: PreTrainedModel) -> None:
     assert not any(module._forward_pre_hooks for module in shared.modules())
 
 
-def test_hidden_states_are_those_of_ones_own_thread(model: PreTrainedModel) -> None:
+def test_hidden_states_are_those_of_ones_own_thread(model):
     with hidden_states(model) as mine, ThreadPoolExecutor(1) as pool:
         pool.submit(plain, model).result()
         assert mine == []
@@ -141,7 +139,7 @@ def test_hidden_states_are_those_of_ones_own_thread(model: PreTrainedModel) -> N
 
 
 @pytest.fixture
-def registered() -> Iterator[Callable[[str, Any], None]]:
+def registered():
     """Registers an attention function for the length of a test."""
     functions, masks = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
     yield AttentionInterface.register
@@ -163,9 +161,7 @@ class Recorded:
         return self._function(module, query, key, value, attention_mask, **others)
 
 
-def test_another_implementation_is_called_outside_of_passes_with_what_it_was_given(
-    registered: Callable[[str, Any], None],
-) -> None:
+def test_another_implementation_is_called_outside_of_passes_with_what_it_was_given(registered):
     own, model = Recorded(), tiny.llama()
     registered("own", own)
     wanted, wanted_of_tree = plain(model), tree_pass(model)
@@ -178,7 +174,7 @@ def test_another_implementation_is_called_outside_of_passes_with_what_it_was_giv
         assert own.masks == [], "it takes no tree mask, as far as is known"
 
 
-def test_an_implementation_registered_anew_is_taken_over_anew(registered: Callable[[str, Any], None]) -> None:
+def test_an_implementation_registered_anew_is_taken_over_anew(registered):
     model = tiny.llama(num_key_value_heads=4)
     wanted = tree_pass(model)
     mapping = AttentionInterface._global_mapping
@@ -196,7 +192,7 @@ def test_an_implementation_registered_anew_is_taken_over_anew(registered: Callab
 
 
 @pytest.mark.parametrize("case", [named("gpt_oss"), named("gemma2")], ids=str)
-def test_what_has_no_sdpa_attends_as_its_own_eager(case: Case, registered: Callable[[str, Any], None]) -> None:
+def test_what_has_no_sdpa_attends_as_its_own_eager(case, registered):
     model = model_of(case, "eager")
     wanted = tree_pass(model)
     registered("own", Recorded())
@@ -204,7 +200,7 @@ def test_what_has_no_sdpa_attends_as_its_own_eager(case: Case, registered: Calla
     torch.testing.assert_close(tree_pass(model), wanted)
 
 
-def test_another_model_within_a_pass_attends_as_ever(model: PreTrainedModel) -> None:
+def test_another_model_within_a_pass_attends_as_ever(model):
     other = tiny.llama(seed=1)
     wanted, found = plain(other), []
     model.model.layers[0].register_forward_pre_hook(lambda *given: found.append(plain(other)))
@@ -216,10 +212,10 @@ def test_another_model_within_a_pass_attends_as_ever(model: PreTrainedModel) -> 
 # What is remembered, and taking turns
 
 
-def test_one_thread_makes_what_several_want(model: PreTrainedModel) -> None:
+def test_one_thread_makes_what_several_want(model):
     begun, go_on, made = threading.Event(), threading.Event(), []
 
-    def make() -> int:
+    def make():
         begun.set()
         assert go_on.wait(20)
         made.append(remembered(model, "a part", lambda: 1))
@@ -234,11 +230,11 @@ def test_one_thread_makes_what_several_want(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("case", BORDERS, ids=str)
-def test_runs_take_turns_where_passes_change_the_model(case: Case) -> None:
+def test_runs_take_turns_where_passes_change_the_model(case):
     target = TreeModel(model_of(case))
     entered, border = threading.Event(), target.support.border
 
-    def enter() -> None:
+    def enter():
         with TreeModel(target.model).alone():
             entered.set()
 
@@ -250,10 +246,10 @@ def test_runs_take_turns_where_passes_change_the_model(case: Case) -> None:
     assert entered.is_set()
 
 
-def test_a_turn_may_be_given_back_by_another_thread() -> None:
+def test_a_turn_may_be_given_back_by_another_thread():
     target = TreeModel(model_of(next(case for case in BORDERS if case.family == "llama")))
 
-    def run() -> Iterator[None]:
+    def run():
         with target.alone():
             yield
 

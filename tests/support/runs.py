@@ -29,6 +29,11 @@ def decoded(
     return [token for step in steps for token in step.tokens], stats
 
 
+def plain(model: Any, ids: torch.Tensor, new: int = 20) -> list[int]:
+    """The greedy tokens that transformers' own `generate` adds to a prompt (1, n)."""
+    return model.generate(ids, max_new_tokens=new, do_sample=False)[0, ids.shape[1] :].tolist()
+
+
 def check_texts(model: Any, drafter: Drafter, ids: torch.Tensor, counted: str) -> None:
     """Texts after a prompt (1, n) are those of the model: greedy, sampled, and in a padded batch. The drafter counts
     `counted`, so that it is seen to draft.

@@ -15,6 +15,9 @@ SENTENCES = [
     "import os\nimport sys\n",
 ]
 
+PARTS = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.layers.1", "model.norm", "lm_head")
+"""Of a llama of two layers, for a device map."""
+
 
 def llama(seed: int = 0, context: float = 0.1, **config: Any) -> LlamaForCausalLM:
     """A random llama in float32 with grouped queries and no end of sequence; wide weights make its choices vary.
@@ -40,6 +43,12 @@ def llama(seed: int = 0, context: float = 0.1, **config: Any) -> LlamaForCausalL
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(context)
             layer.mlp.down_proj.weight.mul_(context)
+    return model
+
+
+def unknown(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The model as of a family that is not known."""
+    model.config.__class__ = type("UnknownConfig", (type(model.config),), {"model_type": "unknown"})
     return model
 
 

@@ -1,9 +1,9 @@
 """Steps of constant shapes: the whole step on the device, captured once as a CUDA graph and replayed.
 
 On a data-centre accelerator the forward pass of a step takes less time than Python needs to ask for it. So where
-everything can be known beforehand, a step can be one CUDA graph: the tree's tokens (or retrieval itself), the mask, the
-forward pass over slots of fixed places, acceptance, and the move of the accepted slots. docs/fast-path.md says where it
-holds and what a step consists of. Such steps are made only where they are asked for (`fast=True`).
+everything can be known beforehand, a step can be one CUDA graph: drafting, mask, forward pass over slots of fixed
+places, acceptance, and the move of the accepted slots. docs/fast-path.md says where it holds. Such steps are made only
+where they are asked for (`fast=True`).
 """
 
 from __future__ import annotations

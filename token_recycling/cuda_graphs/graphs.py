@@ -49,9 +49,7 @@ class Graphs:
         return result
 
     def _capture(self, function: Callable[[], Any], state: Sequence[torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """Runs twice beforehand, so that everything is loaded and compiled, and puts back what that has changed.
-        Threads capture one after the other.
-        """
+        """Run twice beforehand, so that everything is loaded and compiled, and put back what that has changed."""
         before = [tensor.clone() for tensor in state]
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))

@@ -18,7 +18,7 @@ from ..model.tree_model import TreeModel
 from . import NoFastPathError
 from .graphs import Graphs
 from .slots import FixedCache, band_of
-from .sources import DeviceSource, HostSource
+from .sources import DeviceSource, HostSource, Source
 from .step import Choice, Report, StepPlan, Verified, verify
 
 _AHEAD = 2048
@@ -113,9 +113,7 @@ class StepRunner:
         return self._device_source
 
     @lasting()
-    def run(
-        self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice
-    ) -> tuple[Report, torch.Tensor]:
+    def run(self, target: TreeModel, plan: StepPlan, source: Source, choice: Choice) -> tuple[Report, torch.Tensor]:
         """One step: what the host must know, and the logits (n, vocabulary) at every node, which are the caller's."""
         self.cache.shared.band = plan.band
         key = (plan, isinstance(source, DeviceSource), choice.sample, tuple(map(_written, choice.warpers)))
@@ -141,14 +139,14 @@ class StepRunner:
         return Report(plan, np.array(pinned.numpy())), own
 
     @lasting()
-    def rehearse(self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice) -> None:
+    def rehearse(self, target: TreeModel, plan: StepPlan, source: Source, choice: Choice) -> None:
         """One step, operation by operation, whose result is not used."""
         self.cache.shared.band = plan.band
         with target.attending():
             self._step(target, plan, source, choice)
 
     def _step(
-        self, target: TreeModel, plan: StepPlan, source: HostSource | DeviceSource, choice: Choice
+        self, target: TreeModel, plan: StepPlan, source: Source, choice: Choice
     ) -> tuple[torch.Tensor, torch.Tensor]:
         verified: Verified = verify(
             target.model, self.cache, target.support.layers, plan, source, choice, self.root, self.seed

@@ -22,9 +22,7 @@ _SHORTEST_BAND = 256
 
 
 def band_of(slots: int) -> int:
-    """The band for `slots` slots: 256, 512, 768, 1024, 1536, 2048, 3072, ...: at most a third of it is empty, but for
-    the first.
-    """
+    """The band for `slots` slots: 256, 512, 768, 1024, 1536, 2048, 3072, ..."""
     band = _SHORTEST_BAND
     while band < slots:
         band = band * 3 // 2 if band & (band - 1) == 0 and band > _SHORTEST_BAND else 1 << band.bit_length()

@@ -7,15 +7,41 @@ from the step before, are part of the step.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
 from ..recycling.matrix import Retrieval
 from ..trees.draft import Draft
-from .step import PADDING, TreeArrays, shape_of
 
 BUCKETS = (1, 8, 16, 32, 64, 96, 128, 192, 256)
 """Numbers of nodes, the root included, that trees are filled up to; the paper's tree has 81."""
+PADDING = -1
+"""The token of a node that only fills up the bucket: a root of its own, at the position of the root, which is never
+accepted.
+"""
+
+
+class TreeArrays(NamedTuple):
+    """A tree's arrays on the device, n nodes in order of depth."""
+
+    parents: torch.Tensor
+    """(n,) int64; a root is its own parent."""
+    ancestors: torch.Tensor
+    """(n, n) bool."""
+    depths: torch.Tensor
+    """(n,) int64."""
+
+
+def shape_of(parents: torch.Tensor) -> TreeArrays:
+    """The arrays of a tree from its parents (n,) int64, without looking at them: reach is doubled until it is whole."""
+    n = len(parents)
+    nodes = torch.arange(n, device=parents.device)
+    seen = ((nodes[:, None] == nodes) | (nodes == parents[:, None])).float()
+    for _ in range(max(0, n - 2).bit_length()):
+        seen = (seen @ seen).clamp(max=1)
+    return TreeArrays(parents, seen > 0, seen.sum(dim=1).long() - 1)
 
 
 def bucket_of(nodes: int) -> int:
@@ -53,16 +79,16 @@ class HostSource:
 
 
 class DeviceSource:
-    """A template filled from the rows of a matrix that lies on the device (Token Recycling, section 3.2 and 3.3).
-
-    What a step has shown is written to the matrix at the beginning of the next one: by then the host knows whether the
-    text has ended in it, and where, and learns from the last step itself.
+    """A template filled from the rows of a matrix that lies on the device (Token Recycling, section 3.2 and 3.3). What
+    a step has shown is written to the matrix at the beginning of the next one: by then the host knows whether the text
+    has ended in it, and learns from the last step itself.
     """
 
     def __init__(self, retrieval: Retrieval, device: torch.device) -> None:
         self.retrieval, tree = retrieval, retrieval.tree
         self.nodes, self.depths = len(tree), tree.depth + 1
-        self._shape = TreeArrays.of(tree, device)
+        arrays = tree.on(device)
+        self._shape = TreeArrays(arrays.parents, arrays.ancestors, arrays.depths)
         retrieval.matrix.fill_by_layers(tree, torch.zeros(1, dtype=torch.long, device=device))  # makes the arrays
         self._tokens = torch.zeros(self.nodes, dtype=torch.long, device=device)
         self._candidates = torch.zeros(self.nodes, retrieval.matrix.k, dtype=torch.int32, device=device)
@@ -86,3 +112,9 @@ class DeviceSource:
     def state(self) -> list[torch.Tensor]:
         """What a step changes."""
         return [self._tokens, self._candidates, self._pending, self.retrieval.matrix.candidates]
+
+
+Source = HostSource | DeviceSource
+"""Drafts tokens (n,) int64 below the root (1,), `PADDING` where there is none, with their arrays; is told of the nodes'
+tokens and of the k likeliest tokens (n, k) after each, if the plan has any.
+"""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,40 +25,10 @@ from ..loop.accept import GreedyPath, greedy_path
 from ..model.architectures import Reach
 from ..model.compat import told_slots
 from ..model.tree_model import Masks, masks
-from ..trees.tree import Tree
+from ..trees.tree import TreeShape
 from .noise import gumbel
 from .slots import FixedCache
-
-PADDING = -1
-"""The token of a node that only fills up the bucket: a root of its own, at the position of the root, which is never
-accepted.
-"""
-
-
-class TreeArrays(NamedTuple):
-    """A tree's arrays on the device, n nodes in order of depth; as in `tree.TreeTensors`."""
-
-    parents: torch.Tensor
-    """(n,) int64; a root is its own parent."""
-    ancestors: torch.Tensor
-    """(n, n) bool."""
-    depths: torch.Tensor
-    """(n,) int64."""
-
-    @classmethod
-    def of(cls, tree: Tree, device: torch.device) -> TreeArrays:
-        arrays = tree.on(device)
-        return cls(arrays.parents, arrays.ancestors, arrays.depths)
-
-
-class Source(Protocol):
-    """Where the nodes of a step come from."""
-
-    def draft(self, root: torch.Tensor) -> tuple[torch.Tensor, TreeArrays]:
-        """Tokens (n,) int64, `PADDING` where there is none, below `root` (1,), the newest token of the text."""
-
-    def note(self, tokens: torch.Tensor, candidates: torch.Tensor) -> None:
-        """Told of the nodes' tokens (n,) and of the k likeliest tokens (n, k) after each, if the plan has any."""
+from .sources import Source
 
 
 @dataclass(frozen=True)
@@ -78,21 +48,11 @@ class Choice:
         return (scores + noise(scores.shape[1])).argmax(dim=-1)
 
 
-def shape_of(parents: torch.Tensor) -> TreeArrays:
-    """The arrays of a tree from its parents (n,) int64, without looking at them: reach is doubled until it is whole."""
-    n = len(parents)
-    nodes = torch.arange(n, device=parents.device)
-    seen = ((nodes[:, None] == nodes) | (nodes == parents[:, None])).float()
-    for _ in range(max(0, n - 2).bit_length()):
-        seen = (seen @ seen).clamp(max=1)
-    return TreeArrays(parents, seen > 0, seen.sum(dim=1).long() - 1)
-
-
 def tree_masks(
-    layers: Mapping[str, Reach], shape: TreeArrays, length: torch.Tensor, band: int, dtype: torch.dtype
+    layers: Mapping[str, Reach], shape: TreeShape, length: torch.Tensor, band: int, dtype: torch.dtype
 ) -> Masks:
-    """(1, 1, n, band) each, to be added to attention scores: every node sees the text, `length` (1,) slots, and its own
-    ancestors behind it, as far as the layer reaches.
+    """(1, 1, n, band) each, to be added to attention scores: a node sees the text, `length` (1,) slots, and its
+    ancestors.
     """
     n = len(shape.parents)
     after = torch.arange(band, device=length.device) - length
@@ -147,9 +107,7 @@ def verify(
     seed: torch.Tensor,
 ) -> Verified:
     """Everything of a step but the move of the accepted slots, as one graph; `root` (1,) int64 becomes the next root.
-
-    `seed`: (1,) int64, that of the text's draws. `layers`: the reach of each type of layer, as in
-    `architectures.Support`.
+    `seed`: (1,) int64, that of the text's draws. `layers`: the reach of each type of layer, as in `Support`.
     """
     tokens, shape = source.draft(root)
     length = cache.shared.length

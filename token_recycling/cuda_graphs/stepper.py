@@ -15,7 +15,7 @@ from ..loop.run import Run
 from ..trees.draft import Draft, Step
 from .runner import StepRunner
 from .slots import band_of
-from .sources import BUCKETS, DeviceSource, HostSource, bucket_of
+from .sources import BUCKETS, Source, bucket_of
 from .step import Choice, StepPlan
 
 
@@ -46,7 +46,7 @@ class CapturedStepper:
         clock, sequence, runner = self.run.clock, self._sequence, self.runner
         draft = self._drafted()
         clock.lap("retrieve")
-        source: HostSource | DeviceSource
+        source: Source
         if draft is None:
             assert self._device is not None
             source, k, alone = self._device, self._device.retrieval.matrix.k, True

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from threading import Lock
 from types import FunctionType, MethodType
-from typing import Any
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -18,10 +16,10 @@ from ..drafters._base import Drafter
 from ..loop.processors import Scope, scope
 from ..loop.text import Sequence, TokenSelector
 from ..model.compat import DynamicIndexedLayer
-from ..model.kv_cache import tree_cache
+from ..model.kv_cache import TreeCache
 from ..model.prefill import prefill
 from ..model.remembered import remembered
-from ..model.state import State, hooks_of, hooks_of_all_modules
+from ..model.state import State, hooks_of
 from ..model.support import Support
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
@@ -40,9 +38,7 @@ ones.
 
 
 def by_configuration(known: Support) -> str | None:
-    """Why fast steps do not hold for a model, by what is known of it without its weights; None if nothing speaks
-    against them.
-    """
+    """Why fast steps do not hold for a model, by what is known of it without its weights, or None."""
     if not known.supported:
         return known.reason
     if not known.tested:
@@ -94,12 +90,6 @@ def runner_or_reason(target: TreeModel) -> StepRunner | str:
     return reason or remembered(target.model, "captured steps", _Found).of(target)
 
 
-def without_fast_path(target: TreeModel) -> str | None:
-    """Why a model has no fast steps, tried out, or None if it has."""
-    found = runner_or_reason(target)
-    return found if isinstance(found, str) else None
-
-
 def _by_surroundings(device: torch.device) -> str | None:
     """What holds for this call, and not for the next one that replays its steps."""
     if torch.is_autocast_enabled(device.type):
@@ -118,7 +108,7 @@ def _by_parts(model: PreTrainedModel) -> str | None:
     if any(hasattr(parameter, "placements") for parameter in parameters):
         return "expected a model of one process, got weights shared among several"
     reasons = (_by_part(module) for module in model.modules())
-    return next(filter(None, reasons), _by_hooks("all modules", hooks_of_all_modules()))
+    return next(filter(None, reasons), _by_hooks("all modules", None))
 
 
 def _by_part(module: torch.nn.Module) -> str | None:
@@ -132,11 +122,11 @@ def _by_part(module: torch.nn.Module) -> str | None:
         return f"expected a model that is not compiled, got torch.compile applied to {kind}"
     if module.training:
         return f"expected a model in evaluation mode, got {kind} in training; call model.eval()"
-    return _by_hooks(kind, hooks_of(module))
+    return _by_hooks(kind, module)
 
 
-def _by_hooks(where: str, hooks: Iterator[Callable[..., Any]]) -> str | None:
-    hook = next(hooks, None)
+def _by_hooks(where: str, module: torch.nn.Module | None) -> str | None:
+    hook = next(hooks_of(module), None)
     if hook is None:
         return None
     name = getattr(hook, "__qualname__", type(hook).__name__)
@@ -145,9 +135,7 @@ def _by_hooks(where: str, hooks: Iterator[Callable[..., Any]]) -> str | None:
 
 @torch.no_grad()
 def _tried_out(target: TreeModel) -> StepRunner | str:
-    """Small steps: one watched, whether the model's own operations would make the host wait, and some compared with
-    the ordinary way.
-    """
+    """Small steps: one watched, whether it would make the host wait, and some compared with the ordinary way."""
     cache = target.new_cache()
     if any(isinstance(layer, DynamicIndexedLayer) for layer in cache.layers):
         return f"expected keys and values alone, got index keys (sparse attention) in {type(target.model).__name__}"
@@ -181,7 +169,7 @@ def _deviation(target: TreeModel, runner: StepRunner) -> float:
     prefill(target, [text], cache)
     runner.begin(cache, _TRIED + 2 * len(_TREE))
     runner.root.copy_(text[-1:])
-    kept, source, worst = tree_cache(cache), runner.host_source(len(_TREE)), 0.0
+    kept, source, worst = TreeCache(cache), runner.host_source(len(_TREE)), 0.0
     plan = StepPlan(source.nodes, source.depths, runner.cache.capacity, 0, False, False)
     for _ in range(2):
         held, root = cache.get_seq_length(), runner.root.clone()

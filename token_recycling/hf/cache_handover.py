@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 from ..loop.text import Sequence, TokenSelector
 from ..model.architectures import Border
 from ..model.compat import DummyLayer, StaticIndexedLayer, write_behind
-from ..model.kv_cache import stop_counting, tree_cache, unroll, unsupported_cache
+from ..model.kv_cache import TreeCache, stop_counting, unroll, unsupported_cache
 from ..model.prefill import extend
 from ..model.tree_model import TreeModel
 
@@ -68,12 +68,12 @@ class CacheHandover:
         self.lengths = [max(0, held - padding) for padding in paddings]
         """Number of slots that it holds of each text."""
         if held and any(paddings):
-            tree_cache(self.cache).shift([-min(padding, held) for padding in paddings], max(self.lengths))
+            TreeCache(self.cache).shift([-min(padding, held) for padding in paddings], max(self.lengths))
 
     def give_back(self, columns: int) -> None:
         """Leave in the given cache what plain decoding would: all `columns` but the last, zeros for padding."""
         if any(self.paddings) or len(self.paddings) > 1:
-            tree_cache(self.cache).shift(self.paddings, columns - 1)
+            TreeCache(self.cache).shift(self.paddings, columns - 1)
         if self.cache is not self.given:
             _write(self.cache, self.given)
         stop_counting(self.given)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from ..cuda_graphs.support import by_configuration, without_fast_path
+from ..cuda_graphs.support import by_configuration, runner_or_reason
 from ..model.self_test import tested
 from ..model.support import Support, support
 from ..model.tree_model import TreeModel
@@ -29,4 +29,5 @@ def check(model: PreTrainedModel, self_test: bool = False) -> Support:
     if not self_test:
         return found
     found = tested(model, found)
-    return replace(found, no_fast_path=without_fast_path(TreeModel(model))) if found.supported else found
+    fast = runner_or_reason(TreeModel(model)) if found.supported else None
+    return replace(found, no_fast_path=fast) if isinstance(fast, str) else found

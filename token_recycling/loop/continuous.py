@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from transformers.cache_utils import Cache
 
+from ..model.inspection import processes
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import PIECE
 from ..model.support import UnsupportedModelError
-from ..model.tensor_parallel import processes
 from ..model.tree_model import TreeModel
 from ..trees.draft import Step
 from .run import Run

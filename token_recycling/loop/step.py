@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 
 from ..drafters._base import Drafter
 from ..model.inspection import hidden_states
-from ..model.kv_cache import slots, tree_cache, unroll
+from ..model.kv_cache import TreeCache, slots, unroll
 from ..model.pass_times import costs_of, pass_times
 from ..model.prefill import cross_border, first_pass, read_prompts
 from ..model.tree_model import TreeModel
@@ -67,7 +67,7 @@ class TreeStepper:
         unroll(run.cache)
         if not run.reads_along:
             run.prefill()
-        self._kept = tree_cache(run.cache)
+        self._kept = TreeCache(run.cache)
         self._steps: list[Step] = []
         """Not yet learned from."""
         self._prompt_alone = False

@@ -159,15 +159,13 @@ def rotary_border(config: PretrainedConfig) -> Border | None:
     given = rotary(config)
     borders = []
     for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:
-        kind = parameters.get("rope_type")
+        kind = str(parameters.get("rope_type"))
         if kind == "longrope":
             at = parameters.get("original_max_position_embeddings") or config.original_max_position_embeddings
-            borders.append(
-                Border(at, "longrope changes its frequencies there", beyond=True, at_once=True, changes_model=True)
-            )
-        elif "dynamic" in str(kind):
-            at = config.max_position_embeddings
-            borders.append(
-                Border(at, "dynamic rotary scaling changes with every token after it", at_once=True, changes_model=True)
-            )
+            why = "longrope changes its frequencies there"
+        elif "dynamic" in kind:
+            at, why = config.max_position_embeddings, "dynamic rotary scaling changes with every token after it"
+        else:
+            continue
+        borders.append(Border(at, why, beyond=kind == "longrope", at_once=True, changes_model=True))
     return min(borders, key=lambda border: border.at, default=None)

@@ -1,15 +1,15 @@
 """Attention of passes over trees, in place of the implementation that a model's configuration names.
 
 Two things differ from a model's own attention. Where several query heads share one key/value head (grouped-query
-attention), transformers copies the keys and values of the whole context once for every query head as soon as there is a
-mask, in every layer of every step. Here the queries of one group stand side by side instead, as more rows over the same
-keys: the same sums, and a step over a tree costs up to a seventh less. And implementations that take no mask of any
-shape (flash, flex) give way to one that does.
+attention), transformers copies keys and values of the whole context for every query head as soon as there is a mask.
+Here the queries of one group stand side by side instead, as more rows over the same keys: the same sums, and a step
+over a tree costs up to a seventh less. And implementations that take no mask of any shape (flash, flex) give way to one
+that does.
 
 A configuration is one for all threads, so it is never changed. Instead the functions of a name are registered once more
 with transformers, by ones that look at a context variable: outside of a pass, and for any other model, they call what
-was registered before, with what they were given. A compiler cannot look there: in graphs that it makes, `sdpa` attends
-as registered, and what else is given a mask of four dimensions as `sdpa` does.
+was registered before. A compiler cannot look there: in its graphs `sdpa` attends as registered, and what else is given
+a mask of four dimensions as `sdpa` does.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class _Pass:
     """sdpa or eager."""
     grouped: bool
     """Whether the queries of one group stand side by side."""
-    masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    """The masks that were made from others, which are kept beside them."""
+    masks: dict[tuple[int, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    """Masks by those that they were made from, which are kept beside them."""
 
 
 _current: ContextVar[_Pass | None] = ContextVar("pass", default=None)
@@ -74,15 +74,19 @@ class _Attention:
         **others: Any,
     ) -> Attended:
         """Attention of queries (batch, heads, n, size) on keys and values (batch, key/value heads, length, size)."""
-        current = _pass_of(getattr(module, "config", None))
+        current, function = _pass_of(getattr(module, "config", None)), self.before
         if self.name != "sdpa":
             function = self._masked(module, attention_mask, current, others)
-            return function(module, query, key, value, attention_mask, *args, **others)
-        groups = current is not None and current.grouped and self.before is sdpa_attention_forward
-        if current is not None and groups and _shares_keys(module, query, key, attention_mask, others):
+        elif (
+            current is not None
+            and current.grouped
+            and not module.training
+            and self.before is sdpa_attention_forward
+            and _shares_keys(query, key, attention_mask, others)
+        ):
             mask = _repeated(attention_mask, query.shape[1] // key.shape[1], current.masks)
             return _grouped(query, key, value, mask, others)
-        return self.before(module, query, key, value, attention_mask, *args, **others)
+        return function(module, query, key, value, attention_mask, *args, **others)
 
     def _masked(
         self, module: torch.nn.Module, mask: Any, current: _Pass | None, others: dict[str, Any]
@@ -114,22 +118,10 @@ class _Masks:
         return AttentionMaskInterface()[current.attention](*args, **{**options, "allow_is_causal_skip": False})
 
 
-def _shares_keys(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    mask: torch.Tensor | None,
-    others: dict[str, Any],
-) -> bool:
+def _shares_keys(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, others: dict[str, Any]) -> bool:
     """Whether there is a mask for all heads, and keys are shared."""
-    return (
-        mask is not None
-        and mask.shape[1] == 1
-        and query.shape[1] != key.shape[1]
-        and others.get("position_bias") is None
-        and others.get("softcap") is None
-        and not module.training
-    )
+    plain = others.get("position_bias") is None and others.get("softcap") is None
+    return plain and mask is not None and mask.shape[1] == 1 and query.shape[1] != key.shape[1]
 
 
 def _grouped(
@@ -143,18 +135,16 @@ def _grouped(
     return attended.reshape(batch, heads, n, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
-def _repeated(
-    mask: torch.Tensor, times: int, masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
-) -> torch.Tensor:
+def _repeated(mask: torch.Tensor, times: int, made: dict[tuple[int, int], tuple[torch.Tensor, ...]]) -> torch.Tensor:
     """The mask with its rows `times` times over; made in the first layer of a pass and kept for the others."""
     key = id(mask), times
-    if key not in masks:
-        masks[key] = mask, mask.repeat(1, 1, times, 1)
-    return masks[key][1]
+    if key not in made:
+        made[key] = mask, mask.repeat(1, 1, times, 1)
+    return made[key][1]
 
 
 def _take_over(name: str) -> None:
-    """Puts ours in place of what is registered for a name, where it does not stand there yet, or no longer."""
+    """Put ours in place of what is registered for a name, where it does not stand there yet, or no longer."""
     with _registering:
         before = AttentionInterface().get(name)
         if before is not None and not isinstance(before, _Attention):
@@ -166,8 +156,8 @@ def _take_over(name: str) -> None:
 
 @contextmanager
 def attending(config: PretrainedConfig, attention: str, grouped: bool = False) -> Iterator[None]:
-    """For the length of the block, a pass or several of this thread, a model with this configuration attends with
-    `attention`, which is sdpa or eager; with `grouped` sdpa does so without copies of shared heads.
+    """For the length of the block, this thread's passes of a model with this configuration attend with `attention`,
+    sdpa or eager; `grouped` sdpa does so without copies of shared heads.
     """
     configured = config._attn_implementation
     if configured == attention and not (grouped and configured == "sdpa"):
@@ -187,10 +177,8 @@ def biased_by_position(
     model: PreTrainedModel, bias: KeyBias, mask: torch.Tensor, key_positions: torch.Tensor
 ) -> Iterator[None]:
     """For the length of the block, the bias that a model gives keys by their place in the cache (ALiBi) follows
-    `key_positions` (batch or 1, length + n), and `mask` takes the place of the model's own.
-
-    The model has made both for consecutive tokens; hooks before its blocks put them in order. Calls of other threads
-    are left alone.
+    `key_positions` (batch or 1, length + n), and `mask` takes the place of the model's own. The model has made both for
+    consecutive tokens; hooks before its blocks put them in order, for this thread alone.
     """
     thread = threading.get_ident()
 

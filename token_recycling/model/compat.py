@@ -1,9 +1,8 @@
 """Stand-ins for what releases of transformers and torch lack: the one place that knows.
 
 Everything else is written for the newest release. What a lower one within the range (`versions`) does not have is an
-entry here, with the release that brought it. Where nothing can stand in, there is a class that nothing is of, so that
-whoever looks for it finds none, and `needed` says to the user which release has it. An entry goes when the lowest
-release has it.
+entry here, with the release that brought it. Where nothing can stand in, there is a class that nothing is of, and
+`needed` says to the user which release has it. An entry goes when the lowest release has it.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ def lacks(kind: Any, what: str) -> str | None:
 
 def needed(kind: Any, what: str) -> None:
     """Raises ValueError with that reason, if there is one."""
-    reason = lacks(kind, what)
-    if reason is not None:
+    if reason := lacks(kind, what):
         raise ValueError(reason)
 
 
@@ -100,8 +98,8 @@ class OwnLayer(cache_utils.CacheLayerMixin):
 
 
 def left_by_crop(asked: int, held: int) -> int:
-    """Return how many of `held` slots `crop(asked)` leaves. Before 5.15 it was told how many to leave, or as a negative
-    number how many to forget; since then only the latter, or 0, which left nothing before 5.14.
+    """Return how many of `held` slots `crop(asked)` leaves. Before 5.15 a positive number said how many to leave; 0
+    leaves all since 5.14.
     """
     if asked < 0 or (asked == 0 and _TRANSFORMERS >= (5, 14)):
         return max(0, held + asked)
@@ -126,8 +124,8 @@ def write_behind(cache: Cache, held: int, index: int, keys: torch.Tensor, values
 
 
 def told_slots(length: torch.Tensor, nodes: int) -> dict[str, torch.Tensor]:
-    """What a forward pass over `nodes` tokens behind `length` (1,) slots is told of where they go. Before 5.4 it asked
-    the cache otherwise, and so the host the device.
+    """What a pass over `nodes` tokens behind `length` (1,) slots is told of where they go. Before 5.4 the host asked
+    the device.
     """
     if _TRANSFORMERS >= (5, 4):
         return {}
@@ -185,17 +183,13 @@ def of_rotary(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dequantising() -> dict[str, Any]:
-    """Arguments of `from_pretrained` that make it dequantise a GGUF file. Releases before those that have `GgufConfig`
-    always do; later ones keep blocks where there are kernels for them.
-    """
+    """Arguments of `from_pretrained` that make it dequantise a GGUF file, as releases before `GgufConfig` always do."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 def precision_options() -> list[Any]:
-    """Return torch's settings of precision. Before 2.9 one option said it of all devices; before 2.7 sums of
-    16-bit numbers had none.
-    """
+    """Return torch's settings of precision: one for all devices before 2.9, none for 16-bit sums before 2.7."""
     matmul = torch.backends.cuda.matmul
     sums = [matmul.allow_fp16_accumulation] if _TORCH >= (2, 7) else []
     if _TORCH < (2, 9):

@@ -1,10 +1,9 @@
 """A model in a GGUF file, as llama.cpp and its relatives use them: unpacked once into an ordinary folder.
 
-transformers reads such files, and dequantises them anew at every start. Here that is done once: the model is kept in
-float32, which loses nothing, with its tokenizer, chat template and generation configuration, in the user's cache folder
-under the SHA-256 of the file. From then on it is a folder as any other: a second start costs a look at the file's date
-and size. A folder is renamed into place when it is complete, so no half of one is ever used; what was damaged later, or
-made by another release of transformers, is made anew.
+transformers dequantises such files anew at every start. Here that is done once: the model is kept in float32, which
+loses nothing, with its tokenizer, chat template and generation configuration, in the user's cache folder under the
+SHA-256 of the file. A second start costs a look at the file's date and size. A folder is renamed into place when it is
+complete; what was damaged later, or made by another release of transformers, is made anew.
 """
 
 from __future__ import annotations
@@ -41,16 +40,15 @@ def is_packed(path: Path) -> bool:
 
 def is_unpacked(path: Path) -> bool:
     """Whether `unpacked` finds the model in the cache."""
-    return _is_whole(_folder(path))
+    return _is_whole(kept_in() / _fingerprint(path))
 
 
 def unpacked(path: Path) -> Path:
-    """The folder of the model in a GGUF file, made on first use; other processes wait for it.
-
-    Raises ValueError for a file that is cut off, is no GGUF file or holds what transformers does not read, for a
-    missing package, and for a full disk.
+    """The folder of the model in a GGUF file, made on first use; other processes wait for it. Raises ValueError for a
+    file that is cut off, is no GGUF file or holds what transformers does not read, for a missing package, and for a
+    full disk.
     """
-    folder = _folder(path)
+    folder = kept_in() / _fingerprint(path)
     if not _is_whole(folder):
         found = checked(path)
         with one_at_a_time(folder.with_suffix(".lock")):
@@ -89,10 +87,10 @@ def checked(path: Path) -> Header:
 
 
 def _unpack(path: Path, found: Header, folder: Path) -> None:
-    """Writes the model as an ordinary folder; raises ValueError."""
+    """Write the model as an ordinary folder; raises ValueError."""
     with _room(path, found, folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(folder.parent).free < _size(found):
+        if shutil.disk_usage(folder.parent).free < found.unpacked:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     model, tokenizer = _read(path)
     ends = {found.values[key]: None for key in _ENDS if key in found.values}
@@ -151,23 +149,14 @@ def _room(path: Path, found: Header, folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         free = shutil.disk_usage(folder.parent).free if folder.parent.is_dir() else 0
         raise ValueError(
-            f"expected {_size(found) / 1e9:.1f} GB of free disk for unpacking {path} into {folder.parent}, got "
+            f"expected {found.unpacked / 1e9:.1f} GB of free disk for unpacking {path} into {folder.parent}, got "
             f"{free / 1e9:.1f} GB ({error}); free some, or set TOKEN_RECYCLING_CACHE to a folder on another disk"
         ) from error
-
-
-def _size(found: Header) -> int:
-    """Bytes of the model in float32."""
-    return 4 * found.elements
 
 
 def kept_in() -> Path:
     """The folder of unpacked models."""
     return cache_folder() / "gguf"
-
-
-def _folder(path: Path) -> Path:
-    return kept_in() / _fingerprint(path)
 
 
 def _fingerprint(path: Path) -> str:
@@ -185,7 +174,7 @@ def _fingerprint(path: Path) -> str:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder is as it was when it was unpacked, by the installed transformers."""
+    """Whether a folder is as it was when the installed transformers unpacked it."""
     try:
         return bool(json.loads((folder / _NOTE).read_text(encoding="utf-8")) == _note(folder))
     except (OSError, ValueError):
@@ -193,9 +182,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """What made the files of a folder, and of each its size and the digest of its beginning: headers and all of the
-    small ones.
-    """
+    """What made the files of a folder, and of each its size and the digest of its beginning."""
     files = {}
     for file in sorted(each for each in folder.iterdir() if each.name != _NOTE):
         with open(file, "rb") as opened:

@@ -1,10 +1,9 @@
-"""Looks into a model and at what others put around it: objects that hold it, functions and hooks in it, its output
-layer, and by what it is known again.
+"""Looks into a model and at what others put around it: objects that hold it, hooks in it, its output layer, and by what
+it is known again.
 
-The last hidden states are what the output layer is given, whatever the architecture does before and after it. A hook
-sees them exactly as they are turned into logits: after the last norm, scaled where a family scales them. Where a family
-scales or caps the logits afterwards, the order of candidates stays. Cost: none where no drafter needs them; else
-setting the hook, some microseconds a pass.
+The last hidden states are what the output layer is given, after the last norm and whatever scaling a family has: a hook
+sees them exactly as they are turned into logits. Where a family scales or caps the logits afterwards, the order of
+candidates stays. Cost: setting the hook, some microseconds a pass, where a drafter needs them.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,10 +29,8 @@ _CHANGING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 def held_by(wrapper: Any) -> str:
     """A remedy for something that is no transformers model itself: which model inside it to pass instead."""
-    inside = (
-        wrapper.named_modules() if isinstance(wrapper, torch.nn.Module) else getattr(wrapper, "__dict__", {}).items()
-    )
-    for path, held in inside:
+    is_module = isinstance(wrapper, torch.nn.Module)
+    for path, held in wrapper.named_modules() if is_module else getattr(wrapper, "__dict__", {}).items():
         if isinstance(held, PreTrainedModel) and held.can_generate():
             return f"pass the {type(held).__name__} in its .{path}, with which calls of the wrapper are accelerated too"
     return "load it with AutoModelForCausalLM"
@@ -61,19 +59,19 @@ def accepts(model: PreTrainedModel, argument: str) -> bool:
 
 
 def prepares_inputs_elsewhere(model: PreTrainedModel) -> bool:
-    """Whether a function set on the model object prepares its inputs, as peft's prompt learning does, in place of its
-    class's own.
-    """
-    prepare = vars(model).get("prepare_inputs_for_generation")
-    return (
-        prepare is not None and getattr(prepare, "__func__", prepare) is not type(model).prepare_inputs_for_generation
-    )
+    """Whether a function set on the object, not its class's own, prepares its inputs, as for peft's prompt learning."""
+    own = type(model).prepare_inputs_for_generation
+    prepare = vars(model).get("prepare_inputs_for_generation", own)
+    return getattr(prepare, "__func__", prepare) is not own
+
+
+def processes(model: PreTrainedModel) -> int:
+    """Number of processes that hold a part of the model each (tensor parallelism)."""
+    return getattr(model, "_tp_size", None) or 1
 
 
 def input_device(model: PreTrainedModel) -> torch.device | None:
-    """Return the device that token ids go to: that of the embedding, or the one to which accelerate's hook brings its
-    offloaded weights; None if it has no weights.
-    """
+    """Return the device of the embedding, or where accelerate's hook brings it; None if it has no weights."""
     embedding = model.get_input_embeddings()
     if embedding.weight.device.type != "meta":
         return embedding.weight.device
@@ -88,13 +86,10 @@ class NoHiddenStatesError(ValueError):
 
 @contextlib.contextmanager
 def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Within it every forward pass of this thread adds its (batch, n, hidden) to the list: of the positions
-    whose logits are made.
-
-    Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it: a graph that was
-    made without the hook would be used again.
+    """Within it every forward pass of this thread adds its (batch, n, hidden) to the list: of the positions whose
+    logits are made. Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it.
     """
-    if is_compiled(model):
+    if is_compiled(model):  # a graph that was made without the hook would be used again
         raise NoHiddenStatesError(
             f"expected a model whose hidden states can be seen, got {type(model).__name__} compiled as a whole; "
             "compile what is before its output layer (`model.model = torch.compile(model.model)`), or choose a drafter "
@@ -117,10 +112,9 @@ def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 @contextlib.contextmanager
 def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]) -> Iterator[list[torch.Tensor]]:
     """Within it every forward pass of this thread adds the hidden states of its positions to the list: of the numbers
-    that `numbers` gives for so many layers, side by side, (batch, n, states * hidden). They are numbered as
-    `output_hidden_states` does: i is what enters layer i, and the number of layers is what leaves the decoder, after
-    its last norm. n are all positions, but where a family leaves some out whose logits are not wanted: then the last
-    ones.
+    that `numbers` gives for so many layers, side by side, (batch, n, states * hidden). As in `output_hidden_states`
+    number i is what enters layer i, and the number of layers what leaves the last norm. n are all positions, or the
+    last ones where a family leaves out those whose logits are not wanted.
 
     Raises NoHiddenStatesError where a model has no such layers, or they are compiled.
     """
@@ -141,11 +135,11 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
     entered: dict[int, torch.Tensor] = {}
     thread = threading.get_ident()
 
-    def enter(number: int, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
+    def enter(number: int, layer: Any, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
         if threading.get_ident() == thread:
             entered[number] = args[0] if args else kwargs["hidden_states"]
 
-    def leave(output: Any) -> None:
+    def leave(decoder: Any, args: Any, output: Any) -> None:
         if threading.get_ident() == thread:
             entered[len(layers)] = output[0]
             states = [entered[number].to(output[0].device) for number in wanted]
@@ -159,13 +153,10 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
             seen.append(torch.cat([one[:, -known:] for one in states], dim=-1))
 
     hooks = [
-        layers[number].register_forward_pre_hook(
-            lambda layer, args, kwargs, number=number: enter(number, args, kwargs), with_kwargs=True
-        )
-        for number in set(wanted)
-        if number < len(layers)
+        layers[number].register_forward_pre_hook(partial(enter, number), with_kwargs=True)
+        for number in set(wanted) - {len(layers)}
     ]
-    hooks.append(decoder.register_forward_hook(lambda decoder, args, output: leave(output)))
+    hooks.append(decoder.register_forward_hook(leave))
     try:
         yield seen
     finally:
@@ -190,9 +181,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """Tokens of the longest text that a model was made for, if its configuration says so; the shorter one if it says it
-    twice.
-    """
+    """Tokens of the longest text that a model was made for, the shorter one if its configuration says it twice."""
     config = model.config.get_text_config(decoder=True)
     said = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
     return min(filter(None, said), default=None)

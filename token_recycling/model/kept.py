@@ -1,7 +1,6 @@
 """What was found out about models, on disk for later processes: a small JSON file for everything that it depends on.
 
-A file that is damaged is noticed once and replaced by the next that is written; where none can be written, that is said
-once.
+A damaged file is noticed once and replaced by the next that is written.
 """
 
 from __future__ import annotations
@@ -37,15 +36,13 @@ def read(path: Path, parse: Callable[[Any], T], nothing: T) -> T:
     except FileNotFoundError:
         return nothing
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _say(
-            f"expected what was learned of a model in {path}, got something else ({type(error).__name__}: {error}); "
-            "learning it anew"
-        )
+        found = f"{type(error).__name__}: {error}"
+        _say(f"expected what was learned of a model in {path}, got something else ({found}); learning it anew")
         return nothing
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """Replaces what is kept."""
+    """Replace what is kept."""
     try:
         with replacing(path) as temporary:
             Path(temporary).write_text(json.dumps(found, indent=1), encoding="utf-8")

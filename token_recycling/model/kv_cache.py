@@ -1,8 +1,8 @@
-"""transformers' key/value caches, made such that chosen slots can be kept (`tree_cache`), and which of them can be.
+"""transformers' key/value caches, made such that chosen slots can be kept, and which of them can be.
 
-Besides layers that attend to everything there are offloaded ones, whose shared tensors lie in the memory of the host: a
-step copies the slots of one layer after the other to the device, and only those of its own nodes back. Others keep
-index keys, or states over the text.
+A tree forward appends one slot per node. Of these only the accepted ones may stay, moved together at the end of the
+text; of states over the text that of the last one (`recurrence`). Layers of a `DynamicCache` give way to those of
+`cache_layers`.
 """
 
 from __future__ import annotations
@@ -16,153 +16,133 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from .._util.device import synchronize
+from .cache_layers import (
+    BlockTreeLayer,
+    IndexedTreeLayer,
+    OffloadedTreeLayer,
+    RecurrentTreeLayer,
+    SlotStore,
+    TokenCount,
+    TreeLayer,
+    roll,
+    take_states,
+)
 from .compat import (
     DummyLayer,
     DynamicIndexedLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
-    OwnLayer,
 )
-from .recurrence import recurrent_layers, take_over_states
+from .recurrence import join_states, keep_states, recurrent_layers, select_states, take_over_states
 from .remembered import lasting
-from .tree_cache import SlotStore, TreeCache, TreeLayer, roll
 
 _SLIDING = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 _OTHERS = (*_SLIDING, DynamicLayer, DynamicIndexedLayer, DummyLayer, LinearAttentionAndFullAttentionLayer)
+_TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
 
 
-class OffloadedTreeLayer(TreeLayer):
-    """A layer whose slots lie in the memory of the host, and on the device only while it attends to them."""
+class TreeCache:
+    """Keeps accepted slots in a `DynamicCache`, whose layers it takes over as soon as there is something in them.
+    Afterwards the cache works wherever it did before, in plain `generate` too.
+    """
 
-    def _attended(self, part: int) -> torch.Tensor:
-        # The host waits for this copy, as for that of the new slots, so that nothing is read before it is there.
-        return self._view(part).to(self.device)
-
-    def offload(self) -> None:
-        """Nothing is left to do: every new slot was copied to the host at once."""
-
-    def prefetch(self) -> None:
-        """Nothing: one layer at a time is on the device."""
-
-
-class IndexedTreeLayer(TreeLayer, DynamicIndexedLayer):
-    """A layer of a model with sparse attention, which keeps index keys (batch, slots, size) besides."""
-
-    indexer_keys: torch.Tensor | None
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self._stores: list[SlotStore] = []
+        self._layers: list[Any] = []
+        self._indexed: list[Any] = []
+        """The layers that keep index keys too."""
+        self._recurrent = bool(recurrent_layers(cache))
+        if cache.get_seq_length():
+            self._take_over()
 
     @lasting()
-    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
-        """As in transformers."""
-        return super().update_indexer(indexer_key_states)
+    def _take_over(self) -> None:
+        if self._stores:
+            return
+        _share(self.cache)
+        self._layers = [layer for layer in self.cache.layers if hasattr(layer, "parts")]
+        self._indexed = [layer for layer in self._layers if hasattr(layer, "move")]
+        self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
 
-    def move(self, row: int, source: int, place: int) -> None:
-        """Copies the index key of one slot onto another."""
-        if self.indexer_keys is not None:
-            self.indexer_keys[row, place] = self.indexer_keys[row, source]
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+        """Of the slots from `held` on, one a node, keep those of the `accepted` nodes (ascending) of each text, moved
+        to the end of its `lengths[row]` slots, and forget the rest.
+        """
+        if self._recurrent:
+            keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
+        self._take_over()
+        # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
+        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+            for place, node in enumerate(nodes):
+                if length + place != held + node:
+                    for store in self._stores:
+                        slots = store.buffer.narrow(1, row, 1)
+                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
+                    for layer in self._indexed:
+                        layer.move(row, held + node, length + place)
+        self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))
 
+    @lasting()
     def shift(self, places: Sequence[int], slots: int) -> None:
-        """Move the index keys of each text by `places[row]` within the first `slots`; see `TreeCache.shift`."""
-        if self.indexer_keys is not None:
-            self.indexer_keys = pad(self.indexer_keys, (0, 0, 0, slots - self.indexer_keys.shape[1]))
+        """Move each text by `places[row]` slots, to the right if positive, behind zeros; there are `slots` then."""
+        self._take_over()
+        touched = max(slots, self.cache.get_seq_length())
+        for store in self._stores:
+            store.reserve(touched)
             for row, distance in enumerate(places):
-                roll(self.indexer_keys[row], distance)
+                roll(store.buffer.select(1, row).narrow(2, 0, touched), distance)
+        for layer in self._indexed:
+            layer.shift(places, touched)
+        self._cut(slots)
 
-    def keep(self, slots: int) -> None:
-        """Forget all index keys but the first."""
-        if self.indexer_keys is not None:
-            self.indexer_keys = self.indexer_keys[:, :slots]
+    @lasting()
+    def join(self, other: TreeCache) -> None:
+        """Put the texts of another cache of the same model behind these. Slots that a text does not have hold zeros, as
+        what is masked must still be numbers.
+        """
+        self._take_over()
+        other._take_over()
+        held, joining = self.cache.get_seq_length(), other.cache.get_seq_length()
+        slots = max(held, joining)
+        for store, more in zip(self._stores, other._stores, strict=True):
+            texts = store.buffer.shape[1]
+            store.reserve(slots)
+            store.resize(texts + more.buffer.shape[1])
+            store.buffer[:, :texts, :, held:slots] = 0
+            store.buffer[:, texts:, :, :joining] = more.buffer[..., :joining, :]
+            store.buffer[:, texts:, :, joining:slots] = 0
+        join_states(self.cache, other.cache)
+        self._cut(slots)
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """As in transformers."""
-        super().crop(tokens_to_remove)
-        if self.indexer_keys is not None:
-            self.indexer_keys = self.indexer_keys[:, : self.length]
+    @lasting()
+    def select(self, rows: Sequence[int], slots: int) -> None:
+        """Keep these texts alone, in this order, with `slots` slots; a text may only move to the place of one that
+        goes.
+        """
+        self._take_over()
+        for store in self._stores:
+            for place, row in enumerate(rows):
+                if place != row:
+                    store.buffer[:, place, :, :slots] = store.buffer[:, row, :, :slots]
+            store.resize(len(rows))
+        select_states(self.cache, rows)
+        self._cut(slots)
 
-    def reset(self) -> None:
-        super().reset()
-        self.indexer_keys, self.is_indexer_initialized = None, False
-
-
-class BlockTreeLayer(IndexedTreeLayer):
-    """A layer of MiniMax M3, which attends to blocks of keys, and chooses them by one index key (1, size) a slot."""
-
-    def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
-        """Appends index keys (batch, 1, n, size) and returns those of all slots, as in transformers."""
-        return self.update_indexer(idx_k[:, 0])[:, None]
-
-
-def attends_to_blocks(layer: Any) -> bool:
-    """Whether it is MiniMax M3's own layer, whose class is in the module of that model alone."""
-    return type(layer).__name__ == "MiniMaxM3VLSparseCacheLayer"
-
-
-class RecurrentTreeLayer(TreeLayer, LinearAttentionLayer):
-    """A layer that attends and keeps a state over the text as well."""
-
-    def __init__(self, *place: Any, states: LinearAttentionLayer) -> None:
-        """`place`: as of a `TreeLayer`; `states`: the layer that held them."""
-        LinearAttentionLayer.__init__(self, states.number_of_states)
-        take_states(self, states)
-        TreeLayer.__init__(self, *place)
-
-    def lazy_initialization(self, *keys: Any, **states: Any) -> None:
-        """Initialize a state; keys and values have a place from the start."""
-        LinearAttentionLayer.lazy_initialization(self, **states)
-
-    def reset(self) -> None:
-        TreeLayer.reset(self)
-        LinearAttentionLayer.reset(self)
-
-
-def take_states(layer: LinearAttentionLayer, states: LinearAttentionLayer) -> None:
-    """Let `layer` hold what `states`, a layer of as many states, holds of them."""
-    for name in vars(LinearAttentionLayer(states.number_of_states)):
-        setattr(layer, name, getattr(states, name))
-
-
-class TokenCount(OwnLayer):
-    """Beside layers that keep nothing but states: how many tokens they have read."""
-
-    parts: tuple[()] = ()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.length = 0
-
-    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """Nothing."""
-
-    def update(self, *states: Any, **others: Any) -> Any:
-        """Nothing attends to it."""
-        raise NotImplementedError
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Sizes as of a layer with a slot for every token."""
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def reset(self) -> None:
-        self.length = 0
-
-
-_TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
+    def _cut(self, slots: int) -> None:
+        for layer in self._layers:
+            layer.length = slots
+        for layer in self._indexed:
+            layer.keep(slots)
 
 
 def unsupported_cache(cache: Cache) -> str | None:
     """Why accepted slots cannot be kept in this cache, or None if they can."""
     if type(cache) is not DynamicCache:
         return f"expected a DynamicCache, got {type(cache).__name__}"
-    return unsupported_layers(cache)
-
-
-def unsupported_layers(cache: Cache) -> str | None:
-    """Why accepted slots cannot be kept in the layers of a cache, or None if they can."""
     others = sorted(
         {type(layer).__name__ for layer in cache.layers if not (type(layer) in _TAKEN or can_be_taken(layer))}
     )
@@ -190,16 +170,22 @@ def can_be_taken(layer: object) -> bool:
     return type(layer) in (*_OTHERS, LinearAttentionLayer) or attends_to_blocks(layer)
 
 
+def attends_to_blocks(layer: Any) -> bool:
+    """Whether it is MiniMax M3's own layer, whose class is in the module of that model alone."""
+    return type(layer).__name__ == "MiniMaxM3VLSparseCacheLayer"
+
+
 def unroll(cache: Cache) -> None:
     """Let sliding layers keep everything from now on. What leaves the window is masked, so that the cache works
-    wherever it did before; but a tree's slots are not in order of position, and dropping the oldest is not right.
-
-    Where a layer has dropped tokens before, zeros fill their slots: no later token has them in its window. States over
-    the text are made ready to be kept by node.
+    wherever it did before; but a tree's slots are not in order of position, and dropping the oldest is not right. Zeros
+    fill the slots that a layer has dropped before: no later token has them in its window.
     """
     for place, layer in enumerate(cache.layers):
         if isinstance(layer, _SLIDING):
-            full = DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else _with_states_of(layer)
+            full = DynamicLayer()
+            if type(layer) is not DynamicSlidingWindowLayer:
+                full = LinearAttentionAndFullAttentionLayer(layer.number_of_states)
+                take_states(full, layer)
             if layer.is_initialized:
                 _wait_for_copies(cache)
                 dropped = layer.cumulative_length - layer.keys.shape[-2]
@@ -233,55 +219,42 @@ def count(cache: Cache, tokens: int) -> None:
         cache.layers[-1].length += tokens
 
 
-def tree_cache(cache: Cache) -> TreeCache:
-    """Return what keeps chosen slots in a cache, and takes over its layers in place."""
-    return TreeCache(cache, _share)
-
-
 def _share(cache: Cache) -> None:
-    """Move all states into shared stores, one for all keys and values of one shape, with room for as much again.
-
-    A layer without states of its own, which shares those of another, stays as it is.
+    """Move all states into shared stores, one for all keys and values of one shape, with room for as much again. A
+    layer that shares the states of another stays as it is.
     """
-    if not any(can_be_taken(layer) and getattr(layer, "keys", None) is not None for layer in cache.layers):
+    holders = [index for index, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None]
+    if not any(can_be_taken(cache.layers[index]) for index in holders):
         return
     unroll(cache)
     _wait_for_copies(cache)
-    holders = [index for index, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None]
-    places: dict[tuple, list[tuple[int, int]]] = defaultdict(list)
+    alike: dict[tuple, list[tuple[int, int, torch.Tensor]]] = defaultdict(list)
     for index in holders:
-        for part in (0, 1):
-            states = _states(cache, index, part)
-            places[states.shape, states.dtype, None if cache.offloading else states.device].append((index, part))
+        for part, states in enumerate((cache.layers[index].keys, cache.layers[index].values)):
+            device = None if cache.offloading else states.device
+            alike[states.shape, states.dtype, device].append((index, part, states))
     found: dict[tuple[int, int], tuple[SlotStore, int]] = {}
-    for (shape, _, _), members in places.items():
-        store = SlotStore(shape, len(members), _states(cache, *members[0]), on_host=cache.offloading)
-        for place, member in enumerate(members):
-            store.buffer[place, :, :, : shape[-2]] = _states(cache, *member)
-            found[member] = (store, place)
+    for (shape, _, _), members in alike.items():
+        store = SlotStore(shape, len(members), members[0][2], on_host=cache.offloading)
+        for place, (index, part, states) in enumerate(members):
+            store.buffer[place, :, :, : shape[-2]] = states
+            found[index, part] = store, place
     for index in holders:
         before = cache.layers[index]
         shared = (found[index, 0], found[index, 1], before.keys.shape[-2], before.device)
-        indexed = isinstance(before, DynamicIndexedLayer)
-        kind = OffloadedTreeLayer if cache.offloading else IndexedTreeLayer if indexed else TreeLayer
-        kind = BlockTreeLayer if attends_to_blocks(before) else kind
-        stateful = isinstance(before, LinearAttentionLayer)
-        layer = RecurrentTreeLayer(*shared, states=before) if stateful else kind(*shared)
-        if kind is BlockTreeLayer:
+        layer: TreeLayer
+        if isinstance(before, LinearAttentionLayer):
+            layer = RecurrentTreeLayer(*shared, states=before)
+        elif attends_to_blocks(before):
+            layer = BlockTreeLayer(*shared)
             layer.update_index(before.idx_keys)
-        if indexed:
-            layer.indexer_keys, layer.is_indexer_initialized = before.indexer_keys, before.is_indexer_initialized
-            if before.indexer_keys is not None and before.indexer_keys.is_inference():
-                layer.indexer_keys = before.indexer_keys.clone()
+        elif isinstance(before, DynamicIndexedLayer):
+            layer = IndexedTreeLayer(*shared)
+            if before.indexer_keys is not None:
+                layer.update_indexer(before.indexer_keys)
+        else:
+            layer = OffloadedTreeLayer(*shared) if cache.offloading else TreeLayer(*shared)
         cache.layers[index] = layer
-
-
-def _with_states_of(layer: LinearAttentionLayer) -> LinearAttentionAndFullAttentionLayer:
-    """A layer that has these states, and attends to everything."""
-    full = LinearAttentionAndFullAttentionLayer(layer.number_of_states)
-    names = vars(LinearAttentionLayer(layer.number_of_states))
-    vars(full).update({name: vars(layer)[name] for name in names})
-    return full
 
 
 def _wait_for_copies(cache: Cache) -> None:
@@ -289,7 +262,3 @@ def _wait_for_copies(cache: Cache) -> None:
     devices = {layer.device for layer in cache.layers if layer.keys is not None} if cache.offloading else ()
     for device in devices:
         synchronize(device)
-
-
-def _states(cache: Cache, index: int, part: int) -> torch.Tensor:
-    return (cache.layers[index].keys, cache.layers[index].values)[part]

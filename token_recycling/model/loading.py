@@ -51,10 +51,9 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer from a local folder, a GGUF file or the hub: `model, tokenizer = load(name)`.
 
-    A GGUF file is unpacked into the user's cache folder at first, in float32. `dtype` defaults to float32 on a CPU,
-    where 16 bits are slow, and to the file's own elsewhere; `device` to the accelerator if there is one; `threads` to
-    torch's choice. Raises ValueError with what is wrong in one sentence, and UnsupportedModelError for a model that
-    cannot be accelerated.
+    A GGUF file is first unpacked into the user's cache folder, in float32. `dtype` defaults to float32 on a CPU, where
+    16 bits are slow, and to the file's own elsewhere; `device` to the accelerator if there is one; `threads` to torch's
+    choice. Raises ValueError with what is wrong, and UnsupportedModelError for a model that cannot be accelerated.
     """
     from .self_test import unsupported
     from .support import UnsupportedModelError
@@ -108,7 +107,7 @@ def tokenizer_beside(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
 
 
 def quieten() -> None:
-    """Turns off transformers' own bars, and warnings that a user cannot act on; downloads still show theirs."""
+    """Turn off transformers' own bars, and warnings that a user cannot act on; downloads still show theirs."""
     from huggingface_hub.utils import enable_progress_bars
     from transformers.utils import logging
 
@@ -188,7 +187,7 @@ def arguments(loaded: Loaded, ids: torch.Tensor, max_new_tokens: int, **more: An
 
 
 def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
-    """Fills the drafter's matrix from a file if there is one; raises ValueError."""
+    """Fill the drafter's matrix from a file if there is one; raises ValueError."""
     from ..recycling.matrix_file import fingerprint
     from .tree_model import TreeModel
 
@@ -203,29 +202,23 @@ def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
     """Prompts from arguments, else from a file or all files of a folder, else standard input, for which - stands
-    everywhere; raises ValueError.
-
-    Line ends at the very end of a file or of standard input are dropped, as a shell does: they are the editor's, not
-    the prompt's.
+    everywhere; raises ValueError. Line ends at the end of a file or of standard input are dropped: they are the
+    editor's.
     """
     if texts and path is not None:
         raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
     if texts:
-        prompts = [
-            _read(None) if text == str(STANDARD_INPUT) else Prompt(f"argument {place}", text)
-            for place, text in enumerate(texts, start=1)
-        ]
-    elif path is None or path == STANDARD_INPUT:
-        if path is None and sys.stdin.isatty():
-            raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
-        prompts = [_read(None)]
+        given = enumerate(texts, start=1)
+        prompts = [_read(STANDARD_INPUT) if text == "-" else Prompt(f"argument {n}", text) for n, text in given]
+    elif path is None and sys.stdin.isatty():
+        raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
+    elif path is None or path == STANDARD_INPUT or path.is_file():
+        prompts = [_read(path or STANDARD_INPUT)]
     elif path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         if not files:
             raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
         prompts = [_read(file) for file in files]
-    elif path.is_file():
-        prompts = [_read(path)]
     else:
         raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
     for prompt in prompts:
@@ -235,18 +228,17 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
 
 
 def text_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths` and, by name, all below the folders among them; hidden ones are left out, and standard
-    input is one. Raises ValueError for a path that is neither, and for a folder without files.
+    """The files among `paths` and, by name, all below the folders among them but hidden ones; standard input is one.
+    Raises ValueError for a path that is neither, and for a folder without files.
     """
     found = []
     for path in paths:
-        if path == STANDARD_INPUT or path.is_file():
-            found.append(path)
-            continue
-        if not path.is_dir():
+        shown = [path]
+        if path.is_dir():
+            below = sorted(file for file in path.rglob("*") if file.is_file())
+            shown = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        elif path != STANDARD_INPUT and not path.is_file():
             raise ValueError(f"expected text files or folders of them, got {path}: there is none")
-        below = sorted(file for file in path.rglob("*") if file.is_file())
-        shown = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
         if not shown:
             raise ValueError(f"expected a folder of text files, got {path}, which holds none")
         found += shown
@@ -258,11 +250,11 @@ def bytes_of(files: Sequence[Path]) -> int:
     return sum(file.stat().st_size for file in files if file != STANDARD_INPUT)
 
 
-def _read(path: Path | None) -> Prompt:
+def _read(path: Path) -> Prompt:
     """The prompt in a file, or on standard input; raises ValueError."""
-    name = "standard input" if path is None else path.name
+    name = "standard input" if path == STANDARD_INPUT else path.name
     try:
-        text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8")
         return Prompt(name, text.rstrip("\r\n"))
     except UnicodeDecodeError:
         raise ValueError(f"expected text in UTF-8, got something else ({name})") from None

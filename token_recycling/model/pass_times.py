@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed
 from transformers import PreTrainedModel
 
 from .._util.locks import Lock
 from ..costs.costs import Costs, OnlineCurve, band, shared_by
 from . import kept
+from .inspection import processes
 from .remembered import remembered
-from .tensor_parallel import agreed, processes
 from .tree_model import TreeModel
 
 _MOST_ON_CPU, _MOST = 64, 256
@@ -39,9 +40,7 @@ class PassTimes:
     """Learned curves of one model, whose steps are made in one way."""
 
     def __init__(self, prior: np.ndarray, setting: dict[str, str] | None) -> None:
-        """`prior` (nodes,) float64: seconds of passes over 1, 2, ... nodes, as long as nothing was seen. `setting`:
-        what t(n) depends on; None if nothing is to be kept on disk.
-        """
+        """`prior` (nodes,) float64: see the function. `setting`: what t(n) depends on; None to keep nothing on disk."""
         self._prior, self._setting = prior, setting
         self._curves: dict[tuple[int, int], OnlineCurve] = {}
         """By number of texts and band of length."""
@@ -51,7 +50,7 @@ class PassTimes:
 
     def curve(self, texts: int, length: int) -> OnlineCurve:
         """What is learned of passes over so many texts, the longest of `length` tokens. It begins with what is kept of
-        them, else with what was learned of another length, or of one text.
+        them, else with another length or one text.
         """
         key = texts, band(length)
         with self._choosing:
@@ -97,28 +96,31 @@ class PassTimes:
 
 def _plausible(shape: np.ndarray) -> bool:
     """Whether t(n) / t(1) (nodes,) can be true."""
-    return (
-        shape.ndim == 1
-        and len(shape) > 0
-        and bool(np.isfinite(shape).all())
-        and shape[0] == 1
-        and bool((np.diff(shape) >= 0).all())
-        and bool((shape <= _DEAREST * np.arange(1, len(shape) + 1)).all())
-    )
+    if shape.ndim != 1 or not len(shape) or shape[0] != 1:
+        return False
+    # Comparisons with what is no number are false.
+    return bool((np.diff(shape) >= 0).all() and (shape <= _DEAREST * np.arange(1, len(shape) + 1)).all())
 
 
 def pass_times(target: TreeModel, kind: str = "") -> PassTimes:
-    """What is known of the passes of a model in this process. `kind`: how steps are made, where it is not by ordinary
-    passes.
-    """
+    """What is known of a model's passes in this process; `kind`: how steps are made, if not by ordinary passes."""
     key: Hashable = ("costs", kind, torch.get_num_threads())
     return remembered(target.model, key, partial(_new, target, kind), values_matter=False)
+
+
+def _agreed(model: PreTrainedModel, seconds: float) -> float:
+    """The time that the first of a model's processes measured, which counts for all: with different trees they would
+    wait for each other for ever. All must call it at the same point.
+    """
+    held = [seconds]
+    torch.distributed.broadcast_object_list(held, group=model._device_mesh["tp"].get_group(), group_src=0)
+    return held[0]
 
 
 def costs_of(target: TreeModel, texts: int, length: int, kind: str = "") -> Costs:
     """What the steps of a call with some texts, the longest of `length` tokens, take."""
     alone = processes(target.model) < 2
-    return Costs(pass_times(target, kind).curve, texts, length, float if alone else partial(agreed, target.model))
+    return Costs(pass_times(target, kind).curve, texts, length, float if alone else partial(_agreed, target.model))
 
 
 def _new(target: TreeModel, kind: str) -> PassTimes:

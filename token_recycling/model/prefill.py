@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from ..trees.draft import Draft
 from ..trees.templates import chain, root_only
-from .kv_cache import tree_cache, unroll
+from .kv_cache import TreeCache, unroll
 from .tree_model import TreeModel
 
 PIECE = 512
@@ -36,7 +36,7 @@ def prefill(
     """Put each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
-    on the right, where nothing of the text sees it. `observe[row]` is shown the logits after every token put there.
+    on the right. `observe[row]` is shown the logits after every token put there.
     """
     unroll(cache)
     slots, border = cache.get_seq_length(), model.support.border
@@ -47,24 +47,20 @@ def prefill(
     missing = [text[there:-1].to(model.device) for text, there in zip(texts, held, strict=True)]
     if set(held) != {slots}:
         for pieces, logits in extend(model, missing, held, cache):
-            for row, read in enumerate(pieces):
-                if observe is not None and len(read):
-                    observe[row](read, logits[row, : len(read)])
+            _show(observe, pieces, logits)
         return
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
-    if not tokens.shape[1]:
-        return
-    if observe is None and model.leaves_logits_out:
-        model.read(tokens, cache, last=1)
-        return
-    piece = max(1, PIECE // len(texts))
-    for start in range(0, tokens.shape[1], piece):
-        logits = model.read(tokens[:, start : start + piece], cache)
-        if observe is not None:
-            for row, text in enumerate(missing):
-                shown = text[start : start + piece]
-                if len(shown):
-                    observe[row](shown, logits[row, : len(shown)])
+    at_once = observe is None and model.leaves_logits_out
+    size = max(1, tokens.shape[1] if at_once else PIECE // len(texts))
+    for start in range(0, tokens.shape[1], size):
+        logits = model.read(tokens[:, start : start + size], cache, last=int(at_once))
+        _show(observe, [text[start : start + size] for text in missing], logits)
+
+
+def _show(observe: Sequence[ObservePrompt] | None, pieces: Sequence[torch.Tensor], logits: torch.Tensor) -> None:
+    for row, show in enumerate(observe or ()):
+        if len(pieces[row]):
+            show(pieces[row], logits[row, : len(pieces[row])])
 
 
 def read_prompts(
@@ -87,7 +83,7 @@ def read_prompts(
             if first < end:
                 show(tokens[row, first:end], logits[row, first - start : end - start])
     if any(padding):
-        tree_cache(cache).shift([-before for before in padding], longest)
+        TreeCache(cache).shift([-before for before in padding], longest)
     return logits[:, -1:]
 
 
@@ -115,12 +111,11 @@ def first_pass(model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache)
 def extend(
     model: TreeModel, tokens: Sequence[torch.Tensor], lengths: Sequence[int], cache: Cache
 ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Puts `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there.
-
-    Yields piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; a text with fewer
-    tokens than others has shorter pieces, or empty ones.
+    """Put `tokens[row]` (any number,) after the first `lengths[row]` slots of each text, whatever stood there. Yields
+    piece by piece the tokens of every text and the logits (batch, n, vocabulary) after each; pieces of shorter texts
+    are shorter, or empty.
     """
-    kept, lengths = tree_cache(cache), list(lengths)
+    kept, lengths = TreeCache(cache), list(lengths)
     size = max(1, min(_EXTENDED_PIECE, PIECE // len(tokens)))
     for start in range(0, max(map(len, tokens)), size):
         pieces = [text[start : start + size].to(model.device) for text in tokens]

@@ -2,10 +2,9 @@
 
 A layer with a state over the text (linear attention, a state space model, a short convolution) reads in order and
 overwrites its state, so that it can neither skip a sibling nor go back to before a rejected token. Here it reads the
-nodes of a draft one by one, as plain decoding reads tokens, and every node begins with a copy of its parent's state
-(`NodeStates`). So a tree is read exactly, in whichever form a family's pass over one token is; the state of the last
-accepted node becomes the text's, and nothing is read twice. What makes such a pass worth while is shared by all nodes:
-everything outside of these layers, and inside them the linear layers at both ends, which hold their weights.
+nodes of a draft one by one, as plain decoding reads tokens, each from a copy of its parent's state (`NodeStates`); the
+state of the last accepted node becomes the text's. All nodes share the rest of the model, and of these layers the
+linear ones at both ends, which hold their weights.
 
 Cost: what lies between these, a small step for every node and layer, and a copy of the state for every node, in memory
 until the next step. Passes over text (prompts) are the model's own.
@@ -57,7 +56,7 @@ class NodeStates(dict[int, Any]):
         self._nodes: list[dict[int, torch.Tensor]] = []
 
     def begin(self) -> None:
-        """Forgets the nodes of an earlier draft."""
+        """Forget the nodes of an earlier draft."""
         self._nodes = [{} for _ in self.place.parents]
 
     def keep(self, nodes: Sequence[int | None]) -> None:
@@ -77,8 +76,8 @@ class NodeStates(dict[int, Any]):
             return super().__getitem__(number)
         states = self._nodes[node]
         if number not in states:
-            before, parents = dict.__getitem__(self, number), self.place.parents[node]
-            states[number] = _rows([self._nodes[one][number] if one >= 0 else before for one in parents], copied=True)
+            before, parents = super().__getitem__(number), self.place.parents[node]
+            states[number] = _copied_rows([self._nodes[one][number] if one >= 0 else before for one in parents])
         return states[number]
 
     def __setitem__(self, number: int, state: Any) -> None:
@@ -89,11 +88,10 @@ class NodeStates(dict[int, Any]):
             self._nodes[node][number] = state
 
 
-def _rows(states: Sequence[torch.Tensor], copied: bool = False) -> torch.Tensor:
-    """One state of all texts, of each its row of `states[row]`; no copy where these are one tensor, unless `copied`."""
-    first = states[0]
-    if all(state is first for state in states):
-        return first.clone() if copied else first
+def _copied_rows(states: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One state of all texts, of each its row of `states[row]`."""
+    if all(state is states[0] for state in states):
+        return states[0].clone()
     return torch.stack([state[row] for row, state in enumerate(states)])
 
 
@@ -133,7 +131,7 @@ class _Walk:
         """Outputs of the others, as long as it is not known which is the one at the end."""
 
     def before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The layer is called for all nodes: lets it read the first."""
+        """The layer is called for all nodes: let it read the first."""
         if threading.get_ident() != self._thread:
             return None
         kwargs = {name: None if name in _MASKS else value for name, value in kwargs.items()}
@@ -231,8 +229,8 @@ def bytes_of_states(cache: Cache) -> int:
 
 @contextmanager
 def node_by_node(mixers: Sequence[Mixer], cache: Cache, parents: Parents) -> Iterator[None]:
-    """For the length of the block, a pass of this thread over the nodes of trees leaves the states of the texts in the
-    cache as they are, and beside them those after every node, of which `keep_states` keeps one.
+    """For the length of the block, a pass of this thread over trees keeps the states after every node beside those of
+    the texts, which stay as they are; `keep_states` keeps one.
     """
     states = [of_layer for of_layer in states_of(cache) if isinstance(of_layer, NodeStates)]
     place = states[0].place
@@ -250,16 +248,14 @@ def node_by_node(mixers: Sequence[Mixer], cache: Cache, parents: Parents) -> Ite
 
 
 def keep_states(cache: Cache, nodes: Sequence[int | None]) -> None:
-    """After a pass `node_by_node`: what was the state after `nodes[row]` is the state of that text; where it is None,
-    nothing has changed.
-    """
+    """After a pass `node_by_node` let the state after `nodes[row]` be that of the text; None leaves it as it is."""
     for states in states_of(cache):
         assert isinstance(states, NodeStates)
         states.keep(nodes)
 
 
 def join_states(cache: Cache, other: Cache) -> None:
-    """Puts the states of another cache's texts behind those of this one's."""
+    """Put the states of another cache's texts behind those of this one's."""
     for kept, joining in zip(states_of(cache), states_of(other), strict=True):
         for number, state in joining.items():
             if state is not None:
@@ -267,7 +263,7 @@ def join_states(cache: Cache, other: Cache) -> None:
 
 
 def select_states(cache: Cache, rows: Sequence[int]) -> None:
-    """Keeps the states of these texts alone, in this order."""
+    """Keep the states of these texts alone, in this order."""
     for states in states_of(cache):
         for number, state in states.items():
             if state is not None:
@@ -275,7 +271,7 @@ def select_states(cache: Cache, rows: Sequence[int]) -> None:
 
 
 def take_over_states(cache: Cache) -> None:
-    """Makes a cache ready for `node_by_node`; elsewhere it works as before."""
+    """Make a cache ready for `node_by_node`; elsewhere it works as before."""
     layers = recurrent_layers(cache)
     place = next((one.conv_states.place for one in layers if isinstance(one.conv_states, NodeStates)), Place())
     for layer in layers:
@@ -283,9 +279,6 @@ def take_over_states(cache: Cache) -> None:
             states = getattr(layer, name)
             if not isinstance(states, NodeStates):
                 # A model writes into states in place, and cannot into those of an inference mode that has ended.
-                lasting = {number: state.clone() if _inferred(state) else state for number, state in states.items()}
-                setattr(layer, name, NodeStates(lasting, place))
-
-
-def _inferred(state: torch.Tensor | None) -> bool:
-    return state is not None and state.is_inference()
+                for number, state in states.items():
+                    states[number] = state.clone() if state is not None and state.is_inference() else state
+                setattr(layer, name, NodeStates(states, place))

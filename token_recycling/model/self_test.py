@@ -1,10 +1,9 @@
 """Tries whether a model follows the mask and the positions of a tree.
 
 The self-test is the claim itself, on a short random text: the logits after every node of a tree, from one forward pass
-with a cache, against those of an ordinary pass over the text up to that node, without one. Passes of several sizes show
+with a cache, against those of ordinary passes over the text up to that node, without one. Passes of several sizes show
 whether the logits after a token depend on how many are read with it. Families that were compared when this library was
-made need none; any other is tested once, and so is what is quantised. Cost: fifteen short forward passes, once on a
-machine: that a family passed is kept on disk.
+made need none; others are tested once on a machine, and so is what is quantised. Cost: fourteen short forward passes.
 """
 
 from __future__ import annotations
@@ -62,27 +61,24 @@ def ready(model: PreTrainedModel) -> TreeModel:
 
 
 def unsupported(model: PreTrainedModel) -> str | None:
-    """Why a tree cannot be verified with this model, or None if it can.
-
-    Known families are judged by their configuration. A model of another family is tested once, on a short text.
+    """Why a tree cannot be verified with this model, or None if it can. A model of an unknown family is tested once, on
+    a short text.
     """
     known = support(model)
     return known.reason if not known.supported else _found_out(model, known)
 
 
 def _found_out(model: PreTrainedModel, known: Support) -> str | None:
-    """What the self-test has against a model that is supported as far as is known. A family tested before needs none,
-    but where one was made it counts.
-    """
+    """What the self-test has against a supported model; a family tested before needs none."""
     if known.tested and not known.quantised:
         made = recalled(model, _SELF_TEST)
         return None if made is None else made.reason
-    return _tried_out(model, known).reason
+    return remembered(model, _SELF_TEST, lambda: _kept_verdict(model, known)).reason
 
 
 def tested(model: PreTrainedModel, known: Support) -> Support:
-    """What is `known` of a supported model, completed by a self-test made now, which also counts for calls after it;
-    never raises for a model.
+    """`known` of a supported model, completed by a self-test made now, which counts for later calls; never raises for a
+    model.
     """
     forget(model, _SELF_TEST)
     made = remembered(model, _SELF_TEST, lambda: _verdict(model, known))
@@ -98,10 +94,6 @@ class _Verdict:
     notes: tuple[str, ...] = ()
 
 
-def _tried_out(model: PreTrainedModel, known: Support) -> _Verdict:
-    return remembered(model, _SELF_TEST, lambda: _kept_verdict(model, known))
-
-
 def _kept_verdict(model: PreTrainedModel, known: Support) -> _Verdict:
     """The verdict of this process or of an earlier one. What fails is tried anew by each: other weights may pass."""
     setting = None if known.quantised else _setting(model, known)
@@ -115,9 +107,7 @@ def _kept_verdict(model: PreTrainedModel, known: Support) -> _Verdict:
 
 
 def _setting(model: PreTrainedModel, known: Support) -> dict[str, str] | None:
-    """What the verdict depends on: the sources of all parts and all that they are told; None where they have no files,
-    as in a notebook.
-    """
+    """What the verdict depends on: sources of all parts and all that they are told; None where they have no files."""
     files = {getattr(sys.modules.get(type(part).__module__), "__file__", None) for part in parts_of(model)}
     sources = [Path(file).read_bytes() for file in sorted(filter(None, files))]
     if None in files:
@@ -147,7 +137,9 @@ def _verdict(model: PreTrainedModel, known: Support) -> _Verdict:
         target = TreeModel(model)
         text = random_text(target, length)
         if known.recurrent:
-            notes = (*notes, f"every node of a draft keeps a copy of the text's states, {_states(target, text):.1f} MB")
+            prefill(target, [text], cache := target.new_cache())
+            size = bytes_of_states(cache) / 1e6
+            notes = (*notes, f"every node of a draft keeps a copy of the text's states, {size:.1f} MB")
         trees, scale = largest_difference(target, text, _SMALL if known.branches else chain(len(_SMALL)))
         left = 2 * (time.perf_counter() - began)
         if left > _PATIENCE:
@@ -181,8 +173,8 @@ def random_text(target: TreeModel, length: int, seed: int = 0) -> torch.Tensor:
 
 @torch.no_grad()
 def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: int = 1) -> tuple[float, float]:
-    """The largest difference between a tree's logits and those of passes over the text up to each leaf, and the
-    standard deviation of the latter.
+    """The largest difference between a tree's logits and those of passes over the text up to each leaf, leaves of one
+    depth together, and the standard deviation of the latter.
 
     `text` (length,) ends with the root; the other nodes are random.
     """
@@ -193,48 +185,40 @@ def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: 
     cross_border(target, [text], cache)
     ours = target.forward(target.inputs.of([Draft(tree, tokens)], [length], length), cache)[0]
     wanted = torch.empty_like(ours)
-    for leaf, children in enumerate(tree.children):
-        if not children:
-            path = list(tree.lineages[leaf])
-            if target.support.recurrent:
-                wanted[path] = _one_by_one(target, text[:-1], tokens[path])
-            else:
-                ids = torch.cat([text[:-1], tokens[path]])[None]
-                wanted[path] = target.model(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[
-                    0, -len(path) :
-                ]
+    paths = [tree.lineages[leaf] for leaf, children in enumerate(tree.children) if not children]
+    for nodes in sorted(set(map(len, paths))):
+        alike = torch.tensor([path for path in paths if len(path) == nodes], device=target.device)
+        before = text[:-1].expand(len(alike), -1)
+        if target.support.recurrent:
+            wanted[alike] = _one_by_one(target, before, tokens[alike])
+        else:
+            ids = torch.cat([before, tokens[alike]], dim=1)
+            wanted[alike] = target.model(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
     return float((ours - wanted).abs().max()), float(wanted.float().std())
 
 
-def _states(target: TreeModel, text: torch.Tensor) -> float:
-    """Megabytes of what recurrent layers keep of a text."""
-    cache = target.new_cache()
-    prefill(target, [text], cache)
-    return bytes_of_states(cache) / 1e6
-
-
-def _one_by_one(target: TreeModel, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """Logits (n, vocabulary) after the tokens `following` (n,) a text, read as `generate` reads them: some recurrent
-    layers read what they are given at once in another way, which is more than rounding apart.
+def _one_by_one(target: TreeModel, texts: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    """Logits (batch, n, vocabulary) after the tokens `following` (batch, n) texts, read as `generate` reads them: some
+    recurrent layers read several tokens at once in another way, which is more than rounding apart.
     """
     cache = target.new_cache()
     unroll(cache)
-    target.read(text[None], cache, last=1)
-    return torch.cat([target.read(token[None, None], cache)[0] for token in following])
+    target.read(texts, cache, last=1)
+    return torch.cat([target.read(tokens, cache) for tokens in following.split(1, dim=1)], dim=1)
 
 
 def _counted(target: TreeModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Positions as `generate` counts them, where it does: left to itself a model may begin elsewhere than at 0."""
     if not accepts(target.model, "position_ids"):
         return {}
-    return {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None]}
+    return {"position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}
 
 
 @torch.no_grad()
 def by_rows(target: TreeModel, text: torch.Tensor, behind_cache: bool = False) -> float:
-    """The largest difference between the logits after one token that is read alone, and read with others that it does
-    not see: the first of `text` (length,) in ordinary passes over its beginning, or the last behind a cache of the
-    others, as the root of trees.
+    """The largest difference between the logits after a token that is read alone, and with others that it does not see:
+    the first of `text` (length,) in passes over its beginning, or the last behind a cache of the others, as the root of
+    trees.
     """
     length, found = len(text) - 1 if behind_cache else 0, []
     for rows in (1, *_ROWS):

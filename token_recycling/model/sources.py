@@ -49,8 +49,8 @@ def check_source(name: str) -> None:
 
 
 def resolved(name: str) -> str:
-    """What transformers loads for `name`: a folder, that of a GGUF file unpacked, or the name on the hub. Raises
-    ValueError where a file cannot be unpacked.
+    """What transformers loads for `name`: a folder, that of a GGUF file unpacked (or ValueError), or the name on the
+    hub.
     """
     file = packed(name)
     path = Path(name).expanduser() if file is None else gguf.unpacked(file)
@@ -67,7 +67,7 @@ def packed(name: str) -> Path | None:
 
 
 def title(name: str) -> str:
-    """A model's name that tells nothing of this machine: a hub name as it is, else the last part of the path, without
+    """A model's name without places of this machine: a hub name as it is, else the last part of the path, without
     `.gguf`.
     """
     path = Path(name).expanduser()
@@ -77,4 +77,4 @@ def title(name: str) -> str:
 
 
 def _gguf_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if gguf.is_packed(file))
+    return sorted(filter(gguf.is_packed, folder.iterdir()))

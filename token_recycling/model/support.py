@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
@@ -19,8 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 from .architectures import EXCEPTIONS, TESTED, Border, Exceptional, KeyBias, Reach, index_border, rotary_border
 from .compat import DynamicIndexedLayer, LinearAttentionCacheLayerMixin, is_as_compared
 from .inspection import accepts, held_by, parts_of
-from .quantised import quantisation
-from .refusal import MASKED_ATTENTION, refusal
+from .refusal import MASKED_ATTENTION, quantisation, refusal
 
 _HYBRID = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 """Types of layers that attend and keep a state as well, and how they attend."""
@@ -100,54 +99,35 @@ class Support:
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        return {
-            "model": self.model,
-            "family": self.family,
-            "supported": self.supported,
-            "how": self.how,
-            "reason": self.reason,
-            "tested": self.tested,
-            "attention": self.attention,
-            "border": None if self.border is None else self.border.at,
-            "notes": list(self.notes),
-            "difference": self.difference,
-            "no_fast_path": self.no_fast_path,
-        }
+        plain = ("model", "family", "supported", "how", "reason", "tested", "attention", "difference", "no_fast_path")
+        border = None if self.border is None else self.border.at
+        return {**{name: getattr(self, name) for name in plain}, "border": border, "notes": list(self.notes)}
 
 
 def support(model: PreTrainedModel) -> Support:
     """Return what is known about a model from its class and configuration alone; nothing runs.
 
-    It is kept for as long as the model is built of the same kinds of parts by an equal configuration. What is quantised
-    is looked at with every call: its weights may change their ways and keep their kind.
+    It is kept while the model has the same kinds of parts and an equal configuration. What is quantised is looked at
+    with every call: its weights may change their ways and keep their kind.
     """
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         wanted = "expected a transformers model that generates text"
         return Support(name, "", f"{wanted}, got {name}; {held_by(model)}")
-    kinds, config = _kinds(model), _stated(model.config)
-    kept = _kept.get(model)
-    if kept is not None and kept.kinds == kinds and kept.config == config:
-        return kept.support
+    built = _kinds(model), _stated(model.config)
+    if model in _kept and _kept[model][0] == built:
+        return _kept[model][1]
     found = _found(model)
     if not found.quantised:
-        _kept[model] = _Kept(kinds, copy.deepcopy(config), found)
+        _kept[model] = copy.deepcopy(built), found
     return found
 
 
-class _Kept(NamedTuple):
-    """A model's support, and the parts and configuration it was found for."""
-
-    kinds: list[Any]
-    config: dict[str, Any]
-    support: Support
-
-
-_kept: WeakKeyDictionary[PreTrainedModel, _Kept] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[PreTrainedModel, tuple[Any, Support]] = WeakKeyDictionary()
+"""Of models the parts and the configuration that were looked at, and what was found."""
 
 
 def _kinds(model: PreTrainedModel) -> list[Any]:
-    """The kinds of a model's parts and weights."""
     kinds: list[Any] = [getattr(model, "is_quantized", False)]
     for part in parts_of(model):
         kinds += (type(part), part._compiled_call_impl is None, "forward" in part.__dict__)
@@ -163,22 +143,19 @@ def _stated(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _found(model: PreTrainedModel) -> Support:
-    """Find the support of a model that generates."""
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     family = config.model_type
     if model.config.is_encoder_decoder:
         return Support(name, family, f"expected a decoder-only model, got the encoder-decoder {name}")
     if not hasattr(config, "num_hidden_layers"):
-        return Support(
-            name, family, f"expected one stack of layers, got {name}, which has several for bytes and patches"
-        )
+        several = "which has several for bytes and patches"
+        return Support(name, family, f"expected one stack of layers, got {name}, {several}")
     kept = DynamicCache(config=config).layers
     exceptional = EXCEPTIONS.get(family, Exceptional())
     indexed = any(type(layer) is DynamicIndexedLayer for layer in kept)
-    key_bias, border = exceptional.key_bias(config), exceptional.border(config) or rotary_border(config)
-    if indexed:
-        border = index_border(config)
+    key_bias = exceptional.key_bias(config)
+    border = index_border(config) if indexed else exceptional.border(config) or rotary_border(config)
     recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in kept)
     reason = refusal(model, config, kept, key_bias)
     quantised, sharing = quantisation(model)
@@ -189,8 +166,9 @@ def _found(model: PreTrainedModel) -> Support:
     layers = _reaches(config)
     attention, notes = config._attn_implementation, []
     if attention not in MASKED_ATTENTION:
-        notes.append(f"{attention} takes no tree mask: accelerated calls use {_masked(model)}")
-        attention = _masked(model)
+        used = "sdpa" if model._supports_sdpa else "eager"
+        notes.append(f"{attention} takes no tree mask: accelerated calls use {used}")
+        attention = used
     if border is not None:
         notes.append(_where(border))
     attends = any(isinstance(layer, CacheLayerMixin) for layer in kept)
@@ -252,7 +230,3 @@ def _where(border: Border) -> str:
     if border.repeats:
         return f"no trees across every {border.at} tokens: {border.why}"
     return f"no trees {'across' if border.beyond else 'beyond'} {border.at} tokens: {border.why}"
-
-
-def _masked(model: PreTrainedModel) -> str:
-    return "sdpa" if model._supports_sdpa else "eager"

@@ -42,9 +42,8 @@ class TreeInputs:
         """The last tree, a length of text, and the tree's mask for it."""
 
     def of(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
-        """Inputs of a pass over one draft for each text, filled up to the largest.
-
-        The root of each follows `lengths[row]` tokens, the first ones of the `held` slots of the cache.
+        """Inputs of a pass over one draft for each text, filled up to the largest. The root of each follows
+        `lengths[row]` tokens, the first ones of the `held` slots of the cache.
         """
         if len(drafts) > 1:
             return self._of_batch(drafts, lengths, held)
@@ -59,27 +58,20 @@ class TreeInputs:
         return inputs
 
     def of_text(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
-        """Ids, mask and positions of a text's tokens (m,) behind the `held` slots of the cache, and of a draft below
-        them: m + n rows.
+        """Inputs of a pass over a text's tokens (m,) behind the `held` slots of the cache and a draft below them: m + n
+        rows.
         """
         m, shape = len(unread), draft.tree.on(self._device)
-        positions = torch.cat([torch.arange(held + m, device=self._device), shape.depths + held + m])[None]
-        visible = torch.ones(positions.shape[1] - held, positions.shape[1], dtype=torch.bool, device=self._device)
-        visible = visible.tril(held)
-        visible[m:, held + m :] = shape.ancestors
-        return {
-            "input_ids": torch.cat([unread, draft.tokens.to(self._device)])[None],
-            "attention_mask": masks(
-                self._support.layers, visible[None, None], positions[:, held:], positions, self._dtype
-            ),
-            "position_ids": positions[:, held:],
-        }
+        depths = torch.cat([torch.arange(m, device=self._device), shape.depths + m])
+        seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self._device).tril()
+        seen[m:, m:] = shape.ancestors
+        return self.of_layer(torch.cat([unread, draft.tokens.to(self._device)]), seen, depths, held)
 
     def of_layer(
         self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int
     ) -> dict[str, Any]:
-        """Ids, mask and positions of the newest n nodes of a tree, where the others have their slots in the cache
-        already, in order: for a tree that is grown layer by layer after `length` tokens.
+        """Inputs of the newest n nodes of a tree after `length` tokens, whose other nodes have their slots in the
+        cache, in order: for a tree that is grown layer by layer.
 
         `tokens` (n,); `ancestors` (n, nodes) bool, what each of the new ones sees of all nodes; `depths` (nodes,).
         """
@@ -157,8 +149,8 @@ def masks(
     lowest number.
 
     `visible` (batch or 1, 1, n, length + n) bool says what may be seen at all: no padding, no holes, no unrelated
-    tokens. Positions are (batch or 1, n) and (batch or 1, length + n). Layers of one reach share one mask; if all do,
-    it is returned alone.
+    tokens. Positions are (batch or 1, n) and (batch or 1, length + n). Layers of one reach share a mask; a single one
+    is returned alone.
     """
     made: dict[Reach, torch.Tensor] = {}
     for reach in layers.values():
@@ -184,9 +176,7 @@ class TreeModel:
     """One model, ready to read trees."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises UnsupportedModelError with the reason, as far as it shows without trying; `self_test.ready` tries
-        families that are not known.
-        """
+        """Raises UnsupportedModelError as far as it shows without trying, as `self_test.ready` does."""
         self.support = support(model)
         if self.support.reason is not None:
             raise UnsupportedModelError(self.support.reason)
@@ -222,8 +212,8 @@ class TreeModel:
         return attending(self.config, self.support.attention, grouped=self.support.named_attention)
 
     def alone(self) -> contextlib.AbstractContextManager[Any]:
-        """For the length of the block, keep other threads out of such blocks of this model; does nothing where passes
-        do not change the model itself.
+        """For the length of the block, keep other threads out of such blocks of this model, if its passes change the
+        model.
         """
         border = self.support.border
         return turns(self.model) if border is not None and border.changes_model else contextlib.nullcontext()
@@ -233,9 +223,7 @@ class TreeModel:
 
     def forward(self, inputs: dict[str, Any], cache: Cache, last: int = 0) -> torch.Tensor:
         """Logits (batch, n, vocabulary) after each of the n nodes of `inputs`, whose slots are appended to the cache;
-        or, if no more are wanted and the model can leave the others out, after the `last` ones alone.
-
-        They are on the model's input device, even if its last layer is on another.
+        of the `last` ones alone where the model can leave the others out. They are on the model's input device.
         """
         inputs = {**inputs, **self._only(last), self._cache: cache}
         with self.attending(), self._key_bias(inputs, cache), self._by_node(inputs, cache):
