@@ -4,7 +4,7 @@ import json
 import random
 from collections import Counter
 
-from token_recycling.bench.report.reading import summarize
+from token_recycling.bench.report.summary import summarize
 from token_recycling.trees.templates import grow, paper
 
 ENVIRONMENT = {

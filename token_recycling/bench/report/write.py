@@ -6,7 +6,8 @@ byte.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..row_format import STOPPING
-from . import findings, tables, words
+from . import findings, plots, tables, words
 from .elsewhere import elsewhere_table, reckoned
-from .plots import methods, studies
-from .plots.style import Plot
-from .reading import read
-from .summary import Comparison, Summary
+from .style import Plot
+from .summary import Comparison, Summary, read
 from .table import Table, as_markdown, as_text, escaped
 
 
@@ -31,9 +30,9 @@ class Section:
     """A part of a report: what was measured in one way."""
 
     title: str
-    text: str = ""
-    tables: list[Table] = field(default_factory=list)
-    plots: list[Plot] = field(default_factory=list)
+    text: str
+    tables: list[Table]
+    plots: list[Plot]
 
 
 def write(
@@ -78,45 +77,40 @@ def as_dict(summary: Summary, elsewhere: bool = False) -> dict[str, Any]:
 
 def sections_of(summary: Summary, elsewhere: bool = False) -> list[Section]:
     """All parts of a report."""
-    found = [_of_methods(each, summary, elsewhere) for each in summary.main]
-    if summary.batches:
-        table = tables.points_table(summary.batches, "Batches by size", "texts at once", summary.clock)
-        found.append(
-            Section(
-                words.mode_title("batch"),
-                words.ABOUT["batch"],
-                [table],
-                studies.draw_batches(summary.batches, summary.methods),
-            )
+    clock, found = summary.clock, []
+    for each in summary.main:
+        of_methods = (
+            tables.speedup_table(each, clock),
+            tables.output_table(each),
+            tables.category_table(each) if len(each.categories) > 1 else None,
+            elsewhere_table(each) if elsewhere else None,
+            tables.parts_table([each]),
         )
+        about = words.ABOUT.get(each.mode, "")
+        found.append(_section(words.mode_title(each.mode), about, of_methods, plots.draw(each, summary.methods)))
+    if summary.batches:
+        by_size = tables.points_table(summary.batches, "Batches by size", "texts at once", clock)
+        drawn = plots.draw_batches(summary.batches, summary.methods)
+        found.append(_section(words.mode_title("batch"), words.ABOUT["batch"], [by_size], drawn))
     for mode in dict.fromkeys(mode for mode, _ in summary.studies):
-        found.append(_of_studies(summary, mode))
+        studies = {name: points for (of_mode, name), points in summary.studies.items() if of_mode == mode}
+        title = f"Studies: {words.mode_title(mode).lower()}"
+        by_point = [_study_table(name, points, clock) for name, points in studies.items()]
+        drawn = plots.draw_studies(studies, mode, summary.methods)
+        found.append(_section(title, "One setting changes, everything else stays.", by_point, drawn))
     if (failures := tables.failure_table(summary)) is not None:
-        found.append(Section("What went wrong", tables=[failures]))
+        found.append(Section("What went wrong", "", [failures], []))
     return found
 
 
-def _of_methods(found: Comparison, summary: Summary, elsewhere: bool) -> Section:
-    section = Section(words.mode_title(found.mode), words.ABOUT.get(found.mode, ""))
-    section.tables = [tables.speedup_table(found, summary.clock), tables.output_table(found)]
-    if len(found.categories) > 1:
-        section.tables.append(tables.category_table(found, "Tokens a step by kind of text", "mat"))
-    more = [elsewhere_table(found) if elsewhere else None, tables.parts_table([found])]
-    section.tables += [table for table in more if table is not None]
-    section.plots = methods.draw(found, summary.methods)
-    return section
+def _section(title: str, text: str, tables: Iterable[Table | None], plots: Iterable[Plot | None]) -> Section:
+    """Without the tables and plots that the rows have no figures for."""
+    return Section(title, text, [each for each in tables if each], [each for each in plots if each])
 
 
-def _of_studies(summary: Summary, mode: str) -> Section:
-    section = Section(f"Studies: {words.mode_title(mode).lower()}", "One setting changes, everything else stays.")
-    found = {name: points for (of_mode, name), points in summary.studies.items() if of_mode == mode}
-    for name, points in found.items():
-        said, timed = words.study_words(name), tables.parts_table(points) if name == "parts" else None
-        section.tables.append(
-            timed or tables.points_table(points, said.title, said.axis, summary.clock, name == STOPPING)
-        )
-    section.plots = studies.draw(found, mode, summary.methods)
-    return section
+def _study_table(name: str, points: Sequence[Comparison], clock: str) -> Table:
+    said, timed = words.study_words(name), tables.parts_table(points) if name == "parts" else None
+    return timed or tables.points_table(points, said.title, said.axis, clock, name == STOPPING)
 
 
 def _print(summary: Summary, sections: list[Section], console: Console) -> None:
