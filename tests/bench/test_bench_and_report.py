@@ -1,16 +1,13 @@
 """From the command line to the report, with nothing put in for either."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from support.commandline import run
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_reported(tiny_model_dir: str, tmp_path: Path) -> None:
+def test_what_is_measured_is_reported(tiny_model_dir, tmp_path):
     data, output = tmp_path / "data.jsonl", tmp_path / "out"
     lines = [{"text": "def add(a, b):\n    return a + b"}, {"prompt": "import os", "completion": "\nimport sys"}]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
