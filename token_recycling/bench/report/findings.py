@@ -32,6 +32,9 @@ class Answer(NamedTuple):
     on: str
     sure: str
 
+    def __str__(self) -> str:
+        return f"{self.place}: {self.who}: {self.much}. {self.on}. {self.sure}"
+
 
 def answers(summary: Summary) -> list[Answer]:
     """One for each comparison of methods that has a baseline."""
@@ -72,8 +75,12 @@ def _sure(found: Comparison) -> str:
 
 def findings(summary: Summary) -> list[str]:
     """The report in a few sentences, losses included."""
-    found = [f"{one.place}: {one.who}: {one.much}. {one.on}. {one.sure}" for one in answers(summary)]
-    return [*found, *_slower(summary), *_best_points(summary), *_outputs(summary)]
+    return [*map(str, answers(summary)), *others(summary)]
+
+
+def others(summary: Summary) -> list[str]:
+    """The findings after the answers."""
+    return [*_slower(summary), *_best_points(summary), *_outputs(summary)]
 
 
 def _slower(summary: Summary) -> Iterator[str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
@@ -55,9 +54,9 @@ def write(
     drawn = folder / "plots"
     drawn.mkdir(exist_ok=True)
     written = [plot.save(drawn) for section in sections for plot in section.plots]
-    for name, text in (("report.md", markdown(summary, sections)), ("report.html", html(summary, sections))):
-        written.append(folder / name)
-        written[-1].write_text(text, encoding="utf-8")
+    for ending in ("md", "html"):
+        written.append(folder / f"report.{ending}")
+        written[-1].write_text(rendered(f"page.{ending}", summary, sections), encoding="utf-8")
     return written
 
 
@@ -128,40 +127,22 @@ def _print(summary: Summary, sections: list[Section], console: Console) -> None:
         console.print(Text.assemble(("careful: ", "bold yellow"), line))
 
 
-def markdown(summary: Summary, sections: list[Section]) -> str:
-    """The report as Markdown, with links to the files of the plots."""
-    lines = [f"# {escaped(words.title(summary))}", "", *(f"- {escaped(line)}" for line in findings.findings(summary))]
-    if found := findings.warnings(summary):
-        lines += ["", "**To be careful about**", "", *(f"- {escaped(line)}" for line in found)]
-    for section in sections:
-        lines += ["", f"## {section.title}", *(["", section.text] if section.text else [])]
-        for table in section.tables:
-            lines += ["", f"### {table.title}", "", as_markdown(table)]
-        for plot in section.plots:
-            lines += ["", f"### {plot.title}", "", escaped(plot.caption), "", f"![{plot.title}](plots/{plot.name}.svg)"]
-    lines += ["", "## How it was measured", ""]
-    for known in _facts(summary):
-        lines += [*(f"- {name}: {escaped(text)}" for name, text in known), ""]
-    return "\n".join([*lines, *(f"- {line}" for line in words.HOW), ""])
+def rendered(template: str, summary: Summary, sections: list[Section]) -> str:
+    """The report by one of the templates beside this file.
 
-
-def _facts(summary: Summary) -> list[list[tuple[str, str]]]:
-    return [*(words.environment(each) for each in summary.environments), words.settings(summary)]
-
-
-def html(summary: Summary, sections: list[Section]) -> str:
-    """The page. Everything from the rows is escaped: labels and messages of errors are other people's text."""
+    Everything from the rows is escaped: labels and messages of errors are other people's text.
+    """
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        autoescape=template.endswith(".html"), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-    return template.render(
+    environment.filters["md"] = lambda text: escaped(str(text))
+    text = files(__package__).joinpath(template).read_text(encoding="utf-8")
+    return environment.from_string(text, {"as_markdown": as_markdown}).render(
         title=words.title(summary),
         answers=findings.answers(summary),
-        findings=findings.findings(summary)[len(findings.answers(summary)) :],
+        findings=findings.others(summary),
         warnings=findings.warnings(summary),
         sections=sections,
-        facts=_facts(summary),
+        facts=[*map(words.environment, summary.environments), words.settings(summary)],
         how=words.HOW,
-        inline=lambda plot: Markup(plot.inline()),
     )
