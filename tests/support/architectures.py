@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from support.releases import skip_without
+from support.tiny import sizes
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -21,34 +22,20 @@ WINDOW = 8
 LEFT_OUT: Any = object()
 BASE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.25,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
+    **sizes(
+        "hidden_size=32 intermediate_size=48 num_hidden_layers=2 num_attention_heads=4 "
+        "num_key_value_heads=2 head_dim=8 max_position_embeddings=256 initializer_range=0.25 "
+        "bos_token_id=None eos_token_id=None pad_token_id=None"
+    ),
 }
-MOE = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
+MOE = sizes(
+    "num_experts=4 num_local_experts=4 n_routed_experts=4 num_experts_per_tok=2 "
+    "moe_intermediate_size=16 shared_expert_intermediate_size=16"
+)
 MLA = {
     "num_key_value_heads": 4,
     "head_dim": LEFT_OUT,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 12,
+    **sizes("q_lora_rank=16 kv_lora_rank=16 qk_rope_head_dim=8 qk_nope_head_dim=8 v_head_dim=12"),
 }
 GROUP = {"n_group": 1, "topk_group": 1}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
@@ -109,9 +96,7 @@ WINDOWS = [
         {
             **MIXED,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,
-            "hidden_size_per_layer_input": 8,
+            **sizes("num_hidden_layers=4 num_kv_shared_layers=2 hidden_size_per_layer_input=8"),
             "vocab_size_per_layer_input": VOCABULARY,
             "laurel_rank": 8,
             "activation_sparsity_pattern": [0.0] * 4,
@@ -123,9 +108,7 @@ WINDOWS = [
         {
             **MIXED,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,
-            "hidden_size_per_layer_input": 8,
+            **sizes("num_hidden_layers=4 num_kv_shared_layers=2 hidden_size_per_layer_input=8"),
             "vocab_size_per_layer_input": VOCABULARY,
             "global_head_dim": 16,
         },

@@ -9,17 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from support.architectures import BASE, BORDERS, GROUP, LEFT_OUT, MIXED, MLA, MOE, VOCABULARY, WINDOW, Case
+from support.tiny import sizes
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 """For configurations that insist on them."""
-TOWER = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
+TOWER = sizes(
+    "hidden_size=16 intermediate_size=16 num_hidden_layers=1 num_attention_heads=2 image_size=28 patch_size=14"
+)
 INDEXED = {**MOE, **MLA, **GROUP, "index_topk": 48, "index_head_dim": 16, "index_n_heads": 2}
 KEYS_48 = "48 keys a query"
 
@@ -63,10 +59,7 @@ FULL = [
             "head_dim": 8,
             "num_layers": 2,
             "num_hidden_layers": LEFT_OUT,
-            "n_routed_experts": 4,
-            "moe_topk": 2,
-            "zero_expert_num": 2,
-            "ffn_hidden_size": 48,
+            **sizes("n_routed_experts=4 moe_topk=2 zero_expert_num=2 ffn_hidden_size=48"),
             "intermediate_size": LEFT_OUT,
             "expert_ffn_hidden_size": 16,
         },
@@ -75,15 +68,10 @@ FULL = [
         "phi4_multimodal",
         config={
             "vision_config": {**TOWER, "crop_size": 28},
-            "audio_config": {
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_blocks": 1,
-                "num_attention_heads": 2,
-                "nemo_conv_channels": 16,
-                "ext_pw_out_channel": 16,
-                "depthwise_seperable_out_channel": 16,
-            },
+            "audio_config": sizes(
+                "hidden_size=16 intermediate_size=16 num_blocks=1 num_attention_heads=2 "
+                "nemo_conv_channels=16 ext_pw_out_channel=16 depthwise_seperable_out_channel=16"
+            ),
         },
     ),
     Case("git", config={"vision_config": TOWER, "pad_token_id": 0}, sdpa=False),
@@ -97,10 +85,7 @@ FULL = [
         "emu3",
         text=TOKENS,
         vq_config={
-            "codebook_size": 16,
-            "embed_dim": 8,
-            "latent_channels": 8,
-            "base_channels": 32,
+            **sizes("codebook_size=16 embed_dim=8 latent_channels=8 base_channels=32"),
             "channel_multiplier": [1, 1],
             "num_res_blocks": 1,
             "attn_resolutions": [],
@@ -116,9 +101,7 @@ FULL = [
         text={**TOKENS, "cross_attention_layers": []},
         vision_config={
             **TOWER,
-            "num_global_layers": 1,
-            "attention_heads": 2,
-            "vision_output_dim": 16,
+            **sizes("num_global_layers=1 attention_heads=2 vision_output_dim=16"),
             "intermediate_layers_indices": [0],
         },
     ),
@@ -153,15 +136,10 @@ FURTHER_WINDOWS = [
         },
     ),
 ]
-SLIDING_HEADS = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "head_dim": 16,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 12,
-}
+SLIDING_HEADS = sizes(
+    "num_attention_heads=4 num_key_value_heads=4 q_lora_rank=16 kv_lora_rank=16 head_dim=16 "
+    "qk_nope_head_dim=8 v_head_dim=12"
+)
 DOTS3 = {
     **INDEXED,
     "shared_experts_intermediate_size": 16,
@@ -175,13 +153,10 @@ BLOCKS = Case(
     {
         **MOE,
         "layer_types": ["full_attention", "minimax_m3_sparse"],
-        "dense_intermediate_size": 48,
-        "shared_intermediate_size": 16,
-        "rotary_dim": 8,
-        "index_head_dim": 8,
-        "index_n_heads": 2,
-        "index_block_size": 16,
-        "index_topk_blocks": 2,
+        **sizes(
+            "dense_intermediate_size=48 shared_intermediate_size=16 rotary_dim=8 index_head_dim=8 "
+            "index_n_heads=2 index_block_size=16 index_topk_blocks=2"
+        ),
     },
 )
 FURTHER_BORDERS = [
@@ -194,16 +169,10 @@ FURTHER_BORDERS = [
         f"{KEYS_48}, window of 8",
         DOTS3,
         vision_config={**TOWER, "mlp_layer_types": ["dense"], "adapter_in_dim": 16, "adapter_out_dim": 32},
-        audio_config={
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "downsample_hidden_size": 8,
-            "feature_size": 16,
-            "adapter_input_size": 16,
-            "adapter_out_dim": 32,
-        },
+        audio_config=sizes(
+            "hidden_size=16 intermediate_size=16 num_hidden_layers=1 num_attention_heads=2 "
+            "downsample_hidden_size=8 feature_size=16 adapter_input_size=16 adapter_out_dim=32"
+        ),
     ),
     BLOCKS,
     _inside(

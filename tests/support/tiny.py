@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from ast import literal_eval
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ SENTENCES = [
     "for index in range(10):\n    print(index)\n",
     "import os\nimport sys\n",
 ]
+
+
+def sizes(text: str) -> dict[str, Any]:
+    """The fields of a configuration, written as `hidden_size=32 num_hidden_layers=2`."""
+    return {name: literal_eval(value) for name, value in (field.split("=") for field in text.split())}
 
 
 def llama(seed: int = 0, context: float = 0.1, **config: Any) -> LlamaForCausalLM:
