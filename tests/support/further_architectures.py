@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.architectures import BASE, BORDERS, GROUP, LEFT_OUT, MIXED, MLA, MOE, VOCABULARY, WINDOW, Case
+from support.architectures import BASE, BORDERS, GROUP, LEFT_OUT, MIXED, MLA, MOE, VOCABULARY, WINDOW, Case, alike
 from support.tiny import sizes
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -20,10 +20,6 @@ INDEXED = {**MOE, **MLA, **GROUP, "index_topk": 48, "index_head_dim": 16, "index
 KEYS_48 = "48 keys a query"
 
 
-def _alike(text: str, tested: str = "", sdpa: bool = True, **config: Any) -> list[Case]:
-    return [Case(family, tested, config, sdpa) for family in text.split()]
-
-
 def _inside(family: str, tested: str = "", text: dict[str, Any] | None = None, **others: Any) -> Case:
     """A text decoder inside a model for pictures or sound, which reads text alone."""
     decoder = {name: value for name, value in {**BASE, **(text or {})}.items() if value is not LEFT_OUT}
@@ -32,11 +28,11 @@ def _inside(family: str, tested: str = "", text: dict[str, Any] | None = None, *
 
 
 FULL = [
-    *_alike("gpt-sw3 hyperclovax internlm3 iquestcoder jais2"),
-    *_alike("gpt_neox_japanese", sdpa=False),
-    *_alike("dots1 solar_open", **MOE, **GROUP, n_shared_experts=1),
-    *_alike("axk1 glm4_moe_lite", **{**MOE, **MLA, **GROUP}),
-    *_alike("flex_olmo hunyuan_v1_moe hy_v3 ernie4_5_moe", **MOE),
+    *alike("gpt-sw3 hyperclovax internlm3 iquestcoder jais2"),
+    *alike("gpt_neox_japanese", sdpa=False),
+    *alike("dots1 solar_open", **MOE, **GROUP, n_shared_experts=1),
+    *alike("axk1 glm4_moe_lite", **{**MOE, **MLA, **GROUP}),
+    *alike("flex_olmo hunyuan_v1_moe hy_v3 ernie4_5_moe", **MOE),
     Case("aria_text", config={"moe_num_experts": 4}),
     Case("ctrl", config={"dff": 48}),
     Case("granitemoeshared", config={"num_local_experts": 4, "shared_intermediate_size": 16}),
@@ -108,17 +104,17 @@ FULL = [
 ]
 BERT = {"is_decoder": True, "num_key_value_heads": LEFT_OUT, "head_dim": LEFT_OUT, "pad_token_id": 0}
 BERTS = [
-    *_alike("bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm", **BERT),
-    *_alike("roc_bert xlm-roberta xlm-roberta-xl", **BERT),
-    *_alike("big_bird megatron-bert rembert roformer", sdpa=False, **BERT),
+    *alike("bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm", **BERT),
+    *alike("roc_bert xlm-roberta xlm-roberta-xl", **BERT),
+    *alike("big_bird megatron-bert rembert roformer", sdpa=False, **BERT),
     Case("xmod", config={**BERT, "languages": ["en_XX"], "default_language": "en_XX"}),
 ]
 ROPES = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in MIXED["layer_types"]}
 FURTHER_WINDOWS = [
-    *_alike("beam exaone_moe kolibri1 laguna mellum", "window of 8", **MIXED, **MOE, **GROUP),
-    *_alike("cwm modernbert-decoder", "window of 8", **{**MIXED, **TOKENS}),
-    *_alike("granite_swa", "window of 8", sdpa=False, **MIXED),
-    *_alike("flint granitemoe_swa", "window of 8", sdpa=False, **MIXED, **MOE),
+    *alike("beam exaone_moe kolibri1 laguna mellum", "window of 8", **MIXED, **MOE, **GROUP),
+    *alike("cwm modernbert-decoder", "window of 8", **{**MIXED, **TOKENS}),
+    *alike("granite_swa", "window of 8", sdpa=False, **MIXED),
+    *alike("flint granitemoe_swa", "window of 8", sdpa=False, **MIXED, **MOE),
     Case("cohere2_moe", "window of 8", {**MIXED, **MOE}),
     Case("cohere_compass_text", "window of 8", {**MIXED, "rope_parameters": ROPES}),
     Case("gemma4_unified_text", "window of 8", {**MIXED, "global_head_dim": 16}),
@@ -160,9 +156,9 @@ BLOCKS = Case(
     },
 )
 FURTHER_BORDERS = [
-    *_alike("axk2", KEYS_48, **INDEXED),
-    *_alike("glm_moe_dsa", KEYS_48, **INDEXED),
-    *_alike("hy_v4", KEYS_48, sdpa=False, **INDEXED, hc_mult=2),
+    *alike("axk2", KEYS_48, **INDEXED),
+    *alike("glm_moe_dsa", KEYS_48, **INDEXED),
+    *alike("hy_v4", KEYS_48, sdpa=False, **INDEXED, hc_mult=2),
     Case("dots3_note_text", f"{KEYS_48}, window of 8", DOTS3),
     _inside(
         "dots3_note",
