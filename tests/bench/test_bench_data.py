@@ -192,16 +192,11 @@ def test_a_damaged_file_in_the_cache_is_refused(served):
         load(["mbpp"])
 
 
-def test_an_answer_of_not_found_is_said(served, monkeypatch):
-    monkeypatch.setitem(SOURCES, "mbpp", SOURCES["mbpp"]._replace(url=SOURCES["mbpp"].url + "x"))
-    with pytest.raises(OSError, match=r"404.*--data mbpp=FILE"):
-        load(["mbpp"])
-
-
-def test_without_a_network_the_remedy_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(SOURCES, "mbpp", DataSource("http://127.0.0.1:9/question.jsonl", "0" * 64))
-    with pytest.raises(OSError, match=r"expected to download mbpp from .*--data mbpp=FILE"):
+@pytest.mark.parametrize(("address", "said"), [(None, "404"), ("http://127.0.0.1:9/", "expected to download mbpp")])
+def test_without_an_answer_the_remedy_is_named(served, monkeypatch, address, said):
+    url = address or SOURCES["mbpp"].url + "x"
+    monkeypatch.setitem(SOURCES, "mbpp", SOURCES["mbpp"]._replace(url=url))
+    with pytest.raises(OSError, match=rf"{said}.*--data mbpp=FILE"):
         load(["mbpp"])
 
 

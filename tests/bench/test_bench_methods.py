@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support import tiny
+from support.benching import decoded
 from support.drafters import learned
 
 from token_recycling import Draft, Drafter, drafter_names
@@ -18,13 +19,6 @@ from token_recycling.bench.run.runners import DraftedRunner
 from token_recycling.bench.run.session import methods as named
 from token_recycling.model.support import UnsupportedModelError
 from token_recycling.trees.templates import chain, root_only
-
-
-def decoded(spec, model, *prompts, tokens=30):
-    where = BenchmarkConfig(model, None, tokens)
-    return (
-        parse(spec).runner(model).generate(arguments(where, [one[0] for one in prompts], tokens, {"do_sample": False}))
-    )
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +58,6 @@ def test_steps_of_transformers_are_its_forward_passes(counting, spec):
     found = decoded(spec, counting, torch.arange(16)[None], tokens=33)
     assert found.steps == len(passes)
     assert found.lengths == ([1] * 33 if spec == "generate" else [1, 11, 11, 10])
-
-
-def test_plain_decoding_of_both_kinds_takes_one_step_a_token(counting):
-    for spec in ("generate", "plain"):
-        assert (decoded(spec, counting, torch.tensor([[3]])).steps) == 30
 
 
 def test_a_batch_is_decoded_text_by_text(model):

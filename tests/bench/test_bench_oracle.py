@@ -3,12 +3,13 @@
 import pytest
 import torch
 from support import benching, tiny
+from support.benching import decoded
 
 from token_recycling.bench.report import write as report
 from token_recycling.bench.run import session, studies
-from token_recycling.bench.run.items import arguments
 from token_recycling.bench.run.methods import Oracle, parse
-from token_recycling.bench.run.prompts import BenchmarkConfig
+
+THREE = torch.tensor([[3]])
 
 
 @pytest.fixture(scope="module")
@@ -21,18 +22,9 @@ def folder(tmp_path_factory):
     return str(where)
 
 
-def decoded(model, spec, tokens, **sampling):
-    where = BenchmarkConfig(model, None, tokens)
-    return (
-        parse(spec)
-        .runner(model)
-        .generate(arguments(where, [torch.tensor([3])], tokens, {"do_sample": False, **sampling}))
-    )
-
-
 def test_the_oracle_drafts_up_to_the_first_disagreement(counting, folder):
     """The text is 4 5 | 6 7 8 9 | 10 ... 15 0 1 | end. After 5 and 9 the target's own token ends a step: 3, 4 and 8."""
-    found = decoded(counting, f"oracle:model={folder}", 15)
+    found = decoded(f"oracle:model={folder}", counting, THREE, tokens=15)
     assert found.tokens == [[*range(4, 16), 0, 1, 2]]
     assert found.lengths == [3, 4, 8]
     assert found.stats is not None
@@ -45,8 +37,8 @@ def test_the_oracle_drafts_up_to_the_first_disagreement(counting, folder):
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 def test_no_fixed_length_does_better(counting, folder, depth):
-    fixed = decoded(counting, f"draft_model:mode=sequence,model={folder},depth={depth}", 15).stats
-    oracle = decoded(counting, f"oracle:model={folder}", 15).stats
+    fixed = decoded(f"draft_model:mode=sequence,model={folder},depth={depth}", counting, THREE, tokens=15).stats
+    oracle = decoded(f"oracle:model={folder}", counting, THREE, tokens=15).stats
     assert fixed is not None
     assert oracle is not None
     assert oracle.discard_rate <= fixed.discard_rate
@@ -67,12 +59,12 @@ def test_a_model_that_never_agrees_drafts_nothing(model, tmp_path):
     with torch.no_grad():
         other.lm_head.weight.neg_()
     other.save_pretrained(tmp_path)
-    assert decoded(model, f"oracle:model={tmp_path}", 8).lengths == [1] * 8
+    assert decoded(f"oracle:model={tmp_path}", model, THREE, tokens=8).lengths == [1] * 8
 
 
 def test_the_future_of_drawn_texts_is_not_known(counting, folder):
     with pytest.raises(ValueError, match="expected greedy decoding, got sampling"):
-        decoded(counting, f"oracle:model={folder}", 8, do_sample=True)
+        decoded(f"oracle:model={folder}", counting, THREE, tokens=8, do_sample=True)
     with pytest.raises(ValueError, match="expected oracle:model=FOLDER"):
         parse("oracle")
     with pytest.raises(ValueError, match="expected no option 'n'"):

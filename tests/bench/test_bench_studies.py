@@ -9,22 +9,17 @@ from token_recycling.bench.run.studies import STUDIES, template
 from token_recycling.trees.templates import paper
 
 
-@pytest.mark.parametrize("nodes", studies.BREADTHS)
-def test_trees_of_one_depth_and_growing_breadth(nodes):
-    tree = template(nodes, 6)
-    assert (len(tree) - 1, tree.depth, tree.layer_sizes[0], tree.breadth) == (nodes, 6, 8, 8)
-
-
-@pytest.mark.parametrize("depth", studies.DEPTHS)
-def test_trees_of_80_nodes_and_growing_depth(depth):
-    tree = template(80, depth)
-    assert (len(tree) - 1, tree.depth, tree.breadth) == (80, depth, 8)
-
-
-@pytest.mark.parametrize("k", studies.KS)
-def test_trees_of_80_nodes_and_k_candidates(k):
-    tree = template(80, 6, k)
-    assert (len(tree) - 1, tree.depth, tree.layer_sizes[0], tree.breadth) == (80, 6, k, k)
+@pytest.mark.parametrize(
+    ("nodes", "depth", "k"),
+    [
+        *((nodes, 6, 8) for nodes in studies.BREADTHS),
+        *((80, depth, 8) for depth in studies.DEPTHS),
+        *((80, 6, k) for k in studies.KS),
+    ],
+)
+def test_trees_of_growing_breadth_depth_and_candidates(nodes, depth, k):
+    tree = template(nodes, depth, k)
+    assert (len(tree) - 1, tree.depth, tree.layer_sizes[0], tree.breadth) == (nodes, depth, k, k)
 
 
 def test_a_tree_of_the_papers_sizes_resembles_the_papers():
