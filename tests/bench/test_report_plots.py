@@ -110,6 +110,8 @@ def test_the_heat_map_shows_the_share_of_every_place():
     assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["1", "2"]
     assert "depths beyond 12" in plot.caption
     assert plots.places(only([row()])) is None
+    none_accepted = plots.places(only([row(tried=[[1, 0, 4]], accepted=[])]))
+    assert [text.get_text() for text in none_accepted.drawing.axes[0].texts] == ["0"]
 
 
 # studies

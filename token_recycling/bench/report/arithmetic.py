@@ -158,7 +158,7 @@ def places(rows: pd.DataFrame) -> pd.Series:
     def counted(key: str) -> pd.Series:
         listed = finished(rows).set_index("method")[key].explode().dropna()
         cells = pd.DataFrame(listed.tolist(), listed.index, ["depth", "rank", "nodes"])
-        return cells.groupby(["method", "depth", "rank"])["nodes"].sum()
+        return cells.groupby(["method", "depth", "rank"])["nodes"].sum().astype(float)
 
     tried = counted("tried")
     return counted("accepted").reindex(tried.index, fill_value=0) / tried
