@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from token_recycling.bench.report.reading import parse
+from token_recycling.bench.report.summary import parse
 from token_recycling.bench.report.table import NONE, Cell, Table, as_markdown
 from token_recycling.bench.row_format import ROWS
 

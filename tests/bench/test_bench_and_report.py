@@ -1,28 +1,25 @@
 """From the command line to the report, with nothing put in for either."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from support.commandline import run
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_reported(tiny_model_dir: str, tmp_path: Path) -> None:
+def test_what_is_measured_is_reported(tiny_model_dir, tmp_path):
     data, output = tmp_path / "data.jsonl", tmp_path / "out"
     lines = [{"text": "def add(a, b):\n    return a + b"}, {"prompt": "import os", "completion": "\nimport sys"}]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    options = ("--max-new-tokens", 8, "--repeats", 2, "--output", output)
+    options = ("--max-new-tokens", 4, "--output", output)
     methods = ("--method", "prompt_lookup_hf", "--method", "recycling:tree=4")
-    result = run("bench", tiny_model_dir, "--data", data, *methods, *options)
+    result = run("bench", tiny_model_dir, "--data", data, *methods, "--repeats", 2, *options)
     assert result.exit_code == 0, result.stderr
     for name in ("report.md", "report.html"):
         text = (output / name).read_text()
         assert "recycling (tree=4)" in text
         assert "transformers prompt lookup (10)" in text
     assert "recycling (tree=4)" in " ".join(result.stdout.split())
-    for more in (("--study", "hot"), ("--batch", 2)):
+    for more in (("--study", "hot"), ("--method", "recycling:tree=4", "--batch", 2)):
         result = run("bench", tiny_model_dir, "--data", data, *more, "--fresh", *options)
         assert result.exit_code == 0, result.stderr

@@ -1,17 +1,13 @@
 """The program that measures the fast path on an accelerator, tried on a CPU with a tiny shape."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import typer
 from support import tiny
-from transformers import LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -25,14 +21,14 @@ from benchmarks.gpu.shapes import Shape
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Few sizes, and `generate` is not compiled, which takes a compiler and half a minute."""
     monkeypatch.setattr(measurements, "SIZES", (1, 4, 64))
     monkeypatch.setattr(measurements, "CompileConfig", lambda: None)
 
 
-def test_it_measures_goes_on_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"shape": ["tiny"], "context": [40], "device": "cpu"}
+def test_it_measures_goes_on_and_reports(tmp_path, monkeypatch):
+    options = {"shape": ["tiny"], "context": [40], "device": "cpu"}
     options |= {"dtype": "float32", "output": tmp_path}
     with pytest.raises(typer.Exit) as stopped:
         gpu.main(**options, seconds=-1)
@@ -63,7 +59,7 @@ def test_it_measures_goes_on_and_reports(tmp_path: Path, monkeypatch: pytest.Mon
     assert "python -m benchmarks.gpu" in report
 
 
-def test_bars_are_judged_by_the_times() -> None:
+def test_bars_are_judged_by_the_times():
     """Eager 20 ms, plain step 4 ms, 64 nodes 4.4 ms of which 4.3 are the forward pass."""
     rows = [
         {"what": what, "kind": kind, "nodes": nodes, "seconds": seconds}
@@ -87,12 +83,12 @@ def test_bars_are_judged_by_the_times() -> None:
     ]
 
 
-def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_refused(tmp_path):
     with pytest.raises(typer.BadParameter, match="got 70B"):
         gpu.main(shape=["70B"], device="cpu", output=tmp_path)
 
 
-def test_waiting_is_what_no_operation_covers() -> None:
+def test_waiting_is_what_no_operation_covers():
     assert _covered([(0, 4), (1, 2), (3, 6), (10, 11)]) == 7
     weight = torch.ones(64, 64)
     found = profiled(lambda: [weight @ weight for _ in range(5)], torch.device("cpu"))
@@ -106,7 +102,7 @@ def test_waiting_is_what_no_operation_covers() -> None:
     [Shape(64, 3, 16, 4, 80, 999), Shape(128, 2, 8, 8, 64, 999), Shape(32, 2, 4, 2, 64, 64)],
     ids=["shared keys", "a head's own keys", "as it was"],
 )
-def test_a_grown_model_says_what_the_small_one_says(model: LlamaForCausalLM, shape: Shape) -> None:
+def test_a_grown_model_says_what_the_small_one_says(model, shape):
     large, ids = grown(model, shape), tiny.prompt(0, 9)
     assert large.config.hidden_size == large.model.layers[0].mlp.down_proj.weight.shape[0] == shape.hidden_size
     assert len(large.model.layers) == shape.num_hidden_layers
@@ -116,7 +112,7 @@ def test_a_grown_model_says_what_the_small_one_says(model: LlamaForCausalLM, sha
     assert torch.equal(*texts)
 
 
-def test_a_model_does_not_grow_smaller(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_model_does_not_grow_smaller(model, tmp_path):
     with pytest.raises(ValueError, match="expected a shape that holds 32 x 2"):
         grown(model, Shape(16, 2, 2, 2, 64, 64))
     with pytest.raises(typer.BadParameter, match="got 70B"):

@@ -1,9 +1,5 @@
 """What is decoded: texts, conversations, known answers and batches, and what does not fit the context."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from support import benching
 
@@ -12,7 +8,7 @@ from token_recycling.bench.run.data import Question
 from token_recycling.bench.run.prompts import prompt
 
 
-def test_replay_takes_the_second_half_of_a_text(tmp_path: Path) -> None:
+def test_replay_takes_the_second_half_of_a_text(tmp_path):
     where = benching.setup()
     question = benching.questions(1)
     ids = where.ids(benching.TEXTS[0])
@@ -25,7 +21,7 @@ def test_replay_takes_the_second_half_of_a_text(tmp_path: Path) -> None:
     assert found["tokens"] == min(24, len(ids) - len(ids) // 2)
 
 
-def test_a_question_too_long_for_the_context_is_a_failure(tmp_path: Path) -> None:
+def test_a_question_too_long_for_the_context_is_a_failure(tmp_path):
     where = benching.setup(config={"max_position_embeddings": 32})
     long = [Question("long/1", "long", benching.TEXTS[:1], "turns"), Question("long/2", "long", ("Hi",), "turns")]
     assert session.what_does_not_fit(where, long) == [
@@ -37,7 +33,7 @@ def test_a_question_too_long_for_the_context_is_a_failure(tmp_path: Path) -> Non
     assert found[2]["tokens"] == 32 - found[2]["prompt_tokens"] < 24
 
 
-def test_a_text_too_long_for_the_context_is_continued_from_an_earlier_place(tmp_path: Path) -> None:
+def test_a_text_too_long_for_the_context_is_continued_from_an_earlier_place(tmp_path):
     where = benching.setup(max_new_tokens=4, config={"max_position_embeddings": 10})
     assert session.what_does_not_fit(where, benching.questions(1)) == [
         "1 of 1 texts are continued from an earlier place, so that they fit"
@@ -49,7 +45,7 @@ def test_a_text_too_long_for_the_context_is_continued_from_an_earlier_place(tmp_
     }
 
 
-def test_conversations_go_on_with_the_methods_own_answers(tmp_path: Path) -> None:
+def test_conversations_go_on_with_the_methods_own_answers(tmp_path):
     question = Question("talk/1", "talk", ("import os", "import sys"), "turns", ("1 2",))
     where = benching.setup(max_new_tokens=5)
     first = where.ids("User: import os\nAssistant:")[None]
@@ -61,7 +57,7 @@ def test_conversations_go_on_with_the_methods_own_answers(tmp_path: Path) -> Non
     assert found[2]["tokens"] == len(where.ids(" 1 2"))
 
 
-def test_a_chat_template_writes_the_conversation() -> None:
+def test_a_chat_template_writes_the_conversation():
     where = benching.setup(chat=True)
     where.tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -76,7 +72,7 @@ def test_a_chat_template_writes_the_conversation() -> None:
         assert where.decoded(prompt(where, question, answers)[0]) == wanted
 
 
-def test_batches_have_a_row_each(tmp_path: Path) -> None:
+def test_batches_have_a_row_each(tmp_path):
     where = benching.setup(max_new_tokens=8)
     made = session.plan(session.methods(["recycling:tree=2"]), benching.questions(3), sizes=[1, 2])
     assert [len(workload.items) for workload in made.workloads] == [3, 2]
@@ -92,7 +88,7 @@ def test_batches_have_a_row_each(tmp_path: Path) -> None:
     assert all(one["loop_tokens"] is None for one in pair)
 
 
-def test_batches_leave_out_what_decodes_one_text() -> None:
+def test_batches_leave_out_what_decodes_one_text():
     made = session.plan(session.methods(["prompt_lookup_hf", "plain"]), benching.questions(2), sizes=[2])
     assert [one.method.spec for one in made.workloads[0].entries] == ["generate", "plain"]
     assert made.notes == ["prompt_lookup_hf decodes one text at a time: left out of batches"]
@@ -100,7 +96,7 @@ def test_batches_leave_out_what_decodes_one_text() -> None:
         session.plan([], benching.questions(2), True, sizes=[2])
 
 
-def test_what_cannot_be_replayed_is_said() -> None:
+def test_what_cannot_be_replayed_is_said():
     asked = [*benching.questions(2), Question("q/1", "q", ("Why?",), "turns")]
     made = session.plan(session.methods(["assisted:model=x", "recycling"]), asked)
     assert [workload.mode for workload in made.workloads] == ["generate", "replay"]

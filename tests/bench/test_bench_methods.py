@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from support import tiny
+from support.benching import decoded
 from support.drafters import learned
-from transformers import LlamaForCausalLM
 
-from token_recycling import Context, Draft, Drafter, drafter_names
+from token_recycling import Draft, Drafter, drafter_names
 from token_recycling.bench.run import methods
 from token_recycling.bench.run.items import arguments
 from token_recycling.bench.run.methods import DEFAULT, Drafted, parse
-from token_recycling.bench.run.outcome import Outcome
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.runners import DraftedRunner
 from token_recycling.bench.run.session import methods as named
@@ -23,22 +21,15 @@ from token_recycling.model.support import UnsupportedModelError
 from token_recycling.trees.templates import chain, root_only
 
 
-def decoded(spec: str, model: LlamaForCausalLM, *prompts: torch.Tensor, tokens: int = 30) -> Outcome:
-    where = BenchmarkConfig(model, None, tokens)
-    return (
-        parse(spec).runner(model).generate(arguments(where, [one[0] for one in prompts], tokens, {"do_sample": False}))
-    )
-
-
 @pytest.fixture(scope="module")
-def assistant(tmp_path_factory: pytest.TempPathFactory) -> str:
+def assistant(tmp_path_factory):
     folder = tmp_path_factory.mktemp("assistant")
     tiny.llama(seed=0, num_hidden_layers=1).save_pretrained(folder)
     return str(folder)
 
 
 @pytest.mark.parametrize("spec", ["generate", "prompt_lookup_hf:n=4,ngram=3", "plain", "recycling:tree=8,k=8"])
-def test_every_runner_decodes_as_generate_does(model: LlamaForCausalLM, spec: str) -> None:
+def test_every_runner_decodes_as_generate_does(model, spec):
     prompt = tiny.prompt(3, 6).repeat(1, 3)
     wanted = model.generate(prompt, max_new_tokens=30, do_sample=False)[0, 18:].tolist()
     found = decoded(spec, model, prompt)
@@ -51,7 +42,7 @@ def test_every_runner_decodes_as_generate_does(model: LlamaForCausalLM, spec: st
     assert found.total_seconds >= found.prefill_seconds + found.seconds
 
 
-def test_assisted_generation_is_a_method(model: LlamaForCausalLM, assistant: str, tmp_path: Path) -> None:
+def test_assisted_generation_is_a_method(model, assistant, tmp_path):
     found = decoded(f"assisted:model={assistant},n=3", model, tiny.prompt(3, 8))
     assert found.tokens == [model.generate(tiny.prompt(3, 8), max_new_tokens=30, do_sample=False)[0, 8:].tolist()]
     assert max(found.lengths or ()) <= 4
@@ -60,7 +51,7 @@ def test_assisted_generation_is_a_method(model: LlamaForCausalLM, assistant: str
 
 
 @pytest.mark.parametrize("spec", ["generate", "prompt_lookup_hf"])
-def test_steps_of_transformers_are_its_forward_passes(counting: LlamaForCausalLM, spec: str) -> None:
+def test_steps_of_transformers_are_its_forward_passes(counting, spec):
     """The counting model repeats itself after 16 tokens, so that prompt lookup drafts 10 tokens a step from there."""
     passes = []
     counting.register_forward_hook(lambda *_: passes.append(1))
@@ -69,12 +60,7 @@ def test_steps_of_transformers_are_its_forward_passes(counting: LlamaForCausalLM
     assert found.lengths == ([1] * 33 if spec == "generate" else [1, 11, 11, 10])
 
 
-def test_plain_decoding_of_both_kinds_takes_one_step_a_token(counting: LlamaForCausalLM) -> None:
-    for spec in ("generate", "plain"):
-        assert (decoded(spec, counting, torch.tensor([[3]])).steps) == 30
-
-
-def test_a_batch_is_decoded_text_by_text(model: LlamaForCausalLM) -> None:
+def test_a_batch_is_decoded_text_by_text(model):
     prompts = [tiny.prompt(1, 5), tiny.prompt(2, 9), tiny.prompt(3, 7)]
     wanted = [model.generate(one, max_new_tokens=12, do_sample=False)[0, one.shape[1] :].tolist() for one in prompts]
     for spec in ("generate", "recycling:tree=3"):
@@ -85,7 +71,7 @@ def test_a_batch_is_decoded_text_by_text(model: LlamaForCausalLM) -> None:
     assert decoded("generate", model, *prompts, tokens=12).steps == 36
 
 
-def test_tokens_end_with_the_end_of_sequence(counting: LlamaForCausalLM) -> None:
+def test_tokens_end_with_the_end_of_sequence(counting):
     counting.generation_config.eos_token_id = 7
     counting.generation_config.pad_token_id = 0
     for spec in ("generate", "plain", "prompt_lookup_hf"):
@@ -95,14 +81,14 @@ def test_tokens_end_with_the_end_of_sequence(counting: LlamaForCausalLM) -> None
     assert batch.steps == 6
 
 
-def test_a_call_left_to_transformers_is_no_measurement_of_ours(model: LlamaForCausalLM) -> None:
+def test_a_call_left_to_transformers_is_no_measurement_of_ours(model):
     where = BenchmarkConfig(model, None, 4)
     given = arguments(where, [torch.tensor([1, 2])], 4, {"do_sample": False})
     with pytest.raises(UnsupportedModelError, match="left to transformers: expected use_cache=True"):
         parse("plain").runner(model).generate({**given, "use_cache": False})
 
 
-def test_replay_follows_the_text_whatever_the_model_says(counting: LlamaForCausalLM) -> None:
+def test_replay_follows_the_text_whatever_the_model_says(counting):
     """Chains of 4 that count. After 0 the text counts to 5 (4 accepted and 5), jumps to 9 (nothing accepted), counts to
     11 and jumps to 3 (2 accepted and 3): 9 tokens in 3 steps.
     """
@@ -117,7 +103,7 @@ def test_replay_follows_the_text_whatever_the_model_says(counting: LlamaForCausa
     assert found.stats.accepted == {(1, 0): 2, (2, 0): 2, (3, 0): 1, (4, 0): 1}
 
 
-def test_in_replay_a_drafter_learns_from_the_models_logits(counting: LlamaForCausalLM) -> None:
+def test_in_replay_a_drafter_learns_from_the_models_logits(counting):
     """The text jumps by two, the model counts: what is learned after 12 is 13, and 14 is never drafted."""
     runner = Drafted("published:tree=chain:1,k=1").runner(counting)
     assert runner.replay(torch.tensor([0]), torch.tensor([2, 4, 6, 8, 10, 12, 14])).steps == 7
@@ -126,7 +112,7 @@ def test_in_replay_a_drafter_learns_from_the_models_logits(counting: LlamaForCau
     assert runner.replay(torch.tensor([12]), torch.tensor([13, 5])).lengths == [2]
 
 
-def test_plain_replay_takes_one_step_a_token(model: LlamaForCausalLM) -> None:
+def test_plain_replay_takes_one_step_a_token(model):
     text = tiny.prompt(5, 20)[0]
     assert Drafted("plain").runner(model).replay(tiny.prompt(1, 4)[0], text).lengths == [1] * 20
 
@@ -137,13 +123,13 @@ class New(Drafter):
 
     length: int = 2
 
-    def draft(self, context: Context) -> Draft:
+    def draft(self, context):
         if len(context.tokens) < 3:
             return Draft(root_only(), context.root)
         return Draft(chain(self.length), torch.cat([context.root, context.tokens[: self.length]]))
 
 
-def test_a_new_drafter_is_a_method(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_drafter_is_a_method(model, monkeypatch):
     monkeypatch.setattr(methods, "drafter_names", lambda: [*drafter_names(), "new"])
     monkeypatch.setattr("token_recycling.drafters._registry.drafter_names", lambda: ["new"])
     monkeypatch.setattr("token_recycling.drafters._registry.drafter_class", lambda name: New)
@@ -158,7 +144,7 @@ def test_a_new_drafter_is_a_method(model: LlamaForCausalLM, monkeypatch: pytest.
     assert decoded("new:length=3", model, tiny.prompt(0, 9)).stats.drafted == pytest.approx(3 * 30, abs=9)
 
 
-def test_labels_are_for_people() -> None:
+def test_labels_are_for_people():
     labels = [one.label for one in named(DEFAULT)]
     assert labels == [
         "transformers generate",
@@ -170,7 +156,7 @@ def test_labels_are_for_people() -> None:
     assert parse("assisted:model=some/small").label == "transformers assisted by small"
 
 
-def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch):
     monkeypatch.setattr(methods, "drafter_names", lambda: ["plain"])
     assert parse("prompt_lookup_hf:n=4").in_replay() is None
     assert parse("generate").in_replay() is None
@@ -197,17 +183,17 @@ def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch: pytest.MonkeyPatc
         ("assisted:model=a,speed=3", "expected no option 'speed'"),
     ],
 )
-def test_what_is_wrong_with_a_method_is_said(spec: str, words: str) -> None:
+def test_what_is_wrong_with_a_method_is_said(spec, words):
     with pytest.raises(ValueError, match=words):
         parse(spec)
 
 
-def test_a_method_is_named_once() -> None:
+def test_a_method_is_named_once():
     with pytest.raises(ValueError, match="expected every method once, got 'plain' twice"):
         named(["plain", "generate", "plain"])
 
 
-def test_options_besides_the_spec_go_to_the_drafter(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_options_besides_the_spec_go_to_the_drafter(model, tmp_path):
     method = Drafted("recycling:k=4", tree="chain:2")
     assert (method.runner(model).drafter.k, method.runner(model).drafter.tree) == (4, "chain:2")
     assert method.spec == "recycling:k=4"

@@ -1,25 +1,19 @@
 """The oracle of SpecDec++ in the benchmark, by a worked example, and the study of when to stop drafting."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from support import benching, tiny
-from transformers import LlamaForCausalLM
+from support.benching import decoded
 
 from token_recycling.bench.report import write as report
 from token_recycling.bench.run import session, studies
-from token_recycling.bench.run.items import arguments
 from token_recycling.bench.run.methods import Oracle, parse
-from token_recycling.bench.run.outcome import Outcome
-from token_recycling.bench.run.prompts import BenchmarkConfig
+
+THREE = torch.tensor([[3]])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(tmp_path_factory):
     """A draft model of the counting one that says 0 after 5 and after 9."""
     model, where = tiny.counting_llama(), tmp_path_factory.mktemp("draft")
     with torch.no_grad():
@@ -28,18 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(where)
 
 
-def decoded(model: LlamaForCausalLM, spec: str, tokens: int, **sampling: Any) -> Outcome:
-    where = BenchmarkConfig(model, None, tokens)
-    return (
-        parse(spec)
-        .runner(model)
-        .generate(arguments(where, [torch.tensor([3])], tokens, {"do_sample": False, **sampling}))
-    )
-
-
-def test_the_oracle_drafts_up_to_the_first_disagreement(counting: LlamaForCausalLM, folder: str) -> None:
+def test_the_oracle_drafts_up_to_the_first_disagreement(counting, folder):
     """The text is 4 5 | 6 7 8 9 | 10 ... 15 0 1 | end. After 5 and 9 the target's own token ends a step: 3, 4 and 8."""
-    found = decoded(counting, f"oracle:model={folder}", 15)
+    found = decoded(f"oracle:model={folder}", counting, THREE, tokens=15)
     assert found.tokens == [[*range(4, 16), 0, 1, 2]]
     assert found.lengths == [3, 4, 8]
     assert found.stats is not None
@@ -51,16 +36,16 @@ def test_the_oracle_drafts_up_to_the_first_disagreement(counting: LlamaForCausal
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_no_fixed_length_does_better(counting: LlamaForCausalLM, folder: str, depth: int) -> None:
-    fixed = decoded(counting, f"draft_model:mode=sequence,model={folder},depth={depth}", 15).stats
-    oracle = decoded(counting, f"oracle:model={folder}", 15).stats
+def test_no_fixed_length_does_better(counting, folder, depth):
+    fixed = decoded(f"draft_model:mode=sequence,model={folder},depth={depth}", counting, THREE, tokens=15).stats
+    oracle = decoded(f"oracle:model={folder}", counting, THREE, tokens=15).stats
     assert fixed is not None
     assert oracle is not None
     assert oracle.discard_rate <= fixed.discard_rate
     assert oracle.verification_rate <= fixed.verification_rate
 
 
-def test_the_oracle_replays_a_text(counting: LlamaForCausalLM, folder: str) -> None:
+def test_the_oracle_replays_a_text(counting, folder):
     """The text jumps after 7, where the draft model would count on."""
     text = torch.tensor([4, 5, 6, 7, 12, 13, 14])
     found = Oracle("", folder).runner(counting).replay(torch.tensor([3]), text)
@@ -69,24 +54,24 @@ def test_the_oracle_replays_a_text(counting: LlamaForCausalLM, folder: str) -> N
     assert found.stats.discarded == 0
 
 
-def test_a_model_that_never_agrees_drafts_nothing(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_model_that_never_agrees_drafts_nothing(model, tmp_path):
     other = tiny.llama()
     with torch.no_grad():
         other.lm_head.weight.neg_()
     other.save_pretrained(tmp_path)
-    assert decoded(model, f"oracle:model={tmp_path}", 8).lengths == [1] * 8
+    assert decoded(f"oracle:model={tmp_path}", model, THREE, tokens=8).lengths == [1] * 8
 
 
-def test_the_future_of_drawn_texts_is_not_known(counting: LlamaForCausalLM, folder: str) -> None:
+def test_the_future_of_drawn_texts_is_not_known(counting, folder):
     with pytest.raises(ValueError, match="expected greedy decoding, got sampling"):
-        decoded(counting, f"oracle:model={folder}", 8, do_sample=True)
+        decoded(f"oracle:model={folder}", counting, THREE, tokens=8, do_sample=True)
     with pytest.raises(ValueError, match="expected oracle:model=FOLDER"):
         parse("oracle")
     with pytest.raises(ValueError, match="expected no option 'n'"):
         parse("oracle:model=x,n=3")
 
 
-def test_the_study_of_when_to_stop() -> None:
+def test_the_study_of_when_to_stop():
     methods = session.methods(["specdec_pp:threshold=0.3,model=x,max_length=9"])
     made = session.plan(methods, benching.questions(2), studies=["specdec-pp"])
     for workload in made.workloads:
@@ -99,7 +84,7 @@ def test_the_study_of_when_to_stop() -> None:
         session.plan(session.methods(["suffix"]), benching.questions(1), studies=["specdec-pp"])
 
 
-def test_the_study_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_study_is_measured_and_drawn(tmp_path, monkeypatch):
     """A draft model with a head beside it: the report has its rates and the plot."""
     from token_recycling.drafters.specdec_pp.head import AcceptanceHead, save_head
     from token_recycling.model.inspection import output_width

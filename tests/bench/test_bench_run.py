@@ -1,10 +1,7 @@
 """Measuring: rows by hand, resuming, failures, identity, hot and cold, on tiny models."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,21 +10,21 @@ from support import benching
 from token_recycling.bench.run import session
 from token_recycling.bench.run.data import Question
 from token_recycling.bench.run.items import Conversation
-from token_recycling.bench.run.measure import Event, calls
+from token_recycling.bench.run.measure import calls
 from token_recycling.bench.run.methods import Drafted, parse
 from token_recycling.bench.run.outcome import Outcome
-from token_recycling.bench.run.plan import BenchmarkPlan, Entry, Workload
+from token_recycling.bench.run.plan import Entry, Workload
 from token_recycling.bench.run.rows import row
 from token_recycling.bench.run.runners import DraftedRunner
 
 SPECS = ("generate", "prompt_lookup_hf", "plain", "recycling:tree=chain:3")
 
 
-def plan(number: int = 4, replay: bool = True, specs: tuple[str, ...] = SPECS, **more: object) -> BenchmarkPlan:
+def plan(number=4, replay=True, specs=SPECS, **more):
     return session.plan(session.methods(specs), benching.questions(number), replay, **more)
 
 
-def test_a_row_for_every_method_and_prompt(tmp_path: Path) -> None:
+def test_a_row_for_every_method_and_prompt(tmp_path):
     where = benching.setup(repeats=3)
     found = benching.run(where, plan(2), tmp_path)
     generated, replayed = benching.by_method(found), benching.by_method(found, "replay")
@@ -51,7 +48,7 @@ def test_a_row_for_every_method_and_prompt(tmp_path: Path) -> None:
     assert generated["generate"][0]["parts"] is generated["generate"][0]["tried"] is None
 
 
-def test_a_models_own_way_of_choosing_is_left_out() -> None:
+def test_a_models_own_way_of_choosing_is_left_out():
     where = benching.setup(max_new_tokens=16)
     item, runner = Conversation(tuple(benching.questions(1))), parse("generate").runner(where.model)
     decoded = lambda: item.run(where, runner, Entry(parse("generate")).sampling)[0].tokens  # noqa: E731
@@ -66,12 +63,12 @@ def test_a_models_own_way_of_choosing_is_left_out() -> None:
     assert session.without_own_choices(where.model) == []
 
 
-def test_in_replay_nodes_are_counted_by_path_too(tmp_path: Path) -> None:
+def test_in_replay_nodes_are_counted_by_path_too(tmp_path):
     for one in benching.run(benching.setup(), plan(2), tmp_path):
         if one["mode"] != "replay":
             assert one["paths"] is None
             continue
-        by_place: dict[tuple[int, int], list[int]] = {}
+        by_place = {}
         for path, tried, accepted in one["paths"] or ():
             ranks = path.split(".")
             counts = by_place.setdefault((len(ranks), int(ranks[-1])), [0, 0])
@@ -86,10 +83,10 @@ class Stop(BaseException):
     """As KeyboardInterrupt, which pytest takes for its own."""
 
 
-def stopping(after: int) -> tuple[list[Event], object]:
-    events: list[Event] = []
+def stopping(after):
+    events = []
 
-    def hook(event: Event) -> None:
+    def hook(event):
         events.append(event)
         if sum(one.phase == "measuring" and one.found is None for one in events) > after:
             raise Stop
@@ -98,12 +95,12 @@ def stopping(after: int) -> tuple[list[Event], object]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def uninterrupted(tmp_path_factory):
     return benching.run(benching.setup(repeats=2), plan(), tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.parametrize("after", [0, 5, 8, 30, 38])
-def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path: Path, uninterrupted: list[dict], after: int) -> None:
+def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, uninterrupted, after):
     where, wanted = benching.setup(repeats=2), uninterrupted
     _, hook = stopping(after)
     with pytest.raises(Stop):
@@ -118,7 +115,7 @@ def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path: Path, uninterrupt
     assert measured == calls(plan(), 2) - 2 * len(before)
 
 
-def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path: Path) -> None:
+def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path):
     """What the test before relies on: the last prompt alone takes other steps than after the others."""
     where, spec = benching.setup(), "recycling:tree=chain:3,learns_prompt=true"
     last = benching.run(where, plan(replay=False, specs=("generate", spec)), tmp_path / "all")[-1]
@@ -127,7 +124,7 @@ def test_hot_drafters_make_a_difference_that_resuming_must_keep(tmp_path: Path) 
     assert benching.run(where, alone, tmp_path / "alone")[-1]["steps"] > last["steps"]
 
 
-def test_a_line_cut_short_is_measured_again(tmp_path: Path) -> None:
+def test_a_line_cut_short_is_measured_again(tmp_path):
     where = benching.setup()
     wanted = benching.run(where, plan(), tmp_path)
     path = tmp_path / "rows.jsonl"
@@ -136,7 +133,7 @@ def test_a_line_cut_short_is_measured_again(tmp_path: Path) -> None:
     assert benching.timeless(benching.run(where, plan(), tmp_path)) == benching.timeless(wanted)
 
 
-def test_a_finished_run_measures_nothing(tmp_path: Path) -> None:
+def test_a_finished_run_measures_nothing(tmp_path):
     where = benching.setup()
     wanted = benching.run(where, plan(), tmp_path)
     events, hook = stopping(10**6)
@@ -144,7 +141,7 @@ def test_a_finished_run_measures_nothing(tmp_path: Path) -> None:
     assert events == []
 
 
-def test_rows_of_other_settings_are_refused_or_deleted(tmp_path: Path) -> None:
+def test_rows_of_other_settings_are_refused_or_deleted(tmp_path):
     where = benching.setup()
     benching.run(where, plan(2), tmp_path)
     other = benching.setup(max_new_tokens=8)
@@ -159,7 +156,7 @@ def test_rows_of_other_settings_are_refused_or_deleted(tmp_path: Path) -> None:
         benching.run(other, plan(1), tmp_path)
 
 
-def test_foreign_rows_are_refused(tmp_path: Path) -> None:
+def test_foreign_rows_are_refused(tmp_path):
     where = benching.setup()
     benching.run(where, plan(1), tmp_path)
     rows = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
@@ -169,7 +166,7 @@ def test_foreign_rows_are_refused(tmp_path: Path) -> None:
             benching.run(where, plan(1), tmp_path)
 
 
-def test_every_repeat_has_drafters_that_have_not_seen_the_prompt(tmp_path: Path) -> None:
+def test_every_repeat_has_drafters_that_have_not_seen_the_prompt(tmp_path):
     """One prompt again and again would be known by heart at the second time."""
     spec = "recycling:tree=chain:3"
     steps = {
@@ -185,7 +182,7 @@ def test_every_repeat_has_drafters_that_have_not_seen_the_prompt(tmp_path: Path)
     assert steps[1] == steps[3]
 
 
-def test_the_order_of_methods_moves_on(tmp_path: Path) -> None:
+def test_the_order_of_methods_moves_on(tmp_path):
     events, hook = stopping(10**6)
     benching.run(benching.setup(repeats=2, max_new_tokens=4), plan(3, replay=False), tmp_path, hook)
     order = [one.entry.method.spec for one in events if one.phase == "measuring" and one.found is None]
@@ -194,7 +191,7 @@ def test_the_order_of_methods_moves_on(tmp_path: Path) -> None:
     assert Counter(order) == dict.fromkeys(SPECS, 6)
 
 
-def test_the_warm_up_uses_other_drafters_and_another_text(tmp_path: Path) -> None:
+def test_the_warm_up_uses_other_drafters_and_another_text(tmp_path):
     events, hook = stopping(10**6)
     benching.run(benching.setup(max_new_tokens=4), plan(1), tmp_path, hook)
     warm = [one for one in events if one.phase == "warming up" and one.found is not None]
@@ -203,10 +200,10 @@ def test_the_warm_up_uses_other_drafters_and_another_text(tmp_path: Path) -> Non
     assert len(warm) == sum(len(workload.entries) for workload in plan(1).workloads)
 
 
-def test_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_rows(tmp_path, monkeypatch):
     generate = DraftedRunner.generate
 
-    def failing(self: DraftedRunner, arguments: dict) -> Outcome:
+    def failing(self, arguments):
         if self.drafter.name == "recycling" and arguments["input_ids"].shape[1] > 20:
             raise RuntimeError("out of\nmemory")
         return generate(self, arguments)
@@ -223,7 +220,7 @@ def test_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(one["failure"] is None for method in SPECS[:3] for one in found[method])
 
 
-def test_a_text_that_differs_is_told_with_its_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_differs_is_told_with_its_margin(tmp_path, monkeypatch):
     where = benching.setup(max_new_tokens=6)
     ids = where.ids(benching.TEXTS[0])[None]
     plain = where.model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :].tolist()
@@ -237,13 +234,13 @@ def test_a_text_that_differs_is_told_with_its_margin(tmp_path: Path, monkeypatch
     assert one["divergence"] == {"turn": 0, "place": place, "expected": plain[place], "got": 65}
 
 
-def outcome(tokens: list[int], total: float, lengths: list[int] | None = None) -> Outcome:
+def outcome(tokens, total, lengths=None):
     return Outcome(
         [torch.tensor([1, 2, 3])], [tokens], lengths or [1] * len(tokens), 2, 0.5, total - 1, total, total / 2, None
     )
 
 
-def test_a_row_of_two_turns_and_three_repeats_by_hand() -> None:
+def test_a_row_of_two_turns_and_three_repeats_by_hand():
     """Turns are summed, counts are those of the median repeat, and one repeat that differs is enough."""
     entry, baseline = Entry(Drafted("plain")), Entry(parse("generate"))
     question = Question("set/1", "law", ("a", "b"), "turns")

@@ -1,9 +1,5 @@
 """The paper's studies: what is varied, and the trees that are made for it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from support import benching
 
@@ -13,36 +9,31 @@ from token_recycling.bench.run.studies import STUDIES, template
 from token_recycling.trees.templates import paper
 
 
-@pytest.mark.parametrize("nodes", studies.BREADTHS)
-def test_trees_of_one_depth_and_growing_breadth(nodes: int) -> None:
-    tree = template(nodes, 6)
-    assert (len(tree) - 1, tree.depth, tree.layer_sizes[0], tree.breadth) == (nodes, 6, 8, 8)
+@pytest.mark.parametrize(
+    ("nodes", "depth", "k"),
+    [
+        *((nodes, 6, 8) for nodes in studies.BREADTHS),
+        *((80, depth, 8) for depth in studies.DEPTHS),
+        *((80, 6, k) for k in studies.KS),
+    ],
+)
+def test_trees_of_growing_breadth_depth_and_candidates(nodes, depth, k):
+    tree = template(nodes, depth, k)
+    assert (len(tree) - 1, tree.depth, tree.layer_sizes[0], tree.breadth) == (nodes, depth, k, k)
 
 
-@pytest.mark.parametrize("depth", studies.DEPTHS)
-def test_trees_of_80_nodes_and_growing_depth(depth: int) -> None:
-    tree = template(80, depth)
-    assert (len(tree) - 1, tree.depth, tree.breadth) == (80, depth, 8)
-
-
-@pytest.mark.parametrize("k", studies.KS)
-def test_trees_of_80_nodes_and_k_candidates(k: int) -> None:
-    tree = template(80, 6, k)
-    assert (len(tree) - 1, tree.depth, tree.layer_sizes[0], tree.breadth) == (80, 6, k, k)
-
-
-def test_a_tree_of_the_papers_sizes_resembles_the_papers() -> None:
+def test_a_tree_of_the_papers_sizes_resembles_the_papers():
     ours, theirs = set(template(80, 6).paths), set(paper().paths)
     assert len(ours & theirs) > 50
 
 
 @pytest.mark.parametrize(("nodes", "depth", "k"), [(80, 2, 8), (10, 6, 8), (7, 1, 8)])
-def test_what_does_not_fit_is_refused(nodes: int, depth: int, k: int) -> None:
+def test_what_does_not_fit_is_refused(nodes, depth, k):
     with pytest.raises(ValueError, match=f"a tree of depth {depth} and {k} candidates can have, got {nodes}"):
         template(nodes, depth, k)
 
 
-def asked(*categories: str) -> list[Question]:
+def asked(*categories):
     return [
         Question(f"{category}/{place}", category, (benching.TEXTS[place % 4],), "text")
         for place, category in enumerate(categories)
@@ -50,7 +41,7 @@ def asked(*categories: str) -> list[Question]:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_has_entries_and_a_baseline(name: str) -> None:
+def test_every_study_has_entries_and_a_baseline(name):
     named = ["specdec_pp:model=FOLDER"] if name == "specdec-pp" else []
     made = session.plan(session.methods(named), asked("a", "b"), studies=[name])
     for workload in made.workloads:
@@ -64,14 +55,14 @@ def test_every_study_has_entries_and_a_baseline(name: str) -> None:
     assert {workload.mode for workload in made.workloads} == modes
 
 
-def points(name: str, *methods: str, mode: str = "generate") -> list[tuple[str, str | None]]:
+def points(name, *methods, mode="generate"):
     made = session.plan(session.methods(methods), asked("a", "b"), studies=[name])
     return [
         (one.method.spec, one.point) for workload in made.workloads if workload.mode == mode for one in workload.entries
     ]
 
 
-def test_the_points_of_the_studies() -> None:
+def test_the_points_of_the_studies():
     assert points("breadth") == [("generate", None)] + [
         ("published", str(nodes)) for nodes in (20, 40, 60, 80, 100, 120, 160)
     ]
@@ -87,7 +78,7 @@ def test_the_points_of_the_studies() -> None:
     assert [point for _, point in points("k")][1:] == ["2", "3", "4", "6", "8", "10", "12", "16"]
 
 
-def test_order_takes_the_questions_together_and_mixed() -> None:
+def test_order_takes_the_questions_together_and_mixed():
     mixed = asked(*"abababab")
     made = session.plan(session.methods(["published"]), mixed, False, studies=["order"])
     consecutive, shuffled = ([item.category for item in workload.items] for workload in made.workloads)
@@ -100,7 +91,7 @@ def test_order_takes_the_questions_together_and_mixed() -> None:
         session.plan([], asked("a", "a"), studies=["order"])
 
 
-def test_what_a_study_cannot_do_is_said() -> None:
+def test_what_a_study_cannot_do_is_said():
     with pytest.raises(ValueError, match=r"expected a study of breadth, depth.*got 'width'"):
         session.plan([], asked("a"), studies=["width"])
     with pytest.raises(ValueError, match="expected drafters to study, got prompt_lookup_hf"):
@@ -109,7 +100,7 @@ def test_what_a_study_cannot_do_is_said() -> None:
         session.plan(session.methods(["plain"]), asked("a"), studies=["breadth"])
 
 
-def test_cold_forgets_and_hot_remembers(tmp_path: Path) -> None:
+def test_cold_forgets_and_hot_remembers(tmp_path):
     where = benching.setup()
     same = [Question(f"a/{place}", "a", (benching.TEXTS[0],), "text") for place in range(3)]
     made = session.plan(session.methods(["published:tree=chain:3"]), same, False, studies=["hot"])
@@ -119,7 +110,7 @@ def test_cold_forgets_and_hot_remembers(tmp_path: Path) -> None:
     assert steps["hot"][0] == steps["cold"][0] > steps["hot"][1]
 
 
-def test_temperature_is_measured_with_the_same_draws(tmp_path: Path) -> None:
+def test_temperature_is_measured_with_the_same_draws(tmp_path):
     where = benching.setup(max_new_tokens=12, repeats=2)
     made = session.plan(session.methods(["published:tree=chain:3"]), asked("a"), studies=["temperature"])
     found = benching.run(where, made, tmp_path)
@@ -130,7 +121,7 @@ def test_temperature_is_measured_with_the_same_draws(tmp_path: Path) -> None:
     assert "that study is of generation alone" in made.notes[0]
 
 
-def test_the_varied_option_reaches_the_drafter(tmp_path: Path) -> None:
+def test_the_varied_option_reaches_the_drafter(tmp_path):
     where = benching.setup(max_new_tokens=8)
     made = session.plan(
         session.methods(["published:learns_prompt=false,tree=static:3"]), asked("a"), False, studies=["breadth"]

@@ -2,16 +2,12 @@
 report adds up.
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,7 +32,7 @@ REPETITIVE = Call(rows=((3, 7, 3, 7, 3),))
 
 
 @pytest.fixture(autouse=True)
-def costs_as_they_were() -> Iterator[None]:
+def costs_as_they_were():
     """A case says what passes cost, for the length of its process; other tests may be in it."""
     before = pass_times.prior, OnlineCurve.took, Work.count
     yield
@@ -44,10 +40,10 @@ def costs_as_they_were() -> Iterator[None]:
 
 
 @pytest.fixture
-def wrong_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def wrong_node(monkeypatch):
     """Greedy acceptance that takes the first drafted node whatever the model says."""
 
-    def accepts(draft: Any, logits: torch.Tensor, *others: Any) -> Any:
+    def accepts(draft, logits, *others):
         if len(draft.tree) > 1:
             logits = logits.clone()
             logits[0, draft.tokens[1]] = torch.inf
@@ -56,14 +52,14 @@ def wrong_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "accept_walk", accepts)
 
 
-def test_a_case_is_a_function_of_seed_and_number() -> None:
+def test_a_case_is_a_function_of_seed_and_number():
     drawn = [draw(3, number) for number in range(50)]
     assert drawn == [draw(3, number) for number in range(50)]
     assert len({*drawn, *(draw(4, number) for number in range(50))}) == 100
 
 
-def test_every_value_of_every_dimension_is_drawn_and_can_be_written() -> None:
-    found: dict[str, set[str]] = {}
+def test_every_value_of_every_dimension_is_drawn_and_can_be_written():
+    found = {}
     for number in range(1500):
         case = draw(0, number)
         for dimension, values in words(case).items():
@@ -91,15 +87,13 @@ def test_every_value_of_every_dimension_is_drawn_and_can_be_written() -> None:
     ],
     ids=["same", "a batch with scores and a cache", "left", "refused", "beyond the last position"],
 )
-def test_cases_end_as_they_should(case: Case, outcome: str, told: str) -> None:
+def test_cases_end_as_they_should(case, outcome, told):
     result = run(case)
     assert (result.outcome, told in result.detail) == (outcome, True), result
 
 
 @pytest.mark.usefixtures("wrong_node")
-def test_a_planted_fault_is_found_and_made_a_script_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_planted_fault_is_found_and_made_a_script_that_fails(tmp_path, monkeypatch, capsys):
     drawn = (draw(0, number) for number in range(200))
     likely = (case for case in drawn if case.drafter.name in ("suffix", "prompt_lookup", "garbage"))
     case, result = next((case, result) for case in likely if (result := run(case)).outcome == "MISMATCH")
@@ -118,7 +112,7 @@ def test_a_planted_fault_is_found_and_made_a_script_that_fails(
 
 
 @pytest.mark.usefixtures("wrong_node")
-def test_a_near_tie_is_told_apart_by_its_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_near_tie_is_told_apart_by_its_margin(monkeypatch):
     case = Case((REPETITIVE,), drafter=DrafterChoice("suffix", ()))
     assert run(case).outcome == "MISMATCH"
     monkeypatch.setattr(running, "_TIE", 10.0)
@@ -127,10 +121,10 @@ def test_a_near_tie_is_told_apart_by_its_margin(monkeypatch: pytest.MonkeyPatch)
     assert 0 < float(result.detail) < 2
 
 
-def test_an_error_and_a_hang_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_and_a_hang_are_results(monkeypatch):
     case = Case((REPETITIVE,))
 
-    def fails(*_: Any) -> None:
+    def fails(*_):
         raise KeyError("lost")
 
     monkeypatch.setattr(decode, "accept_walk", fails)
@@ -140,7 +134,7 @@ def test_an_error_and_a_hang_are_results(monkeypatch: pytest.MonkeyPatch) -> Non
     assert run(case).outcome == "HANG"
 
 
-def test_a_campaign_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_campaign_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(worker, "run", lambda case: ran.append(case) or Result("same", seconds=0.5))
     (tmp_path / "scripts").mkdir()
@@ -156,7 +150,7 @@ def test_a_campaign_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: py
     assert all(case.surface == "stream" for case in ran[6:])
 
 
-def test_the_report_adds_up(tmp_path: Path) -> None:
+def test_the_report_adds_up(tmp_path):
     outcomes = ["same", "same", "near-tie", "refused", "MISMATCH", "ERROR"]
     rows = [
         {

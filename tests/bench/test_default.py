@@ -1,7 +1,5 @@
 """The bars of the default drafter: ratios by hand, what is met, and a run on tiny models that is gone on with."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -22,7 +20,7 @@ from benchmarks.default import models, report, texts
 from benchmarks.default.bars import FIRST_TOKEN, OF_PLAIN
 from benchmarks.default.figures import Found, Ratio, ratio
 from benchmarks.default.first_token import Clock
-from benchmarks.default.scenarios import METHODS, SCENARIOS, Scenario
+from benchmarks.default.scenarios import METHODS, SCENARIOS
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 CPU = torch.device("cpu")
@@ -30,7 +28,7 @@ TINY = ("written-float32", "sampled-1.0-float32", "replayed-file-float32", "firs
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+def tiny(monkeypatch, tmp_path):
     """Four scenarios on a tiny model and three short texts; and a function that runs the program on them."""
     chosen = tuple(replace(BY_NAME[name], tokens=6) for name in TINY)
     folder = tmp_path / "prompts"
@@ -46,7 +44,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     for module in (program, report):
         monkeypatch.setattr(module, "SCENARIOS", chosen)
 
-    def run(**options: object) -> dict[str, list[dict]]:
+    def run(**options):
         arguments = {"data": data, "only": None, "prompts": None, "minutes": 5.0, "fresh": False, "report": False}
         program.main(tmp_path / "out", **{**arguments, **options})
         return {file.parent.name: benching.rows(file.parent) for file in (tmp_path / "out").glob("*/rows.jsonl")}
@@ -54,7 +52,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     return SimpleNamespace(run=run, data=data, out=tmp_path / "out")
 
 
-def test_a_ratio_is_of_sums_and_its_interval_is_of_prompts() -> None:
+def test_a_ratio_is_of_sums_and_its_interval_is_of_prompts():
     assert ratio([2.0, 4.0], [1.0, 2.0]) == Ratio(2.0, 2.0, 2.0)
     found = ratio([1.0] * 50 + [3.0] * 50, [1.0] * 100)
     assert found.value == 2.0
@@ -74,12 +72,12 @@ def test_a_ratio_is_of_sums_and_its_interval_is_of_prompts() -> None:
         (FIRST_TOKEN, Ratio(1.04, 1.035, 1.05), "no"),
     ],
 )
-def test_a_bar(bar: object, found: Ratio, wanted: str) -> None:
+def test_a_bar(bar, found, wanted):
     cell = bar.judged(found)
     assert (cell.text, cell.alarm) == (wanted, wanted.startswith("no"))
 
 
-def test_figures_are_of_the_prompts_that_all_methods_finished() -> None:
+def test_figures_are_of_the_prompts_that_all_methods_finished():
     rows = [row("plain", f"set/{n}", steps=10, total_seconds=[9.0], processor_seconds=[4.0]) for n in range(3)]
     rows += [row("recycling", f"set/{n}", steps=4, total_seconds=[3.0], processor_seconds=[1.0]) for n in range(3)]
     rows += [row("suffix", f"set/{n}", processor_seconds=[2.0]) for n in range(2)]
@@ -91,7 +89,7 @@ def test_figures_are_of_the_prompts_that_all_methods_finished() -> None:
     assert found.best(("plain", "suffix")) == "suffix"
 
 
-def test_every_workload_is_measured_gone_on_with_and_reported(tiny: SimpleNamespace) -> None:
+def test_every_workload_is_measured_gone_on_with_and_reported(tiny):
     first = tiny.run(prompts=1, only=["written-float32", "first-token-float32"])
     found = tiny.run(prompts=2)
     assert set(found) == set(TINY)
@@ -112,7 +110,7 @@ def test_every_workload_is_measured_gone_on_with_and_reported(tiny: SimpleNamesp
     assert "Not measured" not in text
 
 
-def test_what_is_chosen_is_measured(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_chosen_is_measured(tiny, capsys):
     assert set(tiny.run(only=["written-float32"], prompts=1)) == {"written-float32"}
     assert (
         "Not measured: sampled-1.0-float32, replayed-file-float32 (needs --data FILE), first" in capsys.readouterr().out
@@ -126,7 +124,7 @@ def test_what_is_chosen_is_measured(tiny: SimpleNamespace, capsys: pytest.Captur
         tiny.run(only=["spoken"])
 
 
-def test_without_time_or_data_nothing_is_measured(tiny: SimpleNamespace) -> None:
+def test_without_time_or_data_nothing_is_measured(tiny):
     assert not any(tiny.run(minutes=0.0).values())
     assert (tiny.out / "table.md").read_text().startswith("# The default drafter\n\nNo rows.")
     tiny.data.write_text('{"prompt": "a"}\n')
@@ -137,12 +135,10 @@ def test_without_time_or_data_nothing_is_measured(tiny: SimpleNamespace) -> None
     assert tiny.run(data=None, only=["replayed-file-float32"])["replayed-file-float32"] == []
 
 
-def test_time_is_divided_by_shares_and_what_is_left_goes_on(
-    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_is_divided_by_shares_and_what_is_left_goes_on(tiny, monkeypatch):
     now, limits = 100.0, []
 
-    def run(scenario: Scenario, folder: Path, file: object, prompts: object, until: float, fresh: bool) -> int:
+    def run(scenario, folder, file, prompts, until, fresh):
         nonlocal now
         limits.append(until - now)
         now += 10
@@ -155,7 +151,7 @@ def test_time_is_divided_by_shares_and_what_is_left_goes_on(
     assert limits == pytest.approx([(60 - 10 * n) * shares[n] / sum(shares[n:]) for n in range(4)])
 
 
-def test_two_tokens_at_once_have_one_time() -> None:
+def test_two_tokens_at_once_have_one_time():
     together, apart = Clock(CPU), Clock(CPU)
     together([1, 2, 3])
     apart([1])
@@ -166,7 +162,7 @@ def test_two_tokens_at_once_have_one_time() -> None:
         assert 0 < before < after
 
 
-def test_the_shipped_model_has_the_type_of_the_scenario_and_ends_no_text() -> None:
+def test_the_shipped_model_has_the_type_of_the_scenario_and_ends_no_text():
     where = models.configured(BY_NAME["written-20-tokens-bfloat16"])
     ids = where.ids("def add(a, b):")[None]
     assert str(where.model.dtype) == "torch.bfloat16"

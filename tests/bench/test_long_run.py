@@ -1,7 +1,5 @@
 """A long run in miniature: texts decoded from logits that are known already, and what is printed of them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -19,7 +17,7 @@ from token_recycling.model.tree_model import TreeModel
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "prompt_lookup", "plain"])
-def test_steps_are_those_of_a_replay(drafter: str) -> None:
+def test_steps_are_those_of_a_replay(drafter):
     """Of drafters that learn from the text alone."""
     model = tiny.llama(seed=1)
     prompt, following = torch.tensor([1, 2, 3, 4, 1, 2]), torch.tensor([3, 4, 1, 5, 1, 2, 3, 4, 1, 2, 3])
@@ -32,7 +30,7 @@ def test_steps_are_those_of_a_replay(drafter: str) -> None:
     )
 
 
-def test_the_tokens_of_the_text_teach() -> None:
+def test_the_tokens_of_the_text_teach():
     """The counting model says the next number after each: the second time a text is known."""
     model, drafter = tiny.counting_llama(64), make_drafter("recycling:tree=8,suffix=false,past=0")
     text = torch.arange(2, 40)
@@ -41,9 +39,7 @@ def test_the_tokens_of_the_text_teach() -> None:
     assert hot < cold / 2
 
 
-def test_every_drafter_has_a_line_after_each_quarter(
-    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_drafter_has_a_line_after_each_quarter(tiny_model_dir, tmp_path, capsys):
     for place in range(6):
         (tmp_path / f"{place}.txt").write_text("abcd" * (5 + place))
     drafters = ["plain", "prompt_lookup"]

@@ -6,7 +6,7 @@ import pytest
 from support.measured import ENVIRONMENT, failed, only, row, summary_of, write
 
 from token_recycling.bench.report import findings, tables, words
-from token_recycling.bench.report.reading import read, summarize
+from token_recycling.bench.report.summary import read, summarize
 
 # what is compared with what
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.measured import failed, row
 
@@ -144,6 +144,7 @@ def test_margins_are_those_of_outputs_that_differ():
 _times = st.floats(0.01, 100)
 
 
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(2, 500), _times, _times), min_size=1, max_size=8))
 def test_a_pooled_speedup_lies_within_those_of_the_prompts(runs):
     ours = [row("ours", f"a/{n}", tokens=t, total_seconds=[mine]) for n, (t, mine, _) in enumerate(runs)]

@@ -7,9 +7,8 @@ import pytest
 from matplotlib.colors import to_hex
 from support.measured import only, row, summary_of
 
-from token_recycling.bench.report.plots import methods, studies, style
-from token_recycling.bench.report.reading import summarize
-from token_recycling.bench.report.summary import curves
+from token_recycling.bench.report import plots, style
+from token_recycling.bench.report.summary import curves, summarize
 
 
 def looks(*names):
@@ -69,7 +68,7 @@ def _times(matrix, vector):
 def test_speedups_are_drawn_where_they_are():
     rows = [row("generate", name, total_seconds=[4.0]) for name in ("qa/1", "qa/2", "rag/1")]
     rows += [row("ours", "qa/1", total_seconds=[1.0]), row("ours", "qa/2", total_seconds=[2.0]), row("ours", "rag/1")]
-    plot = methods.speedups(only(rows), looks("generate", "ours"))
+    plot = plots.speedups(only(rows), looks("generate", "ours"))
     (axes,) = plot.drawing.axes
     dots = [line for line in axes.lines if line.get_marker() == looks("ours")["ours"].marker]
     assert [dot.get_xdata()[0] for dot in dots] == pytest.approx([12 / 5, 8 / 3, 2])
@@ -78,39 +77,41 @@ def test_speedups_are_drawn_where_they_are():
     assert list(quartiles[2]) == [2.5, 3.5]
     assert [text.get_text() for text in plot.drawing.legends[0].get_texts()] == ["label of ours: 2.40"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["all prompts", "QA", "RAG"]
-    assert methods.speedups(only([row()]), looks("recycling")) is None
+    assert plots.speedups(only([row()]), looks("recycling")) is None
 
 
 def test_lengths_are_shares_of_the_steps_that_gave_as_many():
     lengths = {"1": 60, "2": 30, "3": 9, "40": 1}
     rows = [row("generate", lengths={"1": 10}), row("ours", tokens=187, steps=100, lengths=lengths)]
-    plot = methods.lengths(only(rows), looks("generate", "ours"))
+    plot = plots.lengths(only(rows), looks("generate", "ours"))
     (axes,) = plot.drawing.axes
     ((one, two, three),) = drawn(axes)
     assert (one[0], two[0], three[0]) == (1, 2, 3)
     assert (one[1], two[1], three[1]) == pytest.approx((1.0, 0.4, 0.1))
     assert [text.get_text() for text in plot.drawing.legends[0].get_texts()] == ["label of ours: 1.87"]
-    assert methods.lengths(only(rows[:1]), looks("generate")) is None
+    assert plots.lengths(only(rows[:1]), looks("generate")) is None
 
 
 def test_parts_are_stacked_with_and_without_the_model():
     rows = [row(steps=2, parts={"retrieve": 0.002, "forward": 0.02, "verify": 0.004}), row("generate")]
-    plot = methods.parts([only(rows)], "parts_generate")
+    plot = plots.parts([only(rows)], "parts_generate")
     whole, outside = plot.drawing.axes
     spans = [[(bar.get_x(), bar.get_width()) for bar in axes.patches] for axes in (whole, outside)]
     assert sum(spans[0], ()) == pytest.approx((0, 1, 1, 10, 11, 2))
     assert sum(spans[1], ()) == pytest.approx((0, 1, 1, 2))
-    assert methods.parts([only(rows[1:])], "parts_generate") is None
+    assert plots.parts([only(rows[1:])], "parts_generate") is None
 
 
 def test_the_heat_map_shows_the_share_of_every_place():
     rows = [row(tried=[[1, 0, 100], [1, 1, 40], [2, 0, 50], [20, 0, 1]], accepted=[[1, 0, 75], [1, 1, 2], [2, 0, 6]])]
-    plot = methods.places(only(rows))
+    plot = plots.places(only(rows))
     axes = plot.drawing.axes[0]
     assert {text.get_position(): text.get_text() for text in axes.texts} == {(0, 0): "75", (1, 0): "5", (0, 1): "12"}
     assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["1", "2"]
     assert "depths beyond 12" in plot.caption
-    assert methods.places(only([row()])) is None
+    assert plots.places(only([row()])) is None
+    none_accepted = plots.places(only([row(tried=[[1, 0, 4]], accepted=[])]))
+    assert [text.get_text() for text in none_accepted.drawing.axes[0].texts] == ["0"]
 
 
 # studies
@@ -130,7 +131,7 @@ def test_curves_join_what_differs_by_point_alone():
 def test_a_study_of_numbers_is_a_line_and_its_baseline_too():
     rows = [row("generate", study="k", steps=10, seconds=[2.0])]
     rows += [row("ours", study="k", point=point, steps=steps) for point, steps in (("2", 5), ("4", 4), ("16", 2))]
-    plot = studies.study("k", summarize(rows).comparisons, looks("generate", "ours"))
+    plot = plots.study("k", summarize(rows).comparisons, looks("generate", "ours"))
     top, bottom = plot.drawing.axes
     assert drawn(top) == [((2, 2.0), (4, 2.5), (16, 5.0))]
     assert drawn(bottom) == [((2, 10.0), (4, 10.0), (16, 10.0)), ((2, 5.0), (4, 5.0), (16, 5.0))]
@@ -141,7 +142,7 @@ def test_a_study_of_numbers_is_a_line_and_its_baseline_too():
 def test_a_study_of_words_is_bars_in_the_order_of_the_rows():
     rows = [row("ours", study="update rule", point=point, steps=steps) for point, steps in (("last", 5), ("first", 4))]
     rows += [row("generate", study="update rule", point=point, seconds=[2.0]) for point in ("last", "first")]
-    plot = studies.study("update rule", summarize(rows).comparisons, looks("ours", "generate"))
+    plot = plots.study("update rule", summarize(rows).comparisons, looks("ours", "generate"))
     top, bottom = plot.drawing.axes
     assert [bar.get_height() for bar in top.patches] == [2.0, 2.5]
     assert [bar.get_height() for bar in bottom.patches] == [10.0, 10.0, 5.0, 5.0]
@@ -154,7 +155,7 @@ def test_the_study_of_when_to_stop_has_verification_over_discard_rate():
         row("ours", study="specdec-pp", point=f"length {length}", steps=steps, discarded=length, drafted=1)
         for length, steps in ((2, 5), (8, 2))
     ]
-    plot = studies.study("specdec-pp", summarize(rows).comparisons, looks("ours"))
+    plot = plots.study("specdec-pp", summarize(rows).comparisons, looks("ours"))
     (axes,) = plot.drawing.axes
     assert drawn(axes) == [((0.2, 0.5), (0.8, 0.2))]
     assert [text.get_text() for text in axes.texts] == ["length 2", "length 8"]
@@ -162,17 +163,17 @@ def test_the_study_of_when_to_stop_has_verification_over_discard_rate():
 
 def test_a_study_without_points_shows_the_parts():
     found = summary_of(row(study="parts", parts={"forward": 0.1, "verify": 0.01}))
-    plots = studies.draw({"parts": found.comparisons}, "generate", found.methods)
-    assert [plot.name for plot in plots] == ["study_parts_generate"]
+    drawn = plots.draw_studies({"parts": found.comparisons}, "generate", found.methods)
+    assert [plot.name for plot in drawn] == ["study_parts_generate"]
 
 
 def test_batches():
     rows = [row("generate", mode="batch", batch=size, total_seconds=[6.0]) for size in (1, 2, 8)]
     rows += [row("ours", mode="batch", batch=size, total_seconds=[float(size)]) for size in (1, 2, 8)]
-    plot = studies.batches(summarize(rows).batches, looks("generate", "ours"))
+    plot = plots.batches(summarize(rows).batches, looks("generate", "ours"))
     (axes,) = plot.drawing.axes
     assert drawn(axes)[1] == ((1, 6.0), (2, 3.0), (8, 0.75))
-    assert studies.batches(summarize(rows[:1]).batches, looks("generate")) is None
+    assert plots.batches(summarize(rows[:1]).batches, looks("generate")) is None
 
 
 # files
@@ -180,7 +181,8 @@ def test_batches():
 
 def test_a_file_is_svg_with_text_as_outlines_and_on_a_page_its_ids_are_its_own(tmp_path):
     rows = [row("generate", total_seconds=[4.0]), row("a <b> $1 $2")]
-    (plot,) = methods.draw(only(rows), ["generate", "a <b> $1 $2"])
+    plot, *none = plots.draw(only(rows), ["generate", "a <b> $1 $2"])
+    assert none == [None] * 3
     file = plot.save(tmp_path)
     assert file == tmp_path / "speedup_generate.svg"
     text = file.read_text()

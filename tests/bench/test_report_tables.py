@@ -4,7 +4,7 @@ import pytest
 from support.measured import failed, only, row
 
 from token_recycling.bench.report import tables
-from token_recycling.bench.report.reading import summarize
+from token_recycling.bench.report.summary import summarize
 from token_recycling.bench.report.table import Cell, Table, as_markdown, as_text
 
 
@@ -43,7 +43,7 @@ def test_the_second_table_has_losses_and_doubts():
 
 def test_tokens_a_step_by_kind_of_text():
     found = only([row("generate", "qa/1", steps=10), row("ours", "rag/1"), row("ours", "qa/1", steps=4)])
-    table = tables.category_table(found, "Tokens a step by kind of text", "mat")
+    table = tables.category_table(found)
     assert table.columns == ["method", "QA", "RAG", "all"]
     assert texts(table) == [["label of generate", "1.00", "-", "1.00"], ["label of ours", "2.50", "2.00", "2.22"]]
 

@@ -1,7 +1,5 @@
 """The server under strain: what counts as a failure, and that it is noticed."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -21,17 +19,17 @@ MODEL = Path(__file__).parents[2] / "models" / "draft"
 
 
 @pytest.fixture(scope="module")
-def plain() -> Plain:
+def plain():
     return Plain(str(MODEL), MODEL.parent / "prompts")
 
 
 @pytest.fixture
-def clients(plain: Plain, tmp_path: Path) -> Clients:
+def clients(plain, tmp_path):
     """Of a server that was never started."""
     return Clients(Server("none", tmp_path, {"ann": "a-key-of-some-length"}, []), plain, threading.Event(), most=1)
 
 
-def found(clients: Clients, *wrong: str, seen: tuple[Seen, ...] = ()) -> Found:
+def found(clients, *wrong, seen=()):
     faults = Faults(clients.server, clients.disturbed, mounted=False)
     faults.wrong.extend(wrong)
     samples = [Sample(float(at), 0, 500.0, 12, 9) for at in range(12)]
@@ -39,9 +37,7 @@ def found(clients: Clients, *wrong: str, seen: tuple[Seen, ...] = ()) -> Found:
 
 
 @pytest.mark.parametrize("disturbed", [False, True])
-def test_an_answer_may_be_lost_only_while_the_server_is_ended(
-    clients: Clients, disturbed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_may_be_lost_only_while_the_server_is_ended(clients, disturbed, monkeypatch):
     monkeypatch.setattr("benchmarks.soak.clients.KINDS", {"completion": (completion, 1)})
     if disturbed:
         clients.disturbed.set()
@@ -50,7 +46,7 @@ def test_an_answer_may_be_lost_only_while_the_server_is_ended(
     assert len(found(clients).failures) == (not disturbed)
 
 
-def test_a_text_that_is_not_the_plain_one_is_wrong(clients: Clients) -> None:
+def test_a_text_that_is_not_the_plain_one_is_wrong(clients):
     wish = Wish(clients.plain.prompts[0], 6)
     text = clients.plain.text(wish)
     assert clients.compared(wish, text)[0] == "good"
@@ -58,7 +54,7 @@ def test_a_text_that_is_not_the_plain_one_is_wrong(clients: Clients) -> None:
     assert clients.compared(wish, "something else")[0] == "wrong"
 
 
-def test_a_text_that_leaves_the_plain_one_at_a_tie_is_none_of_ours(clients: Clients) -> None:
+def test_a_text_that_leaves_the_plain_one_at_a_tie_is_none_of_ours(clients):
     """Two tokens after which are 2e-6 apart in float32, of the shipped draft model."""
     wish = Wish("        Stop as soon as the path to this node is known.", 24, stop="self")
     text = clients.plain.text(wish)
@@ -68,10 +64,10 @@ def test_a_text_that_leaves_the_plain_one_at_a_tie_is_none_of_ours(clients: Clie
     assert what.endswith(" apart")
 
 
-def test_what_is_malformed_must_be_refused(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_malformed_must_be_refused(clients, monkeypatch):
     with socket.create_server((HOST, clients.server.port)) as listener:
 
-        def answers() -> None:
+        def answers():
             taken, _ = listener.accept()
             with taken:
                 taken.recv(1 << 16)
@@ -83,7 +79,7 @@ def test_what_is_malformed_must_be_refused(clients: Clients, monkeypatch: pytest
     assert [one.outcome for one in clients.exchanges] == ["wrong"]
 
 
-def test_a_damaged_matrix_and_a_secret_that_was_seen_are_failures(clients: Clients, tmp_path: Path) -> None:
+def test_a_damaged_matrix_and_a_secret_that_was_seen_are_failures(clients, tmp_path):
     faults = found(clients).faults
     clients.server.matrix.write_bytes(b"nothing of the kind")
     faults.check_matrices()
@@ -96,7 +92,7 @@ def test_a_damaged_matrix_and_a_secret_that_was_seen_are_failures(clients: Clien
     assert "- something else" in (tmp_path / "page.md").read_text()
 
 
-def test_the_clock_jumps_and_the_machines_own_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_jumps_and_the_machines_own_does_not(monkeypatch):
     monkeypatch.setattr(clock, "_EVERY", 0.0)
     jumps = {round(clock.jumping() - time.time(), -2) for _ in range(5)}
     assert len(jumps) == 5

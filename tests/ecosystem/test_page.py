@@ -30,19 +30,19 @@ SERVED = {"LangChain": None, "smolagents": (ROOT / "examples" / "continue.jinja"
 """Those that talk to a server, and its chat template."""
 
 
-def needs(library: str) -> None:
+def needs(library):
     try:
         metadata.version(library)
     except metadata.PackageNotFoundError:
         pytest.skip(f"{library} is not installed: `make test-ecosystem` installs what it can")
 
 
-def block(section: str) -> str:
+def block(section):
     (code,) = BLOCK.findall(section)
     return code
 
 
-def named(title: str) -> str:
+def named(title):
     (found,) = (section for section in SECTIONS if section.startswith(f"{title}\n"))
     return found
 

@@ -1,10 +1,7 @@
 """The real model, SmolLM2-135M-Instruct, in float32; where its wheel cannot be had, these tests are skipped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +9,6 @@ from support.real_prompts import QUESTIONS
 
 import token_recycling as tr
 from benchmarks import real_model
-from token_recycling.model.loading import Loaded
 
 NEW = 32
 """Tokens of an answer: plain decoding takes a twentieth of a second for each."""
@@ -20,14 +16,14 @@ _CACHE = real_model.KEPT / "cache"
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(monkeypatch):
     """A cache that stays: the model is unpacked, and measured, once."""
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(_CACHE))
     return _CACHE
 
 
 @pytest.fixture(scope="session")
-def real() -> Loaded:
+def real():
     try:
         path = real_model.fetched()
     except real_model.NoRealModelError as error:
@@ -42,10 +38,10 @@ Answer = Callable[[str], torch.Tensor]
 
 
 @pytest.fixture(scope="session")
-def ids(real: Loaded) -> Ids:
+def ids(real):
     """What a conversation of turns, the user's first, is for the model: (1, length)."""
 
-    def of(*turns: str) -> torch.Tensor:
+    def of(*turns):
         roles = ("user", "assistant")
         messages = [{"role": roles[place % 2], "content": turn} for place, turn in enumerate(turns)]
         text = real.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -55,18 +51,18 @@ def ids(real: Loaded) -> Ids:
 
 
 @pytest.fixture(scope="session")
-def answer(real: Loaded, ids: Ids) -> Answer:
+def answer(real, ids):
     """What `generate` of transformers answers to a question: (1, length), the question included."""
 
     @cache
-    def of(question: str) -> torch.Tensor:
+    def of(question):
         return real.model.generate(ids(question), max_new_tokens=NEW, do_sample=False)
 
     return of
 
 
 @pytest.fixture(scope="session")
-def datastore(real: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def datastore(real, tmp_path_factory):
     """Past text for `rest`: the questions."""
     from token_recycling.drafters.rest.datastore import build
 

@@ -1,7 +1,5 @@
 """The server answers with a real model's own texts, one at a time and together, whole and streamed."""
 
-from __future__ import annotations
-
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 

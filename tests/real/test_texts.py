@@ -1,10 +1,7 @@
 """A real model says the same with every drafter as with `generate` of transformers, token by token in float32."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -48,7 +45,7 @@ def test_answers_are_those_of_generate(name, kind, real, ids, answer, drafters):
 def test_batches_are_those_of_generate(name, real, drafters):
     """Questions of different lengths, with padding on the left."""
     chats = [[{"role": "user", "content": kind[0]}] for kind in QUESTIONS.values()]
-    batch: Any = real.tokenizer.apply_chat_template(
+    batch = real.tokenizer.apply_chat_template(
         chats,
         add_generation_prompt=True,
         padding=True,

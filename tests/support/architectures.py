@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from support.releases import skip_without
+from support.tiny import sizes
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -21,37 +22,29 @@ WINDOW = 8
 LEFT_OUT: Any = object()
 BASE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.25,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
+    **sizes(
+        "hidden_size=32 intermediate_size=48 num_hidden_layers=2 num_attention_heads=4 "
+        "num_key_value_heads=2 head_dim=8 max_position_embeddings=256 initializer_range=0.25 "
+        "bos_token_id=None eos_token_id=None pad_token_id=None"
+    ),
 }
-MOE = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
+MOE = sizes(
+    "num_experts=4 num_local_experts=4 n_routed_experts=4 num_experts_per_tok=2 "
+    "moe_intermediate_size=16 shared_expert_intermediate_size=16"
+)
 MLA = {
     "num_key_value_heads": 4,
     "head_dim": LEFT_OUT,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 12,
+    **sizes("q_lora_rank=16 kv_lora_rank=16 qk_rope_head_dim=8 qk_nope_head_dim=8 v_head_dim=12"),
 }
 GROUP = {"n_group": 1, "topk_group": 1}
-MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+MIXED: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+SHARED = {
+    **MIXED,
+    "layer_types": MIXED["layer_types"] * 2,
+    **sizes("num_hidden_layers=4 num_kv_shared_layers=2 hidden_size_per_layer_input=8"),
+    "vocab_size_per_layer_input": VOCABULARY,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -78,19 +71,20 @@ class Case:
         return f"{self.family} {self.tested}".strip()
 
 
-def _one_mask(text: str, **config: Any) -> list[Case]:
-    return [Case(family, config=config) for family in text.split()]
+def alike(families: str, tested: str = "", sdpa: bool = True, **config: Any) -> list[Case]:
+    """A case for each family, of one configuration."""
+    return [Case(family, tested, config, sdpa) for family in families.split()]
 
 
 ONE_MASK = [
-    *_one_mask("llama ministral3 qwen2 qwen3 mixtral gemma phi phi3 phimoe gpt2 gpt_neox gpt_bigcode opt stablelm"),
-    *_one_mask("olmo olmo2 olmoe granite granitemoe cohere glm glm4 smollm3 starcoder2 nemotron seed_oss ernie4_5"),
-    *_one_mask("helium apertus arcee bitnet persimmon hunyuan_v1_dense nanochat diffllama doge biogpt"),
-    *_one_mask("qwen2_moe qwen3_moe glm4_moe minimax_m2", **MOE),
+    *alike("llama ministral3 qwen2 qwen3 mixtral gemma phi phi3 phimoe gpt2 gpt_neox gpt_bigcode opt stablelm"),
+    *alike("olmo olmo2 olmoe granite granitemoe cohere glm glm4 smollm3 starcoder2 nemotron seed_oss ernie4_5"),
+    *alike("helium apertus arcee bitnet persimmon hunyuan_v1_dense nanochat diffllama doge biogpt"),
+    *alike("qwen2_moe qwen3_moe glm4_moe minimax_m2", **MOE),
     Case("falcon", config={"head_dim": LEFT_OUT}),
     Case("gptj", config={"rotary_dim": 4}, sdpa=False),
     Case("codegen", config={"rotary_dim": 4}, sdpa=False),
-    *_one_mask("deepseek_v2 deepseek_v3 youtu", **{**MOE, **MLA, **GROUP}),
+    *alike("deepseek_v2 deepseek_v3 youtu", **{**MOE, **MLA, **GROUP}),
     Case("jetmoe", config={"num_local_experts": 4, "kv_channels": 8, "num_attention_heads": 4}),
     Case("xglm", config={"ffn_dim": 48}, sdpa=False),
     Case("mistral", "without window", {"sliding_window": None}),
@@ -106,30 +100,9 @@ WINDOWS = [
     Case(
         "gemma3n_text",
         "window of 8, shared keys and values",
-        {
-            **MIXED,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": VOCABULARY,
-            "laurel_rank": 8,
-            "activation_sparsity_pattern": [0.0] * 4,
-        },
+        {**SHARED, "laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 4},
     ),
-    Case(
-        "gemma4_text",
-        "window of 8, shared keys and values",
-        {
-            **MIXED,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": VOCABULARY,
-            "global_head_dim": 16,
-        },
-    ),
+    Case("gemma4_text", "window of 8, shared keys and values", {**SHARED, "global_head_dim": 16}),
     Case("gpt_oss", "window of 8", {**MIXED, **MOE}, sdpa=False),
     Case("cohere2", "window of 8", MIXED),
     Case("olmo3", "window of 8", MIXED),

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
+from transformers import PreTrainedModel
 
 from token_recycling.bench.run import session
 from token_recycling.bench.run.data import Question
 from token_recycling.bench.run.environment import environment
+from token_recycling.bench.run.items import arguments
 from token_recycling.bench.run.measure import Hook, measure
+from token_recycling.bench.run.methods import parse
+from token_recycling.bench.run.outcome import Outcome
 from token_recycling.bench.run.plan import BenchmarkPlan
 from token_recycling.bench.run.prompts import BenchmarkConfig
 from token_recycling.bench.run.store import Store
@@ -52,6 +56,13 @@ def setup(**options: Any) -> BenchmarkConfig:
     tokenizer = tiny.tokenizer()
     model = tiny.llama(vocab_size=len(tokenizer), **options.pop("config", {}))
     return BenchmarkConfig(model, tokenizer, options.pop("max_new_tokens", 24), **options)
+
+
+def decoded(spec: str, model: PreTrainedModel, *prompts: torch.Tensor, tokens: int = 30, **sampling: Any) -> Outcome:
+    """What a method makes of prompts (1, length)."""
+    given = [prompt[0] for prompt in prompts]
+    how = {"do_sample": False, **sampling}
+    return parse(spec).runner(model).generate(arguments(BenchmarkConfig(model, None, tokens), given, tokens, how))
 
 
 def run(

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.architectures import BASE, BORDERS, GROUP, LEFT_OUT, MIXED, MLA, MOE, VOCABULARY, WINDOW, Case
+from support.architectures import BASE, BORDERS, GROUP, LEFT_OUT, MIXED, MLA, MOE, VOCABULARY, WINDOW, Case, alike
+from support.tiny import sizes
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 """For configurations that insist on them."""
-TOWER = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
+TOWER = sizes(
+    "hidden_size=16 intermediate_size=16 num_hidden_layers=1 num_attention_heads=2 image_size=28 patch_size=14"
+)
 INDEXED = {**MOE, **MLA, **GROUP, "index_topk": 48, "index_head_dim": 16, "index_n_heads": 2}
 KEYS_48 = "48 keys a query"
-
-
-def _alike(text: str, tested: str = "", sdpa: bool = True, **config: Any) -> list[Case]:
-    return [Case(family, tested, config, sdpa) for family in text.split()]
 
 
 def _inside(family: str, tested: str = "", text: dict[str, Any] | None = None, **others: Any) -> Case:
@@ -36,11 +28,11 @@ def _inside(family: str, tested: str = "", text: dict[str, Any] | None = None, *
 
 
 FULL = [
-    *_alike("gpt-sw3 hyperclovax internlm3 iquestcoder jais2"),
-    *_alike("gpt_neox_japanese", sdpa=False),
-    *_alike("dots1 solar_open", **MOE, **GROUP, n_shared_experts=1),
-    *_alike("axk1 glm4_moe_lite", **{**MOE, **MLA, **GROUP}),
-    *_alike("flex_olmo hunyuan_v1_moe hy_v3 ernie4_5_moe", **MOE),
+    *alike("gpt-sw3 hyperclovax internlm3 iquestcoder jais2"),
+    *alike("gpt_neox_japanese", sdpa=False),
+    *alike("dots1 solar_open", **MOE, **GROUP, n_shared_experts=1),
+    *alike("axk1 glm4_moe_lite", **{**MOE, **MLA, **GROUP}),
+    *alike("flex_olmo hunyuan_v1_moe hy_v3 ernie4_5_moe", **MOE),
     Case("aria_text", config={"moe_num_experts": 4}),
     Case("ctrl", config={"dff": 48}),
     Case("granitemoeshared", config={"num_local_experts": 4, "shared_intermediate_size": 16}),
@@ -63,10 +55,7 @@ FULL = [
             "head_dim": 8,
             "num_layers": 2,
             "num_hidden_layers": LEFT_OUT,
-            "n_routed_experts": 4,
-            "moe_topk": 2,
-            "zero_expert_num": 2,
-            "ffn_hidden_size": 48,
+            **sizes("n_routed_experts=4 moe_topk=2 zero_expert_num=2 ffn_hidden_size=48"),
             "intermediate_size": LEFT_OUT,
             "expert_ffn_hidden_size": 16,
         },
@@ -75,15 +64,10 @@ FULL = [
         "phi4_multimodal",
         config={
             "vision_config": {**TOWER, "crop_size": 28},
-            "audio_config": {
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_blocks": 1,
-                "num_attention_heads": 2,
-                "nemo_conv_channels": 16,
-                "ext_pw_out_channel": 16,
-                "depthwise_seperable_out_channel": 16,
-            },
+            "audio_config": sizes(
+                "hidden_size=16 intermediate_size=16 num_blocks=1 num_attention_heads=2 "
+                "nemo_conv_channels=16 ext_pw_out_channel=16 depthwise_seperable_out_channel=16"
+            ),
         },
     ),
     Case("git", config={"vision_config": TOWER, "pad_token_id": 0}, sdpa=False),
@@ -97,10 +81,7 @@ FULL = [
         "emu3",
         text=TOKENS,
         vq_config={
-            "codebook_size": 16,
-            "embed_dim": 8,
-            "latent_channels": 8,
-            "base_channels": 32,
+            **sizes("codebook_size=16 embed_dim=8 latent_channels=8 base_channels=32"),
             "channel_multiplier": [1, 1],
             "num_res_blocks": 1,
             "attn_resolutions": [],
@@ -116,26 +97,24 @@ FULL = [
         text={**TOKENS, "cross_attention_layers": []},
         vision_config={
             **TOWER,
-            "num_global_layers": 1,
-            "attention_heads": 2,
-            "vision_output_dim": 16,
+            **sizes("num_global_layers=1 attention_heads=2 vision_output_dim=16"),
             "intermediate_layers_indices": [0],
         },
     ),
 ]
 BERT = {"is_decoder": True, "num_key_value_heads": LEFT_OUT, "head_dim": LEFT_OUT, "pad_token_id": 0}
 BERTS = [
-    *_alike("bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm", **BERT),
-    *_alike("roc_bert xlm-roberta xlm-roberta-xl", **BERT),
-    *_alike("big_bird megatron-bert rembert roformer", sdpa=False, **BERT),
+    *alike("bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm", **BERT),
+    *alike("roc_bert xlm-roberta xlm-roberta-xl", **BERT),
+    *alike("big_bird megatron-bert rembert roformer", sdpa=False, **BERT),
     Case("xmod", config={**BERT, "languages": ["en_XX"], "default_language": "en_XX"}),
 ]
 ROPES = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in MIXED["layer_types"]}
 FURTHER_WINDOWS = [
-    *_alike("beam exaone_moe kolibri1 laguna mellum", "window of 8", **MIXED, **MOE, **GROUP),
-    *_alike("cwm modernbert-decoder", "window of 8", **{**MIXED, **TOKENS}),
-    *_alike("granite_swa", "window of 8", sdpa=False, **MIXED),
-    *_alike("flint granitemoe_swa", "window of 8", sdpa=False, **MIXED, **MOE),
+    *alike("beam exaone_moe kolibri1 laguna mellum", "window of 8", **MIXED, **MOE, **GROUP),
+    *alike("cwm modernbert-decoder", "window of 8", **{**MIXED, **TOKENS}),
+    *alike("granite_swa", "window of 8", sdpa=False, **MIXED),
+    *alike("flint granitemoe_swa", "window of 8", sdpa=False, **MIXED, **MOE),
     Case("cohere2_moe", "window of 8", {**MIXED, **MOE}),
     Case("cohere_compass_text", "window of 8", {**MIXED, "rope_parameters": ROPES}),
     Case("gemma4_unified_text", "window of 8", {**MIXED, "global_head_dim": 16}),
@@ -153,15 +132,10 @@ FURTHER_WINDOWS = [
         },
     ),
 ]
-SLIDING_HEADS = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "head_dim": 16,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 12,
-}
+SLIDING_HEADS = sizes(
+    "num_attention_heads=4 num_key_value_heads=4 q_lora_rank=16 kv_lora_rank=16 head_dim=16 "
+    "qk_nope_head_dim=8 v_head_dim=12"
+)
 DOTS3 = {
     **INDEXED,
     "shared_experts_intermediate_size": 16,
@@ -175,35 +149,26 @@ BLOCKS = Case(
     {
         **MOE,
         "layer_types": ["full_attention", "minimax_m3_sparse"],
-        "dense_intermediate_size": 48,
-        "shared_intermediate_size": 16,
-        "rotary_dim": 8,
-        "index_head_dim": 8,
-        "index_n_heads": 2,
-        "index_block_size": 16,
-        "index_topk_blocks": 2,
+        **sizes(
+            "dense_intermediate_size=48 shared_intermediate_size=16 rotary_dim=8 index_head_dim=8 "
+            "index_n_heads=2 index_block_size=16 index_topk_blocks=2"
+        ),
     },
 )
 FURTHER_BORDERS = [
-    *_alike("axk2", KEYS_48, **INDEXED),
-    *_alike("glm_moe_dsa", KEYS_48, **INDEXED),
-    *_alike("hy_v4", KEYS_48, sdpa=False, **INDEXED, hc_mult=2),
+    *alike("axk2", KEYS_48, **INDEXED),
+    *alike("glm_moe_dsa", KEYS_48, **INDEXED),
+    *alike("hy_v4", KEYS_48, sdpa=False, **INDEXED, hc_mult=2),
     Case("dots3_note_text", f"{KEYS_48}, window of 8", DOTS3),
     _inside(
         "dots3_note",
         f"{KEYS_48}, window of 8",
         DOTS3,
         vision_config={**TOWER, "mlp_layer_types": ["dense"], "adapter_in_dim": 16, "adapter_out_dim": 32},
-        audio_config={
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "downsample_hidden_size": 8,
-            "feature_size": 16,
-            "adapter_input_size": 16,
-            "adapter_out_dim": 32,
-        },
+        audio_config=sizes(
+            "hidden_size=16 intermediate_size=16 num_hidden_layers=1 num_attention_heads=2 "
+            "downsample_hidden_size=8 feature_size=16 adapter_input_size=16 adapter_out_dim=32"
+        ),
     ),
     BLOCKS,
     _inside(

@@ -4,8 +4,7 @@ import json
 import random
 from collections import Counter
 
-from token_recycling.bench.report.reading import summarize
-from token_recycling.trees.templates import grow, paper
+from token_recycling.bench.report.summary import summarize
 
 ENVIRONMENT = {
     "machine": "x86_64",
@@ -26,7 +25,7 @@ ENVIRONMENT = {
 }
 MEASURED = ("tokens", "steps", "mat", "loop_tokens", "loop_steps", "repeated_4grams", "seconds", "prefill_seconds")
 MEASURED += ("total_seconds", "processor_seconds", "parts", "drafted", "discarded", "lengths", "nodes", "tried")
-MEASURED += ("accepted", "identical")
+MEASURED += ("accepted", "identical", "divergence")
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
 METHODS = {
     "generate": ("transformers generate", 0.0, 1),
@@ -53,6 +52,7 @@ def row(method="recycling", prompt="set/1", **changes):
         "category": prompt.partition("/")[0],
         "batch": 1,
         "prompt_tokens": 20,
+        **dict.fromkeys(MEASURED),
         "tokens": 10,
         "steps": 5,
         "mat": 2.0,
@@ -63,22 +63,13 @@ def row(method="recycling", prompt="set/1", **changes):
         "prefill_seconds": [1.0],
         "total_seconds": [2.0],
         "processor_seconds": [1.5],
-        "parts": None,
-        "drafted": None,
-        "discarded": None,
-        "lengths": None,
-        "nodes": None,
-        "tried": None,
-        "accepted": None,
-        "identical": None,
-        "divergence": None,
         "failure": None,
         "temperature": 0.0,
         "max_new_tokens": 128,
         "seed": None,
         "environment": ENVIRONMENT,
     }
-    assert changes.keys() <= made.keys() | {"paths"}
+    assert changes.keys() <= made.keys()
     return {**made, **changes}
 
 
@@ -104,144 +95,88 @@ def write(folder, rows):
 
 def whole_run(prompts=3, tokens=128):
     """Rows of a run with all methods, both modes, batches and every study; always the same ones."""
-    chance = random.Random(7)
-    rows = []
+    chance, rows = random.Random(7), []
+
+    def measure(method, names, label=None, skill=None, nodes=None, **setting):
+        known = METHODS[method] if label is None else (label, skill, nodes)
+        rows.extend(_simulated(chance, method, name, tokens, *known, **setting) for name in names)
+
+    names = [f"{'mbpp' if kind == 'mbpp' else 'spec_bench'}/{kind}-{n}" for kind in CATEGORIES for n in range(prompts)]
     for mode in ("generate", "replay"):
-        methods = [name for name in METHODS if mode == "generate" or ("hf" not in name and name[:8] not in _ONLY_OURS)]
-        rows += _compared(chance, methods, prompts, tokens, mode=mode)
-    rows += _batches(chance, tokens)
-    return rows + _studies(chance, prompts, tokens)
+        for method in METHODS:
+            if mode == "generate" or not method.startswith(_THEIRS):
+                measure(method, names, mode=mode)
+    for batch in (1, 2, 4, 8):
+        for method in ("generate", "recycling", "suffix"):
+            label, skill, nodes = METHODS[method]
+            measure(method, ["batch/mixed-0"], label, skill, max(1, nodes // batch), mode="batch", batch=batch)
+    names = [f"mt/mt_bench-{n}" for n in range(prompts)]
+    for study, points in STUDIES.items():
+        measure("generate", names, study=study)
+        for point, (method, skill, nodes) in points.items():
+            measure(method, names, f"recycling at {point}", skill, nodes, study=study, point=point)
+    for start in ("hot", "cold"):
+        for method in ("recycling", "suffix"):
+            measure(method, names, study="order", point=start)
+    for method in ("plain", "recycling"):
+        measure(method, names, study="parts")
+    return rows
 
 
-_ONLY_OURS = ("generate", "assisted")
+_THEIRS = ("generate", "assisted", "prompt_lookup_hf")
+STUDIES = {
+    "breadth": {str(n): (f"recycling:tree={n}", 0.6, n + 1) for n in (4, 8, 16, 32, 48)},
+    "depth": {str(n): (f"recycling:tree=d{n}", 0.1 * n, 12 * n) for n in (2, 3, 4, 5, 6)},
+    "update": {rule: (f"recycling:update={rule}", 0.6, 9) for rule in ("first", "last", "unordered")},
+    "hot": {"hot": ("recycling", 0.6, 9), "cold": ("recycling", 0.5, 9)},
+    "k": {str(k): (f"recycling:k={k}", 0.6 - 0.4 / k, 9) for k in (2, 4, 8, 16)},
+    "temperature": {str(heat): ("recycling", 0.6 - 0.2 * heat, 9) for heat in (0.0, 0.5, 1.0)},
+}
+"""By point: the method, how often its candidates are right, and the nodes of a pass."""
 
 
-def _compared(chance, methods, prompts, tokens, **setting):
-    found = []
-    for number, category in enumerate(CATEGORIES):
-        for place in range(prompts):
-            prompt = f"{'mbpp' if category == 'mbpp' else 'spec_bench'}/{100 * number + place}"
-            ease = chance.uniform(0.75, 1.2) * (0.8 + 0.07 * number)
-            looping = chance.random() < 0.4 and setting.get("mode") == "generate"
-            first = (number * prompts + place) % len(methods)
-            for method in methods[first:] + methods[:first]:
-                found.append(_simulated(chance, method, prompt, category, tokens, ease, looping, **setting))
-    return found
-
-
-def _simulated(chance, method, prompt, category, tokens, ease, looping, options=None, label=None, **setting):
-    name, skill, nodes = options or METHODS[method]
-    tree = paper() if nodes > 60 else grow((0.6, 0.12, 0.06, 0.03), nodes - 1) if nodes > 1 else None
-    lengths, visited, tried, accepted, paths = Counter(), 0, Counter(), Counter(), {}
-    while visited < tokens:
+def _simulated(chance, method, prompt, tokens, label, skill, nodes, **setting):
+    """Drafted chains of up to 7 tokens, each right about as often as `skill` says; second candidates never are."""
+    lengths, right = Counter(), min(0.95, skill * chance.uniform(0.75, 1.2))
+    while (said := sum(length * steps for length, steps in lengths.items())) < tokens:
         length = 1
-        node = ()
-        while tree is not None:
-            children = [p for p in tree.paths[1:] if len(p) == len(node) + 1 and p[: len(node)] == node]
-            for path in children:
-                tried[len(path), path[-1]] += 1
-                paths.setdefault(path, [0, 0])[0] += 1
-            draw, hit = chance.random(), None
-            for path in children:
-                share = skill * ease * (0.95, 0.12, 0.06, 0.04)[min(path[-1], 3)]
-                if hit is None and draw < share:
-                    hit = path
-                draw -= share
-            if hit is None:
-                break
-            accepted[len(hit), hit[-1]] += 1
-            paths[hit][1] += 1
-            node, length = hit, length + 1
-        lengths[min(length, tokens - visited)] += 1
-        visited += length
-    steps = lengths.total()
-    forward = 0.0035 * (1 + 0.028 * (nodes - 1)) * chance.uniform(0.95, 1.05)
-    parts = {"retrieve": 0.00005, "prepare": 0.00003, "forward": forward, "verify": 0.00007}
-    parts |= {"update cache": 0.00003, "update matrix": 0.0001 if nodes > 1 else 0.0}
-    decoding = steps * sum(parts.values())
-    ours = "hf" not in method and not method.startswith(_ONLY_OURS)
+        while length < 8 and chance.random() < right:
+            length += 1
+        lengths[min(length, tokens - said)] += 1
+    steps, looping = lengths.total(), chance.random() < 0.4 and setting.get("mode") == "generate"
+    reached = {
+        depth: sum(n for length, n in lengths.items() if length >= depth) for depth in range(1, max(lengths) + 1)
+    }
+    parts = {"retrieve": 0.00005, "forward": 0.0035 * (1 + 0.028 * (nodes - 1)), "verify": 0.00007}
+    decoding, ours = steps * sum(parts.values()), not method.startswith(_THEIRS)
     repeats = [decoding * chance.uniform(0.99, 1.03) for _ in range(3)]
-    diverges = method == "suffix" and prompt.endswith("01")
+    diverges = method == "suffix" and prompt.endswith("1")
+    whole = [each + 0.02 for each in repeats]
+    drafted = {
+        "parts": {part: steps * seconds for part, seconds in parts.items()},
+        "lengths": {str(length): count for length, count in sorted(lengths.items())},
+        "nodes": {str(nodes): steps},
+        "tried": [[depth, rank, n] for depth, n in reached.items() for rank in (0, 1) if nodes > 1],
+        "accepted": [[depth - 1, 0, n] for depth, n in reached.items() if depth > 1],
+    }
     return row(
         method,
         prompt,
-        category=category,
-        label=label or name,
+        category=prompt.partition("/")[2].rpartition("-")[0],
+        label=label,
         prompt_tokens=200,
         tokens=tokens,
         steps=steps,
         mat=tokens / steps,
         loop_tokens=tokens // 4 if looping else 0,
-        loop_steps=(steps // 6 if nodes > 1 else tokens // 4) if looping else 0,
+        loop_steps=steps // 6 if looping else 0,
         repeated_4grams=0.7 if looping else chance.uniform(0.02, 0.3),
         seconds=repeats,
         prefill_seconds=[0.02] * 3,
-        total_seconds=[each + 0.02 for each in repeats],
-        processor_seconds=[each + 0.02 for each in repeats],
-        parts={part: steps * value for part, value in parts.items()} if ours else None,
-        lengths={str(length): count for length, count in sorted(lengths.items())} if ours else None,
-        nodes={str(nodes): steps} if ours else None,
-        tried=[[*place, count] for place, count in tried.items()] if ours else None,
-        accepted=[[*place, count] for place, count in accepted.items()] if ours else None,
-        paths=[[".".join(map(str, path)), *counts] for path, counts in paths.items()] if ours else None,
+        total_seconds=whole,
+        processor_seconds=whole,
         identical=None if method == "generate" or setting.get("mode") == "replay" else not diverges,
         divergence={"turn": 0, "place": 17, "margin": 0.00002, "expected": 5, "got": 7} if diverges else None,
+        **(drafted if ours else {}),
         **setting,
     )
-
-
-def _batches(chance, tokens):
-    found = []
-    for batch in (1, 2, 4, 8):
-        for place in range(3):
-            for method in ("generate", "recycling", "suffix"):
-                nodes = max(1, METHODS[method][2] // batch)
-                options = (METHODS[method][0], METHODS[method][1], nodes)
-                made = _simulated(chance, method, f"batch/{place}", "mixed", tokens, 1, False, options, batch=batch)
-                found.append({**made, "mode": "batch"})
-    return found
-
-
-def _studies(chance, prompts, tokens):
-    found = []
-
-    def measure(study, point, method, label, skill, nodes):
-        for place in range(prompts):
-            made = _simulated(
-                chance,
-                method,
-                f"mt/{place}",
-                "mt_bench",
-                tokens,
-                1,
-                False,
-                (label, skill, nodes),
-                study=study,
-                point=point,
-            )
-            found.append(made)
-
-    measure("breadth", None, "generate", "transformers generate", 0, 1)
-    for nodes in (4, 8, 16, 32, 48):
-        measure("breadth", str(nodes), f"recycling:tree={nodes}", f"recycling: {nodes} nodes", 0.6, nodes + 1)
-    measure("depth", None, "generate", "transformers generate", 0, 1)
-    for depth in (2, 3, 4, 5, 6):
-        measure("depth", str(depth), f"recycling:tree=d{depth}", f"recycling: depth {depth}", 0.1 * depth, 12 * depth)
-    for rule in ("first", "last", "unordered"):
-        measure("update", rule, f"recycling:update={rule}", f"recycling: {rule}", 0.6, 9)
-    for order in ("consecutive", "shuffled"):
-        for method in ("recycling", "suffix"):
-            measure("order", order, method, METHODS[method][0], 0.6, 9)
-    for start in ("hot", "cold"):
-        measure("hot", start, "recycling", "recycling: 8 nodes", 0.6 if start == "hot" else 0.5, 9)
-    for k in (2, 4, 8, 16):
-        measure("k", str(k), f"recycling:k={k}", f"recycling: k = {k}", 0.6 - 0.4 / k, 9)
-    for temperature in ("0.0", "0.2", "0.5", "0.8", "1.0"):
-        for method, skill in (("generate", 0), ("recycling", 0.6), ("suffix", 0.45)):
-            nodes = 9 if skill else 1
-            heat = 1 - 0.4 * float(temperature)
-            measure("temperature", temperature, method, METHODS[method][0], skill * heat, nodes)
-    measure("parts", None, "plain", "plain decoding in this loop", 0, 1)
-    measure("parts", None, "recycling", "recycling: 8 nodes", 0.6, 9)
-    measure("parts", None, "recycling:tree=paper", "recycling: 80 nodes", 0.6, 81)
-    return found

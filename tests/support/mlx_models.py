@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from support import tiny
+from support.tiny import sizes
 
 TOKENIZER = tiny.tokenizer()
 TOKENIZER.eos_token = None  # a random model would say it now and then
@@ -16,25 +17,14 @@ WINDOW = 16
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-6,
-    "layer_norm_eps": 1e-6,
-    "norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": False,
+    **sizes(
+        "hidden_size=32 intermediate_size=64 num_hidden_layers=2 num_attention_heads=4 "
+        "num_key_value_heads=2 head_dim=8 rms_norm_eps=1e-06 layer_norm_eps=1e-06 norm_eps=1e-06 "
+        "rope_theta=10000.0 max_position_embeddings=1024 tie_word_embeddings=False"
+    ),
 }
 _EXPERTS: dict[str, Any] = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "decoder_sparse_step": 1,
+    **sizes("num_experts=4 num_local_experts=4 num_experts_per_tok=2 moe_intermediate_size=32 decoder_sparse_step=1"),
     "mlp_only_layers": [],
     "norm_topk_prob": True,
 }
@@ -46,18 +36,11 @@ KEYS_AND_VALUES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "mixtral": _EXPERTS,
     "qwen3_moe": _EXPERTS,
-    "deepseek_v3": {
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
-    },
+    "deepseek_v3": sizes(
+        "kv_lora_rank=16 q_lora_rank=16 qk_rope_head_dim=8 qk_nope_head_dim=8 v_head_dim=8 "
+        "n_routed_experts=4 n_shared_experts=1 num_experts_per_tok=2 moe_intermediate_size=32 "
+        "first_k_dense_replace=1"
+    ),
 }
 """Of each family, what its configuration has besides."""
 ROTATING: dict[str, dict[str, Any]] = {
@@ -68,43 +51,24 @@ ROTATING: dict[str, dict[str, Any]] = {
 """Layers that see a window of 16 tokens."""
 STATES: dict[str, dict[str, Any]] = {
     "lfm2": {
-        "conv_bias": False,
-        "conv_L_cache": 3,
-        "block_dim": 32,
-        "block_multiple_of": 8,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
+        **sizes(
+            "conv_bias=False conv_L_cache=3 block_dim=32 block_multiple_of=8 "
+            "block_ffn_dim_multiplier=1.0 block_auto_adjust_ff_dim=False"
+        ),
         "layer_types": ["conv", "full_attention"],
     },
-    "mamba": {
-        "state_size": 8,
-        "conv_kernel": 4,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "time_step_rank": 4,
-    },
+    "mamba": sizes("state_size=8 conv_kernel=4 use_bias=False use_conv_bias=True time_step_rank=4"),
     "qwen3_next": {
         **_EXPERTS,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 8,
-        "linear_conv_kernel_dim": 4,
-        "shared_expert_intermediate_size": 32,
-        "partial_rotary_factor": 0.5,
-        "full_attention_interval": 2,
+        **sizes(
+            "linear_num_value_heads=4 linear_num_key_heads=2 linear_key_head_dim=32 "
+            "linear_value_head_dim=8 linear_conv_kernel_dim=4 shared_expert_intermediate_size=32 "
+            "partial_rotary_factor=0.5 full_attention_interval=2"
+        ),
     },
-    "falcon_h1": {
-        "mamba_d_conv": 4,
-        "mamba_d_head": 8,
-        "mamba_d_ssm": 32,
-        "mamba_d_state": 8,
-        "mamba_n_heads": 4,
-    },
+    "falcon_h1": sizes("mamba_d_conv=4 mamba_d_head=8 mamba_d_ssm=32 mamba_d_state=8 mamba_n_heads=4"),
     "recurrent_gemma": {
-        "attention_bias": False,
-        "conv1d_width": 4,
-        "logits_soft_cap": 30.0,
+        **sizes("attention_bias=False conv1d_width=4 logits_soft_cap=30.0"),
         "attention_window_size": WINDOW,
         "block_types": ["recurrent", "attention"],
     },

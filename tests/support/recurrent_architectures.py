@@ -5,24 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from support.architectures import BASE, GROUP, LEFT_OUT, MLA, MOE, WINDOW, Case
+from support.tiny import sizes
 
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
-_DELTA = {
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
+_DELTA = sizes(
+    "linear_conv_kernel_dim=4 linear_key_head_dim=8 linear_value_head_dim=8 "
+    "linear_num_key_heads=2 linear_num_value_heads=4"
+)
 _CONVOLUTION = {"layer_types": ["conv", "full_attention"]}
-_MAMBA2: dict[str, Any] = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 16,
-}
+_MAMBA2: dict[str, Any] = sizes(
+    "mamba_n_heads=4 mamba_d_head=16 mamba_d_state=8 mamba_n_groups=1 mamba_expand=2 mamba_chunk_size=16"
+)
 _ZAMBA = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
 _HYBRIDS = ["hybrid_sliding", "hybrid", "hybrid"]
 _WINDOW = {"sliding_window": WINDOW, "num_hidden_layers": 3}
@@ -36,15 +29,10 @@ _EXPERTS = {**MLA, **GROUP, **MOE}
 
 _INSIDE: dict[str, Any] = {
     **dict.fromkeys(BASE, LEFT_OUT),
-    "vision_config": {
-        "depth": 1,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_heads": 2,
-        "out_hidden_size": 32,
-        "num_position_embeddings": 16,
-        "patch_size": 4,
-    },
+    "vision_config": sizes(
+        "depth=1 hidden_size=16 intermediate_size=16 num_heads=2 out_hidden_size=32 "
+        "num_position_embeddings=16 patch_size=4"
+    ),
 }
 """Around a text decoder: what reads pictures."""
 
@@ -72,12 +60,10 @@ RECURRENT = [
             **MOE,
             "num_hidden_layers": 4,
             "layers_block_type": ["mamba", "attention", "moe", "mlp"],
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 16,
-            "ssm_state_size": 8,
-            "n_groups": 1,
-            "chunk_size": 16,
-            "moe_shared_expert_intermediate_size": 16,
+            **sizes(
+                "mamba_num_heads=4 mamba_head_dim=16 ssm_state_size=8 n_groups=1 chunk_size=16 "
+                "moe_shared_expert_intermediate_size=16"
+            ),
         },
     ),
     Case("jamba", config={**MOE, "attn_layer_offset": 1, "attn_layer_period": 2, "mamba_d_state": 4}),
@@ -86,13 +72,10 @@ RECURRENT = [
         "zamba2",
         config={
             **_ZAMBA,
-            "n_mamba_heads": 4,
-            "mamba_headdim": 16,
-            "mamba_ngroups": 1,
-            "num_mem_blocks": 1,
-            "adapter_rank": 4,
-            "chunk_size": 16,
-            "use_mem_rope": True,
+            **sizes(
+                "n_mamba_heads=4 mamba_headdim=16 mamba_ngroups=1 num_mem_blocks=1 adapter_rank=4 "
+                "chunk_size=16 use_mem_rope=True"
+            ),
         },
     ),
     Case("zaya", config={**MOE, "router_hidden_size": 8, "num_experts_per_tok": 1}),
@@ -117,12 +100,10 @@ RECURRENT_REFUSED = [
             **_HYBRID,
             **_DELTA,
             **MOE,
-            "hc_lowrank": 4,
-            "indexer_n_heads": 2,
-            "indexer_kv_heads": 1,
-            "indexer_head_dim": 8,
-            "indexer_budget": 16,
-            "indexer_compress_ratio": 2,
+            **sizes(
+                "hc_lowrank=4 indexer_n_heads=2 indexer_kv_heads=1 indexer_head_dim=8 indexer_budget=16 "
+                "indexer_compress_ratio=2"
+            ),
         },
     ),
     Case("minimax", config={**_HYBRID, **MOE}),

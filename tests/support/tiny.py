@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from ast import literal_eval
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ SENTENCES = [
 
 PARTS = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.layers.1", "model.norm", "lm_head")
 """Of a llama of two layers, for a device map."""
+
+
+def sizes(text: str) -> dict[str, Any]:
+    """The fields of a configuration, written as `hidden_size=32 num_hidden_layers=2`."""
+    return {name: literal_eval(value) for name, value in (field.split("=") for field in text.split())}
 
 
 def llama(seed: int = 0, context: float = 0.1, **config: Any) -> LlamaForCausalLM:

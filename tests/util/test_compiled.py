@@ -1,13 +1,9 @@
 """Compiled functions: what is said and counted when one is compiled, and when one that was kept is taken."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
-from types import ModuleType
 
 import numba
 import pytest
@@ -31,13 +27,13 @@ def twice(number):
 
 
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def said(tmp_path, monkeypatch, caplog):
     """What a new process would say: the messages since the last call."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setattr(compiled._Compiling, "keeps", True)
     caplog.set_level(logging.WARNING, logger="token_recycling")
 
-    def messages() -> list[str]:
+    def messages():
         monkeypatch.setattr(compiled, "_said", False)
         found = [record.message for record in caplog.records]
         caplog.clear()
@@ -47,7 +43,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     return messages
 
 
-def imported(path: Path) -> ModuleType:
+def imported(path):
     path.write_text(SOURCE)
     spec = importlib.util.spec_from_file_location("loops", path)
     assert spec is not None
@@ -57,7 +53,7 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-def test_compiling_is_said_once_and_its_time_is_counted(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+def test_compiling_is_said_once_and_its_time_is_counted(tmp_path, said):
     before, loops = compiled.compiling.seconds, imported(tmp_path / "loops.py")
     assert (loops.twice(3), loops.twice(3.5)) == (8, 9.0)
     assert compiled.compiling.seconds > before
@@ -65,7 +61,7 @@ def test_compiling_is_said_once_and_its_time_is_counted(tmp_path: Path, said: Ca
     assert "once on this machine" in message
 
 
-def test_what_was_kept_is_taken_in_silence(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+def test_what_was_kept_is_taken_in_silence(tmp_path, said):
     imported(tmp_path / "loops.py").twice(3)
     said()
     before, again = compiled.compiling.seconds, imported(tmp_path / "loops.py")
@@ -73,9 +69,7 @@ def test_what_was_kept_is_taken_in_silence(tmp_path: Path, said: Callable[[], li
     assert (said(), compiled.compiling.seconds) == ([], before)
 
 
-def test_where_nothing_can_be_kept_it_is_said_what_to_do(
-    tmp_path: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_kept_it_is_said_what_to_do(tmp_path, said, monkeypatch):
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
     assert imported(tmp_path / "loops.py").twice(3) == 8
     (message,) = said()
@@ -83,15 +77,13 @@ def test_where_nothing_can_be_kept_it_is_said_what_to_do(
     assert "NUMBA_CACHE_DIR" in message
 
 
-def test_functions_of_others_are_neither_said_nor_counted(said: Callable[[], list[str]]) -> None:
+def test_functions_of_others_are_neither_said_nor_counted(said):
     before = compiled.compiling.seconds
     assert numba.njit(lambda number: number + 1)(3) == 4
     assert (said(), compiled.compiling.seconds) == ([], before)
 
 
-def test_after_an_upgrade_in_place_all_are_compiled_anew(
-    tmp_path: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_upgrade_in_place_all_are_compiled_anew(tmp_path, said, monkeypatch):
     """Whatever was kept before is not even read: here it could not be."""
     imported(tmp_path / "loops.py").twice(3)
     for index in (tmp_path / "kept").rglob("*.nbi"):
@@ -103,9 +95,7 @@ def test_after_an_upgrade_in_place_all_are_compiled_anew(
 
 
 @pytest.mark.parametrize("changed", ["recycling/calibration.py", "costs/budget.py", "_util/compiled.py"])
-def test_every_source_of_a_loop_tells_one_version_from_another(
-    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_source_of_a_loop_tells_one_version_from_another(changed, tmp_path, monkeypatch):
     copytree(PACKAGE, tmp_path / "copy", ignore=lambda *_: ["__pycache__"])
     monkeypatch.setattr(compiled, "_PACKAGE", tmp_path / "copy")
     assert compiled._digest() == compiled._SOURCES
@@ -114,7 +104,7 @@ def test_every_source_of_a_loop_tells_one_version_from_another(
     assert compiled._digest() != compiled._SOURCES
 
 
-def test_parts_stand_where_their_sources_count() -> None:
+def test_parts_stand_where_their_sources_count():
     holding = [path for path in PACKAGE.rglob("*.py") if "\n@compiled_part" in path.read_text()]
     assert {path.relative_to(PACKAGE).parts[0] for path in holding} == set(compiled._FOLDERS)
     assert not [path for path in PACKAGE.rglob("*.py") if "\n@njit" in path.read_text()]

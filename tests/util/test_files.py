@@ -1,7 +1,5 @@
 """Files that are replaced whole: permissions, links, and what writers that were killed leave behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -9,7 +7,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,24 +15,24 @@ from filelock import FileLock
 from token_recycling._util.files import replacing
 
 
-def write(path: Path, text: str = "new") -> None:
+def write(path, text="new"):
     with replacing(path) as temporary:
         Path(temporary).write_text(text)
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.fixture
-def umask() -> Iterator[None]:
+def umask():
     before = os.umask(0o027)
     yield
     os.umask(before)
 
 
 @pytest.mark.parametrize("kept", [0o600, 0o664, 0o444])
-def test_a_file_keeps_its_permissions(tmp_path: Path, umask: None, kept: int) -> None:
+def test_a_file_keeps_its_permissions(tmp_path, umask, kept):
     path = tmp_path / "file"
     path.touch()
     path.chmod(kept)
@@ -43,9 +40,7 @@ def test_a_file_keeps_its_permissions(tmp_path: Path, umask: None, kept: int) ->
     assert (path.read_text(), mode(path)) == ("new", kept)
 
 
-def test_a_new_file_has_the_usual_permissions_and_the_umask_is_not_touched(
-    tmp_path: Path, umask: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_file_has_the_usual_permissions_and_the_umask_is_not_touched(tmp_path, umask, monkeypatch):
     """Other threads would make files with the changed one."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "umask", lambda mask: pytest.fail("the umask was changed"))
@@ -53,7 +48,7 @@ def test_a_new_file_has_the_usual_permissions_and_the_umask_is_not_touched(
     assert mode(tmp_path / "file") == 0o640
 
 
-def test_of_a_link_the_target_is_replaced(tmp_path: Path) -> None:
+def test_of_a_link_the_target_is_replaced(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
     link.symlink_to(Path("elsewhere") / "file")
@@ -65,7 +60,7 @@ def test_of_a_link_the_target_is_replaced(tmp_path: Path) -> None:
     assert os.listdir(target.parent) == ["file"]
 
 
-def test_a_long_name_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_long_name_is_no_obstacle(tmp_path):
     path = tmp_path / ("n" * 255)
     write(path)
     assert path.read_text() == "new"
@@ -83,7 +78,7 @@ with replacing(sys.argv[1]) as temporary:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def writer(tmp_path):
     """Another process that is about to replace a file, and goes on where its input ends."""
     arguments = [sys.executable, "-c", KILLED, str(tmp_path / "file")]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -92,7 +87,7 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, writer):
     write(tmp_path / "file")
     assert len(os.listdir(tmp_path)) == 2  # the other one lives
     writer.send_signal(signal.SIGKILL)
@@ -102,7 +97,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path, writer
     assert (tmp_path / "file").read_text() == "new"
 
 
-def test_a_writer_that_lives_is_left_alone(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
+def test_a_writer_that_lives_is_left_alone(tmp_path, writer):
     write(tmp_path / "file")
     writer.communicate()
     assert writer.returncode == 0
@@ -110,13 +105,13 @@ def test_a_writer_that_lives_is_left_alone(tmp_path: Path, writer: subprocess.Po
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_folder_left_before_it_was_locked_is_removed(tmp_path: Path) -> None:
+def test_a_folder_left_before_it_was_locked_is_removed(tmp_path):
     (tmp_path / ".token_recycling.abc").mkdir()
     write(tmp_path / "file")
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path):
     (tmp_path / ".token_recycling.abc").mkdir()
     (tmp_path / ".token_recycling.abc" / "writer").symlink_to(tmp_path / "other")
     write(tmp_path / "file")
@@ -133,7 +128,7 @@ for _ in range(50):
 """
 
 
-def test_writers_at_once_are_in_nobodys_way(tmp_path: Path) -> None:
+def test_writers_at_once_are_in_nobodys_way(tmp_path):
     """Two threads of one process and two other processes."""
     path = tmp_path / "file"
     write(path, "a" * 1000)
@@ -149,10 +144,10 @@ def test_writers_at_once_are_in_nobodys_way(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_without_locks_files_are_replaced_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_files_are_replaced_all_the_same(tmp_path, monkeypatch):
     (tmp_path / ".token_recycling.abc").mkdir()
 
-    def acquire(self: FileLock) -> None:
+    def acquire(self):
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(FileLock, "_acquire", acquire)

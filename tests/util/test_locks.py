@@ -1,18 +1,15 @@
 """A lock that may be copied and pickled with what it guards."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading
-from collections.abc import Callable
 
 import pytest
 
 from token_recycling._util.locks import Lock
 
 
-def is_free(lock: Lock) -> bool:
+def is_free(lock):
     """Whether another thread could enter at once."""
     found = []
     thread = threading.Thread(target=lambda: found.append(lock.acquire(blocking=False)))
@@ -21,7 +18,7 @@ def is_free(lock: Lock) -> bool:
     return found[0]
 
 
-def test_one_thread_at_a_time_which_may_enter_again() -> None:
+def test_one_thread_at_a_time_which_may_enter_again():
     lock = Lock()
     with lock, lock:
         assert not is_free(lock)
@@ -29,7 +26,7 @@ def test_one_thread_at_a_time_which_may_enter_again() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda lock: pickle.loads(pickle.dumps(lock))])
-def test_a_copy_is_a_free_lock_of_its_own(copied: Callable[[Lock], Lock]) -> None:
+def test_a_copy_is_a_free_lock_of_its_own(copied):
     lock = Lock()
     with lock:
         assert is_free(copied(lock))

@@ -1,7 +1,5 @@
 """The candidates of a row of logits against torch's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from token_recycling._util.topk import top_candidates
 
 
 @given(st.integers(2, 2000), st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31))
-def test_candidates_are_those_of_topk(vocab_size: int, k: int, n: int, seed: int) -> None:
+def test_candidates_are_those_of_topk(vocab_size, k, n, seed):
     k = min(k, vocab_size)
     # Distinct values, so that there is one right answer.
     order = [torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed + row)) for row in range(n)]
@@ -23,7 +21,7 @@ def test_candidates_are_those_of_topk(vocab_size: int, k: int, n: int, seed: int
     np.testing.assert_allclose(probabilities, best.values.numpy(), rtol=1e-4)
 
 
-def test_the_largest_logits_may_lie_in_one_group_or_past_the_last() -> None:
+def test_the_largest_logits_may_lie_in_one_group_or_past_the_last():
     vocab_size = 64 * 600 + 7
     for places in (range(64, 72), range(vocab_size - 8, vocab_size), [0, 63, 64, 38_399, 38_400, 38_406, 700, 5]):
         logits = torch.zeros(1, vocab_size)
@@ -31,7 +29,7 @@ def test_the_largest_logits_may_lie_in_one_group_or_past_the_last() -> None:
         assert top_candidates(logits, 8)[0].tolist() == [list(places)]
 
 
-def test_masked_logits_have_no_share() -> None:
+def test_masked_logits_have_no_share():
     logits = torch.full((2, 64 * 600), float("-inf"))
     logits[:, [3, 900, 901]] = torch.tensor([1.0, 3.0, 2.0])
     ids, probabilities = top_candidates(logits, 8)
@@ -40,7 +38,7 @@ def test_masked_logits_have_no_share() -> None:
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_sixteen_bits_are_read_as_they_are() -> None:
+def test_sixteen_bits_are_read_as_they_are():
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
     ids, probabilities = top_candidates(logits, 4)
     wide_ids, wide = top_candidates(logits.float(), 4)
@@ -50,7 +48,7 @@ def test_sixteen_bits_are_read_as_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [[0, 2], [3], [], [0, 1, 2, 3]])
-def test_of_some_rows_alone_they_are_those_of_these_rows(dtype: torch.dtype, rows: list[int]) -> None:
+def test_of_some_rows_alone_they_are_those_of_these_rows(dtype, rows):
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
     ids, probabilities = top_candidates(logits, 4)
     some_ids, some = top_candidates(logits, 4, np.array(rows, np.int64))

@@ -1,14 +1,14 @@
 """The arithmetic of a report: figures of methods from a frame of rows.
 
 docs/benchmark.md lists the keys of a row and states every formula below. Tokens, steps and seconds are summed over rows
-before they are divided, so that a long text counts for more than a short one. Rows of failed runs hold no measurements
-and are left out. A figure that the rows do not give is NaN, never zero.
+before they are divided, so that a long text counts for more than a short one. Rows of failed runs are left out. A
+figure that the rows do not give is NaN, never zero.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,9 @@ from ..row_format import CLOCKS
 
 Row = dict[str, Any]
 """One line of `rows.jsonl`: one method on one prompt."""
-_NUMBERS = ["tokens", "steps", "loop_tokens", "loop_steps", "repeated_4grams", "discarded"]
+_NUMBERS = ["batch", "tokens", "steps", "loop_tokens", "loop_steps", "repeated_4grams", "discarded"]
 _COUNTS = ["parts", "lengths", "nodes", "tried", "accepted"]
-_OTHERS = ["mode", "study", "point", "method", "label", "prompt", "category", "batch", "seconds", "total_seconds"]
+_OTHERS = ["mode", "study", "point", "method", "label", "prompt", "category", "seconds", "total_seconds"]
 _OTHERS += ["processor_seconds", "identical", "divergence", "failure", "temperature", "max_new_tokens", "seed"]
 _OTHERS += ["environment"]
 _TERMS = ["tokens", "call_seconds", "base_tokens", "base_call_seconds"]
@@ -58,32 +58,34 @@ def finished(rows: pd.DataFrame) -> pd.DataFrame:
 def figures(rows: pd.DataFrame, pairs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """`FIGURES` of each group of rows; `pairs` are those of `paired`."""
     done = finished(rows)
-    said = done["tokens"].where(_answered(done))
-    terms = {
+    decoded = done["tokens"].where(_answered(done))
+    steps = done["nodes"].map(lambda counts: sum(counts.values()))
+    ratios = {
         "mat": (done["tokens"], done["steps"]),
         "mat_without_loops": (done["tokens"] - done["loop_tokens"], done["steps"] - done["loop_steps"]),
         "discard_rate": (done["discarded"], done["tokens"]),
         "verification_rate": (done["steps"], done["tokens"]),
         "repeated_4grams": (done["repeated_4grams"] * done["tokens"], done["tokens"]),
-        "decoding": (said, done["decoding_seconds"]),
-        "whole_call": (said, done["call_seconds"]),
+        "decoding": (decoded, done["decoding_seconds"]),
+        "whole_call": (decoded, done["call_seconds"]),
         "drafted": (
-            done["nodes"].map(lambda counts: sum((int(nodes) - 1) * steps for nodes, steps in counts.items())),
-            done["nodes"].map(lambda counts: sum(counts.values())),
+            done["nodes"].map(lambda counts: sum(int(nodes) * n for nodes, n in counts.items())) - steps,
+            steps,
         ),
     }
-    keys = [done[key] for key in by]
-    found = pd.DataFrame({name: _ratio(above, below, keys) for name, (above, below) in terms.items()})
-    groups = done.groupby(by, sort=False)
-    found["prompts"], found["tokens"] = groups.size(), groups["tokens"].sum()
-    found["compared"], found["identical"] = groups["identical"].count(), done["identical"].eq(True).groupby(keys).sum()
-    found["largest_margin"] = groups["margin"].max()
+    found = pd.DataFrame(index=rows.groupby(by, sort=False).size().index, columns=FIGURES, dtype=float)
+    for name, (above, below) in ratios.items():
+        # Over the rows that have both.
+        known = pd.DataFrame({"above": above, "below": below}, dtype=float).dropna()
+        sums = known.join(done[by]).groupby(by)[["above", "below"]].sum()
+        found[name] = sums["above"] / sums["below"].where(sums["below"] > 0)
     if len(pairs):
         found["speedup"] = speedup(pairs.groupby(by)[_TERMS].sum())
         found[QUARTILES] = pairs.groupby(by)["speedup"].quantile([0, 0.25, 0.5, 0.75, 1]).unstack()
-    failures = rows.groupby(by, sort=False)["failure"].count()
-    found = found.reindex(index=failures.index, columns=FIGURES)
-    found["failures"] = failures
+    groups = done.assign(identical=done["identical"].eq(True), compared=done["identical"].notna()).groupby(by)
+    found["largest_margin"], found["prompts"] = groups["margin"].max(), groups.size()
+    found[["tokens", "compared", "identical"]] = groups[["tokens", "compared", "identical"]].sum()
+    found["failures"] = rows.groupby(by)["failure"].count()
     found[_WHOLE] = found[_WHOLE].fillna(0).astype(int)
     return found
 
@@ -92,22 +94,13 @@ def _answered(rows: pd.DataFrame) -> pd.Series:
     """Whether any text of a row went beyond its first token, which comes from the prompt's forward pass: else nothing
     was decoded, and there is no speed.
     """
-    return rows["tokens"].astype(float) > rows["batch"].astype(float).fillna(1)
-
-
-def _ratio(above: pd.Series, below: pd.Series, keys: Sequence[pd.Series]) -> pd.Series:
-    """The sum of one by that of the other, over the rows of a group that have both."""
-    known = above.notna() & below.notna()
-    sums = pd.DataFrame({"above": above.where(known), "below": below.where(known)}).astype(float)
-    sums = sums.groupby(list(keys), sort=False).sum()
-    return sums["above"] / sums["below"].where(sums["below"] > 0)
+    return rows["tokens"] > rows["batch"].fillna(1)
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
     """Rows of the prompts that the baseline finished too, both with an answer, and the speedup of each."""
     ours, theirs = (each[each["failure"].isna() & _answered(each)] for each in (rows, baseline))
-    others = theirs.set_index("prompt")[_TERMS[:2]].add_prefix("base_")
-    found = ours.join(others, on="prompt", how="inner")
+    found = ours.join(theirs.set_index("prompt")[_TERMS[:2]].add_prefix("base_"), on="prompt", how="inner")
     return found.assign(speedup=speedup(found))
 
 
@@ -143,27 +136,29 @@ def repeat_spread(times: Iterable[list[float]]) -> float | None:
 
 def parts(rows: pd.DataFrame) -> pd.DataFrame:
     """Seconds a step by method and part of a step: the parts' sums by the steps of the rows that have them."""
-    timed = finished(rows)[lambda each: each["parts"].map(bool).astype(bool)]
-    seconds = pd.DataFrame(timed["parts"].tolist(), index=timed["method"])
-    steps = timed.groupby("method", sort=False)["steps"].sum()
-    return seconds.groupby(level=0, sort=False).sum(min_count=1).div(steps, axis=0)
+    seconds, steps = _counted(rows, "parts")
+    return seconds.groupby(level=0, sort=False).sum(min_count=1).div(steps.groupby(level=0).sum(), axis=0)
 
 
 def lengths(rows: pd.DataFrame) -> pd.DataFrame:
     """Share of a method's steps by the number of tokens they gave."""
-    known = finished(rows)[lambda each: each["lengths"].map(bool).astype(bool)]
-    steps = pd.DataFrame(known["lengths"].tolist(), index=known["method"]).rename(columns=int).sort_index(axis=1)
-    steps = steps.groupby(level=0, sort=False).sum()
+    steps = _counted(rows, "lengths")[0].rename(columns=int).sort_index(axis=1).groupby(level=0, sort=False).sum()
     return steps.div(steps.sum(axis=1), axis=0)
+
+
+def _counted(rows: pd.DataFrame, key: str) -> tuple[pd.DataFrame, pd.Series]:
+    """What rows counted under a key, a column for each name, and their steps; both by method."""
+    known = finished(rows)[lambda each: each[key].astype(bool)].set_index("method")
+    return pd.DataFrame(known[key].tolist(), index=known.index), known["steps"]
 
 
 def places(rows: pd.DataFrame) -> pd.Series:
     """Accepted nodes by those whose parent was, by method, depth and rank."""
 
     def counted(key: str) -> pd.Series:
-        listed = finished(rows)[["method", key]].explode(key).dropna()
-        cells = pd.DataFrame(listed[key].tolist(), columns=["depth", "rank", "nodes"])
-        return cells.assign(method=listed["method"].to_numpy()).groupby(["method", "depth", "rank"])["nodes"].sum()
+        listed = finished(rows).set_index("method")[key].explode().dropna()
+        cells = pd.DataFrame(listed.tolist(), listed.index, ["depth", "rank", "nodes"])
+        return cells.groupby(["method", "depth", "rank"])["nodes"].sum().astype(float)
 
     tried = counted("tried")
     return counted("accepted").reindex(tried.index, fill_value=0) / tried

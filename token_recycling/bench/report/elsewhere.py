@@ -13,14 +13,13 @@ and as flat after the last.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pandas as pd
 
+from . import words
 from .summary import Comparison
-from .table import Cell, Table
-from .words import heading
+from .table import Table
+from .tables import table_of
 
 CURVES = {
     "A100": {1: 1.0, 11: 1.75 / 1.66, 56: 1.64 / 1.34, 81: 2.73 / 2.22},
@@ -28,7 +27,7 @@ CURVES = {
     "CPU": {1: 1.0, 2: 0.97, 4: 0.99, 8: 1.10, 12: 1.19, 16: 1.35, 24: 1.42, 32: 1.70, 48: 2.15, 64: 2.53, 81: 2.90},
 }
 """t(n) / t(1) by nodes; of the GPUs MAT / speedup."""
-_FIXED = re.compile(r"published$|recycling:(.*,)?tree=")
+_FIXED = r"published$|recycling:(?:.*,)?tree="
 """Methods whose trees have the same size on every machine."""
 _NOTE = (
     "Reckoned, not measured: tokens a step as measured here, by what a step of so many nodes costs there, over plain "
@@ -48,11 +47,10 @@ def relative_cost(machine: str, nodes: float) -> float:
 def reckoned(found: Comparison) -> pd.DataFrame:
     """Speedups to expect by kind of text and method: columns `category`, `method`, `nodes`, `MAT` and the machines."""
     whole = pd.concat({"all": found.figures}, names=["category", "method"])
-    every = pd.concat([whole, found.by_category]).reset_index()[["category", "method", "drafted", "mat"]]
-    every = every[every["method"].map(lambda method: bool(_FIXED.match(method)))].dropna()
-    every = every.rename(columns={"mat": "MAT"}).drop(columns="drafted")
+    every = pd.concat([whole, found.by_category])["mat"].dropna().rename("MAT").reset_index()
     # A tree is as large for every kind of text, but for the end of a text.
     every["nodes"] = every["method"].map(found.figures["drafted"]) + 1
+    every = every[every["method"].str.match(_FIXED)].dropna()
     for machine in CURVES:
         every[machine] = every["MAT"] / [relative_cost(machine, nodes) for nodes in every["nodes"]]
     return every.sort_values("nodes", kind="stable").reset_index(drop=True)
@@ -60,16 +58,13 @@ def reckoned(found: Comparison) -> pd.DataFrame:
 
 def elsewhere_table(found: Comparison) -> Table | None:
     """What `reckoned` says, kind by kind; None where no tree of a fixed size was measured."""
-    every = reckoned(found)
+    every = reckoned(found).rename(columns={"MAT": "mat"})
     if every.empty:
         return None
-    rows = []
-    for name in [*found.categories, *(["all"] if len(found.categories) > 1 else [])]:
-        kind = every[every["category"] == name]
-        for _, line in kind.iterrows():
-            texts = heading(name), found.labels[line["method"]], f"{line['nodes']:.0f}", f"{line['MAT']:.2f}"
-            best = [len(kind) > 1 and line[machine] == kind[machine].max() for machine in CURVES]
-            speedups = (Cell(f"{line[machine]:.2f}", best=most) for machine, most in zip(CURVES, best, strict=True))
-            rows.append([*map(Cell, texts), *speedups])
-    heads = ["kind of text", "method", "nodes", "MAT", *CURVES]
-    return Table("What to expect elsewhere", heads, rows, _NOTE, frozenset({0, 1}))
+    kinds = [*found.categories, *["all"] * (len(found.categories) > 1)]
+    every = pd.concat([every[every["category"] == kind] for kind in kinds])
+    every = every.assign(category=every["category"].map(words.heading), label=every["method"].map(found.labels))
+    names = {"kind of text": "category", "method": "label"}
+    return table_of(
+        "What to expect elsewhere", every, ["nodes", "MAT", *CURVES], _NOTE, names, [*CURVES], within="category"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
+import pandas as pd
 
 from . import arithmetic, words
 from .arithmetic import finished
@@ -32,6 +32,9 @@ class Answer(NamedTuple):
     on: str
     sure: str
 
+    def __str__(self) -> str:
+        return f"{self.place}: {self.who}: {self.much}. {self.on}. {self.sure}"
+
 
 def answers(summary: Summary) -> list[Answer]:
     """One for each comparison of methods that has a baseline."""
@@ -44,13 +47,10 @@ def _answer(found: Comparison) -> Answer:
     won = speedup > 1
     who = found.labels[best] if won else f"Nothing is faster than {against}"
     much = f"{times} as {against}" if won else f"next is {found.labels[best]}, {times}"
-    pairs, figures = found.pairs_of(best), found.figures.loc[best]
+    pairs = found.pairs_of(best)
+    mat, outside = (f"{figure:.2f}" for figure in found.figures.loc[best, ["mat", "mat_without_loops"]])
     on = f"{words.count(len(pairs), 'prompt')}, {words.count(int(pairs['tokens'].sum()), 'token')}"
-    if figures["mat"] == figures["mat"]:
-        on += f"; {figures['mat']:.2f} tokens a step"
-    outside = figures["mat_without_loops"]
-    if outside == outside and f"{outside:.2f}" != f"{figures['mat']:.2f}":
-        on += f", {outside:.2f} outside loops"
+    on += f"; {mat} tokens a step" * (mat != "nan") + f", {outside} outside loops" * (outside not in ("nan", mat))
     return Answer(words.mode_title(found.mode), who, much, on, _sure(found))
 
 
@@ -68,15 +68,19 @@ def _sure(found: Comparison) -> str:
         name = f"{found.labels[second]} ({found.speedups.iloc[1]:.2f})"
         if len(best) < ENOUGH:
             return f"{text}; {words.count(len(best), 'prompt')} cannot say whether it is ahead of {name}."
-        ahead = float(np.mean(arithmetic.resampled(best) > arithmetic.resampled(rival)))
+        ahead = (arithmetic.resampled(best) > arithmetic.resampled(rival)).mean()
         text += f"; {'surely' if ahead >= SURE else 'not surely'} ahead of {name}: in {ahead:.0%} of them"
     return f"{text}."
 
 
 def findings(summary: Summary) -> list[str]:
     """The report in a few sentences, losses included."""
-    found = [f"{one.place}: {one.who}: {one.much}. {one.on}. {one.sure}" for one in answers(summary)]
-    return [*found, *_slower(summary), *_best_points(summary), *_outputs(summary)]
+    return [*map(str, answers(summary)), *others(summary)]
+
+
+def others(summary: Summary) -> list[str]:
+    """The findings after the answers."""
+    return [*_slower(summary), *_best_points(summary), *_outputs(summary)]
 
 
 def _slower(summary: Summary) -> Iterator[str]:
@@ -93,10 +97,10 @@ def _best_points(summary: Summary) -> Iterator[str]:
         for curve, known in curves(points).items():
             known = known.dropna(subset=["decoding", "mat"]).set_index("point")
             if len(known) > 1:
-                rates, mats = known["decoding"], known["mat"]
+                point, rate = known["decoding"].idxmax(), known["decoding"].max()
                 yield (
-                    f"{place}: {curve} is fastest at {rates.idxmax()} ({words.rate(rates.max())} tokens/s), "
-                    f"and most is accepted at {mats.idxmax()} (MAT {mats.max():.2f})."
+                    f"{place}: {curve} is fastest at {point} ({rate:{',.0f' if rate >= 100 else '.1f'}} tokens/s), "
+                    f"and most is accepted at {known['mat'].idxmax()} (MAT {known['mat'].max():.2f})."
                 )
 
 
@@ -126,10 +130,8 @@ def warnings(summary: Summary) -> list[str]:
 
 
 def _environments(summary: Summary) -> Iterator[str]:
-    every = summary.environments
-    keys = dict.fromkeys(key for each in every for key in each)
-    values = {key: list(dict.fromkeys(str(each.get(key)) for each in every)) for key in keys}
-    named = "; ".join(f"{key}: {' or '.join(found)}" for key, found in values.items() if len(found) > 1)
+    every = pd.DataFrame(summary.environments, dtype=object).astype(str)
+    named = "; ".join(f"{key}: {' or '.join(every[key].unique())}" for key in every if every[key].nunique() > 1)
     if len(every) > 1:
         yield f"Rows come from {len(every)} environments ({named}). Times of different environments do not compare."
 
@@ -137,22 +139,18 @@ def _environments(summary: Summary) -> Iterator[str]:
 def _conditions(found: Comparison) -> Iterator[str]:
     """What differs between the rows of a comparison, and what is missing."""
     place = words.mode_title(found.mode)
-    if found.study is not None:
-        place += f", study {found.study}" + (f" at {found.point}" if found.point is not None else "")
+    place += f", study {found.study}" if found.study is not None else ""
+    place += f" at {found.point}" if found.point is not None else ""
     place += f" of {found.batch}" if found.mode == "batch" else ""
     for key in ("temperature", "max_new_tokens", "seed"):
-        values = sorted({str(value) for value in found.rows[key]})
-        if len(values) > 1:
+        if len(values := sorted(found.rows[key].astype(str).unique())) > 1:
             yield f"{place}: rows differ in {key} ({', '.join(values)})."
     if found.study is None and found.baseline is None:
         yield f"{place}: no baseline was measured, so there are no speedups."
     counts = found.rows["method"].value_counts()
-    short = [f"{label} ({counts[method]})" for method, label in found.labels.items() if counts[method] < counts.max()]
-    if short:
-        yield (
-            f"{place}: not every method has all {counts.max()} prompts yet: {', '.join(short)}. Their figures cover "
-            "less."
-        )
+    every = counts.max()
+    if short := [f"{label} ({counts[method]})" for method, label in found.labels.items() if counts[method] < every]:
+        yield f"{place}: not every method has all {every} prompts yet: {', '.join(short)}. Their figures cover less."
 
 
 def _questions(found: Comparison) -> Iterator[str]:
@@ -168,8 +166,7 @@ def _questions(found: Comparison) -> Iterator[str]:
             "than the baseline's, or other work on the machine, are no gain of drafting: see `--baseline plain` and "
             "`--clock processor`."
         )
-    share = found.figures["repeated_4grams"].max()
-    if found.mode == "generate" and share > REPETITIVE:
+    if found.mode == "generate" and (share := found.figures["repeated_4grams"].max()) > REPETITIVE:
         yield (
             f"Up to {share:.0%} of the 4-grams of the generated text are repetitions. This flatters every method that "
             "looks back: see MAT without loops, and replay."

@@ -1,4 +1,4 @@
-"""What a report shows: methods that were measured under the same conditions, and what their speedups refer to."""
+"""From `rows.jsonl` to what a report shows: methods measured under the same conditions, and what speedups refer to."""
 
 from __future__ import annotations
 
@@ -6,16 +6,96 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ..row_format import BASELINES, HINDSIGHT
+from ..row_format import BASELINES, CLOCKS, HINDSIGHT, MODES, ROWS, VERSION
 from . import arithmetic
-from .arithmetic import FIGURES
+from .arithmetic import FIGURES, Row
 
+REQUIRED = ("mode", "study", "point", "method", "label", "prompt", "category", "batch", "failure", "environment")
+_CONDITIONS = ("mode", "study", "point", "batch")
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "mbpp")
 """Columns in the order of the Token Recycling paper's table 1; others follow as they appear."""
+
+
+def parse(folder: Path) -> tuple[list[Row], list[str]]:
+    """The rows of a folder as they were written, and what a reader must know of them."""
+    file = folder / ROWS
+    if not file.is_file():
+        raise ValueError(f"expected a folder with {ROWS}, as `token-recycling bench` writes it, got {folder}")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    rows, notes = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
+                notes.append(f"The last line of {ROWS} is incomplete, as after an interruption; it was left out.")
+                continue
+            raise ValueError(f"expected a JSON object in line {number} of {file}, got {line[:60]!r}") from None
+        place, version = f"line {number} of {file}", row.get("version") if isinstance(row, dict) else None
+        if version != VERSION:
+            raise ValueError(f"expected rows of version {VERSION}, got {version!r} in {place}: measure again")
+        if missing := [key for key in REQUIRED if key not in row]:
+            raise ValueError(f"expected the keys {', '.join(missing)} in {place}, got none: measure again")
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"expected measurements in {file}, got none: run `token-recycling bench` first")
+    # The later one counts, at the place of the first.
+    last = {tuple(row[name] for name in (*_CONDITIONS, "method", "prompt")): row for row in rows}
+    # In batches that is no mistake: what is left over by one size can be a whole batch of another.
+    before, after = (sum(row["mode"] != "batch" for row in some) for some in (rows, last.values()))
+    notes += [f"{before - after} rows were measured again; the later ones count."] * (after < before)
+    return list(last.values()), notes
+
+
+def read(folder: Path, baseline: str | None = None, clock: str = "wall") -> Summary:
+    """The rows of a folder, put in order.
+
+    `baseline` is the method that speedups refer to, `clock` what times are measured with: "wall" or "processor". Raises
+    ValueError for what is not a folder of measurements, and where the rows lack the method or the clock.
+    """
+    rows, notes = parse(folder)
+    return summarize(rows, baseline, clock, notes)
+
+
+def summarize(
+    rows: Sequence[Row], baseline: str | None = None, clock: str = "wall", notes: Sequence[str] = ()
+) -> Summary:
+    """Group rows that were measured under the same conditions, and find the baseline of each group."""
+    every = arithmetic.frame(rows, clock)
+    known = every["method"].unique().tolist()
+    if baseline is not None and baseline not in known:
+        raise ValueError(f"expected a measured method as the baseline, one of {', '.join(known)}; got {baseline!r}")
+    if arithmetic.finished(every)["call_seconds"].isna().any():
+        raise ValueError(f"expected the key {CLOCKS[clock][1]} in all rows, got some without: take the other --clock")
+    keys = pd.Series([tuple(row[name] for name in _CONDITIONS) for row in rows])
+    groups = dict(iter(every.groupby(keys, sort=False)))
+    candidates = (baseline,) if baseline else BASELINES
+    found = []
+    for key in sorted(groups, key=lambda key: (key[1] is not None, [*MODES, key[0]].index(key[0]), key[3] or 0)):
+        mode, study, point, batch = key
+        # A study may measure its baseline once for all points, in rows without a point.
+        own, shared = groups[key], groups.get((mode, study, None, batch), every[:0])
+        chosen, source = next(
+            ((name, rows) for name in candidates for rows in (own, shared) if name in set(rows["method"])), (None, own)
+        )
+        measured = chosen if source is own else None
+        labels = own.groupby("method")["label"].last()
+        shown = ordered(known, [measured] if measured else [])
+        found.append(
+            Comparison(
+                *(mode, study, point, batch or 1, own, arithmetic.paired(own, source[source["method"] == chosen])),
+                {method: labels[method] for method in shown if method in labels},
+                measured,
+            )
+        )
+    return Summary(every, found, clock, list(notes))
 
 
 def ordered(names: Collection[str], first: Sequence[str]) -> list[str]:
@@ -82,14 +162,12 @@ class Comparison:
                 "method": method,
                 "label": label,
                 "baseline": method == self.baseline,
-                **_plain(self.figures.loc[method, FIGURES]),
+                **_plain(self.figures[FIGURES], method),
                 "categories": {
-                    name: _plain(self.by_category.loc[name, method])
-                    for name in self.categories
-                    if (name, method) in self.by_category.index
+                    name: found for name in self.categories if (found := _plain(self.by_category, (name, method)))
                 },
-                "seconds_per_step": _plain(self.parts.loc[method]) if method in self.parts.index else {},
-                "steps_by_length": _plain(shares.loc[method]) if method in shares.index else {},
+                "seconds_per_step": _plain(self.parts, method),
+                "steps_by_length": _plain(shares, method),
             }
             for method, label in self.labels.items()
         ]
@@ -97,9 +175,11 @@ class Comparison:
         return {**conditions, "baseline": self.baseline, "results": results}
 
 
-def _plain(values: pd.Series) -> dict[str, float | None]:
-    """Figures for JSON, which knows neither NaN nor infinity."""
-    return {str(name): float(value) if abs(value) < float("inf") else None for name, value in values.items()}
+def _plain(figures: pd.DataFrame, line: Any) -> dict[str, float | None]:
+    """A line of figures, if it is there, for JSON, which knows neither NaN nor infinity."""
+    if line not in figures.index:
+        return {}
+    return {str(name): float(value) if abs(value) < float("inf") else None for name, value in figures.loc[line].items()}
 
 
 @dataclass
@@ -158,9 +238,6 @@ def curves(points: Sequence[Comparison]) -> dict[str, pd.DataFrame]:
         return {}
     found = pd.concat(measured)
     found = found[found["prompts"] > 0]
-    places = found["method"].value_counts()
-    names = [
-        label if places[method] > 1 else method.partition(":")[0]
-        for method, label in zip(found["method"], found["label"], strict=True)
-    ]
+    several = found["method"].map(found["method"].value_counts()) > 1
+    names = found["label"].where(several, found["method"].str.partition(":")[0])
     return dict(iter(found.groupby(names, sort=False)))

@@ -35,11 +35,10 @@ def as_text(table: Table, width: int) -> str:
     """
     import pandas as pd
 
-    def shown(cell: Cell) -> str:
-        return f"{cell.text}{'*' if cell.best else ''}{'!' if cell.alarm else ''}"
-
-    frame = pd.DataFrame([list(map(shown, row)) for row in table.rows], columns=table.columns)
-    frame = frame.set_index([table.columns[place] for place in sorted(table.words)])
+    cells = [[cell.text + "*" * cell.best + "!" * cell.alarm for cell in row] for row in table.rows]
+    frame = pd.DataFrame(cells, columns=table.columns).set_index(
+        [table.columns[place] for place in sorted(table.words)]
+    )
     lines = frame.to_string(line_width=width, sparsify=False, index_names=True).splitlines()
     return "\n".join(line.rstrip(" \\") for line in lines)
 

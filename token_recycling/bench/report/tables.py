@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -14,6 +13,7 @@ from .summary import Comparison, Summary
 from .table import NONE, Cell, Table
 
 _COLUMNS = {
+    "nodes": ("nodes", "{:.0f}"),
     "drafted": ("drafted", "{:.1f}"),
     "MAT": ("mat", "{:.2f}"),
     "MAT without loops": ("mat_without_loops", "{:.2f}"),
@@ -29,41 +29,42 @@ _COLUMNS = {
 """Heads of columns, with the figure below each and its form; other heads are those of figures with two digits."""
 
 
-def _table(
+def table_of(
     title: str,
     figures: pd.DataFrame,
     heads: Sequence[str],
     note: str,
     names: Mapping[str, str] | None = None,
     best: Sequence[str] = (),
+    within: str | None = None,
 ) -> Table:
     """A line for each line of figures: columns of `names`, a head and what stands below it, then those of `heads` that
-    say anything. The largest figure of the columns in `best` is marked, that of an oracle aside.
+    say anything. The largest figure of the columns in `best` is marked, that of an oracle aside; with `within`, of the
+    lines that have the same value there.
     """
     names = names or {"method": "label"}
-    no_bound = [not str(method).startswith(HINDSIGHT) for method in figures.index]
     cells = {head: [Cell(str(text)) for text in figures[name]] for head, name in names.items()}
+    alike = figures[within] if within else pd.Series(0, figures.index)
+    bound = figures.index.astype(str).str.startswith(HINDSIGHT)
     for head in heads:
         name, form = _COLUMNS.get(head, (head, "{:.2f}"))
         if head == "identical":
-            cells[head] = [_identical(line) for line in figures.itertuples()]
+            cells[head] = [
+                Cell(f"{same} of {all_}" if all_ else NONE, alarm=same < all_)
+                for same, all_ in zip(figures["identical"], figures["compared"], strict=True)
+            ]
         elif not is_numeric_dtype(figures[name]):
             cells[head] = [Cell(NONE if pd.isna(text) else text) for text in figures[name]]
         else:
-            most = figures[name][no_bound].max() if head in best and len(figures) > 1 else None
+            groups = figures[name].mask(bound).groupby(alike.to_numpy())
+            marked = figures[name].eq(groups.transform("max")) & (groups.transform("size") > 1) & (head in best)
             cells[head] = [
-                Cell(NONE if pd.isna(value) else form.format(value), value == most, head == "failed" and value > 0)
-                for value in figures[name]
+                Cell(NONE if pd.isna(value) else form.format(value), most, head == "failed" and value > 0)
+                for value, most in zip(figures[name], marked, strict=True)
             ]
     said = {head: column for head, column in cells.items() if {cell.text for cell in column} - {NONE, "0"}}
     rows = [list(row) for row in zip(*said.values(), strict=True)]
     return Table(title, list(said), rows, note, frozenset(range(len(names))))
-
-
-def _identical(figures: pd.Series) -> Cell:
-    if not figures.compared:
-        return Cell(NONE)
-    return Cell(f"{figures.identical} of {figures.compared}", alarm=figures.identical < figures.compared)
 
 
 def speedup_table(found: Comparison, clock: str = "wall") -> Table:
@@ -79,14 +80,15 @@ def speedup_table(found: Comparison, clock: str = "wall") -> Table:
     figures = found.figures.join(categories).assign(**{"middle 95%": pd.Series(texts, found.figures.index)})
     figures = figures.sort_values("speedup", ascending=False, kind="stable")
     heads = [*categories, "speedup", "middle 95%", "MAT", "tokens/s"]
-    return _table("Speedup", figures, heads, note, best=heads)
+    return table_of("Speedup", figures, heads, note, best=heads)
 
 
-def category_table(found: Comparison, title: str, figure: str) -> Table:
-    """One of `arithmetic.FIGURES` of every method, by kind of text and over all."""
-    figures = _by_category(found, figure).assign(all=found.figures[figure], label=found.figures["label"])
-    heads = [*figures.drop(columns="label")]
-    return _table(title, figures, heads, "The best of a column is marked.", best=heads)
+def category_table(found: Comparison) -> Table:
+    """Tokens a step of every method, by kind of text and over all."""
+    figures = _by_category(found, "mat").assign(all=found.figures["mat"])
+    heads = [*figures]
+    figures = figures.assign(label=found.figures["label"])
+    return table_of("Tokens a step by kind of text", figures, heads, "The best of a column is marked.", best=heads)
 
 
 def _by_category(found: Comparison, figure: str) -> pd.DataFrame:
@@ -105,7 +107,7 @@ def output_table(found: Comparison) -> Table:
         "lower, median and upper, of the speedups prompt by prompt. Identical: to plain decoding; margin: of the "
         "logits where an output first differs."
     )
-    return _table("Behind the speedup", figures, heads, note)
+    return table_of("Behind the speedup", figures, heads, note)
 
 
 def parts_table(found: Sequence[Comparison]) -> Table | None:
@@ -114,15 +116,11 @@ def parts_table(found: Sequence[Comparison]) -> Table | None:
     if parts.empty:
         return None
     step = parts.sum(axis=1)
+    overhead = step / parts.get("forward", float("nan")) - 1
     labels = [each.labels[method] for each in found for method in each.parts.index]
-    overhead = step / parts["forward"] - 1 if "forward" in parts else None
     note = "Milliseconds a step. Overhead: time outside the model's forward pass, as a share of the forward pass."
-    return _table(
-        "Time per part of a step",
-        parts.assign(step=step, overhead=overhead, label=labels),
-        [*parts, "step", *(["overhead"] if overhead is not None else [])],
-        note,
-    )
+    figures = parts.assign(step=step, overhead=overhead, label=labels)
+    return table_of("Time per part of a step", figures, [*parts, "step", "overhead"], note)
 
 
 def points_table(
@@ -134,21 +132,15 @@ def points_table(
     figures = pd.concat(
         [each.figures.assign(point=str(each.batch) if each.mode == "batch" else each.point or NONE) for each in points]
     )
-    heads = [
-        "drafted",
-        *(["discard rate", "verification rate"] if rates else []),
-        "MAT",
-        "MAT without loops",
-        "tokens/s",
-    ]
-    heads += ["whole call", *(["speedup"] if any(len(each.speedups) for each in points) else []), "identical", "failed"]
+    heads = ["drafted", *["discard rate", "verification rate"] * rates, "MAT", "MAT without loops", "tokens/s"]
+    heads += ["whole call", *["speedup"] * any(len(each.speedups) for each in points), "identical", "failed"]
     note = f"Drafted: mean nodes of a step, the root left out. Tokens/s of {words.timed(clock)}, and of the whole call."
     if rates:
         note += (
             " Discard rate: drafted tokens that were not accepted, an emitted token. Verification rate: forward passes "
             "of the target, an emitted token. Less is better for both."
         )
-    return _table(title, figures, heads, note, {axis: "point", "method": "label"})
+    return table_of(title, figures, heads, note, {axis: "point", "method": "label"})
 
 
 def failure_table(summary: Summary) -> Table | None:
@@ -156,13 +148,13 @@ def failure_table(summary: Summary) -> Table | None:
     every = summary.rows[summary.rows["failure"].notna()]
     if every.empty:
         return None
-    alike = every.groupby(every["failure"].map(lambda text: re.sub(r"\d+", "#", text)), sort=False)
+    alike = every.groupby(every["failure"].str.replace(r"\d+", "#", regex=True), sort=False)
     found = alike.agg(
         message=("failure", "first"),
         labels=("label", lambda labels: ", ".join(labels.unique())),
-        prompts=("prompt", "nunique"),
+        prompts=("prompt", lambda prompts: str(prompts.nunique())),
         failures=("failure", "size"),
-    )
-    found = found.sort_values("failures", ascending=False, kind="stable").assign(prompts=found["prompts"].map(str))
+    ).sort_values("failures", ascending=False, kind="stable")
     names = {"failure": "message", "methods": "labels"}
-    return _table("Failures", found, ["prompts", "failed"], "Failures alike but for numbers stand in one line.", names)
+    note = "Failures alike but for numbers stand in one line."
+    return table_of("Failures", found, ["prompts", "failed"], note, names)

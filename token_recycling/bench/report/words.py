@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from ..row_format import CLOCKS, STOPPING
 from . import arithmetic
@@ -79,17 +79,17 @@ def timed(clock: str) -> str:
 def environment(known: dict[str, Any]) -> list[tuple[str, str]]:
     """An environment as names and texts; unknown values are left out."""
     known = {"accelerator": "none", **{key: value for key, value in known.items() if value is not None}}
+
+    def named(*names: str) -> list[str]:
+        return [f"{name.replace('_', '-')} {known[name]}" for name in names if name in known]
+
     size = f"{known['parameters'] / 1e6:,.3g} million parameters" if "parameters" in known else ""
     parts: dict[str, list[Any]] = {
         "model": [known.get("model"), size, known.get("dtype"), known.get("model_fingerprint")],
-        "machine": [known.get("cpu", known.get("machine")), *(_named(known, "cores", "threads", "accelerator"))],
-        "software": _named(known, "python", "torch", "transformers", "token_recycling", "commit"),
+        "machine": [known.get("cpu", known.get("machine")), *named("cores", "threads", "accelerator")],
+        "software": named("python", "torch", "transformers", "token_recycling", "commit"),
     }
     return [(name, ", ".join(str(text) for text in texts if text)) for name, texts in parts.items()]
-
-
-def _named(known: dict[str, Any], *names: str) -> list[str]:
-    return [f"{name.replace('_', '-')} {known[name]}" for name in names if name in known]
 
 
 def title(summary: Summary) -> str:
@@ -105,8 +105,8 @@ def settings(summary: Summary) -> list[tuple[str, str]]:
     main = rows[rows["study"].isna() & (rows["mode"] != "batch")]
     main = main if len(main) else rows
     # The prompts of a row are several in that of a batch.
-    names = [name for row in main.itertuples() for name in (row.prompt.split("+") if row.batch > 1 else [row.prompt])]
-    sets = Counter(name.rpartition("/")[0] for name in dict.fromkeys(names))
+    names = main["prompt"].str.split("+").where(main["batch"] > 1, main["prompt"]).explode().drop_duplicates()
+    sets = names.str.rpartition("/")[0].value_counts(sort=False)
     times = arithmetic.finished(rows)[CLOCKS[summary.clock][1]]
     apart = arithmetic.repeat_spread(times)
     dates = sorted({str(known.get("date", ""))[:10] for known in rows["environment"]} - {""})
@@ -124,8 +124,8 @@ def settings(summary: Summary) -> list[tuple[str, str]]:
     return [(name, text) for name, text in lines.items() if text]
 
 
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(map(str, sorted({value for value in values if value is not None and value == value})))
+def _listed(values: pd.Series) -> str:
+    return ", ".join(map(str, sorted(values.dropna().unique())))
 
 
 HOW = (
@@ -141,8 +141,3 @@ HOW = (
 def count(number: int, thing: str) -> str:
     """A number of things."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def rate(value: float) -> str:
-    """Tokens per second."""
-    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"

@@ -6,23 +6,21 @@ byte.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
 from ..row_format import STOPPING
-from . import findings, tables, words
+from . import findings, plots, tables, words
 from .elsewhere import elsewhere_table, reckoned
-from .plots import methods, studies
-from .plots.style import Plot
-from .reading import read
-from .summary import Comparison, Summary
+from .style import Plot
+from .summary import Comparison, Summary, read
 from .table import Table, as_markdown, as_text, escaped
 
 
@@ -31,9 +29,9 @@ class Section:
     """A part of a report: what was measured in one way."""
 
     title: str
-    text: str = ""
-    tables: list[Table] = field(default_factory=list)
-    plots: list[Plot] = field(default_factory=list)
+    text: str
+    tables: list[Table]
+    plots: list[Plot]
 
 
 def write(
@@ -56,9 +54,9 @@ def write(
     drawn = folder / "plots"
     drawn.mkdir(exist_ok=True)
     written = [plot.save(drawn) for section in sections for plot in section.plots]
-    for name, text in (("report.md", markdown(summary, sections)), ("report.html", html(summary, sections))):
-        written.append(folder / name)
-        written[-1].write_text(text, encoding="utf-8")
+    for ending in ("md", "html"):
+        written.append(folder / f"report.{ending}")
+        written[-1].write_text(rendered(f"page.{ending}", summary, sections), encoding="utf-8")
     return written
 
 
@@ -78,45 +76,40 @@ def as_dict(summary: Summary, elsewhere: bool = False) -> dict[str, Any]:
 
 def sections_of(summary: Summary, elsewhere: bool = False) -> list[Section]:
     """All parts of a report."""
-    found = [_of_methods(each, summary, elsewhere) for each in summary.main]
-    if summary.batches:
-        table = tables.points_table(summary.batches, "Batches by size", "texts at once", summary.clock)
-        found.append(
-            Section(
-                words.mode_title("batch"),
-                words.ABOUT["batch"],
-                [table],
-                studies.draw_batches(summary.batches, summary.methods),
-            )
+    clock, found = summary.clock, []
+    for each in summary.main:
+        of_methods = (
+            tables.speedup_table(each, clock),
+            tables.output_table(each),
+            tables.category_table(each) if len(each.categories) > 1 else None,
+            elsewhere_table(each) if elsewhere else None,
+            tables.parts_table([each]),
         )
+        about = words.ABOUT.get(each.mode, "")
+        found.append(_section(words.mode_title(each.mode), about, of_methods, plots.draw(each, summary.methods)))
+    if summary.batches:
+        by_size = tables.points_table(summary.batches, "Batches by size", "texts at once", clock)
+        drawn = plots.draw_batches(summary.batches, summary.methods)
+        found.append(_section(words.mode_title("batch"), words.ABOUT["batch"], [by_size], drawn))
     for mode in dict.fromkeys(mode for mode, _ in summary.studies):
-        found.append(_of_studies(summary, mode))
+        studies = {name: points for (of_mode, name), points in summary.studies.items() if of_mode == mode}
+        title = f"Studies: {words.mode_title(mode).lower()}"
+        by_point = [_study_table(name, points, clock) for name, points in studies.items()]
+        drawn = plots.draw_studies(studies, mode, summary.methods)
+        found.append(_section(title, "One setting changes, everything else stays.", by_point, drawn))
     if (failures := tables.failure_table(summary)) is not None:
-        found.append(Section("What went wrong", tables=[failures]))
+        found.append(Section("What went wrong", "", [failures], []))
     return found
 
 
-def _of_methods(found: Comparison, summary: Summary, elsewhere: bool) -> Section:
-    section = Section(words.mode_title(found.mode), words.ABOUT.get(found.mode, ""))
-    section.tables = [tables.speedup_table(found, summary.clock), tables.output_table(found)]
-    if len(found.categories) > 1:
-        section.tables.append(tables.category_table(found, "Tokens a step by kind of text", "mat"))
-    more = [elsewhere_table(found) if elsewhere else None, tables.parts_table([found])]
-    section.tables += [table for table in more if table is not None]
-    section.plots = methods.draw(found, summary.methods)
-    return section
+def _section(title: str, text: str, tables: Iterable[Table | None], plots: Iterable[Plot | None]) -> Section:
+    """Without the tables and plots that the rows have no figures for."""
+    return Section(title, text, [each for each in tables if each], [each for each in plots if each])
 
 
-def _of_studies(summary: Summary, mode: str) -> Section:
-    section = Section(f"Studies: {words.mode_title(mode).lower()}", "One setting changes, everything else stays.")
-    found = {name: points for (of_mode, name), points in summary.studies.items() if of_mode == mode}
-    for name, points in found.items():
-        said, timed = words.study_words(name), tables.parts_table(points) if name == "parts" else None
-        section.tables.append(
-            timed or tables.points_table(points, said.title, said.axis, summary.clock, name == STOPPING)
-        )
-    section.plots = studies.draw(found, mode, summary.methods)
-    return section
+def _study_table(name: str, points: Sequence[Comparison], clock: str) -> Table:
+    said, timed = words.study_words(name), tables.parts_table(points) if name == "parts" else None
+    return timed or tables.points_table(points, said.title, said.axis, clock, name == STOPPING)
 
 
 def _print(summary: Summary, sections: list[Section], console: Console) -> None:
@@ -134,40 +127,22 @@ def _print(summary: Summary, sections: list[Section], console: Console) -> None:
         console.print(Text.assemble(("careful: ", "bold yellow"), line))
 
 
-def markdown(summary: Summary, sections: list[Section]) -> str:
-    """The report as Markdown, with links to the files of the plots."""
-    lines = [f"# {escaped(words.title(summary))}", "", *(f"- {escaped(line)}" for line in findings.findings(summary))]
-    if found := findings.warnings(summary):
-        lines += ["", "**To be careful about**", "", *(f"- {escaped(line)}" for line in found)]
-    for section in sections:
-        lines += ["", f"## {section.title}", *(["", section.text] if section.text else [])]
-        for table in section.tables:
-            lines += ["", f"### {table.title}", "", as_markdown(table)]
-        for plot in section.plots:
-            lines += ["", f"### {plot.title}", "", escaped(plot.caption), "", f"![{plot.title}](plots/{plot.name}.svg)"]
-    lines += ["", "## How it was measured", ""]
-    for known in _facts(summary):
-        lines += [*(f"- {name}: {escaped(text)}" for name, text in known), ""]
-    return "\n".join([*lines, *(f"- {line}" for line in words.HOW), ""])
+def rendered(template: str, summary: Summary, sections: list[Section]) -> str:
+    """The report by one of the templates beside this file.
 
-
-def _facts(summary: Summary) -> list[list[tuple[str, str]]]:
-    return [*(words.environment(each) for each in summary.environments), words.settings(summary)]
-
-
-def html(summary: Summary, sections: list[Section]) -> str:
-    """The page. Everything from the rows is escaped: labels and messages of errors are other people's text."""
+    Everything from the rows is escaped: labels and messages of errors are other people's text.
+    """
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        autoescape=template.endswith(".html"), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-    return template.render(
+    environment.filters["md"] = lambda text: escaped(str(text))
+    text = files(__package__).joinpath(template).read_text(encoding="utf-8")
+    return environment.from_string(text, {"as_markdown": as_markdown}).render(
         title=words.title(summary),
         answers=findings.answers(summary),
-        findings=findings.findings(summary)[len(findings.answers(summary)) :],
+        findings=findings.others(summary),
         warnings=findings.warnings(summary),
         sections=sections,
-        facts=_facts(summary),
+        facts=[*map(words.environment, summary.environments), words.settings(summary)],
         how=words.HOW,
-        inline=lambda plot: Markup(plot.inline()),
     )

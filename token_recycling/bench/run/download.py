@@ -6,12 +6,11 @@ file is refused. Files stay in `$TOKEN_RECYCLING_CACHE`, else in `token_recyclin
 
 from __future__ import annotations
 
-import hashlib
 import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from ..._util.files import cache_folder, replacing
+from ..._util.files import cache_folder, replacing, sha256
 
 _TIMEOUT = 30
 
@@ -44,8 +43,7 @@ def download(name: str) -> Path:
     """The file of a data set, from the cache or its source; raises ValueError or OSError with what to do."""
     source, path = SOURCES[name], cache_folder().expanduser() / f"{name}.jsonl"
     if path.is_file():
-        found = _sha256(path.read_bytes())
-        if found != source.sha256:
+        if (found := sha256(path)) != source.sha256:
             raise ValueError(
                 f"expected {path} with SHA-256 {source.sha256}, got {found}: the file was changed or damaged; "
                 "delete it to download it again"
@@ -53,22 +51,17 @@ def download(name: str) -> Path:
         return path
     try:
         with urllib.request.urlopen(source.url, timeout=_TIMEOUT) as answer:
-            data = bytes(answer.read())
+            data = answer.read()
     except OSError as error:  # no network, no such host, a refusal: URLError and HTTPError are OSErrors too
         raise OSError(
             f"expected to download {name} from {source.url}, got: {error}; without a network, fetch the file elsewhere "
             f"and give its path: --data {name}=FILE"
         ) from error
-    found = _sha256(data)
-    if found != source.sha256:
-        raise ValueError(
-            f"expected {name} with SHA-256 {source.sha256} from {source.url}, got {len(data):,} bytes with {found}; "
-            "nothing was kept: is there a proxy that changes downloads?"
-        )
     with replacing(path) as temporary:
         Path(temporary).write_bytes(data)
+        if (found := sha256(Path(temporary))) != source.sha256:
+            raise ValueError(
+                f"expected {name} with SHA-256 {source.sha256} from {source.url}, got {len(data):,} bytes with "
+                f"{found}; nothing was kept: is there a proxy that changes downloads?"
+            )
     return path
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

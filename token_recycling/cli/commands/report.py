@@ -35,7 +35,7 @@ def report(
 
     require_extra()
     from ...bench.report import write as reporting
-    from ...bench.report.reading import read
+    from ...bench.report.summary import read
 
     if as_json:
         console.print_json(reporting.as_dict(read(folder, baseline, clock), elsewhere))

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from ...row_format import BASELINES
+from ..row_format import BASELINES
 
 INK, GREY, GRID = "#1f2329", "#7d8691", "#dfe3e8"
 PALETTE = ["#2f5fc4", "#f08a10", "#3fa79f", "#a82418", "#d07be6", "#8f9f5a", "#56386c", "#894748"]
@@ -49,8 +49,7 @@ _STYLE: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """Colour and marker of a method."""
 
     colour: str

@@ -1,1 +1,0 @@
-"""The plots of a report, with matplotlib."""
