@@ -138,15 +138,18 @@ def test_options_change_what_is_drafted(server):
     [
         ("suffix", "expected a drafter of accelerated, anew, plain, recycling:tree=4, published, got 'suffix'"),
         ("recycling", "expected a drafter of"),
-        ("published:tree=/etc/passwd", "expected an option of k, update, learns_prompt, got 'tree'"),
-        ("recycling:tree=4,tree=/etc/passwd", "expected a whole number for tree, got '/etc/passwd'"),
+        ("published:tree=/etc/passwd", "expected an option of published: k, update, learns_prompt; got 'tree'"),
+        (
+            "recycling:tree=4,tree=/etc/passwd",
+            "expected a whole number for option tree of recycling, got '/etc/passwd'",
+        ),
         ("recycling:tree=4,k=3,k=4", "got k twice"),
         ("recycling:tree=4,k", "expected options as NAME=VALUE"),
-        ("recycling:tree=4,suffix=maybe", "expected true or false for suffix, got 'maybe'"),
-        ("recycling:tree=4,favours=much", "expected a number for favours, got 'much'"),
+        ("recycling:tree=4,suffix=maybe", "expected true or false for option suffix of recycling, got 'maybe'"),
+        ("recycling:tree=4,favours=much", "expected a number for option favours of recycling, got 'much'"),
         ("recycling:tree=4,favours=2", "expected favours from 0 to less than 1"),
         ("published:k=2", "raise k or choose another tree"),
-        ("published:update=best", "expected last or first or unordered for update, got 'best'"),
+        ("published:update=best", "expected last or first or unordered for option update of published, got 'best'"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(server, drafter, said):

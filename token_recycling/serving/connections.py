@@ -22,6 +22,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .._util.options import check_above
 from .errors import error_body
 
 BACKLOG = 128
@@ -43,10 +44,7 @@ class ConnectionLimits:
     """From there to the end of the body; also how long a client may take nothing of what is sent to it."""
 
     def __post_init__(self) -> None:
-        for name in ("most", "most_of_address", "header_seconds", "body_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"expected {name} above 0, got {value}")
+        check_above(0, self, "most", "most_of_address", "header_seconds", "body_seconds")
         room = _open_files() - BACKLOG - _OWN_FILES
         if self.most is None:
             object.__setattr__(self, "most", max(1, min(512, room)))

@@ -10,14 +10,14 @@ Cost per request: a copy of a drafter that has learned nothing, microseconds.
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from .._util.options import check_known, from_text, kinds_of, options_of, written_options
 from ..drafters import _listing as listing
 from ..drafters._base import Drafter
-from ..drafters._registry import make_drafter, written_options
+from ..drafters._registry import make_drafter
 from .errors import ApiError
 
 DEFAULT_OFFERS = ("recycling", "published", "suffix", "prompt_lookup", "lookahead")
@@ -43,62 +43,43 @@ class OfferedDrafters:
             raise _refused(f"expected {spec!r} as it is, got {chosen!r}: this server leaves no options to requests")
         base: Any = self._drafters[spec]
         try:
-            written = written_options(spec, chosen.removeprefix(_prefix(spec)))
-            known = settable(base)
-            return dataclasses.replace(base, **{name: _value(known, name, text) for name, text in written.items()})
+            written, kinds = written_options(spec, chosen.removeprefix(_prefix(spec))), settable(base)
+            check_known(base.name, written, kinds)
+            changed = {name: from_text(base.name, name, text, kinds[name]) for name, text in written.items()}
+            return dataclasses.replace(base, **changed)
         except (ValueError, TypeError) as error:
             raise _refused(str(error)) from error
 
     def described(self) -> list[dict[str, Any]]:
         """As plain values: the spec of each, its summary, and the options that a request may change."""
-        return [
-            {
-                "spec": spec,
-                "summary": listing.drafter(drafter.name, type(drafter))["summary"],
-                "options": list(settable(drafter).values()) if self._free_options else [],
-            }
-            for spec, drafter in self._drafters.items()
-        ]
+        return [{"spec": spec, **_described(drafter, self._free_options)} for spec, drafter in self._drafters.items()]
 
 
-def settable(drafter: Drafter) -> dict[str, dict[str, Any]]:
-    """The options of a drafter that a request may change, by name; their defaults are the values in `drafter`."""
+def settable(drafter: Drafter) -> dict[str, Any]:
+    """The options of a drafter that a request may change, by name, each with the type that its values then have: the
+    words of a `Literal`, or a switch, or numbers.
+    """
     hints, found = typing.get_type_hints(type(drafter)), {}
-    for option in listing.drafter(drafter.name, type(drafter))["options"]:
-        name = option["name"]
-        kind, choices = _kind(hints[name])
-        if kind is not None:
-            default = str(getattr(drafter, name))
-            default = default.lower() if kind == "bool" else default
-            about = {"name": name, "kind": kind, "choices": choices, "default": default}
-            found[name] = {**about, "summary": option["summary"]}
+    for name in options_of(type(drafter)):
+        kinds = kinds_of(hints[name])
+        closed = [kind for kind in kinds if typing.get_origin(kind) is typing.Literal]
+        closed += [kind for kind in (bool, int, float) if kind in kinds]
+        if closed:
+            found[name] = closed[0]
     return found
 
 
-def _kind(hint: Any) -> tuple[str | None, list[str] | None]:
-    """How values of a type are written: int, float, bool or choice, and the words of a choice; None for free text."""
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-    for kind in kinds:
-        if typing.get_origin(kind) is typing.Literal:
-            return "choice", [str(word) for word in typing.get_args(kind)]
-    if bool in kinds:
-        return "bool", ["true", "false"]
-    return next((kind.__name__ for kind in (int, float) if kind in kinds), None), None
-
-
-def _value(known: dict[str, dict[str, Any]], name: str, text: str) -> Any:
-    """The value that a request gives to that option; raises ValueError if it may not."""
-    option = known.get(name)
-    if option is None:
-        raise ValueError(f"expected an option of {', '.join(known) or '(there is none)'}, got {name!r}")
-    if option["choices"] is not None and text not in option["choices"]:
-        raise ValueError(f"expected {' or '.join(option['choices'])} for {name}, got {text!r}")
-    read: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": "true".__eq__, "choice": str}
-    try:
-        return read[option["kind"]](text)
-    except ValueError:
-        expected = "a whole number" if option["kind"] == "int" else "a number"
-        raise ValueError(f"expected {expected} for {name}, got {text!r}") from None
+def _described(drafter: Drafter, free: bool) -> dict[str, Any]:
+    listed, kinds, options = listing.drafter(drafter.name, type(drafter)), settable(drafter), []
+    for option in listed["options"] if free else ():
+        name = option["name"]
+        if name in kinds:
+            kind, default = kinds[name], str(getattr(drafter, name))
+            words = ["true", "false"] if kind is bool else [str(word) for word in typing.get_args(kind)]
+            about = {"name": name, "kind": "choice" if typing.get_args(kind) else kind.__name__}
+            about |= {"choices": words or None, "default": default.lower() if kind is bool else default}
+            options.append({**about, "summary": option["summary"]})
+    return {"summary": listed["summary"], "options": options}
 
 
 def _prefix(spec: str) -> str:

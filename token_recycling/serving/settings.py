@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from .._util.options import check_above, check_at_least
 from .isolation import Isolation
 from .keys import METRICS, Key
 from .offered_drafters import DEFAULT_OFFERS
@@ -46,16 +47,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "isolation", Isolation(self.isolation))
-        for name in (
-            "concurrency", "max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "max_requests_per_key",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {value}")
-        for name in ("save_every", "max_body", "timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"expected {name} above 0, got {value}")
+        check_at_least(1, self, "concurrency", "max_keys", "max_prompt_tokens", "max_new_tokens")
+        check_at_least(1, self, "max_requests", "max_requests_per_key")
+        check_above(0, self, "save_every", "max_body", "timeout")
         users = [key for key in self.keys if key.name != METRICS]
         if self.isolation is Isolation.per_key and not users:
             raise ValueError("expected an API key for isolation per-key, got none; give one, or another isolation")
