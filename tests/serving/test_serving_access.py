@@ -10,8 +10,8 @@ from support import tiny
 from support.commandline import run
 from support.serving import keys, serving, speaking_llama
 
+from token_recycling.serving.access import LocalNamesMiddleware
 from token_recycling.serving.connections import ConnectionLimits
-from token_recycling.serving.hosts import LocalNamesMiddleware
 from token_recycling.serving.http_server import check_tls
 
 

@@ -14,9 +14,9 @@ from support import tiny
 from support.openai_answers import chat, completion, streamed_chat, streamed_completion
 from support.serving import chatty, serving, speaking_llama
 
-from token_recycling.serving.penalties import AdditivePenalties
 from token_recycling.serving.requests import ChatBody, TextBody
 from token_recycling.serving.responses import ResponsesBody
+from token_recycling.serving.sampling import AdditivePenalties
 
 PROMPT = "for index in"
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"

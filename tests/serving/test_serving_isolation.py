@@ -17,7 +17,7 @@ from token_recycling.model.loading import Loaded
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving.drafter_pool import DrafterPool
-from token_recycling.serving.isolation import Isolation, default_isolation, is_loopback
+from token_recycling.serving.settings import Isolation, default_isolation, is_loopback
 
 SECRET = "import os\nfor index in range(10):\n"
 ASKED = {"prompt": SECRET, "max_tokens": 40, "temperature": 0}

@@ -18,10 +18,9 @@ from token_recycling.model.loading import Loaded
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
 from token_recycling.serving.drafter_pool import DrafterPool
-from token_recycling.serving.isolation import Isolation
-from token_recycling.serving.penalties import AdditivePenalties
+from token_recycling.serving.sampling import AdditivePenalties
 from token_recycling.serving.service import Service
-from token_recycling.serving.settings import Settings
+from token_recycling.serving.settings import Isolation, Settings
 from token_recycling.serving.worker import Worker
 
 PROMPTS = ["import os\n", "for index in", "def add(a, b):\n", "x", "print(index)\n    print(index)\n"]

@@ -11,7 +11,8 @@ from support.serving import keys, serving, speaking_llama
 
 from token_recycling.serving import playground
 from token_recycling.serving.errors import ApiError
-from token_recycling.serving.offered_drafters import DEFAULT_OFFERS, OfferedDrafters
+from token_recycling.serving.offered_drafters import OfferedDrafters
+from token_recycling.serving.settings import DEFAULT_OFFERS
 
 FILES = {path.name: path for path in Path(playground.__file__).parent.iterdir() if path.suffix in playground._KINDS}
 

@@ -13,8 +13,7 @@ from support.serving import chatty, keys, serving, speaking_llama, wait_for
 from transformers import SequenceBiasLogitsProcessor
 
 from token_recycling.serving.errors import ApiError
-from token_recycling.serving.job import Job
-from token_recycling.serving.texts import Text
+from token_recycling.serving.job import Job, Text
 
 LONG = {"prompt": "for index in", "max_tokens": 3500, "temperature": 0}
 

@@ -19,10 +19,9 @@ from token_recycling.model.loading import Loaded
 from token_recycling.serving import grammars
 from token_recycling.serving import service as services
 from token_recycling.serving.choices import Choice
-from token_recycling.serving.isolation import Isolation
-from token_recycling.serving.response_templates import response_parser
 from token_recycling.serving.responses import ResponsesBody
-from token_recycling.serving.templates import rendered
+from token_recycling.serving.settings import Isolation
+from token_recycling.serving.templates import rendered, response_parser
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE

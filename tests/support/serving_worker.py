@@ -25,7 +25,7 @@ from token_recycling.model.loading import Loaded
 from token_recycling.recycling.matrix_file import read_matrix_file
 from token_recycling.serving import create_app
 from token_recycling.serving.drafter_pool import DrafterPool
-from token_recycling.serving.isolation import Isolation
+from token_recycling.serving.settings import Isolation
 
 BODY = b'{"prompt": "import os", "max_tokens": 64, "temperature": 1.5}'
 SMALL, LARGE = "recycling:tree=4", "recycling:tree=4,memory=16"

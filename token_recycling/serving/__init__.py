@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from .app import create_app
     from .connections import ConnectionLimits
     from .http_server import HttpServer
-    from .isolation import Isolation
     from .keys import parse_keys
+    from .settings import Isolation
 
 __all__ = ["ConnectionLimits", "HttpServer", "Isolation", "check_installed", "create_app", "parse_keys"]
 
@@ -19,7 +19,7 @@ _HOMES = {
     "create_app": "app",
     "ConnectionLimits": "connections",
     "HttpServer": "http_server",
-    "Isolation": "isolation",
+    "Isolation": "settings",
     "parse_keys": "keys",
 }
 

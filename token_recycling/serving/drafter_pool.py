@@ -26,7 +26,7 @@ from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..model.loading import Loaded, load_matrix
 from ..recycling.matrix_file import fingerprint
-from .isolation import Isolation
+from .settings import Isolation
 
 logger = logging.getLogger("token_recycling.serving")
 

@@ -20,7 +20,7 @@ from .._util.text_stream import one_line
 from ..model.inspection import vocabulary_size
 from ..model.loading import Loaded
 from .errors import ApiError
-from .isolation import Isolation
+from .settings import Isolation
 
 _KEPT = 100_000_000
 """Bytes of compiled grammars that are kept in all."""

@@ -20,8 +20,6 @@ from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from .errors import ApiError
 
-DEFAULT_OFFERS = ("recycling", "published", "suffix", "prompt_lookup", "lookahead")
-
 
 class OfferedDrafters:
     """The drafters that requests may choose, by their specs."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
@@ -14,7 +15,6 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 from ..model.inspection import context_length
 from .errors import ApiError
 from .logprobs import LogprobRecorder
-from .penalties import AdditivePenalties
 from .requests import MOST_BIASES, Sampling
 from .stopping import Stops
 
@@ -96,6 +96,23 @@ def processors_of(
     if grammar is not None:
         found.append(grammar())
     return LogitsProcessorList(found)
+
+
+class AdditivePenalties(LogitsProcessor):
+    """The penalties of OpenAI's API, for one text, whose prompt has `prompt_tokens`:
+
+        logits[j] -= count[j] * frequency_penalty + (count[j] > 0) * presence_penalty
+
+    `count` is how often the answer has the token; the prompt does not count (platform.openai.com/docs, "Frequency and
+    presence penalties"). Cost: a count of the answer's tokens, for every emitted token.
+    """
+
+    def __init__(self, frequency: float, presence: float, prompt_tokens: int) -> None:
+        self._frequency, self._presence, self._prompt = frequency, presence, prompt_tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(input_ids[0, self._prompt :], minlength=scores.shape[-1])
+        return scores - (counts * self._frequency + (counts > 0) * self._presence)
 
 
 def check_ids(config: GenerationConfig, vocabulary: int) -> None:

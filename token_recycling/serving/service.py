@@ -21,7 +21,7 @@ from ..model.tree_model import TreeModel
 from .drafter_pool import DrafterPool
 from .errors import ApiError
 from .grammars import Grammars
-from .job import Job
+from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
 from .logs import log_generation
@@ -31,7 +31,6 @@ from .requests import ChatBody, Sampling, TextBody
 from .sampling import check_ids, config_of, processors_of
 from .settings import Settings
 from .templates import check_template
-from .texts import Text
 from .worker import Worker
 
 _FIRST_TEXT = "The first of the"

@@ -1,14 +1,28 @@
-"""How a model is served, checked when it is stated."""
+"""How a model is served, checked when it is stated, and whose texts a drafter may learn from by default."""
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from .._util.options import check_above, check_at_least
-from .isolation import Isolation
 from .keys import METRICS, Key
-from .offered_drafters import DEFAULT_OFFERS
+
+DEFAULT_OFFERS = ("recycling", "published", "suffix", "prompt_lookup", "lookahead")
+"""Drafters that requests for steps may name where the operator lists none."""
+
+
+class Isolation(str, Enum):
+    """Who shares a drafter."""
+
+    shared = "shared"
+    """All requests."""
+    per_key = "per-key"
+    """The requests of one API key."""
+    per_request = "per-request"
+    """None: every request begins with a copy of the base, which is dropped afterwards."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +67,22 @@ class Settings:
         users = [key for key in self.keys if key.name != METRICS]
         if self.isolation is Isolation.per_key and not users:
             raise ValueError("expected an API key for isolation per-key, got none; give one, or another isolation")
+
+
+def default_isolation(host: str, has_keys: bool) -> tuple[Isolation, str]:
+    """The default isolation, and the reason for it."""
+    if has_keys:
+        return Isolation.per_key, "since API keys are configured"
+    if is_loopback(host):
+        return Isolation.shared, f"since {host} is reached from this machine alone, and no API keys are configured"
+    return Isolation.per_request, f"since {host} is reached from elsewhere, and no API keys are configured"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

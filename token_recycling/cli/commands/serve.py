@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...model import loading, sources
-from ...serving.isolation import Isolation, default_isolation, is_loopback
 from ...serving.keys import parse_keys
+from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation, is_loopback
 from .. import console, running
 from ..options import Device, Drafting, DType, Model, Threads, completed_drafters
 
@@ -125,7 +125,6 @@ def serve(
         from ...serving.connections import ConnectionLimits
         from ...serving.http_server import HttpServer, check_tls
         from ...serving.service import Service
-        from ...serving.settings import Settings
 
         tls = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
@@ -177,8 +176,6 @@ def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
     """The drafters that requests may choose: those of `--offer`, else the default ones, and the server's own with its
     options if it is one of them.
     """
-    from ...serving.offered_drafters import DEFAULT_OFFERS
-
     if offer is not None:
         return tuple(spec for spec in offer if spec != "none")
     own = (drafter,) if drafter.partition(":")[0] in DEFAULT_OFFERS else ()
