@@ -172,7 +172,7 @@ class Service:
         drafter = contextlib.nullcontext(self.pool.base.fork())
         job = Job(self.loaded.model, drafter, together=self.together, warm_up=True)
         ids = self.loaded.tokenizer(_FIRST_TEXT, return_tensors="pt")["input_ids"]
-        texts, _ = await self.texts(job, ids, TextBody(prompt=_FIRST_TEXT), 8, None)
+        texts, _ = await self.texts(job, ids, TextBody.model_validate({"prompt": _FIRST_TEXT}), 8, None)
         try:
             await self.worker.async_submit(job.generate_text, texts[0], lambda tokens: None)
         except Exception as error:
