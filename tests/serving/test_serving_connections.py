@@ -11,18 +11,13 @@ import openai
 import pytest
 from starlette.responses import StreamingResponse
 from support import tiny
-from support.serving import serving, speaking_llama, wait_for
+from support.serving import serving, wait_for
 
 from token_recycling.serving.connections import ConnectionLimits, QuietAccepting
 
 HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HALF_HEADERS, HALF_BODY = HEADERS, HEADERS + b'Content-Length: 100\r\n\r\n{"prompt": "'
 LIMITS = ConnectionLimits(most=12, most_of_address=8, header_seconds=0.2, body_seconds=0.4)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,7 @@ from openai.types.completion_create_params import CompletionCreateParamsStreamin
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as ResponseParams
 from pydantic import TypeAdapter
-from support import tiny
 from support.openai_answers import chat, completion, streamed_chat, streamed_completion
-from support.serving import chatty, serving, speaking_llama
 
 from token_recycling.serving.requests import ChatBody, TextBody
 from token_recycling.serving.responses import ResponsesBody
@@ -20,22 +18,6 @@ from token_recycling.serving.sampling import AdditivePenalties
 
 PROMPT = "for index in"
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return chatty(tiny.tokenizer())
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
-
-
-@pytest.fixture(scope="module")
-def server(model, tokenizer):
-    with serving(model, tokenizer) as running:
-        yield running
 
 
 # The table

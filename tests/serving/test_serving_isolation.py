@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 from support import tiny
 from support.runs import fix_costs, fix_work
-from support.serving import keys, matrix_path, serving, speaking_llama
+from support.serving import keys, matrix_path, serving
 
 from token_recycling.drafters._registry import make_drafter
 from token_recycling.model.loading import Loaded
@@ -21,16 +21,6 @@ from token_recycling.serving.settings import Isolation, default_isolation, is_lo
 
 SECRET = "import os\nfor index in range(10):\n"
 ASKED = {"prompt": SECRET, "max_tokens": 40, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tiny.tokenizer()
 
 
 def seen(server, key=None, **more):

@@ -6,8 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from support import tiny
-from support.commandline import run
-from support.serving import keys, serving, speaking_llama
+from support.serving import keys, serving
 
 from token_recycling.serving import playground
 from token_recycling.serving.errors import ApiError
@@ -15,11 +14,6 @@ from token_recycling.serving.offered_drafters import OfferedDrafters
 from token_recycling.serving.settings import DEFAULT_OFFERS
 
 FILES = {path.name: path for path in Path(playground.__file__).parent.iterdir() if path.suffix in playground._KINDS}
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +163,7 @@ def test_options_are_not_changed_where_the_server_is_not_for_one_user(model):
 
 OFFERED = {
     "those that need no option": ([], list(DEFAULT_OFFERS), True),
-    "the own one with its options": (
-        ["--drafter", "suffix:min_match=2"],
-        ["suffix:min_match=2", *DEFAULT_OFFERS],
-        True,
-    ),
+    "the own one with its options": (["--drafter", "suffix:factor=2"], ["suffix:factor=2", *DEFAULT_OFFERS], True),
     "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT_OFFERS), True),
     "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"], True),
     "none": (["--offer", "none"], [], True),
@@ -183,18 +173,9 @@ OFFERED = {
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_the_command_says_what_is_offered(model, tmp_path, monkeypatch, name):
+def test_the_command_says_what_is_offered(served, tmp_path, name):
     options, specs, free = OFFERED[name]
-    model.save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
-    served = []
-    monkeypatch.setattr(
-        "token_recycling.cli.commands.serve._run", lambda server, service, *rest: served.append(service)
-    )
-    options = [option.replace("MODEL", str(tmp_path)) for option in options]
-    result = run("serve", tmp_path, "--port", 0, "--max-prompt-tokens", 8, *options)
-    assert result.exit_code == 0, result.stderr
-    (service,) = served
+    _, service, _ = served(*(option.replace("MODEL", str(tmp_path)) for option in options))
     assert [one["spec"] for one in service.offered.described()] == specs
     assert any(one["options"] for one in service.offered.described()) == (free and bool(specs))
 

@@ -22,6 +22,7 @@ from token_recycling.serving.connections import ConnectionLimits
 from token_recycling.serving.http_server import HttpServer
 
 CONTEXT = 4096
+PROMPT = "for index in"
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -52,6 +53,10 @@ class Serving:
 
     def client(self, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+
+    def complete(self, key: str = "none", **more: Any) -> Any:
+        """A completion, or the stream of one, as the official client has it."""
+        return self.client(key).completions.create(**{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, **more})
 
     def post(self, path: str, body: Any, key: str | None = None, **more: Any) -> httpx2.Response:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
