@@ -32,15 +32,6 @@ def test_streamed_text_equals_the_text(tiny_model_dir):
     assert streamed.stdout == f"{text}\n"
 
 
-def test_prompt_from_file_and_standard_input(tiny_model_dir, tmp_path):
-    file = tmp_path / "prompt.py"
-    file.write_text(f"{PROMPT}\n")
-    options = ("--max-new-tokens", 12)
-    expected = run_json("generate", tiny_model_dir, PROMPT, *options)["tokens"]
-    assert run_json("generate", tiny_model_dir, "--file", file, *options)["tokens"] == expected
-    assert run_json("generate", tiny_model_dir, *options, input=f"{PROMPT}\n")["tokens"] == expected
-
-
 def test_sampling_equals_transformers(loaded, tiny_model_dir):
     torch.manual_seed(3)
     expected = reference(loaded, PROMPT, max_new_tokens=30, do_sample=True, temperature=0.7, top_p=0.9, top_k=20)

@@ -10,8 +10,7 @@ from support import tiny
 from support.serving import keys, serving
 
 from token_recycling.serving.access import LocalNamesMiddleware
-from token_recycling.serving.connections import ConnectionLimits
-from token_recycling.serving.http_server import check_tls
+from token_recycling.serving.http_server import ConnectionLimits, check_tls
 
 
 @pytest.fixture(scope="module")

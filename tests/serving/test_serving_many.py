@@ -250,14 +250,6 @@ def test_a_drafter_in_use_is_not_dropped(model):
     assert len(pool) == 1
 
 
-def test_matrices_are_saved_between_steps(model, tmp_path):
-    settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 2}
-    with serving(model, tiny.tokenizer(), **settings) as server:
-        at_once(*[lambda: server.complete(max_tokens=60)] * 2)
-        wait_for(matrix_path(tmp_path).exists)
-    assert matrix_path(tmp_path).exists()
-
-
 def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):
     """A matrix is copied in the thread that decodes, and written in another."""
     threads, copied = set(), set()

@@ -9,8 +9,8 @@ from support import tiny
 from support.serving import keys, serving
 
 from token_recycling.serving import playground
+from token_recycling.serving.drafter_pool import OfferedDrafters
 from token_recycling.serving.errors import ApiError
-from token_recycling.serving.offered_drafters import OfferedDrafters
 from token_recycling.serving.settings import DEFAULT_OFFERS
 
 FILES = {path.name: path for path in Path(playground.__file__).parent.iterdir() if path.suffix in playground._KINDS}

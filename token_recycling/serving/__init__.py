@@ -8,8 +8,7 @@ from .._util.extras import lacking
 
 if TYPE_CHECKING:
     from .app import create_app
-    from .connections import ConnectionLimits
-    from .http_server import HttpServer
+    from .http_server import ConnectionLimits, HttpServer
     from .keys import parse_keys
     from .settings import Isolation
 
@@ -17,7 +16,7 @@ __all__ = ["ConnectionLimits", "HttpServer", "Isolation", "check_installed", "cr
 
 _HOMES = {
     "create_app": "app",
-    "ConnectionLimits": "connections",
+    "ConnectionLimits": "http_server",
     "HttpServer": "http_server",
     "Isolation": "settings",
     "parse_keys": "keys",

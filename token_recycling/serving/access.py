@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, error_body
 from .keys import METRICS, Key, find_key
-from .logs import log_answer
 from .metrics import Metrics
 from .settings import is_loopback
 
@@ -112,8 +111,7 @@ class LimitMiddleware:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 path = getattr(scope.get("route"), "path", "other")
-                self._metrics.count_request(path, message["status"])
-                log_answer(path, message["status"], time.monotonic() - began)
+                self._metrics.count_request(path, message["status"], time.monotonic() - began)
             await send(message)
 
         length = dict(scope["headers"]).get(b"content-length", b"0")

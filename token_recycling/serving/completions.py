@@ -14,7 +14,7 @@ import torch
 
 from .answers import Answer, Event
 from .choices import Choice, Delta
-from .errors import ApiError
+from .errors import ApiError, invalid
 from .job import Job, Text
 from .logprobs import of_chat, of_completion
 from .requests import ChatBody, TextBody
@@ -151,8 +151,7 @@ def _ids(service: Service, prompt: str | list[int]) -> torch.Tensor:
     if isinstance(prompt, str):
         return service.loaded.tokenizer(prompt, return_tensors="pt")["input_ids"]
     if max(prompt) >= service.target.embedded:
-        message = f"prompt: expected token ids below {service.target.embedded}, got {max(prompt)}"
-        raise ApiError(400, message, "invalid_value", "prompt")
+        raise invalid("prompt", f"expected token ids below {service.target.embedded}, got {max(prompt)}")
     return torch.tensor([prompt])
 
 

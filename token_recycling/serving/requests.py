@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
-from .errors import ApiError
+from .errors import ApiError, invalid
 from .stopping import Stops
 from .templates import Message
 
@@ -26,10 +26,6 @@ _Id = Annotated[int, Field(ge=0)]
 ToolChoice = Annotated[Literal["auto", "none"] | None, Field(description="`auto`, or `none`, which shows no tools")]
 Refused = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
-
-
-def _invalid(name: str, message: str) -> ApiError:
-    return ApiError(400, f"{name}: {message}", "invalid_value", name)
 
 
 class Body(BaseModel, extra="forbid", strict=True):
@@ -129,7 +125,7 @@ class _Completing(Sampling):
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> _Completing:
         if self.stream_options is not None and not self.stream:
-            raise _invalid("stream_options", "expected them with stream=true, got them without; leave them out")
+            raise invalid("stream_options", "expected them with stream=true, got them without; leave them out")
         return self
 
     @field_validator("response_format")
@@ -171,7 +167,7 @@ class TextBody(_Completing):
     def _not_too_many(self) -> TextBody:
         if len(self.prompts) * (self.n or 1) > MOST_TEXTS:
             given = f"{len(self.prompts)} prompts with n={self.n}"
-            raise _invalid("n", f"expected at most {MOST_TEXTS} texts, got {given}")
+            raise invalid("n", f"expected at most {MOST_TEXTS} texts, got {given}")
         return self
 
     @property
@@ -194,7 +190,7 @@ class Templated(Body):
         arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
         taken = sorted(arguments & (self.chat_template_kwargs or {}).keys())
         if taken:
-            raise _invalid("chat_template_kwargs", f"expected variables of the template, got {', '.join(taken)}")
+            raise invalid("chat_template_kwargs", f"expected variables of the template, got {', '.join(taken)}")
         return self
 
 
@@ -230,7 +226,7 @@ class ChatBody(_Completing, Templated):
     @model_validator(mode="after")
     def _top_of_what(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
-            raise _invalid("top_logprobs", "expected them with logprobs=true, got them without")
+            raise invalid("top_logprobs", "expected them with logprobs=true, got them without")
         return self
 
 

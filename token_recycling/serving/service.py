@@ -18,15 +18,13 @@ from ..drafters._registry import make_drafter
 from ..hf.batched import DecodingThread
 from ..model.loading import Loaded
 from ..model.tree_model import TreeModel
-from .drafter_pool import DrafterPool
+from .drafter_pool import DrafterPool, OfferedDrafters
 from .errors import ApiError
 from .grammars import Grammars
 from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
-from .logs import log_generation
 from .metrics import Metrics
-from .offered_drafters import OfferedDrafters
 from .requests import ChatBody, Sampling, TextBody
 from .sampling import check_ids, config_of, processors_of
 from .settings import Settings
@@ -161,7 +159,6 @@ class Service:
             self.metrics.running.set(len(self._jobs))
             if job.outcome is not None:
                 self.metrics.count_job(job)
-                log_generation(job)
 
     async def open(self) -> None:
         """Compiles what the first requests would wait for, and completes a text as they do. May be called

@@ -122,8 +122,7 @@ def serve(
 
         check_installed()
         from ...serving.app import app_of
-        from ...serving.connections import ConnectionLimits
-        from ...serving.http_server import HttpServer, check_tls
+        from ...serving.http_server import ConnectionLimits, HttpServer, check_tls
         from ...serving.service import Service
 
         tls = check_tls(tls_certificate, tls_key)
@@ -166,7 +165,7 @@ def _logs(log_format: LogFormat) -> dict[str, Any]:
     """The arguments of `HttpServer` for it."""
     if log_format is LogFormat.text:
         return {}
-    from ...serving.logs import log_json_lines
+    from ...serving.metrics import log_json_lines
 
     log_json_lines()
     return {"log_config": None}
