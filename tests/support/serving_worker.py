@@ -71,7 +71,7 @@ def forked(run: Callable[..., None], *arguments: object) -> int:
 
 def killed(child: int, folder: Path, what: str, before: dict[str, int]) -> None:
     """Kills a process as soon as something is being written, or a few milliseconds later."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 5
     while held(folder) == before and time.monotonic() < end:
         time.sleep(0.0002)
     time.sleep(DRAWS.uniform(0, 0.01))

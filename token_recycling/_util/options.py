@@ -1,7 +1,7 @@
 """Options as users write them: the public fields of a dataclass, from `NAME=VALUE,...` or from a mapping.
 
-The one reader for drafters, engines and the server. Types are the annotations of the fields, bounds are checked by the
-dataclass itself with `check_at_least` and `check_above`. An error says what was expected, what came, and which options
+The one reader for drafters, engines and the server. Types are the annotations of the fields, bounds are declared with
+`option`, or checked by the dataclass itself. An error says what was expected, what came, and which options
 there are. Standard library only: the names of drafters are completed in a shell.
 """
 
@@ -16,6 +16,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def option(default: Any, help: str, min: float | None = None, **shown: Any) -> Any:
+    """A dataclass field that is an option of a command too; `min` is its least value, `shown` how help shows it."""
+    return dataclasses.field(default=default, metadata={"help": help, "min": min, **shown})
 
 
 def options_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
@@ -117,6 +122,13 @@ def check_at_least(least: float, options: Any, *names: str) -> None:
         value = getattr(options, name)
         if value is not None and not value >= least:
             raise ValueError(f"expected {name} of {least} or more, got {value}")
+
+
+def check_declared(options: Any) -> None:
+    """Raises ValueError for the first option that is below what its field declares as `min`."""
+    for field in dataclasses.fields(options):
+        if field.metadata.get("min") is not None:
+            check_at_least(field.metadata["min"], options, field.name)
 
 
 def check_above(bound: float, options: Any, *names: str) -> None:

@@ -1,4 +1,8 @@
-"""An OpenAI-compatible server with an accelerated model. The extra `serving` has what it needs."""
+"""An OpenAI-compatible server with an accelerated model. The extra `serving` has what it needs.
+
+The way of a request: its route (`app`), its fields (`requests`), its texts and what is said of them (`completions`,
+`responses` or `steps`, each a kind of `answers.Answer`), and their generation in a thread (`job`).
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ...model import loading, sources
 from ...serving.keys import parse_keys
 from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation, is_loopback
 from .. import console, running
-from ..options import Device, Drafting, DType, Model, Threads, completed_drafters
+from ..options import Device, Drafting, DType, Model, Threads, completed_drafters, takes
 
 if TYPE_CHECKING:
     from ...serving.http_server import HttpServer
@@ -35,6 +35,7 @@ class LogFormat(str, Enum):
     json = "json"
 
 
+@takes(Settings)
 def serve(
     model: Model,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
@@ -47,13 +48,6 @@ def serve(
         Path | None, typer.Option(help="File with a chat template instead of the model's.")
     ] = None,
     drafter: Drafting = "recycling",
-    matrix: Annotated[
-        Path | None,
-        _learning(
-            help="Matrix file: loaded if there; saved where it is shared, else the base of all, beside which keys' "
-            "own are saved."
-        ),
-    ] = None,
     offer: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,7 +57,6 @@ def serve(
             "`none` offers none. Default: those that need no option.",
         ),
     ] = None,
-    save_every: Annotated[float, _learning(min=1, help="Seconds between two savings.")] = 60,
     isolation: Annotated[
         Isolation | None,
         _learning(
@@ -71,7 +64,6 @@ def serve(
             "per-request."
         ),
     ] = None,
-    max_keys: Annotated[int, _learning(min=1, help="Matrices of keys in memory at most.")] = 64,
     api_key: Annotated[
         list[str] | None,
         _access(
@@ -91,13 +83,6 @@ def serve(
     ] = None,
     tls_certificate: Annotated[Path | None, _access(help="File of the certificate and its chain, PEM: HTTPS.")] = None,
     tls_key: Annotated[Path | None, _access(help="File of its private key, PEM.")] = None,
-    max_prompt_tokens: Annotated[int | None, _limit(min=1, help="Longest prompt; default the context.")] = None,
-    max_new_tokens: Annotated[int | None, _limit(min=1, help="Most tokens of an answer; default the context.")] = None,
-    concurrency: Annotated[int, _limit(min=1, help="Texts that are generated at once, in shared passes.")] = 1,
-    max_requests: Annotated[int, _limit(min=1, help="Requests that run or wait; more are refused.")] = 32,
-    max_requests_per_key: Annotated[int | None, _limit(min=1, help="The same of one key.")] = None,
-    max_body: Annotated[float, _limit(min=0.001, help="Megabytes of a request.")] = 2,
-    timeout: Annotated[float | None, _limit(min=0.001, help="Seconds for a request, waiting included.")] = None,
     max_connections: Annotated[
         int | None, _limit(min=1, help="Connections in all; default 512, or fewer where fewer files may be open.")
     ] = None,
@@ -111,11 +96,12 @@ def serve(
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
+    **settings: Any,
 ) -> None:
     """Serves the model as OpenAI's API does: completions, chat completions and responses, until Ctrl-C."""
     sources.check_source(model)
     keys = parse_keys(api_key or [], api_key_file)
-    chosen, why = (isolation, "as asked") if isolation else default_isolation(host, bool(keys))
+    learning, why = (isolation, "as asked") if isolation else default_isolation(host, bool(keys))
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     with contextlib.closing(_listening(host, port)) as listener:
         from ...serving import check_installed
@@ -127,35 +113,26 @@ def serve(
 
         tls = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
-        settings = Settings(
+        chosen = Settings(
             name=name or sources.title(model),
             drafter=drafter,
             offers=_offers(drafter, offer),
             free_options=not keys and is_loopback(host),
-            matrix=matrix,
-            save_every=save_every,
-            isolation=chosen,
+            isolation=learning,
             keys=keys,
             allow_hosts=tuple(allow_host or ()),
-            max_keys=max_keys,
-            max_prompt_tokens=max_prompt_tokens,
-            max_new_tokens=max_new_tokens,
-            concurrency=concurrency,
-            max_requests=max_requests,
-            max_requests_per_key=max_requests_per_key,
-            max_body=max_body,
-            timeout=timeout,
+            **settings,
         )
         with running.loading_shown(model):
             loaded = loading.load(model, dtype, device, threads)
         if template is not None:
             loaded.tokenizer.chat_template = template
-        service = Service(loaded, settings)
+        service = Service(loaded, chosen)
         address = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        console.note(f"isolation {chosen.value}, {why}")
+        console.note(f"isolation {learning.value}, {why}")
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
-        serving = f"serving {settings.name} at {address}/v1; playground at {address}; Ctrl-C ends"
+        serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
         logs = _logs(log_format)
         started = partial(console.note, serving)
         _run(HttpServer(app_of(service), limits, grace, started, **tls, **logs), service, listener)
