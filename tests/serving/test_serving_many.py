@@ -77,19 +77,6 @@ def test_every_text_is_what_it_is_alone(server, model):
     server.wait_until_idle()
 
 
-def test_the_choices_of_one_request_are_texts_of_their_own(server, model):
-    asked = {"n": 3, "temperature": 1, "seed": 4, "max_tokens": 20, "logprobs": 2}
-    answer = server.complete(**asked)
-    assert [choice.text for choice in answer.choices] == [alone(model, "for index in", 20, seed) for seed in (4, 5, 6)]
-    assert answer.usage.completion_tokens == 60
-    assert all(len(choice.logprobs.tokens) == 20 for choice in answer.choices)
-    streamed = ["", "", ""]
-    for event in server.complete(**asked, stream=True):
-        for choice in event.choices:
-            streamed[choice.index] += choice.text
-    assert streamed == [choice.text for choice in answer.choices]
-
-
 def test_all_kinds_of_requests_share_passes(server, model):
     """Each says what it says with nobody beside it."""
     client, greedy = server.client(), {"model": "tiny", "temperature": 0}

@@ -178,13 +178,3 @@ def test_the_command_says_what_is_offered(served, tmp_path, name):
     _, service, _ = served(*(option.replace("MODEL", str(tmp_path)) for option in options))
     assert [one["spec"] for one in service.offered.described()] == specs
     assert any(one["options"] for one in service.offered.described()) == (free and bool(specs))
-
-
-def test_an_error_in_a_generation_that_has_begun_is_told(server, monkeypatch):
-    def broken(*args, **more):
-        raise ValueError("expected something else")
-
-    monkeypatch.setattr(server.service.loaded.model, "generate", broken)
-    name, data = server.steps(prompt="a", max_tokens=2)[-1]
-    assert name == "error"
-    assert data["error"]["message"] == "expected something else"

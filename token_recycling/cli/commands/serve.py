@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,13 +25,6 @@ _KEYS = "TOKEN_RECYCLING_API_KEYS"
 _limit, _learning, _access = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Limits", "Learning", "Access")
 )
-
-
-class LogFormat(str, Enum):
-    """How the server logs."""
-
-    text = "text"
-    json = "json"
 
 
 @takes(Settings)
@@ -91,8 +83,9 @@ def serve(
     body_timeout: Annotated[float, _limit(min=0.001, help="Seconds for its body, and to take what is sent.")] = 30,
     grace: Annotated[int, _limit(min=0, help="Seconds that running requests have at shutdown.")] = 10,
     log_format: Annotated[
-        LogFormat, typer.Option(help="json: a line of JSON for every answer, generation, warning and error.")
-    ] = LogFormat.text,
+        Literal["text", "json"],
+        typer.Option(help="json: a line of JSON for every answer, generation, warning and error."),
+    ] = "text",
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
@@ -109,9 +102,10 @@ def serve(
         check_installed()
         from ...serving.app import app_of
         from ...serving.http_server import ConnectionLimits, HttpServer, check_tls
+        from ...serving.metrics import log_json_lines
         from ...serving.service import Service
 
-        tls = check_tls(tls_certificate, tls_key)
+        uvicorns = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
         chosen = Settings(
             name=name or sources.title(model),
@@ -128,24 +122,15 @@ def serve(
         if template is not None:
             loaded.tokenizer.chat_template = template
         service = Service(loaded, chosen)
-        address = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        address = f"http{'s' if uvicorns else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         console.note(f"isolation {learning.value}, {why}")
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
         serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
-        logs = _logs(log_format)
-        started = partial(console.note, serving)
-        _run(HttpServer(app_of(service), limits, grace, started, **tls, **logs), service, listener)
-
-
-def _logs(log_format: LogFormat) -> dict[str, Any]:
-    """The arguments of `HttpServer` for it."""
-    if log_format is LogFormat.text:
-        return {}
-    from ...serving.metrics import log_json_lines
-
-    log_json_lines()
-    return {"log_config": None}
+        if log_format == "json":
+            log_json_lines()
+            uvicorns["log_config"] = None
+        _run(HttpServer(app_of(service), limits, grace, partial(console.note, serving), **uvicorns), service, listener)
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
