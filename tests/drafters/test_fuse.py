@@ -281,7 +281,7 @@ def test_it_is_a_method_of_the_bench() -> None:
         ("fuse:recycling(wide=16)+suffix", {}, "expected an option of recycling: .*; got 'wide'"),
         ("fuse:recycling+draft_model", {}, "required option of draft_model, got none for model"),
         ("fuse:recycling+suffix,nodes=0", {}, "expected auto or 1 node or more, got nodes=0"),
-        ("fuse:recycling+suffix,nodes=some", {}, "expected a whole number or auto for option nodes of fuse, got 'some'"),
+        ("fuse:recycling+suffix,nodes=some", {}, "a whole number or auto for option nodes of fuse, got 'some'"),
         ("fuse:recycling+suffix,asks=none", {}, "expected all or paying for option asks of fuse, got 'none'"),
         ("fuse:recycling+suffix,asks=paying,nodes=3", {}, "got asks=paying, nodes=3"),
         ("fuse:recycling+suffix,32", {}, "expected options as NAME=VALUE after 'fuse', got '32'"),
