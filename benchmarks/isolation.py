@@ -27,7 +27,7 @@ from token_recycling import Drafter, Stats, generate
 from token_recycling.bench.run.replay import replay
 from token_recycling.model.loading import Loaded, load
 from token_recycling.serving.drafter_pool import DrafterPool
-from token_recycling.serving.isolation import Isolation
+from token_recycling.serving.settings import Isolation
 
 ROOT = Path(__file__).parent.parent
 Run = Callable[[torch.Tensor, Drafter], Stats]

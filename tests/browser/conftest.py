@@ -49,10 +49,13 @@ def server(model):
 
 @pytest.fixture
 def opened(browser):
-    """Opens a page of a server; fails at the end if it logged errors or made requests to another server."""
+    """Opens a page of a server, without motion unless it is asked for, and waits for what is `ready`; fails at the end
+    if it logged errors or made requests to another server.
+    """
     contexts, wrong, asked = [], [], []
 
-    def opening(server, width=1200, height=800, **context):
+    def opening(server, width=1200, height=800, ready="#drafter option", **context):
+        context = {"reduced_motion": "reduce", **context}
         contexts.append(browser.new_context(viewport={"width": width, "height": height}, **context))
         page = contexts[-1].new_page()
         page.set_default_timeout(20_000)
@@ -60,6 +63,7 @@ def opened(browser):
         page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
         page.on("request", lambda request: asked.append((server.url, request.url)))
         page.goto(server.url)
+        page.wait_for_selector(ready, state="attached")
         return page
 
     yield opening
@@ -72,7 +76,4 @@ def opened(browser):
 
 @pytest.fixture
 def page(opened, server):
-    """A page that is ready, without motion."""
-    page = opened(server, reduced_motion="reduce")
-    page.wait_for_selector("#drafter option", state="attached")
-    return page
+    return opened(server)

@@ -5,6 +5,8 @@ import re
 import pytest
 from support.pages import PROMPT, fill, race
 
+PHONE = {"width": 360, "height": 740, "is_mobile": True, "has_touch": True}
+
 
 def test_all_is_done_by_keyboard_with_the_focus_in_sight(page):
     page.focus("#prompt")
@@ -36,8 +38,7 @@ def test_the_focus_goes_to_stop_and_back(page):
 
 
 def test_on_a_phone_the_results_come_into_view_with_stop_at_hand(opened, server):
-    page = opened(server, width=360, height=740, is_mobile=True, has_touch=True, reduced_motion="reduce")
-    page.wait_for_selector("#drafter option", state="attached")
+    page = opened(server, **PHONE)
     fill(page, tokens=3000)
     page.tap("#generate")
     page.locator(".lane .step").nth(3).wait_for(state="attached")
@@ -49,8 +50,7 @@ def test_on_a_phone_the_results_come_into_view_with_stop_at_hand(opened, server)
 
 
 def test_nothing_is_wider_than_a_phone(opened, server):
-    page = opened(server, width=360, height=740, is_mobile=True, has_touch=True, reduced_motion="reduce")
-    page.wait_for_selector("#drafter option", state="attached")
+    page = opened(server, **PHONE)
     wide = "[document.documentElement.scrollWidth, document.body.scrollWidth]"
     assert max(page.evaluate(wide)) <= 360
     fill(page, drafter="published")

@@ -119,7 +119,6 @@ def test_the_replay_follows_the_clock(page):
 
 def test_the_replay_plays_by_itself_where_motion_is_welcome(opened, server):
     page = opened(server, reduced_motion="no-preference")
-    page.wait_for_selector("#drafter option", state="attached")
     measured(page, plain=20, drafted=10)
     race(page)
     assert page.text_content("#play") == "Pause"

@@ -65,7 +65,7 @@ def test_a_chat_is_asked_as_messages(opened, model):
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     with serving(model, tokenizer) as server:
-        page = opened(server, reduced_motion="reduce")
+        page = opened(server)
         page.check("#kind input[value=chat]")
         page.fill("#max-tokens", "5")
         page.fill("#prompt", PROMPT)
@@ -77,8 +77,7 @@ def test_a_chat_is_asked_as_messages(opened, model):
 
 def test_the_limit_of_the_server_is_that_of_the_form(opened, model):
     with serving(model, tiny.tokenizer(), max_new_tokens=7) as server:
-        page = opened(server, reduced_motion="reduce")
-        page.wait_for_selector("#drafter option", state="attached")
+        page = opened(server)
         assert page.input_value("#max-tokens") == "7"
         page.click("#generate")
         page.wait_for_selector("#explorer:not([hidden])")
@@ -162,8 +161,7 @@ def test_what_is_missing_is_said_by_the_browser(page):
 
 def test_a_key_is_asked_for_and_kept_in_this_tab_alone(opened, model):
     with serving(model, tiny.tokenizer(), keys=keys("ann"), isolation="per-key") as server:
-        page = opened(server, reduced_motion="reduce")
-        page.wait_for_selector("#key-field:not([hidden])")
+        page = opened(server, ready="#key-field:not([hidden])")
         page.fill("#prompt", PROMPT)
         page.fill("#max-tokens", "5")
         page.fill("#key", "wrong")

@@ -234,9 +234,10 @@ def test_version_and_help():
     assert "--temperature" in run("generate", "--help").stdout
 
 
-def test_help_and_wrong_usage_answer_at_once():
+def test_help_wrong_usage_and_completion_answer_at_once():
     """They do not wait for torch and transformers, which are imported by the commands that need them."""
-    code = "import sys, token_recycling.cli.app; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, token_recycling.cli.app; from token_recycling.cli.options import completed_drafters; "
+    code += "completed_drafters(''); print({'torch', 'transformers'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
 

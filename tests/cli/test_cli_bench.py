@@ -36,11 +36,8 @@ def report(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def texts(tmp_path: Path) -> Path:
     folder = tmp_path / "texts"
     folder.mkdir()
-    for name, text in (
-        ("a.py", "def add(a, b):\n    return a + b"),
-        ("b.py", "import os\nimport sys"),
-        ("c.py", "x = 1"),
-    ):
+    texts = {"a.py": "def add(a, b):\n    return a + b", "b.py": "import os\nimport sys", "c.py": "x = 1"}
+    for name, text in texts.items():
         (folder / name).write_text(text)
     return folder
 
@@ -77,14 +74,10 @@ def test_bench_writes_rows_and_a_report(tiny_model_dir: str, texts: Path, tmp_pa
     assert report == [output]
     found = rows(output)
     assert [(one["mode"], one["method"], one["prompt"]) for one in found] == [
-        ("generate", "generate", "texts/a.py"),
-        ("generate", "recycling:tree=2", "texts/a.py"),
-        ("generate", "generate", "texts/b.py"),
-        ("generate", "recycling:tree=2", "texts/b.py"),
-        ("replay", "plain", "texts/a.py"),
-        ("replay", "recycling:tree=2", "texts/a.py"),
-        ("replay", "plain", "texts/b.py"),
-        ("replay", "recycling:tree=2", "texts/b.py"),
+        (mode, method, prompt)
+        for mode, baseline in (("generate", "generate"), ("replay", "plain"))
+        for prompt in ("texts/a.py", "texts/b.py")
+        for method in (baseline, "recycling:tree=2")
     ]
     assert found[1]["identical"] is True
     assert found[0]["environment"]["dtype"] == "float32"
@@ -145,11 +138,8 @@ def test_bench_goes_on_where_it_stopped(
 def test_bench_does_studies_and_batches(tiny_model_dir: str, texts: Path, tmp_path: Path) -> None:
     asked = ("bench", tiny_model_dir, "--data", texts, "--max-new-tokens", 4, "--repeats", 1, "--method", "recycling")
     assert run(*asked, "--study", "hot", "--limit", 1, "--output", tmp_path / "hot").exit_code == 0
-    assert [(one["study"], one["point"]) for one in rows(tmp_path / "hot")] == [
-        ("hot", None),
-        ("hot", "cold"),
-        ("hot", "hot"),
-    ] * 2
+    points = [(one["study"], one["point"]) for one in rows(tmp_path / "hot")]
+    assert points == [("hot", None), ("hot", "cold"), ("hot", "hot")] * 2
     result = run(*asked, "--batch", 1, "--batch", 2, "--output", tmp_path / "batch")
     assert result.exit_code == 0
     assert [one["batch"] for one in rows(tmp_path / "batch")] == [1, 1, 1, 1, 1, 1, 2, 2, 1, 1]

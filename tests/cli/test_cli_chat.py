@@ -4,12 +4,11 @@ import re
 import shutil
 
 import pytest
-from support.commandline import CONTEXT, assert_refused, run
+from support.commandline import CONTEXT, assert_refused, interrupt, run
 from support.serving import TEMPLATE
 
 from token_recycling import Conversation
 from token_recycling.cli.commands import chat as command
-from token_recycling.drafters.recycling import RecyclingText
 from token_recycling.model.loading import load
 
 pytestmark = pytest.mark.core
@@ -135,20 +134,8 @@ def test_a_terminal_has_prompts_and_ctrl_d_ends(chatty_dir, terminal):
     assert "got /nothing" in result.stderr
 
 
-def interrupted_once(monkeypatch):
-    draft, calls = RecyclingText.draft, []
-
-    def draft_or_interrupt(self, context):
-        calls.append(context)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return draft(self, context)
-
-    monkeypatch.setattr(RecyclingText, "draft", draft_or_interrupt)
-
-
 def test_ctrl_c_stops_the_answer_and_not_the_program(chatty_dir, terminal, monkeypatch):
-    interrupted_once(monkeypatch)
+    interrupt(monkeypatch, 3)
     terminal("ab", "/stats", "/reset", "ab")
     result = run("chat", chatty_dir, "--max-new-tokens", 40)
     assert result.exit_code == 0, result.stderr
@@ -161,7 +148,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chatty_dir, terminal, monke
 
 
 def test_ctrl_c_ends_a_pipe(chatty_dir, monkeypatch):
-    interrupted_once(monkeypatch)
+    interrupt(monkeypatch, 3)
     assert run("chat", chatty_dir, "--max-new-tokens", 40, input="ab\nab\n").exit_code == 130
 
 

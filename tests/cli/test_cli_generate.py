@@ -5,11 +5,10 @@ import shutil
 
 import pytest
 import torch
-from support.commandline import CONTEXT, PROMPT, assert_refused, reference, run, run_json
+from support.commandline import CONTEXT, PROMPT, assert_refused, interrupt, reference, run, run_json
 
 from token_recycling import fingerprint
 from token_recycling._util.text_stream import decoded
-from token_recycling.drafters.recycling import RecyclingText
 from token_recycling.model.loading import load
 from token_recycling.recycling.matrix import read_matrix
 
@@ -23,22 +22,8 @@ def test_generate_equals_transformers(loaded, tiny_model_dir):
     assert found["stats"]["tokens"] == len(found["tokens"])
     assert found["stats"]["steps"] > 0
     assert found["interrupted"] is False
-
-
-def test_streamed_text_equals_the_text(tiny_model_dir):
-    text = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)["text"]
     streamed = run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 40)
-    assert streamed.exit_code == 0
-    assert streamed.stdout == f"{text}\n"
-
-
-def test_prompt_from_file_and_standard_input(tiny_model_dir, tmp_path):
-    file = tmp_path / "prompt.py"
-    file.write_text(f"{PROMPT}\n")
-    options = ("--max-new-tokens", 12)
-    expected = run_json("generate", tiny_model_dir, PROMPT, *options)["tokens"]
-    assert run_json("generate", tiny_model_dir, "--file", file, *options)["tokens"] == expected
-    assert run_json("generate", tiny_model_dir, *options, input=f"{PROMPT}\n")["tokens"] == expected
+    assert (streamed.exit_code, streamed.stdout) == (0, f"{found['text']}\n")
 
 
 def test_sampling_equals_transformers(loaded, tiny_model_dir):
@@ -63,15 +48,8 @@ def test_stats_are_printed_beside_the_text(tiny_model_dir):
     result = run(
         "generate", tiny_model_dir, PROMPT, "--max-new-tokens", 20, "--stats", "--drafter", "recycling:k=3,tree=4"
     )
-    for word in (
-        "recycling: tree 4 nodes, best first; 3 candidates",
-        "MAT",
-        "tokens per second",
-        "discarded",
-        "forward",
-        "depth 1",
-        "rank 0",
-    ):
+    words = "MAT", "tokens per second", "discarded", "forward", "depth 1", "rank 0"
+    for word in ("recycling: tree 4 nodes, best first; 3 candidates", *words):
         assert word in result.stderr
         assert word not in result.stdout
 
@@ -127,15 +105,7 @@ def test_matrix_is_saved_and_loaded(loaded, tiny_model_dir, tmp_path):
 
 
 def test_ctrl_c_keeps_what_was_learned(tiny_model_dir, tmp_path, monkeypatch):
-    draft, calls = RecyclingText.draft, []
-
-    def draft_or_interrupt(self, context):
-        calls.append(context)
-        if len(calls) > 3:
-            raise KeyboardInterrupt
-        return draft(self, context)
-
-    monkeypatch.setattr(RecyclingText, "draft", draft_or_interrupt)
+    interrupt(monkeypatch, 4)
     file = tmp_path / "matrix.safetensors"
     found = run_json("generate", tiny_model_dir, PROMPT, "--matrix", file, status=130)
     assert found["interrupted"] is True

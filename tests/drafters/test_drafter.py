@@ -19,9 +19,10 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling._util.options import options_of
 from token_recycling.costs.costs import Costs
 from token_recycling.drafters import _listing as listing
-from token_recycling.drafters._registry import ENTRY_POINTS, drafter_class, options_of
+from token_recycling.drafters._registry import ENTRY_POINTS, drafter_class
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import chain
 
@@ -72,7 +73,9 @@ def test_options_are_read_from_text() -> None:
         ("recycling", {"matrix": None}, "got 'matrix'"),
         ("plain:k=3", {}, "it has none; got 'k'"),
         ("recycling:k", {}, "NAME=VALUE after 'recycling', got 'k'"),
-        ("recycling:k=many", {}, "expected int for option k of recycling, got 'many'"),
+        ("recycling:k=many", {}, "expected a whole number for option k of recycling, got 'many'"),
+        ("published:k=0", {}, "k of 1 or more, got 0"),
+        ("published:update=newest", {}, "last or first or unordered for option update of published, got 'newest'"),
     ],
 )
 def test_what_names_no_drafter_is_refused(spec: str, options: dict[str, object], message: str) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from token_recycling.drafters._registry import make_drafter, name_and_options, split_outside, written_options
+from token_recycling._util.options import name_and_options, split_outside, written_options
+from token_recycling.drafters._registry import make_drafter
 
 
 @pytest.mark.parametrize(
@@ -73,11 +74,11 @@ def test_what_is_no_name_with_options_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"k": "8"}, "expected int for option k of recycling, got '8' of type str"),
+        ({"k": "8"}, "expected a whole number for option k of recycling, got '8' of type str"),
         ({"k": True}, "got True of type bool"),
-        ({"suffix": "no"}, "expected bool for option suffix"),
-        ({"remembers": "0.1"}, "expected float for option remembers"),
-        ({"tree": 3.5}, "expected str or int or Tree for option tree"),
+        ({"suffix": "no"}, "expected true or false for option suffix"),
+        ({"remembers": "0.1"}, "expected a number for option remembers"),
+        ({"tree": 3.5}, "expected a text or a whole number or Tree for option tree"),
     ],
 )
 def test_options_in_python_are_of_their_kind(options: dict[str, Any], expected: str) -> None:

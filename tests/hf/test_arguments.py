@@ -15,7 +15,8 @@ from transformers import LlamaForCausalLM
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
-from token_recycling.drafters._registry import drafter_class, options_of
+from token_recycling._util.options import options_of
+from token_recycling.drafters._registry import drafter_class
 
 IDS = tiny.prompt(0, 6)
 DRAFTED: dict[str, Any] = {"drafter": "draft_model", "mode": "sequence", "depth": 3}

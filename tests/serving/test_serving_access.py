@@ -7,17 +7,10 @@ import subprocess
 import httpx2
 import pytest
 from support import tiny
-from support.commandline import run
-from support.serving import keys, serving, speaking_llama
+from support.serving import keys, serving
 
-from token_recycling.serving.connections import ConnectionLimits
-from token_recycling.serving.hosts import LocalNamesMiddleware
-from token_recycling.serving.http_server import check_tls
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
+from token_recycling.serving.access import LocalNamesMiddleware
+from token_recycling.serving.http_server import ConnectionLimits, check_tls
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +24,8 @@ def status(server, path="/health", **headers):
 
 
 LOCAL = ["localhost", "localhost:8000", "127.0.0.1", "127.0.0.1:1", "[::1]:8000", "LOCALHOST", "proxy.example:80"]
-FOREIGN = [
-    "evil.example",
-    "evil.example:8000",
-    "localhost.evil.example",
-    "10.0.0.1",
-    "127.0.0.1.evil.example",
-    "",
-    "[::",
-]
+FOREIGN = ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1", "127.0.0.1.evil.example"]
+FOREIGN += ["", "[::"]
 
 
 def test_names_of_this_machine_are_answered(server):
@@ -95,17 +81,11 @@ def test_tls(model, certificate):
             httpx2.get(f"http://127.0.0.1:{running.port}/health", timeout=5)
 
 
-def test_the_command_has_options_for_it(model, certificate, tmp_path, monkeypatch):
-    model.save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
-    served = []
-    monkeypatch.setattr("token_recycling.cli.commands.serve._run", lambda *arguments: served.append(arguments))
-    options = ["--allow-host", "one.example", "--allow-host", "two.example", "--max-prompt-tokens", 8]
+def test_the_command_has_options_for_it(certificate, served):
+    options = ["--allow-host", "one.example", "--allow-host", "two.example"]
     options += ["--tls-certificate", certificate[0], "--tls-key", certificate[1], "--grace", 3]
     options += ["--max-connections", 9, "--max-connections-per-address", 4, "--header-timeout", 2, "--body-timeout", 7]
-    result = run("serve", tmp_path, "--port", 0, *options)
-    assert result.exit_code == 0, result.stderr
-    server, service, _ = served[0]
+    server, service, _ = served(*options)
     assert service.settings.allow_hosts == ("one.example", "two.example")
     assert server._limits == ConnectionLimits(9, 4, 2, 7)
     assert (server._grace, server.config.is_ssl) == (3, True)

@@ -11,18 +11,13 @@ import openai
 import pytest
 from starlette.responses import StreamingResponse
 from support import tiny
-from support.serving import serving, speaking_llama, wait_for
+from support.serving import serving, wait_for
 
-from token_recycling.serving.connections import ConnectionLimits, QuietAccepting
+from token_recycling.serving.http_server import ConnectionLimits, QuietAccepting
 
 HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HALF_HEADERS, HALF_BODY = HEADERS, HEADERS + b'Content-Length: 100\r\n\r\n{"prompt": "'
 LIMITS = ConnectionLimits(most=12, most_of_address=8, header_seconds=0.2, body_seconds=0.4)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +135,7 @@ def test_limits_that_do_not_fit(monkeypatch):
     for wrong in ({"most": 0}, {"most_of_address": 0}, {"header_seconds": 0}, {"body_seconds": -1}):
         with pytest.raises(ValueError, match="above 0"):
             ConnectionLimits(**wrong)
-    monkeypatch.setattr("token_recycling.serving.connections._open_files", lambda: 256)
+    monkeypatch.setattr("token_recycling.serving.http_server._open_files", lambda: 256)
     assert ConnectionLimits().most == 64
     with pytest.raises(ValueError, match="at most 64 connections"):
         ConnectionLimits(most=65)

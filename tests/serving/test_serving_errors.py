@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 from support import tiny
-from support.serving import chatty, keys, matrix_path, serving, speaking_llama
+from support.serving import chatty, keys, matrix_path, serving
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.service import Service
@@ -19,17 +19,6 @@ ASKED = {
     "/v1/token_recycling/steps": {"prompt": "import os"},
 }
 WAYS = [(path, stream) for path in ASKED for stream in (False, True) if not path.endswith("steps") or stream]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
-
-
-@pytest.fixture(scope="module")
-def server(model):
-    with serving(model, chatty(tiny.tokenizer())) as running:
-        yield running
 
 
 def ask(server, path, stream, key=None, **more):
@@ -94,11 +83,7 @@ def test_what_fails_at_start_is_said(model, monkeypatch):
         asyncio.run(service.open())
 
 
-def test_what_a_template_refuses_is_said(server):
-    tokenizer = server.service.loaded.tokenizer
-    usual, tokenizer.chat_template = tokenizer.chat_template, "{{ raise_exception('roles must alternate') }}"
-    try:
-        status, text = ask(server, "/v1/chat/completions", False)
-    finally:
-        tokenizer.chat_template = usual
-    assert (status, "roles must alternate" in text) == (400, True)
+def test_what_a_template_refuses_is_said(server, monkeypatch):
+    monkeypatch.setattr(server.service.loaded.tokenizer, "chat_template", "{{ raise_exception('must alternate') }}")
+    status, text = ask(server, "/v1/chat/completions", False)
+    assert (status, "must alternate" in text) == (400, True)

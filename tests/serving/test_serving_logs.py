@@ -11,7 +11,7 @@ import pytest
 from support import tiny
 from support.serving import keys, serving, speaking_llama
 
-from token_recycling.serving.logs import JsonLines, log_json_lines
+from token_recycling.serving.metrics import JsonLines, log_json_lines
 
 SECRET = "a secret that is in no log"
 

@@ -18,18 +18,12 @@ from token_recycling.model.loading import Loaded
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.serving import create_app
 from token_recycling.serving.drafter_pool import DrafterPool
-from token_recycling.serving.isolation import Isolation
-from token_recycling.serving.penalties import AdditivePenalties
+from token_recycling.serving.sampling import AdditivePenalties
 from token_recycling.serving.service import Service
-from token_recycling.serving.settings import Settings
+from token_recycling.serving.settings import Isolation, Settings
 from token_recycling.serving.worker import Worker
 
 PROMPTS = ["import os\n", "for index in", "def add(a, b):\n", "x", "print(index)\n    print(index)\n"]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +38,6 @@ def slow():
     made = speaking_llama()
     made.register_forward_pre_hook(lambda *args: time.sleep(0.002))
     return made
-
-
-def complete(server, key="none", **more):
-    return server.client(key).completions.create(**{"model": "tiny", "prompt": "for index in", "max_tokens": 8, **more})
 
 
 def at_once(*calls):
@@ -76,7 +66,7 @@ def test_every_text_is_what_it_is_alone(server, model):
     def said(place):
         prompt, tokens, seed, _ = wanted[place]
         chosen = {"temperature": 0} if seed is None else {"temperature": 1, "seed": seed}
-        answer = complete(server, prompt=prompt, max_tokens=tokens, stream=bool(place % 2), **chosen)
+        answer = server.complete(prompt=prompt, max_tokens=tokens, stream=bool(place % 2), **chosen)
         if place % 2:
             return "".join(event.choices[0].text for event in answer)
         assert answer.usage.model_extra["speculation"]["accelerated"]
@@ -85,19 +75,6 @@ def test_every_text_is_what_it_is_alone(server, model):
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(said, range(12))) == [text for *_, text in wanted]
     server.wait_until_idle()
-
-
-def test_the_choices_of_one_request_are_texts_of_their_own(server, model):
-    asked = {"n": 3, "temperature": 1, "seed": 4, "max_tokens": 20, "logprobs": 2}
-    answer = complete(server, **asked)
-    assert [choice.text for choice in answer.choices] == [alone(model, "for index in", 20, seed) for seed in (4, 5, 6)]
-    assert answer.usage.completion_tokens == 60
-    assert all(len(choice.logprobs.tokens) == 20 for choice in answer.choices)
-    streamed = ["", "", ""]
-    for event in complete(server, **asked, stream=True):
-        for choice in event.choices:
-            streamed[choice.index] += choice.text
-    assert streamed == [choice.text for choice in answer.choices]
 
 
 def test_all_kinds_of_requests_share_passes(server, model):
@@ -120,7 +97,7 @@ def test_all_kinds_of_requests_share_passes(server, model):
         return "".join(event.delta for event in events if event.type == "response.output_text.delta")
 
     def scored():
-        said = complete(server, temperature=0, max_tokens=24, echo=True, logprobs=1).choices[0]
+        said = server.complete(temperature=0, max_tokens=24, echo=True, logprobs=1).choices[0]
         assert len(said.logprobs.tokens) > 24
         return said.text
 
@@ -144,15 +121,15 @@ def test_one_that_leaves_and_one_that_fails_leave_the_others_alone(slow, monkeyp
     with serving(slow, tiny.tokenizer(), concurrency=4, timeout=60) as server:
 
         def leaves():
-            with complete(server, max_tokens=3500, temperature=0, stream=True) as stream:
+            with server.complete(max_tokens=3500, temperature=0, stream=True) as stream:
                 next(iter(stream))
 
         def fails():
             with pytest.raises(openai.InternalServerError):
-                complete(server, max_tokens=3500, temperature=0, presence_penalty=1)
+                server.complete(max_tokens=3500, temperature=0, presence_penalty=1)
 
         *_, text = at_once(
-            leaves, fails, lambda: complete(server, prompt="import os\n", max_tokens=150, temperature=0).choices[0].text
+            leaves, fails, lambda: server.complete(prompt="import os\n", max_tokens=150, temperature=0).choices[0].text
         )
         assert text == wanted
         server.wait_until_idle()
@@ -166,10 +143,10 @@ def test_deadlines_are_each_ones_own(slow):
 
         def late():
             with pytest.raises(openai.APIStatusError) as caught:
-                complete(server, max_tokens=3500, temperature=0)
+                server.complete(max_tokens=3500, temperature=0)
             return caught.value.status_code
 
-        status, answer = at_once(late, lambda: complete(server, temperature=0))
+        status, answer = at_once(late, lambda: server.complete(temperature=0))
         assert (status, answer.usage.completion_tokens) == (504, 8)
 
 
@@ -182,22 +159,22 @@ def test_what_fails_for_all_ends_all_and_the_next_is_answered(model, monkeypatch
 
         def refused():
             with pytest.raises(openai.InternalServerError, match="its log says how"):
-                complete(server)
+                server.complete()
 
         with monkeypatch.context() as patch:
             patch.setattr(target, "forward", failing)
             at_once(refused, refused)
-        assert complete(server).usage.completion_tokens == 8
+        assert server.complete().usage.completion_tokens == 8
 
 
 def test_metrics_say_how_many_run_and_wait(slow):
     with serving(slow, tiny.tokenizer(), concurrency=2) as server:
         long = {"max_tokens": 3500, "temperature": 0, "stream": True}
-        with complete(server, **long) as first, complete(server, **long) as second:
+        with server.complete(**long) as first, server.complete(**long) as second:
             next(iter(first))
             next(iter(second))
             with ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(complete, server)
+                waiting = pool.submit(server.complete)
                 wait_for(lambda: server.metrics()["token_recycling_texts_waiting"] == 1)
                 assert server.metrics()["token_recycling_texts_running"] == 2
                 first.close()
@@ -248,7 +225,7 @@ def test_what_a_key_learned_is_of_no_use_to_another_beside_it(model, monkeypatch
     with serving(model, tiny.tokenizer(), **settings) as clean:
         wanted = seen(clean)
     with serving(model, tiny.tokenizer(), **settings) as server:
-        at_once(*[lambda: complete(server, "secret-a", prompt="import os\n", max_tokens=40, temperature=0)] * 2)
+        at_once(*[lambda: server.complete("secret-a", prompt="import os\n", max_tokens=40, temperature=0)] * 2)
         assert seen(server) == wanted
 
 
@@ -258,14 +235,6 @@ def test_a_drafter_in_use_is_not_dropped(model):
         assert again is own
         assert len(pool) == 2
     assert len(pool) == 1
-
-
-def test_matrices_are_saved_between_steps(model, tmp_path):
-    settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 2}
-    with serving(model, tiny.tokenizer(), **settings) as server:
-        at_once(*[lambda: complete(server, max_tokens=60)] * 2)
-        wait_for(matrix_path(tmp_path).exists)
-    assert matrix_path(tmp_path).exists()
 
 
 def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):
@@ -285,7 +254,7 @@ def test_streams_do_not_wait_for_the_disk(model, tmp_path, monkeypatch):
     monkeypatch.setattr(DrafterPool, "_copied", copying)
     settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 2}
     with serving(model, tiny.tokenizer(), **settings) as server:
-        complete(server, max_tokens=60)
+        server.complete(max_tokens=60)
         wait_for(lambda: threads)
         assert (copied, "decoding" in threads) == ({"decoding"}, False)
 

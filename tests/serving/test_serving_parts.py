@@ -12,12 +12,12 @@ from token_recycling import serving
 from token_recycling.drafters._base import Drafter, DrafterTraits, TextDrafter
 from token_recycling.model.loading import Loaded
 from token_recycling.recycling.matrix import Retrieval
-from token_recycling.serving.job import StepReporter
 from token_recycling.serving.keys import find_key, parse_key, parse_keys
 from token_recycling.serving.requests import Sampling
 from token_recycling.serving.sampling import config_of
 from token_recycling.serving.service import Service
 from token_recycling.serving.settings import Settings
+from token_recycling.serving.steps import StepReporter
 from token_recycling.serving.stopping import StopTrimmer
 from token_recycling.serving.templates import check_template
 from token_recycling.trees.templates import root_only

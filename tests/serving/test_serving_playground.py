@@ -6,19 +6,14 @@ from pathlib import Path
 import httpx2
 import pytest
 from support import tiny
-from support.commandline import run
-from support.serving import keys, serving, speaking_llama
+from support.serving import keys, serving
 
 from token_recycling.serving import playground
+from token_recycling.serving.drafter_pool import OfferedDrafters
 from token_recycling.serving.errors import ApiError
-from token_recycling.serving.offered_drafters import DEFAULT_OFFERS, OfferedDrafters
+from token_recycling.serving.settings import DEFAULT_OFFERS
 
 FILES = {path.name: path for path in Path(playground.__file__).parent.iterdir() if path.suffix in playground._KINDS}
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
 
 
 @pytest.fixture(scope="module")
@@ -138,15 +133,18 @@ def test_options_change_what_is_drafted(server):
     [
         ("suffix", "expected a drafter of accelerated, anew, plain, recycling:tree=4, published, got 'suffix'"),
         ("recycling", "expected a drafter of"),
-        ("published:tree=/etc/passwd", "expected an option of k, update, learns_prompt, got 'tree'"),
-        ("recycling:tree=4,tree=/etc/passwd", "expected a whole number for tree, got '/etc/passwd'"),
+        ("published:tree=/etc/passwd", "expected an option of published: k, update, learns_prompt; got 'tree'"),
+        (
+            "recycling:tree=4,tree=/etc/passwd",
+            "expected a whole number for option tree of recycling, got '/etc/passwd'",
+        ),
         ("recycling:tree=4,k=3,k=4", "got k twice"),
         ("recycling:tree=4,k", "expected options as NAME=VALUE"),
-        ("recycling:tree=4,suffix=maybe", "expected true or false for suffix, got 'maybe'"),
-        ("recycling:tree=4,favours=much", "expected a number for favours, got 'much'"),
+        ("recycling:tree=4,suffix=maybe", "expected true or false for option suffix of recycling, got 'maybe'"),
+        ("recycling:tree=4,favours=much", "expected a number for option favours of recycling, got 'much'"),
         ("recycling:tree=4,favours=2", "expected favours from 0 to less than 1"),
         ("published:k=2", "raise k or choose another tree"),
-        ("published:update=best", "expected last or first or unordered for update, got 'best'"),
+        ("published:update=best", "expected last or first or unordered for option update of published, got 'best'"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(server, drafter, said):
@@ -165,11 +163,7 @@ def test_options_are_not_changed_where_the_server_is_not_for_one_user(model):
 
 OFFERED = {
     "those that need no option": ([], list(DEFAULT_OFFERS), True),
-    "the own one with its options": (
-        ["--drafter", "suffix:min_match=2"],
-        ["suffix:min_match=2", *DEFAULT_OFFERS],
-        True,
-    ),
+    "the own one with its options": (["--drafter", "suffix:factor=2"], ["suffix:factor=2", *DEFAULT_OFFERS], True),
     "not an own one that needs files": (["--drafter", "draft_model:model=MODEL"], list(DEFAULT_OFFERS), True),
     "what was asked for": (["--offer", "published", "--offer", "plain"], ["published", "plain"], True),
     "none": (["--offer", "none"], [], True),
@@ -179,27 +173,8 @@ OFFERED = {
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_the_command_says_what_is_offered(model, tmp_path, monkeypatch, name):
+def test_the_command_says_what_is_offered(served, tmp_path, name):
     options, specs, free = OFFERED[name]
-    model.save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
-    served = []
-    monkeypatch.setattr(
-        "token_recycling.cli.commands.serve._run", lambda server, service, *rest: served.append(service)
-    )
-    options = [option.replace("MODEL", str(tmp_path)) for option in options]
-    result = run("serve", tmp_path, "--port", 0, "--max-prompt-tokens", 8, *options)
-    assert result.exit_code == 0, result.stderr
-    (service,) = served
+    _, service, _ = served(*(option.replace("MODEL", str(tmp_path)) for option in options))
     assert [one["spec"] for one in service.offered.described()] == specs
     assert any(one["options"] for one in service.offered.described()) == (free and bool(specs))
-
-
-def test_an_error_in_a_generation_that_has_begun_is_told(server, monkeypatch):
-    def broken(*args, **more):
-        raise ValueError("expected something else")
-
-    monkeypatch.setattr(server.service.loaded.model, "generate", broken)
-    name, data = server.steps(prompt="a", max_tokens=2)[-1]
-    assert name == "error"
-    assert data["error"]["message"] == "expected something else"

@@ -13,8 +13,7 @@ from support.serving import chatty, keys, serving, speaking_llama, wait_for
 from transformers import SequenceBiasLogitsProcessor
 
 from token_recycling.serving.errors import ApiError
-from token_recycling.serving.job import Job
-from token_recycling.serving.texts import Text
+from token_recycling.serving.job import Job, Text
 
 LONG = {"prompt": "for index in", "max_tokens": 3500, "temperature": 0}
 
@@ -25,10 +24,6 @@ def model():
     made = speaking_llama()
     made.register_forward_pre_hook(lambda *args: time.sleep(0.004))
     return made
-
-
-def complete(client, **more):
-    return client.completions.create(**{"model": "tiny", "prompt": "for index in", "max_tokens": 8, **more})
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +43,11 @@ def tokens(server):
     return server.metrics()["token_recycling_generated_tokens_total"]
 
 
-def test_closing_a_stream_ends_the_generation(open_server):
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/token_recycling/steps"])
+def test_closing_a_stream_ends_the_generation(open_server, path):
     before, cancelled = tokens(open_server), generations(open_server)
-    with complete(open_server.client(), max_tokens=3500, stream=True) as stream:
-        for _ in zip(range(3), stream, strict=False):
+    with httpx2.stream("POST", f"{open_server.url}{path}", json={**LONG, "stream": True}) as answer:
+        for _ in zip(range(6), answer.iter_lines(), strict=False):
             pass
     open_server.wait_until_idle(2)
     assert generations(open_server) == cancelled + 1
@@ -70,69 +66,59 @@ def test_a_client_that_goes_away_ends_a_generation_that_is_not_streamed(open_ser
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_that_waits_is_given_up_too(open_server, stream):
     cancelled = generations(open_server)
-    with open_server.client().completions.create(model="tiny", **LONG, stream=True) as running:
+    with open_server.complete(**LONG, stream=True) as running:
         next(iter(running))
         with pytest.raises(Exception, match="timed out"):
-            list(complete(open_server.client().with_options(timeout=0.2), stream=stream))
+            list(open_server.complete(timeout=0.2, stream=stream))
         wait_for(lambda: open_server.service.running == 1)
     open_server.wait_until_idle(2)
     assert generations(open_server) == cancelled + 2
-    assert complete(open_server.client()).usage.completion_tokens == 8
-
-
-def test_steps_are_cancelled_with_their_client(open_server):
-    cancelled = generations(open_server)
-    with httpx2.stream("POST", f"{open_server.url}/v1/token_recycling/steps", json=LONG) as answer:
-        for _ in zip(range(5), answer.iter_lines(), strict=False):
-            pass
-    open_server.wait_until_idle(2)
-    assert generations(open_server) == cancelled + 1
+    assert open_server.complete().usage.completion_tokens == 8
 
 
 # Limits
 
 
-def refused(client, **more):
+def refused(server, key="none", **more):
     with pytest.raises(openai.APIStatusError) as caught:
-        complete(client, **more)
+        server.complete(key, **more)
     return caught.value
 
 
 def test_too_many_requests(model):
     settings = {"keys": keys("a", "b"), "isolation": "per-key", "max_requests": 2, "max_requests_per_key": 1}
     with serving(model, tiny.tokenizer(), **settings) as server:
-        a, b = server.client("secret-a"), server.client("secret-b")
-        with complete(a, max_tokens=3500, stream=True) as first:
+        a, b = "secret-a", "secret-b"
+        with server.complete(a, max_tokens=3500, stream=True) as first:
             next(iter(first))
-            of_key = refused(a)
+            of_key = refused(server, a)
             assert (of_key.status_code, of_key.code) == (429, "too_many_requests")
             assert int(of_key.response.headers["retry-after"]) > 0
-            with complete(b, max_tokens=3500, stream=True):
-                of_all = refused(server.client("secret-b"))
-                assert of_all.status_code == 429
+            with server.complete(b, max_tokens=3500, stream=True):
+                assert refused(server, b).status_code == 429
         server.wait_until_idle()
-        assert complete(a).usage.completion_tokens == 8
+        assert server.complete(a).usage.completion_tokens == 8
 
 
 def test_a_full_server(model):
     with serving(model, tiny.tokenizer(), max_requests=1) as server:
-        with complete(server.client(), max_tokens=3500, stream=True) as first:
+        with server.complete(max_tokens=3500, stream=True) as first:
             next(iter(first))
-            error = refused(server.client())
+            error = refused(server)
             assert (error.status_code, error.code) == (503, "overloaded")
             assert int(error.response.headers["retry-after"]) > 0
         server.wait_until_idle()
         server.service.closing = True
-        assert refused(server.client()).code == "shutting_down"
+        assert refused(server).code == "shutting_down"
         assert httpx2.get(f"{server.url}/health").status_code == 503
 
 
 def test_lengths(model):
     with serving(model, tiny.tokenizer(), max_prompt_tokens=10, max_new_tokens=5, max_body=0.001) as server:
-        error = refused(server.client(), prompt="import os\n" * 10)
+        error = refused(server, prompt="import os\n" * 10)
         assert (error.status_code, error.code) == (400, "context_length_exceeded")
-        assert complete(server.client(), prompt="import").usage.completion_tokens == 5
-        error = refused(server.client(), prompt="x" * 1000)
+        assert server.complete(prompt="import").usage.completion_tokens == 5
+        error = refused(server, prompt="x" * 1000)
         assert (error.status_code, error.code) == (413, "request_too_large")
         pieces = iter([b'{"prompt": "', *[b"x" * 100] * 20, b'"}'])
         answer = httpx2.post(f"{server.url}/v1/completions", content=pieces, timeout=5)
@@ -141,10 +127,10 @@ def test_lengths(model):
 
 def test_biases_are_few(open_server):
     biases = {str(token): 1 for token in range(1025)}
-    error = refused(open_server.client(), logit_bias=biases)
+    error = refused(open_server, logit_bias=biases)
     assert (error.status_code, error.param) == (400, "logit_bias")
     given = json.dumps({"suppress_tokens": list(range(1025))})
-    error = refused(open_server.client(), extra_body={"generation_config": given})
+    error = refused(open_server, extra_body={"generation_config": given})
     assert (error.status_code, "suppress_tokens" in error.message) == (400, True)
 
 
@@ -156,7 +142,7 @@ def test_biases_are_made_once_for_all_texts(open_server, monkeypatch):
         usual(self, *args)
 
     monkeypatch.setattr(SequenceBiasLogitsProcessor, "__init__", counted)
-    answer = complete(open_server.client(), prompt=["a", "b"], n=3, logit_bias={"5": 100}, max_tokens=3, temperature=0)
+    answer = open_server.complete(prompt=["a", "b"], n=3, logit_bias={"5": 100}, max_tokens=3, temperature=0)
     word = open_server.service.loaded.tokenizer.decode([5])
     assert [choice.text for choice in answer.choices] == [word * 3] * 6
     assert len(made) == 1
@@ -182,11 +168,11 @@ def test_prompts_are_read_beside_what_is_streamed(model, monkeypatch, path):
 
 def test_time_is_limited(model):
     with serving(model, tiny.tokenizer(), timeout=0.4) as server:
-        error = refused(server.client(), max_tokens=3500)
+        error = refused(server, max_tokens=3500)
         assert (error.status_code, error.code) == (504, "timeout")
         assert error.response.headers["x-should-retry"] == "false"
         with pytest.raises(openai.APIError, match=r"within 0\.4 s"):
-            list(complete(server.client(), max_tokens=3500, stream=True))
+            list(server.complete(max_tokens=3500, stream=True))
         assert server.steps(**LONG)[-1][0] == "error"
         assert server.metrics()['token_recycling_generations_total{outcome="failed"}'] == 3
 
@@ -200,41 +186,21 @@ def test_one_whose_time_is_over_before_its_turn_does_not_begin(model):
     assert job.outcome is None
 
 
-def test_a_failure_in_a_stream_is_an_error_of_the_client(model, monkeypatch):
-    with serving(model, tiny.tokenizer()) as server:
-
-        def broken(*args, **kwargs):
-            raise RuntimeError('no "room"\nleft')
-
-        with monkeypatch.context() as patch:
-            patch.setattr(model.lm_head, "forward", broken)
-            with pytest.raises(openai.APIError, match="the server failed; its log says how"):
-                list(complete(server.client(), stream=True))
-            assert refused(server.client()).status_code == 500
-        assert complete(server.client()).usage.completion_tokens == 8
-
-
 # Keys
 
 
 def test_api_keys(model):
     settings = {"keys": keys("a", "metrics"), "isolation": "per-key"}
     with serving(model, tiny.tokenizer(), **settings) as server:
-        assert complete(server.client("secret-a")).usage.completion_tokens == 8
+        assert server.complete("secret-a").usage.completion_tokens == 8
         assert [one.id for one in server.client("secret-a").models.list()] == ["tiny"]
         for wrong in ("secret-b", "secret-metrics", "a"):
             with pytest.raises(openai.AuthenticationError):
-                complete(server.client(wrong))
-        posted = (
-            "/v1/completions",
-            "/v1/chat/completions",
-            "/v1/responses",
-            "/v1/token_recycling/steps",
-            "/load_model",
-        )
-        for path in posted:
+                server.complete(wrong)
+        for path in ("completions", "chat/completions", "responses", "token_recycling/steps"):
             body = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
-            assert server.post(path, body).status_code == 401
+            assert server.post(f"/v1/{path}", body).status_code == 401
+        assert server.post("/load_model", {}).status_code == 401
         assert '"ready"' in server.post("/load_model", {}, "secret-a").text
         assert httpx2.get(f"{server.url}/v1/models").status_code == 401
         assert httpx2.get(f"{server.url}/metrics").status_code == 401
@@ -247,7 +213,7 @@ def test_api_keys(model):
 
 
 def test_steps_put_together_are_the_text(open_server):
-    whole = complete(open_server.client(), max_tokens=40, temperature=0).choices[0].text
+    whole = open_server.complete(max_tokens=40, temperature=0).choices[0].text
     for drafter in ("accelerated", "plain"):
         (start, *steps, end) = open_server.steps(prompt="for index in", max_tokens=40, temperature=0, drafter=drafter)
         assert (start[0], end[0]) == ("start", "end")
@@ -296,8 +262,8 @@ def test_the_model_is_loaded_as_transformers_chat_asks(open_server):
 
 def test_metrics_count_what_usage_says(model):
     with serving(model, tiny.tokenizer()) as server:
-        usages = [complete(server.client(), max_tokens=30, temperature=0).usage for _ in range(3)]
-        refused(server.client(), max_tokens=0)
+        usages = [server.complete(max_tokens=30, temperature=0).usage for _ in range(3)]
+        refused(server, max_tokens=0)
         counted = server.metrics()
         said = [usage.model_extra["speculation"] for usage in usages]
         assert counted["token_recycling_generated_tokens_total"] == 90
@@ -318,7 +284,7 @@ def test_what_cannot_be_accelerated_says_so(model, monkeypatch):
     with serving(model, tiny.tokenizer()) as server:
         why_not = "token_recycling.hf.generate_call.GenerateCall._why_not"
         monkeypatch.setattr(why_not, lambda call, model: "expected better weather")
-        said = complete(server.client()).usage.model_extra["speculation"]
+        said = server.complete().usage.model_extra["speculation"]
         assert not said["accelerated"]
         assert said["not_accelerated_because"] == "expected better weather"
         assert server.metrics()["token_recycling_not_accelerated_total"] == 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import tiny
 from support.commandline import run
-from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
+from support.serving import chatty, matrix_path, serving, speaking_llama, wait_for
 
 from token_recycling.recycling.matrix_file import fingerprint, read_matrix_file
 
@@ -52,22 +52,13 @@ def test_it_is_saved_at_the_end_and_loaded_at_the_beginning(tmp_path):
     assert read_matrix_file(matrix_path(tmp_path))[1]["tokenizer"] == fingerprint(tokenizer)
 
 
-def test_a_request_that_runs_at_the_end_is_ended_and_kept(tmp_path):
-    with serving(speaking_llama(), tiny.tokenizer(), matrix=matrix_path(tmp_path)) as server:
-        asking = threading.Thread(target=server.post, args=("/v1/completions", {**ASKED, "max_tokens": 200}))
-        asking.start()
-        wait_for(lambda: server.service.running == 1)
-    asking.join()
-    assert rows(matrix_path(tmp_path)) > 5
-
-
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_all_that_was_learned_before_the_end_is_saved(tmp_path, concurrency):
     """Texts learn once more from the step in which they are ended."""
     settings = {"matrix": matrix_path(tmp_path), "concurrency": concurrency, "save_every": 0.02, "grace": 0}
     with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
         asking = [
-            threading.Thread(target=server.post, args=("/v1/completions", {**ASKED, "prompt": word, "max_tokens": 900}))
+            threading.Thread(target=server.post, args=("/v1/completions", {**ASKED, "prompt": word, "max_tokens": 300}))
             for word in ("import os", "for index", "print(")
         ]
         for one in asking:
@@ -82,22 +73,14 @@ def test_all_that_was_learned_before_the_end_is_saved(tmp_path, concurrency):
     assert all(np.array_equal(kept[name], now[name]) for name in now)
 
 
-def test_each_key_has_its_own_file(tmp_path):
-    settings = {"matrix": matrix_path(tmp_path), "keys": keys("a", "b"), "isolation": "per-key"}
-    with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
-        server.post("/v1/completions", ASKED, "secret-a")
-    assert [file.name for file in (tmp_path / "learned.matrix.keys").iterdir()] == ["a"]
-    assert not matrix_path(tmp_path).exists()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_the_file_is_readable_whenever_the_server_is_killed(tmp_path):
-    command = [sys.executable, ROOT / "tests" / "support" / "serving_worker.py", tmp_path, "2", "16"]
+    command = [sys.executable, ROOT / "tests" / "support" / "serving_worker.py", tmp_path, "1", "8"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = [line.split() for line in done.stdout.splitlines()]
-    assert [what for what, _ in found] == ["server"] * 2 + ["saver"] * 16
+    assert [what for what, _ in found] == ["server"] + ["saver"] * 8
     assert all(int(rows) > 5 for what, rows in found if what == "server")
     # They were killed in the midst: what each had begun to write was removed by the next.
     assert len(list(tmp_path.iterdir())) <= 2

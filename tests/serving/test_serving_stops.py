@@ -3,28 +3,11 @@
 import json
 
 import pytest
-from support import tiny
 from support.openai_answers import chat, completion
-from support.serving import chatty, serving, speaking_llama
+from support.serving import serving
 from transformers.generation import stopping_criteria
 
 PROMPT = "for index in"
-
-
-@pytest.fixture(scope="module")
-def model():
-    return speaking_llama()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return chatty(tiny.tokenizer())
-
-
-@pytest.fixture(scope="module")
-def server(model, tokenizer):
-    with serving(model, tokenizer) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,16 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from support import tiny
 from support.openai_answers import chat, completion, streamed_chat
-from support.serving import TEMPLATE, chatty, serving, speaking_llama
+from support.serving import TEMPLATE, serving, speaking_llama
 from transformers import LogitsProcessor
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import grammars
 from token_recycling.serving import service as services
 from token_recycling.serving.choices import Choice
-from token_recycling.serving.isolation import Isolation
-from token_recycling.serving.response_templates import response_parser
 from token_recycling.serving.responses import ResponsesBody
-from token_recycling.serving.templates import rendered
+from token_recycling.serving.settings import Isolation
+from token_recycling.serving.templates import rendered, response_parser
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE
@@ -141,7 +140,7 @@ def test_responses_have_items_of_each_kind(server, says):
     assert [item.id for item in ended] == [item.id for item in streamed.output]
 
 
-def test_a_conversation_with_calls_is_the_same_chat(server, tokenizer):
+def test_a_conversation_with_calls_is_the_same_chat(tokenizer, monkeypatch):
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "where?"}]},
         {"type": "reasoning", "id": "r", "summary": []},
@@ -154,17 +153,10 @@ def test_a_conversation_with_calls_is_the_same_chat(server, tokenizer):
     assert body.tools == TOOLS
     shown = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{% for c in m.tool_calls or [] %}"
     shown += "{{ c.id }}={{ c.function.arguments.at }} {% endfor %}{{ '\\n' }}{% endfor %}"
-    usual, tokenizer.chat_template = tokenizer.chat_template, shown
-    try:
-        text = tokenizer.decode(rendered(tokenizer, body.messages)[0])
-    finally:
-        tokenizer.chat_template = usual
-    assert text.splitlines() == [
-        "system|Be brief.||",
-        "user|where?||",
-        "assistant|Let me see.||one=1 two=2 ",
-        "tool|here|one|",
-    ]
+    monkeypatch.setattr(tokenizer, "chat_template", shown)
+    text = tokenizer.decode(rendered(tokenizer, body.messages)[0])
+    said = ["system|Be brief.||", "user|where?||", "assistant|Let me see.||one=1 two=2 ", "tool|here|one|"]
+    assert text.splitlines() == said
 
 
 WRITTEN = {
@@ -198,23 +190,17 @@ def test_no_tools_are_shown_where_none_may_be_used(server):
     assert shown > hidden == chat(server, max_tokens=1).usage.prompt_tokens
 
 
-def test_tools_are_refused_where_they_would_be_lost(model):
-    body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS}
-    with serving(model, chatty(tiny.tokenizer())) as server:
-        error = server.post("/v1/chat/completions", body).json()["error"]
-        assert error["param"] == "tools"
-        assert "never shows them" in error["message"]
-        asked = {"input": "a", "tools": [{"type": "function", "name": "look", "parameters": {}}]}
-        assert server.post("/v1/responses", asked).json()["error"]["param"] == "tools"
-    unread = tiny.tokenizer()
-    unread.chat_template = WITH_TOOLS
-    with serving(model, unread) as server:
-        answer = server.post("/v1/chat/completions", body)
-        assert answer.status_code == 400
-        assert "response template" in answer.json()["error"]["message"]
-    with serving(model, unread) as server:
-        error = server.post("/v1/chat/completions", {**body, "tool_choice": "required"}).json()["error"]
-        assert error["param"] == "tool_choice"
+@pytest.mark.parametrize(("template", "why"), [(TEMPLATE, "never shows them"), (WITH_TOOLS, "response template")])
+def test_tools_are_refused_where_they_would_be_lost(model, template, why):
+    unable = tiny.tokenizer()
+    unable.chat_template = template
+    chat = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS}
+    asked = [("chat/completions", chat, "tools"), ("responses", {"input": "a", "tools": FLAT}, "tools")]
+    with serving(model, unable) as server:
+        for path, body, param in [*asked, ("chat/completions", {**chat, "tool_choice": "required"}, "tool_choice")]:
+            answer = server.post(f"/v1/{path}", body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert param != "tools" or why in answer.json()["error"]["message"]
 
 
 # Answers of a given form

@@ -5,6 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from token_recycling.cli.app import app
+from token_recycling.drafters.recycling import RecyclingText
 
 PROMPT = "def add(a, b):"
 CONTEXT = 96
@@ -33,3 +34,16 @@ def reference(loaded, prompt, **arguments):
     ids = loaded.tokenizer(prompt, return_tensors="pt")
     ids.pop("token_type_ids", None)  # of transformers 4
     return loaded.model.generate(**ids, **arguments)[0, ids["input_ids"].shape[1] :].tolist()
+
+
+def interrupt(monkeypatch, draft):
+    """Ctrl-C at that draft of the next text, once."""
+    usual, calls = RecyclingText.draft, []
+
+    def draft_or_interrupt(self, context):
+        calls.append(context)
+        if len(calls) == draft:
+            raise KeyboardInterrupt
+        return usual(self, context)
+
+    monkeypatch.setattr(RecyclingText, "draft", draft_or_interrupt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -13,15 +14,17 @@ from typing import Any
 
 import httpx2
 import torch
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 from support import tiny
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from token_recycling.serving import create_app, parse_keys
-from token_recycling.serving.connections import ConnectionLimits
-from token_recycling.serving.http_server import HttpServer
+from token_recycling.serving.http_server import ConnectionLimits, HttpServer
 
 CONTEXT = 4096
+_TLS = ssl.create_default_context()
+"""Made once: every request would read all certificates of the machine."""
+PROMPT = "for index in"
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -51,11 +54,18 @@ class Serving:
         self.app = server.config.app
 
     def client(self, key: str = "none") -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+        return OpenAI(
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30,
+            http_client=DefaultHttpxClient(verify=_TLS),
+        )  # fmt: skip
+
+    def complete(self, key: str = "none", **more: Any) -> Any:
+        """A completion, or the stream of one, as the official client has it."""
+        return self.client(key).completions.create(**{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, **more})
 
     def post(self, path: str, body: Any, key: str | None = None, **more: Any) -> httpx2.Response:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=30, **more)
+        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=30, verify=_TLS, **more)
 
     def steps(self, key: str | None = None, **body: Any) -> list[tuple[str, Any]]:
         """The events of /v1/token_recycling/steps."""
@@ -67,7 +77,7 @@ class Serving:
     def metrics(self, key: str | None = None) -> dict[str, float]:
         """Every line of /metrics."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        answer = httpx2.get(f"{self.url}/metrics", headers=headers)
+        answer = httpx2.get(f"{self.url}/metrics", headers=headers, verify=_TLS)
         assert answer.status_code == 200
         lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}

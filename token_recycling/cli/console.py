@@ -9,7 +9,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -87,7 +86,7 @@ def working(text: str, total: int = 0, done: int = 0) -> Iterator[Callable[[int]
     """A spinner on standard error, with a bar if there is a total, that leaves no trace; on a terminal only. The bar
     moves when the function it gives is called with how much more has been done.
     """
-    with _elapsing(text, total, done) as (progress, task):
+    with progress_bar(text, total, done, redirect_stderr=False) as (progress, task):
         yield lambda more: progress.advance(task, more)
 
 
@@ -96,7 +95,7 @@ def reaching(text: str) -> Iterator[Callable[..., None]]:
     """As `working`; the function it gives is called with how much has been done, the total and, if there is one, a
     loss.
     """
-    with _elapsing(text, 1) as (progress, task):
+    with progress_bar(text, 1, redirect_stderr=False) as (progress, task):
 
         def reached(done: int, total: int, loss: float | None = None) -> None:
             shown = text if loss is None else f"{text}, loss {loss:.3f}"
@@ -105,25 +104,21 @@ def reaching(text: str) -> Iterator[Callable[..., None]]:
         yield reached
 
 
-def _elapsing(text: str, total: int, done: int = 0) -> AbstractContextManager[tuple[Progress, TaskID]]:
-    from rich.progress import BarColumn, TimeElapsedColumn
-
-    columns = [BarColumn(), TimeElapsedColumn()] if total else [TimeElapsedColumn()]
-    return progress_bar(text, total, done, columns, redirect_stderr=False, refresh_per_second=5)
-
-
 @contextlib.contextmanager
 def progress_bar(
-    text: str, total: int, done: int, columns: Iterable[ProgressColumn], **how: Any
+    text: str, total: int, done: int = 0, *columns: ProgressColumn, **how: Any
 ) -> Iterator[tuple[Progress, TaskID]]:
-    """Progress on standard error that leaves no trace: a spinner, what is being done, and `columns`; shown on a
-    terminal only.
+    """Progress on standard error that leaves no trace: a spinner, what is being done, and `columns`, by default a bar
+    if there is a total, and the time; shown on a terminal only.
     """
-    from rich.progress import Progress, SpinnerColumn, TextColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    what = SpinnerColumn(), TextColumn("{task.description}", markup=False)
+    usual = [BarColumn(), TimeElapsedColumn()] if total else [TimeElapsedColumn()]
+    what = SpinnerColumn(), TextColumn("{task.description}", markup=False), *(columns or usual)
     # Standard output is not redirected: it may be a file although standard error is a terminal.
-    progress = Progress(*what, *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, **how)
+    progress = Progress(
+        *what, console=Console(stderr=True), transient=True, redirect_stdout=False, refresh_per_second=5, **how
+    )
     task = progress.add_task(text, total=total or None, completed=done)
     with progress if sys.stderr.isatty() else contextlib.nullcontext():
         yield progress, task

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
 from ..drafters._registry import drafter_names
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 def completed_drafters(typed: str) -> list[str]:
@@ -40,3 +45,23 @@ TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the li
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the draws.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def takes(kind: type) -> Callable[[_Command], _Command]:
+    """Give a command the options that a dataclass declares with `option`, in place of its `**`."""
+
+    def taking(command: _Command) -> _Command:
+        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+        declared, hints = [one for one in fields(kind) if one.metadata], get_type_hints(kind)
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*own, *(parameter(one.name, hints[one.name], one.default, one.metadata) for one in declared)]
+        )
+        return command
+
+    return taking
+
+
+def parameter(name: str, hint: Any, default: Any, shown: Mapping[str, Any]) -> inspect.Parameter:
+    """The option of a command for a field that was declared with `option`."""
+    written = typer.Option(f"--{name.replace('_', '-')}", **shown)  # no --no-... beside it
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, written])

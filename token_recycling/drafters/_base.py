@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from .._util.options import check_at_least as check_at_least  # for drafters, of other packages too
 from ..recycling.matrix import Retrieval
 from ..trees.draft import Context, Draft, Step
 
@@ -143,13 +144,6 @@ class Drafter(TextDrafter):
     def describe(self) -> str:
         """One line for a person: what it is, by its options."""
         return self.name
-
-
-def check_at_least(least: int, drafter: Drafter, *options: str) -> None:
-    """Raises ValueError for the first of these options whose value is below `least`."""
-    for option in options:
-        if getattr(drafter, option) < least:
-            raise ValueError(f"expected {option} of {least} or more, got {getattr(drafter, option)}")
 
 
 def check_auto_or_nodes(drafter: Drafter, option: str) -> None:

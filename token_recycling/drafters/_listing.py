@@ -9,7 +9,6 @@ import ast
 import dataclasses
 import inspect
 import textwrap
-import types
 import typing
 from collections.abc import Iterable
 from itertools import pairwise
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._util.options import is_required, kinds_of, options_of
 from ..recycling.matrix import AdjacencyMatrix
 from ._base import Drafter
-from ._registry import drafter_class, drafter_names, is_required, options_of
+from ._registry import drafter_class, drafter_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,9 +65,10 @@ def spelled(hint: Any) -> str:
     """A type as a user writes values of it: the words of a Literal, else the names of the types that can be written."""
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        kinds = [kind for kind in typing.get_args(hint) if kind in (str, int, float, bool) or typing.get_origin(kind)]
-        return " | ".join(map(spelled, kinds or typing.get_args(hint)))
+    every = kinds_of(hint)
+    if len(every) > 1:
+        kinds = [kind for kind in every if kind in (str, int, float, bool) or typing.get_origin(kind)]
+        return " | ".join(map(spelled, kinds or every))
     return getattr(hint, "__name__", str(hint))
 
 

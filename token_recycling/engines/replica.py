@@ -10,10 +10,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 
+from .._util.options import check_above, read_options
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
 from ..recycling.recycler import Options, Recycler, warm_up
@@ -40,23 +41,15 @@ class EngineOptions(Options):
         super().__post_init__()
         if not 0 <= self.token_cost < 1:
             raise ValueError(f"expected token_cost from 0 to less than 1, got {self.token_cost}")
-        if self.save_seconds <= 0:
-            raise ValueError(f"expected save_seconds above 0, got {self.save_seconds}")
+        check_above(0, self, "save_seconds")
 
     @classmethod
     def parse(cls, given: object) -> EngineOptions:
-        """Options from a mapping of names to values, as an engine's configuration has them; raises ValueError."""
+        """Options from a mapping of names to values, as an engine's configuration has them; raises ValueError or
+        TypeError."""
         if not isinstance(given, Mapping):
             raise ValueError(f"expected the options of token_recycling as an object of names and values, got {given!r}")
-        hints = get_type_hints(cls)
-        unknown = sorted(map(str, given.keys() - hints.keys()))
-        if unknown:
-            raise ValueError(f"expected options of {', '.join(hints)}; got {', '.join(unknown)}")
-        for name, value in given.items():
-            wanted = (int, float) if hints[name] is float else hints[name]
-            if not isinstance(value, wanted) or (isinstance(value, bool) and hints[name] is not bool):
-                raise ValueError(f"expected {name} of type {hints[name].__name__}, got {value!r}")
-        return cls(**given)
+        return cls(**read_options(cls, "token_recycling", given=given))
 
 
 class Replica(Recycler):

@@ -1,4 +1,8 @@
-"""An OpenAI-compatible server with an accelerated model. The extra `serving` has what it needs."""
+"""An OpenAI-compatible server with an accelerated model. The extra `serving` has what it needs.
+
+The way of a request: its route (`app`), its fields (`requests`), its texts and what is said of them (`completions`,
+`responses` or `steps`, each a kind of `answers.Answer`), and their generation in a thread (`job`).
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,17 @@ from .._util.extras import lacking
 
 if TYPE_CHECKING:
     from .app import create_app
-    from .connections import ConnectionLimits
-    from .http_server import HttpServer
-    from .isolation import Isolation
+    from .http_server import ConnectionLimits, HttpServer
     from .keys import parse_keys
+    from .settings import Isolation
 
 __all__ = ["ConnectionLimits", "HttpServer", "Isolation", "check_installed", "create_app", "parse_keys"]
 
 _HOMES = {
     "create_app": "app",
-    "ConnectionLimits": "connections",
+    "ConnectionLimits": "http_server",
     "HttpServer": "http_server",
-    "Isolation": "isolation",
+    "Isolation": "settings",
     "parse_keys": "keys",
 }
 

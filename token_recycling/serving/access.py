@@ -1,13 +1,25 @@
-"""Which API key a request carries, as FastAPI dependencies: `User` for clients, `MetricsUser` for /metrics."""
+"""What every request passes before its route: it is counted, its size is limited, it names this machine or has a key.
+
+A web page of anyone can make a browser send requests to a server on the same machine: to 127.0.0.1, which the header
+Origin tells, or to a name of its own that resolves to 127.0.0.1 (DNS rebinding), which the header Host tells. So what
+comes to a loopback address of a server without keys must name this machine in both.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError
+from .errors import ApiError, error_body
 from .keys import METRICS, Key, find_key
+from .metrics import Metrics
+from .settings import is_loopback
 
 
 async def _client_key(request: Request) -> Key | None:
@@ -41,3 +53,74 @@ User = Annotated[Key | None, Depends(_client_key)]
 """Parameter of a route that needs an API key, where keys are configured."""
 MetricsUser = Annotated[Key | None, Depends(_metrics_key)]
 """Parameter of a route that only the key named `metrics` opens, where keys are configured."""
+
+
+class LocalNamesMiddleware:
+    """ASGI middleware; `allowed` are further names."""
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str] = ()) -> None:
+        self._app, self._allowed = app, {name.lower() for name in allowed}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        foreign = self._foreign(scope) if scope["type"] == "http" else None
+        if foreign is None:
+            await self._app(scope, receive, send)
+            return
+        message = f"expected a {foreign} of this machine, got another one; --allow-host allows it"
+        await JSONResponse(error_body(403, message, "foreign_host"), 403)(scope, receive, send)
+
+    def _foreign(self, scope: Scope) -> str | None:
+        """The header that names another machine, or None."""
+        if not is_loopback((scope.get("server") or ("",))[0]):
+            return None
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        if not self._known(f"//{headers.get(b'host', '')}"):
+            return "Host"
+        if b"origin" in headers and not self._known(headers[b"origin"]):
+            return "Origin"
+        return None
+
+    def _known(self, address: str) -> bool:
+        try:
+            name = urlsplit(address).hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(name) or name in self._allowed
+
+
+class LimitMiddleware:
+    """ASGI middleware; a body that is too large is not read to its end."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, metrics: Metrics) -> None:
+        self._app, self._max_bytes, self._metrics = app, max_bytes, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        read, began = 0, time.monotonic()
+
+        async def limited() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = getattr(scope.get("route"), "path", "other")
+                self._metrics.count_request(path, message["status"], time.monotonic() - began)
+            await send(message)
+
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_bytes:
+            error = self._too_large()
+            response = JSONResponse(error_body(413, error.detail, error.code), 413)
+            await response(scope, receive, counted)
+            return
+        await self._app(scope, limited, counted)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"expected a body of at most {self._max_bytes:,} bytes, got more", "request_too_large")

@@ -2,8 +2,7 @@
 
 `create_app(model, tokenizer, ...)` makes a FastAPI app whose `state.service` is the `Service`. Routes of one's own are
 added with `app.include_router`. One that needs the API key has a parameter of type `access.User`, which is the `Key`,
-or None where no keys are configured; one that generates gets a job from `service.create_job` and runs it as
-`steps.step_events` does.
+or None where no keys are configured. One that generates is an `answers.Answer`.
 """
 
 from __future__ import annotations
@@ -11,26 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ..model.loading import Loaded
-from . import chat, completions, playground, responses
-from .access import MetricsUser, User
-from .answers import streamed_answer, whole_answer
+from . import playground
+from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User
+from .answers import Answer
+from .completions import ChatAnswer, TextAnswer
 from .errors import ApiError, CancelledError, add_error_handlers, client_error
-from .hosts import LocalNamesMiddleware
 from .job import Job
 from .keys import Key
-from .middleware import LimitMiddleware
-from .requests import ChatBody, StepsBody, TextBody
-from .responses import ResponsesBody, streamed_response, whole_response
+from .requests import Body, ChatBody, StepsBody, TextBody
+from .responses import ResponseAnswer, ResponsesBody
 from .service import Service
 from .settings import Settings
-from .steps import prepare, server_sent, step_events
+from .steps import StepsAnswer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,24 +83,19 @@ def _openai_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def text(request: Request, body: TextBody, key: User) -> Response:
-        how = completions.asked, whole_answer, streamed_answer
-        return await _completion(service, "cmpl-", how, request, body, key)
+        return await _answer(service, TextAnswer, request, body, key)
 
     @router.post("/v1/chat/completions")
-    async def chats(request: Request, body: ChatBody, key: User) -> Response:
-        service.check_chat()
-        how = chat.asked, whole_answer, streamed_answer
-        return await _completion(service, "chatcmpl-", how, request, body, key)
+    async def chat(request: Request, body: ChatBody, key: User) -> Response:
+        return await _answer(service, ChatAnswer, request, body, key)
+
+    @router.post("/v1/responses")
+    async def items(request: Request, body: ResponsesBody, key: User) -> Response:
+        return await _answer(service, ResponseAnswer, request, body, key)
 
     @router.post("/v1/embeddings")
     async def embeddings(key: User) -> Response:
         raise ApiError(400, "this server makes no embeddings; it serves a model that continues texts", "unsupported")
-
-    @router.post("/v1/responses")
-    async def items(request: Request, body: ResponsesBody, key: User) -> Response:
-        service.check_chat()
-        how = responses.asked, whole_response, streamed_response
-        return await _completion(service, "resp_", how, request, body, key)
 
     return router
 
@@ -113,11 +106,7 @@ def _own_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/token_recycling/steps")
     async def steps(request: Request, body: StepsBody, key: User) -> Response:
-        service.check_model(body.model)
-        job = service.create_job(key, "steps-", body.drafter)
-        with _cancelled_on_disconnect(request, job) as watch:
-            asked = await prepare(service, body, job)
-        return _streaming(server_sent(step_events(service, job, asked)), job, watch)
+        return await _answer(service, StepsAnswer, request, body, key, body.drafter)
 
     @router.post("/load_model")
     async def load_model(body: dict[str, Any], key: User) -> Response:
@@ -137,36 +126,32 @@ def _own_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _completion(
-    service: Service, prefix: str, how: tuple[Any, Any, Any], request: Request, body: Any, key: Key | None
+async def _answer(
+    service: Service, kind: type[Answer], request: Request, body: Body, key: Key | None, drafter: str = "accelerated"
 ) -> Response:
-    """The answer to a request. `how`: what prepares it, what answers it whole, and what in a stream."""
-    asked, whole, streamed = how
+    """The answer to a request, streamed where it asks for that."""
     service.check_model(body.model)
-    job = service.create_job(key, prefix)
+    job = service.create_job(key, kind.prefix, drafter)
     with _cancelled_on_disconnect(request, job) as watch:
-        ready = await asked(service, body, job)
-        if body.stream:
-            return _streaming(streamed(service, ready), job, watch)
+        answer = await kind.prepare(service, body, job)
+        if body.stream or kind is StepsAnswer:
+            headers = {"x-request-id": job.id, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            return StreamingResponse(_watched(answer, watch), media_type="text/event-stream", headers=headers)
         try:
-            answer = await whole(service, ready)
+            whole = await answer.complete()
         except CancelledError:
             return Response(status_code=499)
     watch.cancel()
-    return JSONResponse(answer, headers={"x-request-id": job.id})
+    return JSONResponse(whole, headers={"x-request-id": job.id})
 
 
-def _streaming(source: AsyncGenerator[str], job: Job, watch: asyncio.Task[None]) -> StreamingResponse:
-    async def watched() -> AsyncIterator[str]:
-        try:
-            async with contextlib.aclosing(source):
-                async for event in source:
-                    yield event
-        finally:
-            watch.cancel()
-
-    headers = {"x-request-id": job.id, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(watched(), media_type="text/event-stream", headers=headers)
+async def _watched(answer: Answer, watch: asyncio.Task[None]) -> AsyncIterator[str]:
+    try:
+        async with contextlib.aclosing(answer.streamed()) as events:
+            async for event in events:
+                yield event
+    finally:
+        watch.cancel()
 
 
 @contextlib.contextmanager

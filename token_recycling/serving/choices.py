@@ -7,6 +7,7 @@ Otherwise tokens are held back with the text that they are a part of, so that lo
 from __future__ import annotations
 
 import json
+import operator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from .._util.text_stream import IncrementalText
 from .logprobs import Scored
-from .response_templates import REASONING
 from .stopping import StopTrimmer, raw_text
+from .templates import REASONING
 
 
 class ToolCall(NamedTuple):
@@ -45,16 +46,10 @@ class Delta:
     """Where the tokens begin in the text."""
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.reasoning or self.calls or self.tokens)
+        return any(vars(self).values())
 
     def __add__(self, other: Delta) -> Delta:
-        return Delta(
-            self.text + other.text,
-            self.reasoning + other.reasoning,
-            self.calls + other.calls,
-            self.tokens + other.tokens,
-            self.offsets + other.offsets,
-        )
+        return Delta(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 class Choice:
@@ -68,24 +63,25 @@ class Choice:
         self._held: list[tuple[int, Scored]] = []
         self._read = self._shown = self._calls = 0
         self._last: int | None = None
+        self._prompt: str | None = None
+        """Of which the tokens come first."""
         self.tokens = 0
         """How many were generated."""
         self._waiting = Delta()
         if parser is not None:
             self._waiting += self._parsed(parser.initial_events)
 
-    def echo(self, prompt: str, tokens: list[Scored]) -> Delta:
-        """The prompt, as the beginning of the text."""
-        delta, text = Delta(prompt), IncrementalText(self._tokenizer)
-        for token in tokens:
-            delta.tokens.append(token)
-            delta.offsets.append(self._read)
-            self._read += len(text.push([token.token]))
-        self._read = self._shown = len(prompt)
-        return delta
+    def begin_with(self, prompt: str, scored: bool) -> None:
+        """The text begins with its prompt; `scored`: the tokens of the prompt are pushed first."""
+        if scored:
+            self._prompt = prompt
+        else:
+            self._waiting, self._read, self._shown = Delta(prompt), len(prompt), len(prompt)
 
     def push(self, tokens: list[Scored]) -> Delta:
         """What these tokens add."""
+        if self._prompt is not None:
+            return self._scored_prompt(tokens)
         delta, self._waiting = self._waiting, Delta()
         for token in tokens:
             self.tokens, self._last = self.tokens + 1, token.token
@@ -119,6 +115,14 @@ class Choice:
             return "tool_calls"
         full = self.tokens >= (self._limit or 0)
         return "length" if full and not self._trimmer.stopped and self._last not in self._eos else "stop"
+
+    def _scored_prompt(self, tokens: list[Scored]) -> Delta:
+        prompt, self._prompt = self._prompt or "", None
+        text, offsets = IncrementalText(self._tokenizer), [0]
+        for token in tokens:
+            offsets.append(offsets[-1] + len(text.push([token.token])))
+        self._read = self._shown = len(prompt)
+        return Delta(prompt, tokens=tokens, offsets=offsets[:-1])
 
     def _plain(self, piece: str) -> Delta:
         self._read += len(piece)

@@ -1,46 +1,169 @@
-"""`POST /v1/completions`: from a body to the texts that are generated."""
+"""`POST /v1/completions` and `POST /v1/chat/completions`: from a body to texts, and what is said of them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from .answers import Asked, Form
-from .choices import Choice
-from .errors import ApiError
-from .job import Job
-from .requests import TextBody
+from .answers import Answer, Event
+from .choices import Choice, Delta
+from .errors import ApiError, invalid
+from .job import Job, Text
+from .logprobs import of_chat, of_completion
+from .requests import ChatBody, TextBody
 from .service import Service
-from .texts import Text
+from .templates import rendered, response_parser, response_template
 
 _DEFAULT_TOKENS = 16
 """As in OpenAI's API."""
 
 
-async def asked(service: Service, body: TextBody, job: Job) -> Asked:
-    """The texts of a request; raises ApiError."""
-    tokenizer = service.loaded.tokenizer
-    texts: list[Text] = []
-    choices: list[Choice] = []
-    echoes: list[str] = []
-    for prompt in body.prompts:
-        ids = await asyncio.to_thread(_ids, service, prompt)
-        made, config = await service.texts(job, ids, body, _DEFAULT_TOKENS, body.logprobs)
-        for text in made:
-            text.scored_prompt = body.logprobs if body.echo else None
-            choices.append(Choice(tokenizer, config))
-        texts += made
-        if body.echo:
-            shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
-            echoes += [shown] * len(made)
-    return Asked(job, texts, choices, Form(tokenizer, body.logprobs), echoes, body.wants_usage)
+@dataclass
+class TextAnswer(Answer):
+    """The answer of /v1/completions."""
+
+    top: int | None = None
+    """The likeliest tokens that are wanted for each token; None: no log-probabilities."""
+    include_usage: bool = False
+
+    prefix = "cmpl-"
+    kind = streamed_kind = "text_completion"
+
+    def __post_init__(self) -> None:
+        self._said = [Delta() for _ in self.choices]
+        self._reasons: list[str | None] = [None] * len(self.choices)
+
+    @classmethod
+    async def prepare(cls, service: Service, body: TextBody, job: Job) -> TextAnswer:
+        tokenizer, texts, choices = service.loaded.tokenizer, list[Text](), list[Choice]()
+        for prompt in body.prompts:
+            ids = await asyncio.to_thread(_ids, service, prompt)
+            made, config = await service.texts(job, ids, body, _DEFAULT_TOKENS, body.logprobs)
+            for text in made:
+                texts.append(text)
+                choices.append(Choice(tokenizer, config))
+                if body.echo:
+                    shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
+                    text.scored_prompt = body.logprobs
+                    choices[-1].begin_with(shown, scored=body.logprobs is not None)
+        return cls(service, job, texts, choices, body.logprobs, body.wants_usage)
+
+    async def events(self) -> AsyncGenerator[Event]:
+        for index in range(len(self.choices)):
+            if (opened := self.opened()) is not None:
+                yield self._event([{"index": index, "finish_reason": None, **opened}])
+        async with contextlib.aclosing(self.deltas()) as deltas:
+            async for index, delta, reason in deltas:
+                if delta or reason:
+                    said = self.part(delta, len(self._said[index].calls))
+                    yield self._event([{"index": index, "finish_reason": reason, **said}])
+                self._said[index] += delta
+                self._reasons[index] = reason
+        if self.include_usage:
+            yield self._event([], usage=self.usage())
+        yield "", None
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            {"index": index, "finish_reason": reason, **self.choice(delta)}
+            for index, (delta, reason) in enumerate(zip(self._said, self._reasons, strict=True))
+        ]
+        return {**self._body(self.kind, choices), "usage": self.usage()}
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> Event:
+        usage = {"usage": None} if self.include_usage else {}
+        return "", {**self._body(self.streamed_kind, choices), **usage, **more}
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        about = {"id": self.job.id, "object": kind, "created": self.created, "model": self.service.settings.name}
+        return {**about, "choices": choices}
+
+    def opened(self) -> dict[str, Any] | None:
+        """What a choice says in a stream before its text."""
+        return None
+
+    def part(self, delta: Delta, calls: int) -> dict[str, Any]:
+        """A part of a choice in a stream; `calls`: tool calls that came before."""
+        return self.choice(delta)
+
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        """A whole choice."""
+        tokenizer = self.service.loaded.tokenizer
+        scores = None if self.top is None else of_completion(tokenizer, delta.tokens, delta.offsets, self.top)
+        return {"text": delta.text, "logprobs": scores}
+
+
+class ChatAnswer(TextAnswer):
+    """The answer of /v1/chat/completions."""
+
+    prefix = "chatcmpl-"
+    kind, streamed_kind = "chat.completion", "chat.completion.chunk"
+
+    @classmethod
+    async def prepare(cls, service: Service, body: ChatBody, job: Job) -> ChatAnswer:  # type: ignore[override]
+        service.check_chat()
+        tokenizer = service.loaded.tokenizer
+        tools = None if body.tool_choice == "none" else body.tools or None
+        if tools:
+            _check_tools(service)
+        variables = body.chat_template_kwargs or {}
+        ids = await asyncio.to_thread(rendered, tokenizer, body.messages, tools=tools, **variables)
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        texts, config = await service.texts(job, ids, body, None, top)
+        choices = [Choice(tokenizer, config, response_parser(service.loaded, ids, tools)) for _ in texts]
+        return cls(service, job, texts, choices, top, body.wants_usage)
+
+    def opened(self) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def part(self, delta: Delta, calls: int) -> dict[str, Any]:
+        said: dict[str, Any] = {"content": delta.text} if delta.text else {}
+        if delta.reasoning:
+            said["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            said["tool_calls"] = [{"index": calls + place, **one} for place, one in enumerate(_calls(delta))]
+        return {"delta": said, "logprobs": self._logprobs(delta)}
+
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        said: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+        if delta.reasoning:
+            said["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            said |= {"content": delta.text or None, "tool_calls": _calls(delta)}
+        return {"message": said, "logprobs": self._logprobs(delta)}
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        return None if self.top is None else of_chat(self.service.loaded.tokenizer, delta.tokens)
+
+
+def _calls(delta: Delta) -> list[dict[str, Any]]:
+    return [{"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call._asdict()} for call in delta.calls]
 
 
 def _ids(service: Service, prompt: str | list[int]) -> torch.Tensor:
     if isinstance(prompt, str):
         return service.loaded.tokenizer(prompt, return_tensors="pt")["input_ids"]
     if max(prompt) >= service.target.embedded:
-        message = f"prompt: expected token ids below {service.target.embedded}, got {max(prompt)}"
-        raise ApiError(400, message, "invalid_value", "prompt")
+        raise invalid("prompt", f"expected token ids below {service.target.embedded}, got {max(prompt)}")
     return torch.tensor([prompt])
+
+
+def _check_tools(service: Service) -> None:
+    """Raises ApiError where tools would be lost, or calls of them could not be told from text."""
+    template = service.loaded.tokenizer.get_chat_template(tools=[])
+    missing = None
+    if not re.search(r"\btools\b", template):
+        missing = "the chat template of this model never shows them"
+    elif "tool_calls" not in (response_template(service.loaded) or {"fields": {}})["fields"]:
+        missing = "how this model writes its calls is not known (the tokenizer has no response template)"
+    if missing is not None:
+        raise ApiError(
+            400, f"tools: expected a model that takes them, got one without: {missing}", "unsupported", "tools"
+        )

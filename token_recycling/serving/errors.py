@@ -36,6 +36,11 @@ class ApiError(HTTPException):
         return self.detail
 
 
+def invalid(field: str, message: str) -> ApiError:
+    """The error for a field of a request whose value is wrong."""
+    return ApiError(400, f"{field}: {message}", "invalid_value", field)
+
+
 class CancelledError(Exception):
     """Raised in a generation whose client has disconnected."""
 

@@ -19,8 +19,8 @@ from .._util.extras import lacking
 from .._util.text_stream import one_line
 from ..model.inspection import vocabulary_size
 from ..model.loading import Loaded
-from .errors import ApiError
-from .isolation import Isolation
+from .errors import ApiError, invalid
+from .settings import Isolation
 
 _KEPT = 100_000_000
 """Bytes of compiled grammars that are kept in all."""
@@ -48,7 +48,7 @@ class Grammars:
             # In a thread: a large schema may take seconds, in which others are answered.
             compiled = await asyncio.to_thread(self._compiled, form, key)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise ApiError(400, f"response_format: {one_line(error)}", "invalid_value", "response_format") from error
+            raise invalid("response_format", one_line(error)) from error
         return lambda: GrammarProcessor(compiled)
 
     @cached_property

@@ -12,30 +12,39 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..costs.costs import Costs
-from ..drafters._base import Drafter, DrafterTraits, TextDrafter
+from ..drafters._base import Drafter
 from ..hf.accelerate import accelerated
 from ..hf.acceleration import Acceleration
 from ..hf.batched import DecodingThread
 from ..loop.stats import Stats
-from ..model.tree_model import TreeModel
-from ..trees.draft import Context, Draft, Step
 from .errors import ApiError, CancelledError, client_error, server_error
-from .logprobs import Scored
+from .logprobs import LogprobRecorder, Scored, scored_prompt
 from .stopping import with_own_stopping
-from .texts import Text, TokenStreamer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger("token_recycling.serving")
+
+
+@dataclass
+class Text:
+    """One text to generate."""
+
+    arguments: dict[str, Any]
+    """Of `generate`."""
+    seed: int | None = None
+    recorder: LogprobRecorder | None = None
+    """One of its processors, where log-probabilities are wanted."""
+    scored_prompt: int | None = None
+    """How many likeliest tokens are wanted for every token of the prompt; None: the prompt is not scored."""
 
 
 @dataclass
@@ -55,8 +64,8 @@ class Job:
     """Decodes its texts together with others; None where one text is generated at a time."""
     texts: int = 1
     """How many will be generated, all with one drafter."""
-    on_step: Callable[[Step, float], None] | None = None
-    """Called in the thread that generates, with every step and the seconds since the prompt was read."""
+    watched: Callable[[Drafter], Drafter] = lambda drafter: drafter
+    """Wraps the drafter, so that its steps are seen."""
     on_end: Callable[[Job], None] = lambda job: None
     """Called once, when nothing more will be generated."""
     warm_up: bool = False
@@ -109,6 +118,29 @@ class Job:
             return None
         return "failed" if self._failed else "complete"
 
+    def usage(self, tokens: int) -> dict[str, Any]:
+        """The usage block of an answer of that many tokens, with statistics of drafting."""
+        stats = self.stats
+        speculation = {
+            "drafter": stats.drafter,
+            "accelerated": self.fallback is None,
+            "steps": stats.steps,
+            "mat": round(stats.mat, 4),
+            "drafted_tokens": stats.drafted,
+            "accepted_tokens": stats.accepted.total(),
+            "tokens_per_second": round(stats.tokens_per_second, 2),
+            "wait_seconds": round(self.waited, 6),
+            "prefill_seconds": round(stats.prefill_seconds, 6),
+            "decode_seconds": round(stats.decode_seconds, 6),
+            **({} if self.fallback is None else {"not_accelerated_because": self.fallback}),
+        }
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self.prompt_tokens + tokens,
+            "speculation": speculation,
+        }
+
     def check(self) -> None:
         """Raises CancelledError, also where another text has failed, or ApiError where the time is over or the server
         ends.
@@ -128,9 +160,8 @@ class Job:
     def generate_text(self, text: Text, tell: Callable[[list[Scored]], None]) -> None:
         """Generates a text, in a thread that generates; tells its tokens as they come, and none at its end."""
         with self._turn() as drafter:
-            scores = text.prompt_scores(self.model)
-            if scores:
-                tell(scores)
+            if text.scored_prompt is not None:
+                tell(scored_prompt(self.model, text.arguments["input_ids"], text.scored_prompt))
             self._generate(drafter, text, tell)
             tell([])
 
@@ -147,7 +178,7 @@ class Job:
                     self._acquired = self._holding.enter_context(self.drafter)
                 self._begun, self._generating = self._begun + 1, self._generating + 1
             try:
-                yield self._acquired if self.on_step is None else StepReporter(self._acquired, self.on_step)
+                yield self.watched(self._acquired)
             finally:
                 with self._changing:
                     self._generating -= 1
@@ -191,51 +222,27 @@ class Job:
                     self.fallback = acceleration.fallback
 
 
-class StepReporter(Drafter):
-    """Wraps a drafter: calls `on_step` with every step that it has learned from, and the seconds since the prompt was
-    read.
+class TokenStreamer:
+    """A streamer of `generate` that tells the tokens of every step, scored where the text has a recorder. `check` is
+    called with every step, and raises where the text is to end.
     """
 
-    def __init__(self, inner: Drafter, on_step: Callable[[Step, float], None]) -> None:
-        self._inner, self._on_step = inner, on_step
+    def __init__(self, text: Text, tell: Callable[[list[Scored]], None], check: Callable[[], None]) -> None:
+        self._text, self._tell, self._check = text, tell, check
+        self._position: int | None = None
 
-    @property
-    def traits(self) -> DrafterTraits:
-        return self._inner.traits
+    def put(self, value: torch.Tensor) -> None:
+        """Called by `generate`: with the prompt first, then with the tokens of each step."""
+        self._check()
+        if self._position is None:
+            self._position = value.shape[-1]
+            return
+        tokens, recorder, start = value.flatten().tolist(), self._text.recorder, self._position
+        self._position += len(tokens)
+        if recorder is None:
+            self._tell([Scored(token) for token in tokens])
+        else:
+            self._tell([recorder.scored(start + place, token) for place, token in enumerate(tokens)])
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> TextDrafter:
-        return _ReportedText(self, self._inner.start(prompt, target, costs), self._on_step)
-
-    def describe(self) -> str:
-        return self._inner.describe()
-
-
-class _ReportedText(TextDrafter):
-    """One text of a wrapped drafter; it has no `retrieval`, since a device that drafts by itself reports no steps."""
-
-    def __init__(self, drafter: Drafter, inner: TextDrafter, on_step: Callable[[Step, float], None]) -> None:
-        super().__init__(drafter)
-        self._inner, self._on_step = inner, on_step
-        self._since: float | None = None
-
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        self._inner.observe_prompt(tokens, logits)
-
-    def read_prompt(self, states: torch.Tensor) -> None:
-        self._inner.read_prompt(states)
-
-    def draft(self, context: Context) -> Draft:
-        if self._since is None:
-            self._since = time.perf_counter()
-        return self._inner.draft(context)
-
-    def observe(self, step: Step) -> None:
-        self._inner.observe(step)
-        assert self._since is not None
-        self._on_step(step, time.perf_counter() - self._since)
-
-    def statistics(self) -> Mapping[str, float]:
-        return self._inner.statistics()
-
-    def describe(self) -> str:
-        return self._inner.describe()
+    def end(self) -> None:
+        """Called after the last step; there is nothing to do."""

@@ -1,13 +1,23 @@
-"""What a server has done since it started, in the text format of Prometheus."""
+"""What a server has done: counters in the text format of Prometheus, and an event in the log for every answer and
+every generation, without a word of what was said.
+
+Events are on the logger `token_recycling.serving.access` at level INFO, with their figures in `fields`. As JSON lines,
+one object each, they are for a collector of logs, warnings and errors among them.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+from datetime import datetime, timezone
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from .job import Job
 
+_ACCESS = logging.getLogger("token_recycling.serving.access")
 _MAT = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16, 32)
 _SECONDS = tuple(step * 10**power for power in (-3, -2, -1, 0) for step in (1, 2, 5))
 
@@ -39,9 +49,10 @@ class Metrics:
         self.drafters = gauge("drafters", "Drafters, each with its matrix, that are kept.")
         self._sums = [0, 0]
 
-    def count_request(self, path: str, status: int) -> None:
-        """One more answer."""
+    def count_request(self, path: str, status: int, seconds: float) -> None:
+        """One more answer, `seconds` after its request came. `path` is the route's, not what a client made of it."""
         self._requests.labels(path, str(status)).inc()
+        _log("answer", path=path, status=status, seconds=round(seconds, 4))
 
     def count_job(self, job: Job) -> None:
         """What a generation that has ended has cost and generated. Calls must not overlap."""
@@ -61,6 +72,22 @@ class Metrics:
         if stats.steps:
             self._mat_by_key.labels(job.key).observe(stats.mat)
             self._step_by_key.labels(job.key).observe(stats.decode_seconds / stats.steps)
+        _log(
+            "generation",
+            id=job.id,
+            key=job.key,
+            outcome=job.outcome,
+            accelerated=job.fallback is None,
+            prompt_tokens=stats.prompt_tokens,
+            tokens=stats.tokens,
+            steps=stats.steps,
+            mat=round(stats.mat, 3),
+            drafted=stats.drafted,
+            accepted=stats.accepted.total(),
+            wait_seconds=round(job.waited, 4),
+            prefill_seconds=round(stats.prefill_seconds, 4),
+            decode_seconds=round(stats.decode_seconds, 4),
+        )
 
     def count_save(self, good: bool) -> None:
         """A matrix was saved, or saving it failed."""
@@ -69,3 +96,37 @@ class Metrics:
     def text(self) -> bytes:
         """All metrics, for an answer."""
         return generate_latest(self._registry)
+
+
+def _log(event: str, **fields: Any) -> None:
+    if _ACCESS.isEnabledFor(logging.INFO):
+        _ACCESS.info(event, extra={"fields": fields})
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object: time, level, logger, event, and its fields or the trace of its error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def log_json_lines() -> None:
+    """From now on everything that this process logs is such a line, on standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    for name in ("token_recycling", "transformers"):
+        own = logging.getLogger(name)
+        own.handlers.clear()
+        own.propagate = True
+    _ACCESS.setLevel(logging.INFO)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
-from .errors import ApiError
+from .errors import ApiError, invalid
 from .stopping import Stops
 from .templates import Message
 
@@ -28,29 +28,21 @@ Refused = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
 
 
-def _invalid(name: str, message: str) -> ApiError:
-    return ApiError(400, f"{name}: {message}", "invalid_value", name)
-
-
 class Body(BaseModel, extra="forbid", strict=True):
     """What all requests have in common."""
 
-    model: Annotated[str | None, Field(description="the name of the model; another is not found (404)")] = None
-    temperature: Annotated[
-        float | None,
-        Field(ge=0, le=100, description="0 is greedy, above it draws; left out, as the model's own configuration says"),
-    ] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1, description="as OpenAI's; without a temperature it draws too")] = (
-        None
+    model: str | None = Field(None, description="the name of the model; another is not found (404)")
+    temperature: float | None = Field(
+        None, ge=0, le=100, description="0 is greedy, above it draws; left out, as the model's own configuration says"
     )
-    seed: Annotated[
-        int | None,
-        Field(ge=-(2**63), lt=2**63, description="equal seeds, equal texts; choice `i` has the seed plus `i`"),
-    ] = None
-    stream: Annotated[bool | None, Field(description="server-sent events, at the end `[DONE]`")] = None
-    generation_config: Annotated[
-        str | None, Field(description="of transformers' clients, JSON: as far as it says how tokens are chosen")
-    ] = None
+    top_p: float | None = Field(None, gt=0, le=1, description="as OpenAI's; without a temperature it draws too")
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**63, description="equal seeds, equal texts; choice `i` has the seed plus `i`"
+    )
+    stream: bool | None = Field(None, description="server-sent events, at the end `[DONE]`")
+    generation_config: str | None = Field(
+        None, description="of transformers' clients, JSON: as far as it says how tokens are chosen"
+    )
 
     harmless: ClassVar[tuple[str, ...]] = ()
     """Fields that are taken and change nothing: they are about accounts and caches of OpenAI's."""
@@ -84,27 +76,24 @@ class StreamOptions(BaseModel, extra="forbid", strict=True):
 class Sampling(Body):
     """How tokens are chosen, and when a text ends."""
 
-    stop: Annotated[
-        Stops | None, Field(description="up to 16, each of up to 128 characters; the text ends before the first")
-    ] = None
-    max_tokens: Annotated[int | None, Field(ge=1, description="tokens of an answer at most")] = None
-    frequency_penalty: Annotated[
-        float | None, Field(ge=-2, le=2, description="taken off a token's logit for each time that the answer has it")
-    ] = None
-    presence_penalty: Annotated[
-        float | None, Field(ge=-2, le=2, description="taken off once, if the answer has the token")
-    ] = None
-    logit_bias: Annotated[
-        dict[Annotated[str, StringConstraints(pattern=r"^\d+$")], Annotated[float, Field(ge=-100, le=100)]] | None,
-        Field(max_length=MOST_BIASES, description="added to the logits of token ids, up to 1,024"),
-    ] = None
-    top_k: Annotated[int | None, Field(ge=-1, description="draws from the `k` likeliest; 0 and -1: from all")] = None
-    min_p: Annotated[
-        float | None, Field(ge=0, le=1, description="leaves out what is less likely than this share of the likeliest")
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, Field(gt=0, description="divides logits of tokens that stand in the prompt or the answer (CTRL)")
-    ] = None
+    stop: Stops | None = Field(
+        None, description="up to 16, each of up to 128 characters; the text ends before the first"
+    )
+    max_tokens: int | None = Field(None, ge=1, description="tokens of an answer at most")
+    frequency_penalty: float | None = Field(
+        None, ge=-2, le=2, description="taken off a token's logit for each time that the answer has it"
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="taken off once, if the answer has the token")
+    logit_bias: (
+        dict[Annotated[str, StringConstraints(pattern=r"^\d+$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = Field(None, max_length=MOST_BIASES, description="added to the logits of token ids, up to 1,024")
+    top_k: int | None = Field(None, ge=-1, description="draws from the `k` likeliest; 0 and -1: from all")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="leaves out what is less likely than this share of the likeliest"
+    )
+    repetition_penalty: float | None = Field(
+        None, gt=0, description="divides logits of tokens that stand in the prompt or the answer (CTRL)"
+    )
 
     @cached_property
     def bias(self) -> SequenceBiasLogitsProcessor | None:
@@ -114,18 +103,15 @@ class Sampling(Body):
 
 
 class _Completing(Sampling):
-    n: Annotated[int | None, Field(ge=1, le=MOST_TEXTS, description="choices, each a text of its own")] = None
-    stream_options: Annotated[
-        StreamOptions | None,
-        Field(description="`include_usage`: usage in a last event; `include_obfuscation`: false alone"),
-    ] = None
-    response_format: Annotated[
-        dict[str, Any] | None,
-        Field(
-            description="`text`; with the extra `grammar` also `json_object`, `json_schema`, and "
-            '`{"type": "regex", "value": ...}`'
-        ),
-    ] = None
+    n: int | None = Field(None, ge=1, le=MOST_TEXTS, description="choices, each a text of its own")
+    stream_options: StreamOptions | None = Field(
+        None, description="`include_usage`: usage in a last event; `include_obfuscation`: false alone"
+    )
+    response_format: dict[str, Any] | None = Field(
+        None,
+        description="`text`; with the extra `grammar` also `json_object`, `json_schema`, and "
+        '`{"type": "regex", "value": ...}`',
+    )
 
     harmless = (
         "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
@@ -139,7 +125,7 @@ class _Completing(Sampling):
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> _Completing:
         if self.stream_options is not None and not self.stream:
-            raise _invalid("stream_options", "expected them with stream=true, got them without; leave them out")
+            raise invalid("stream_options", "expected them with stream=true, got them without; leave them out")
         return self
 
     @field_validator("response_format")
@@ -160,17 +146,16 @@ class _Completing(Sampling):
 class TextBody(_Completing):
     """Of /v1/completions."""
 
-    prompt: Annotated[
+    prompt: (
         str
         | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
         | Annotated[list[_Id], Field(min_length=1)]
-        | Annotated[list[Annotated[list[_Id], Field(min_length=1)]], Field(min_length=1, max_length=MOST_TEXTS)],
-        Field(description="a text, a list of them, token ids, or a list of such lists"),
-    ]
-    echo: Annotated[bool | None, Field(description="the answer begins with the prompt")] = None
-    logprobs: Annotated[
-        int | None, Field(ge=0, le=5, description="of the model itself, before penalties, temperature and cuts")
-    ] = None
+        | Annotated[list[Annotated[list[_Id], Field(min_length=1)]], Field(min_length=1, max_length=MOST_TEXTS)]
+    ) = Field(description="a text, a list of them, token ids, or a list of such lists")
+    echo: bool | None = Field(None, description="the answer begins with the prompt")
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="of the model itself, before penalties, temperature and cuts"
+    )
 
     refused = {
         "best_of": ("ask for n choices and choose", (1,)),
@@ -182,7 +167,7 @@ class TextBody(_Completing):
     def _not_too_many(self) -> TextBody:
         if len(self.prompts) * (self.n or 1) > MOST_TEXTS:
             given = f"{len(self.prompts)} prompts with n={self.n}"
-            raise _invalid("n", f"expected at most {MOST_TEXTS} texts, got {given}")
+            raise invalid("n", f"expected at most {MOST_TEXTS} texts, got {given}")
         return self
 
     @property
@@ -195,9 +180,9 @@ class TextBody(_Completing):
 class Templated(Body):
     """What goes through the chat template."""
 
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Field(description="of transformers' clients: variables of the template")
-    ] = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="of transformers' clients: variables of the template"
+    )
 
     @model_validator(mode="after")
     def _variables_only(self) -> Templated:
@@ -205,25 +190,22 @@ class Templated(Body):
         arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
         taken = sorted(arguments & (self.chat_template_kwargs or {}).keys())
         if taken:
-            raise _invalid("chat_template_kwargs", f"expected variables of the template, got {', '.join(taken)}")
+            raise invalid("chat_template_kwargs", f"expected variables of the template, got {', '.join(taken)}")
         return self
 
 
 class ChatBody(_Completing, Templated):
     """Of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, description="text parts alone")]
-    max_completion_tokens: Annotated[
-        int | None, Field(ge=1, description="tokens of an answer at most, before `max_tokens`")
-    ] = None
-    logprobs: Annotated[
-        bool | None, Field(description="of the model itself, before penalties, temperature and cuts")
-    ] = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20, description="with `logprobs`")] = None
-    tools: Annotated[
-        list[dict[str, Any]] | None,
-        Field(description="where the template shows them and transformers can read the model's calls"),
-    ] = None
+    messages: list[Message] = Field(min_length=1, description="text parts alone")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="tokens of an answer at most, before `max_tokens`"
+    )
+    logprobs: bool | None = Field(None, description="of the model itself, before penalties, temperature and cuts")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="with `logprobs`")
+    tools: list[dict[str, Any]] | None = Field(
+        None, description="where the template shows them and transformers can read the model's calls"
+    )
     tool_choice: ToolChoice = None
 
     refused = {
@@ -244,7 +226,7 @@ class ChatBody(_Completing, Templated):
     @model_validator(mode="after")
     def _top_of_what(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
-            raise _invalid("top_logprobs", "expected them with logprobs=true, got them without")
+            raise invalid("top_logprobs", "expected them with logprobs=true, got them without")
         return self
 
 
@@ -252,7 +234,7 @@ class StepsBody(Sampling):
     """Of /v1/token_recycling/steps: the prompt as a text, or as messages of a chat."""
 
     prompt: str | None = None
-    messages: Annotated[list[Message] | None, Field(min_length=1)] = None
+    messages: list[Message] | None = Field(None, min_length=1)
     drafter: _Text = "accelerated"
 
     @model_validator(mode="after")

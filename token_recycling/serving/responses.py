@@ -8,19 +8,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from . import chat
-from .answers import Asked
+from .answers import Event
 from .choices import Delta
-from .errors import CancelledError, failure
+from .completions import ChatAnswer
 from .job import Job
 from .requests import ChatBody, Refused, Templated, ToolChoice
 from .service import Service
-from .steps import server_sent
 from .templates import Message, Part
 
 
@@ -49,13 +48,12 @@ class _Reasoning(BaseModel):
 class ResponsesBody(Templated):
     """Of /v1/responses."""
 
-    input: Annotated[
-        str | Annotated[list[Message | _Call | _CallOutput | _Reasoning], Field(min_length=1)],
-        Field(description="a text, or messages, calls and what they gave; reasoning is left out"),
-    ]
-    instructions: Annotated[str | None, Field(description="a system message before all others")] = None
-    max_output_tokens: Annotated[int | None, Field(ge=1, description="tokens of an answer at most")] = None
-    tools: Annotated[list[_Tool] | None, Field(description="functions alone")] = None
+    input: str | Annotated[list[Message | _Call | _CallOutput | _Reasoning], Field(min_length=1)] = Field(
+        description="a text, or messages, calls and what they gave; reasoning is left out"
+    )
+    instructions: str | None = Field(None, description="a system message before all others")
+    max_output_tokens: int | None = Field(None, ge=1, description="tokens of an answer at most")
+    tools: list[_Tool] | None = Field(None, description="functions alone")
     tool_choice: ToolChoice = None
 
     harmless = ChatBody.harmless
@@ -100,12 +98,6 @@ class ResponsesBody(Templated):
         return written
 
 
-async def asked(service: Service, body: ResponsesBody, job: Job) -> Asked:
-    """The text of a request; raises ApiError, and what the template raises."""
-    return await chat.asked(service, body.as_chat(), job)
-
-
-_Event = tuple[str, dict[str, Any]]
 _KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "reasoning_text": ({"type": "reasoning", "summary": []}, {}, {}),
     "output_text": ({"type": "message", "role": "assistant"}, {"annotations": []}, {"logprobs": []}),
@@ -122,11 +114,11 @@ class _Output:
         """Of the text that grows, in the last item."""
         self._numbers = itertools.count()
 
-    def event(self, name: str, /, **data: Any) -> _Event:
+    def event(self, name: str, /, **data: Any) -> Event:
         """The next event of a stream."""
         return name, {"type": name, "sequence_number": next(self._numbers), **data}
 
-    def push(self, delta: Delta) -> Iterator[_Event]:
+    def push(self, delta: Delta) -> Iterator[Event]:
         """Add what came."""
         for kind, piece in (("reasoning_text", delta.reasoning), ("output_text", delta.text)):
             if piece:
@@ -141,13 +133,13 @@ class _Output:
             yield self._of_item("function_call_arguments.done", item_id=item["id"], **call._asdict())
             yield self._of_item("output_item.done", item=self.items[-1])
 
-    def end(self, status: str) -> Iterator[_Event]:
+    def end(self, status: str) -> Iterator[Event]:
         """End the answer, whose last text has that status; one without items gets an empty message."""
         if not self.items:
             yield from self._begin("output_text")
         yield from self._end(status)
 
-    def _begin(self, kind: str) -> Iterator[_Event]:
+    def _begin(self, kind: str) -> Iterator[Event]:
         """Begin an item, unless one of that kind grows."""
         if kind == self._kind:
             return
@@ -159,7 +151,7 @@ class _Output:
         self.items[-1]["content"].append(part)
         yield self._of_part("content_part.added", part=part)
 
-    def _end(self, status: str) -> Iterator[_Event]:
+    def _end(self, status: str) -> Iterator[Event]:
         """End the text that grows, if one does."""
         if self._kind is None:
             return
@@ -170,10 +162,10 @@ class _Output:
         yield self._of_part("content_part.done", part=part)
         yield self._of_item("output_item.done", item=item)
 
-    def _of_item(self, name: str, /, **data: Any) -> _Event:
+    def _of_item(self, name: str, /, **data: Any) -> Event:
         return self.event(f"response.{name}", output_index=len(self.items) - 1, **data)
 
-    def _of_part(self, name: str, /, **data: Any) -> _Event:
+    def _of_part(self, name: str, /, **data: Any) -> Event:
         return self._of_item(name, item_id=self.items[-1]["id"], content_index=0, **data)
 
 
@@ -181,64 +173,57 @@ def _id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
-async def whole_response(service: Service, asked: Asked) -> dict[str, Any]:
-    """The answer as one object; raises CancelledError if its client has gone, and what the generation raised."""
-    events = [event async for event in _events(service, asked, _Output())]
-    return events[-1][1]["response"]
+@dataclass
+class ResponseAnswer(ChatAnswer):
+    """The answer of /v1/responses: that of a chat, said as items."""
 
+    prefix = "resp_"
 
-def streamed_response(service: Service, asked: Asked) -> AsyncGenerator[str]:
-    """The answer as server-sent events; an error ends it with events that say so."""
+    def __post_init__(self) -> None:
+        self._output = _Output()
+        self._whole: dict[str, Any] = {}
 
-    async def until_failed() -> AsyncGenerator[_Event]:
-        output = _Output()
-        try:
-            async with contextlib.aclosing(_events(service, asked, output)) as events:
-                async for event in events:
+    @classmethod
+    async def prepare(cls, service: Service, body: ResponsesBody, job: Job) -> ResponseAnswer:  # type: ignore[override]
+        answer = await super().prepare(service, body.as_chat(), job)
+        assert isinstance(answer, ResponseAnswer)
+        return answer
+
+    async def events(self) -> AsyncGenerator[Event]:
+        output, reason = self._output, None
+        for name in ("created", "in_progress"):
+            yield output.event(f"response.{name}", response=self._response("in_progress"))
+        async with contextlib.aclosing(self.deltas()) as deltas:
+            async for _, delta, ended in deltas:
+                reason = ended
+                for event in output.push(delta):
                     yield event
-        except CancelledError:
-            return
-        except Exception as error:
-            said = failure(error)["error"]
-            yield output.event("error", message=said["message"], code=said["code"], param=said["param"])
-            about = {"code": "server_error", "message": said["message"]}
-            yield output.event("response.failed", response=_response(service, asked, output, "failed", error=about))
-        finally:
-            asked.job.cancel()
+        status = "incomplete" if reason == "length" else "completed"
+        for event in output.end(status):
+            yield event
+        usage = self.usage()
+        counted = {
+            "input_tokens": usage.pop("prompt_tokens"),
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": usage.pop("completion_tokens"),
+            "output_tokens_details": {"reasoning_tokens": 0},
+            **usage,
+        }
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        self._whole = self._response(status, incomplete_details=details, usage=counted)
+        yield output.event(f"response.{status}", response=self._whole)
 
-    return server_sent(until_failed())
+    def whole(self) -> dict[str, Any]:
+        return self._whole
 
+    def failed(self, error: dict[str, Any]) -> Iterable[Event]:
+        said = error["error"]
+        yield self._output.event("error", message=said["message"], code=said["code"], param=said["param"])
+        about = {"code": "server_error", "message": said["message"]}
+        yield self._output.event("response.failed", response=self._response("failed", error=about))
 
-async def _events(service: Service, asked: Asked, output: _Output) -> AsyncGenerator[_Event]:
-    """The events of an answer; the last one has all of it."""
-    for name in ("created", "in_progress"):
-        yield output.event(f"response.{name}", response=_response(service, asked, output, "in_progress"))
-    reason = None
-    async with contextlib.aclosing(asked.deltas(service)) as deltas:
-        async for _, delta, ended in deltas:
-            reason = ended
-            for event in output.push(delta):
-                yield event
-    if reason is None:
-        raise CancelledError
-    status = "incomplete" if reason == "length" else "completed"
-    for event in output.end(status):
-        yield event
-    details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-    usage = asked.usage()
-    counted = {
-        "input_tokens": usage.pop("prompt_tokens"),
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": usage.pop("completion_tokens"),
-        "output_tokens_details": {"reasoning_tokens": 0},
-        **usage,
-    }
-    whole = _response(service, asked, output, status, incomplete_details=details, usage=counted)
-    yield output.event(f"response.{status}", response=whole)
-
-
-def _response(service: Service, asked: Asked, output: _Output, status: str, **more: Any) -> dict[str, Any]:
-    about = {"id": asked.job.id, "object": "response", "created_at": asked.created, "model": service.settings.name}
-    # The official client wants these too.
-    usual = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-    return {**about, "status": status, "output": output.items, **usual, **more}
+    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+        about = {"id": self.job.id, "object": "response", "created_at": self.created, "status": status}
+        # The official client wants these too.
+        usual = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        return {**about, "model": self.service.settings.name, "output": self._output.items, **usual, **more}

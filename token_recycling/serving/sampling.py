@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from ..model.inspection import context_length
-from .errors import ApiError
+from .errors import invalid
 from .logprobs import LogprobRecorder
-from .penalties import AdditivePenalties
 from .requests import MOST_BIASES, Sampling
 from .stopping import Stops
 
@@ -90,12 +90,28 @@ def processors_of(
     if body.bias is not None:
         largest = max(map(int, body.logit_bias or ()))
         if largest >= vocabulary:
-            message = f"logit_bias: expected token ids below {vocabulary}, got {largest}"
-            raise ApiError(400, message, "invalid_value", "logit_bias")
+            raise invalid("logit_bias", f"expected token ids below {vocabulary}, got {largest}")
         found.append(body.bias)
     if grammar is not None:
         found.append(grammar())
     return LogitsProcessorList(found)
+
+
+class AdditivePenalties(LogitsProcessor):
+    """The penalties of OpenAI's API, for one text, whose prompt has `prompt_tokens`:
+
+        logits[j] -= count[j] * frequency_penalty + (count[j] > 0) * presence_penalty
+
+    `count` is how often the answer has the token; the prompt does not count (platform.openai.com/docs, "Frequency and
+    presence penalties"). Cost: a count of the answer's tokens, for every emitted token.
+    """
+
+    def __init__(self, frequency: float, presence: float, prompt_tokens: int) -> None:
+        self._frequency, self._presence, self._prompt = frequency, presence, prompt_tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(input_ids[0, self._prompt :], minlength=scores.shape[-1])
+        return scores - (counts * self._frequency + (counts > 0) * self._presence)
 
 
 def check_ids(config: GenerationConfig, vocabulary: int) -> None:
@@ -103,8 +119,7 @@ def check_ids(config: GenerationConfig, vocabulary: int) -> None:
     sequences = [*(config.bad_words_ids or ()), *(entry[0] for entry in config.sequence_bias or ())]
     ids = [token for ids in sequences if isinstance(ids, list) for token in ids if isinstance(token, int)]
     if max(ids, default=0) >= vocabulary:
-        message = f"generation_config: expected token ids below {vocabulary}, got {max(ids)}"
-        raise ApiError(400, message, "invalid_value")
+        raise invalid("generation_config", f"expected token ids below {vocabulary}, got {max(ids)}")
 
 
 def given_config(text: str | None) -> dict[str, Any]:
@@ -116,7 +131,7 @@ def given_config(text: str | None) -> dict[str, Any]:
     except ValueError:
         given = None
     if not isinstance(given, dict):
-        raise ApiError(400, "generation_config: expected a JSON object in a string", "invalid_value")
+        raise invalid("generation_config", "expected a JSON object in a string")
     usual = GenerationConfig().to_dict()
     given = {name: value for name, value in given.items() if value is not None}
     others = sorted(
@@ -125,16 +140,18 @@ def given_config(text: str | None) -> dict[str, Any]:
         if name not in _SAMPLING and not name.startswith(("_", "transformers_version")) and value != usual.get(name)
     )
     if others:
-        raise ApiError(400, f"generation_config: expected {', '.join(sorted(_SAMPLING))}, got {', '.join(others)}")
+        raise invalid(
+            "generation_config", f"expected fields of {', '.join(sorted(_SAMPLING))}, got {', '.join(others)}"
+        )
     given = {name: value for name, value in given.items() if name in _SAMPLING}
     for name, value in given.items():
         if isinstance(value, list) and len(value) > MOST_BIASES:
-            message = f"generation_config: expected lists of at most {MOST_BIASES}, got {len(value)} in {name}"
-            raise ApiError(400, message, "invalid_value")
+            message = f"expected lists of at most {MOST_BIASES}, got {len(value)} in {name}"
+            raise invalid("generation_config", message)
     if "stop_strings" in given:
         try:
             given["stop_strings"] = _STOPS.validate_python(given["stop_strings"])
         except ValidationError as error:
-            message = f"generation_config: expected stop_strings as `stop` has them: {error.errors()[0]['msg']}"
-            raise ApiError(400, message, "invalid_value") from None
+            message = f"expected stop_strings as `stop` has them: {error.errors()[0]['msg']}"
+            raise invalid("generation_config", message) from None
     return given

@@ -18,20 +18,17 @@ from ..drafters._registry import make_drafter
 from ..hf.batched import DecodingThread
 from ..model.loading import Loaded
 from ..model.tree_model import TreeModel
-from .drafter_pool import DrafterPool
+from .drafter_pool import DrafterPool, OfferedDrafters
 from .errors import ApiError
 from .grammars import Grammars
-from .job import Job
+from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
-from .logs import log_generation
 from .metrics import Metrics
-from .offered_drafters import OfferedDrafters
 from .requests import ChatBody, Sampling, TextBody
 from .sampling import check_ids, config_of, processors_of
 from .settings import Settings
 from .templates import check_template
-from .texts import Text
 from .worker import Worker
 
 _FIRST_TEXT = "The first of the"
@@ -162,7 +159,6 @@ class Service:
             self.metrics.running.set(len(self._jobs))
             if job.outcome is not None:
                 self.metrics.count_job(job)
-                log_generation(job)
 
     async def open(self) -> None:
         """Compiles what the first requests would wait for, and completes a text as they do. May be called
@@ -173,7 +169,7 @@ class Service:
         drafter = contextlib.nullcontext(self.pool.base.fork())
         job = Job(self.loaded.model, drafter, together=self.together, warm_up=True)
         ids = self.loaded.tokenizer(_FIRST_TEXT, return_tensors="pt")["input_ids"]
-        texts, _ = await self.texts(job, ids, TextBody(prompt=_FIRST_TEXT), 8, None)
+        texts, _ = await self.texts(job, ids, TextBody.model_validate({"prompt": _FIRST_TEXT}), 8, None)
         try:
             await self.worker.async_submit(job.generate_text, texts[0], lambda tokens: None)
         except Exception as error:

@@ -1,13 +1,30 @@
-"""How a model is served, checked when it is stated."""
+"""How a model is served, checked when it is stated, and whose texts a drafter may learn from by default."""
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from pathlib import Path
 
-from .isolation import Isolation
+from .._util.options import check_declared, option
 from .keys import METRICS, Key
-from .offered_drafters import DEFAULT_OFFERS
+
+_limit = partial(option, rich_help_panel="Limits")
+DEFAULT_OFFERS = ("recycling", "published", "suffix", "prompt_lookup", "lookahead")
+"""Drafters that requests for steps may name where the operator lists none."""
+
+
+class Isolation(str, Enum):
+    """Who shares a drafter."""
+
+    shared = "shared"
+    """All requests."""
+    per_key = "per-key"
+    """The requests of one API key."""
+    per_request = "per-request"
+    """None: every request begins with a copy of the base, which is dropped afterwards."""
 
 
 @dataclass(frozen=True)
@@ -21,41 +38,49 @@ class Settings:
     """Drafters that a request for steps may name instead, made for that request."""
     free_options: bool = False
     """Such a request may change the options of the drafter: for a server with one user."""
-    matrix: Path | None = None
-    """Loaded at start if it is there; the base of all drafters, and, where one is shared, where it is saved."""
-    save_every: float = 60.0
-    """Seconds between two saves of what changed."""
+    matrix: Path | None = option(  # noqa: RUF009  # a field, as the others
+        None,
+        "Matrix file: loaded if there; saved where it is shared, else the base of all, beside which keys' own are "
+        "saved.",
+        rich_help_panel="Learning",
+    )
+    save_every: float = option(60.0, "Seconds between two savings.", 0.001, rich_help_panel="Learning")
     isolation: Isolation = Isolation.shared
     """May be given as its value, such as "per-key"."""
     keys: tuple[Key, ...] = ()
     allow_hosts: tuple[str, ...] = ()
     """Names beside those of this machine to which a loopback address answers where no keys are configured."""
-    max_keys: int = 64
-    """Matrices of keys in memory at most; the least recently used makes room."""
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    concurrency: int = 1
-    """Texts that are generated at once."""
-    max_requests: int = 32
-    """Running and waiting."""
-    max_requests_per_key: int | None = None
-    max_body: float = 2.0
-    """Megabytes of a request's body at most."""
-    timeout: float | None = None
-    """Seconds from the arrival of a request to its last token at most."""
+    max_keys: int = option(64, "Matrices of keys in memory at most.", 1, rich_help_panel="Learning")
+    max_prompt_tokens: int | None = _limit(None, "Longest prompt; default the context.", 1)
+    max_new_tokens: int | None = _limit(None, "Most tokens of an answer; default the context.", 1)
+    concurrency: int = _limit(1, "Texts that are generated at once, in shared passes.", 1)
+    max_requests: int = _limit(32, "Requests that run or wait; more are refused.", 1)
+    max_requests_per_key: int | None = _limit(None, "The same of one key.", 1)
+    max_body: float = _limit(2.0, "Megabytes of a request.", 0.001)
+    timeout: float | None = _limit(None, "Seconds for a request, waiting included.", 0.001)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "isolation", Isolation(self.isolation))
-        for name in (
-            "concurrency", "max_keys", "max_prompt_tokens", "max_new_tokens", "max_requests", "max_requests_per_key",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {value}")
-        for name in ("save_every", "max_body", "timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"expected {name} above 0, got {value}")
+        check_declared(self)
         users = [key for key in self.keys if key.name != METRICS]
         if self.isolation is Isolation.per_key and not users:
             raise ValueError("expected an API key for isolation per-key, got none; give one, or another isolation")
+
+
+def default_isolation(host: str, has_keys: bool) -> tuple[Isolation, str]:
+    """The default isolation, and the reason for it."""
+    if has_keys:
+        return Isolation.per_key, "since API keys are configured"
+    if is_loopback(host):
+        return Isolation.shared, f"since {host} is reached from this machine alone, and no API keys are configured"
+    return Isolation.per_request, f"since {host} is reached from elsewhere, and no API keys are configured"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

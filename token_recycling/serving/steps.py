@@ -22,76 +22,77 @@ first `accepted` of them were drafted; the others, one as a rule, are the model'
 node the parent (-1 for the root, which is the newest token of the text before), the token and its text; `path` names
 the accepted nodes, the root first. `usage` is that of /v1/completions. The last event is `end` or `error`. A client
 that disconnects ends the generation. What is refused before the stream begins (401, 400, 413, 429, 503) is answered
-with that status and the JSON of `error`. In Python, `step_events` is the same as an async iterator of (name, data).
+with that status and the JSON of `error`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ..trees.draft import Step
+import torch
+
+from ..costs.costs import Costs
+from ..drafters._base import Drafter, DrafterTraits, TextDrafter
+from ..model.tree_model import TreeModel
+from ..trees.draft import Context, Draft, Step
+from .answers import Answer, Event, from_threads
 from .choices import Choice
-from .errors import failure
-from .job import Job
+from .job import Job, Text
 from .logprobs import Scored
 from .requests import StepsBody
 from .sampling import config_of
 from .service import Service
 from .templates import rendered
-from .texts import Text
-from .told import told
-from .usage import usage
 
 
-async def prepare(service: Service, body: StepsBody, job: Job) -> Text:
-    """The text of a request; raises ApiError."""
-    tokenizer = service.loaded.tokenizer
-    if body.messages is not None:
-        service.check_chat()
-        ids = await asyncio.to_thread(rendered, tokenizer, body.messages)
-    else:
-        ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
-    config = config_of(body, service.loaded.model)
-    service.limit(job, ids.shape[-1], config)
-    return Text(service.arguments(body, ids, config), body.seed)
+@dataclass
+class StepsAnswer(Answer):
+    """The answer of /v1/token_recycling/steps."""
 
+    prefix = "steps-"
 
-async def step_events(service: Service, job: Job, asked: Text) -> AsyncGenerator[tuple[str, Any]]:
-    """The events of a request; closing the iterator ends the generation."""
+    @classmethod
+    async def prepare(cls, service: Service, body: StepsBody, job: Job) -> StepsAnswer:
+        tokenizer = service.loaded.tokenizer
+        if body.messages is not None:
+            service.check_chat()
+            ids = await asyncio.to_thread(rendered, tokenizer, body.messages)
+        else:
+            ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
+        config = config_of(body, service.loaded.model)
+        service.limit(job, ids.shape[-1], config)
+        text = Text(service.arguments(body, ids, config), body.seed)
+        return cls(service, job, [text], [Choice(tokenizer, config)])
 
-    def begin(tell: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:
-        job.on_step = lambda step, seconds: tell(_plain_numbers(step, seconds))
-        return service.worker.async_submit(job.generate_text, asked, lambda tokens: None, key=job.key)
+    async def events(self) -> AsyncGenerator[Event]:
+        def begin(tell: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:
+            self.job.watched = lambda drafter: StepReporter(
+                drafter, lambda step, seconds: tell(_plain_numbers(step, seconds))
+            )
+            return self.service.worker.async_submit(
+                self.job.generate_text, self.texts[0], lambda tokens: None, key=self.job.key
+            )
 
-    tokenizer = service.loaded.tokenizer
-    text, index = Choice(tokenizer, asked.arguments["generation_config"]), 0
-    try:
-        yield "start", {"id": job.id, "model": service.settings.name, "prompt_tokens": job.prompt_tokens}
-        async with contextlib.aclosing(told(job, begin)) as steps:
+        (text,), tokenizer, index = self.choices, self.service.loaded.tokenizer, 0
+        about = {"id": self.job.id, "model": self.service.settings.name}
+        yield "start", {**about, "prompt_tokens": self.job.prompt_tokens}
+        async with contextlib.aclosing(from_threads(self.job, begin)) as steps:
             async for step in steps:
                 step["texts"] = [text.push([Scored(token)]).text for token in step["tokens"]]
                 draft = step["draft"]
                 draft["texts"] = [tokenizer.decode([token]) for token in draft["tokens"]]
                 yield "step", {"index": index, **step}
                 index += 1
-        if not job.cancelled:
-            said = {"text": text.end().text, "finish_reason": text.finish_reason}
-            yield "end", {**said, "usage": usage(job, text.tokens)}
-    except Exception as error:
-        yield "error", failure(error)
-    finally:
-        job.cancel()
+        rest = text.end().text
+        yield "end", {"text": rest, "finish_reason": text.finish_reason, "usage": self.usage()}
 
-
-async def server_sent(events: AsyncGenerator[tuple[str, Any]]) -> AsyncGenerator[str]:
-    """Events as text: `event: NAME` and `data: JSON`."""
-    async with contextlib.aclosing(events):
-        async for name, data in events:
-            yield f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    def failed(self, error: dict[str, Any]) -> Iterable[Event]:
+        return [("error", error)]
 
 
 def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:
@@ -104,3 +105,53 @@ def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:
         "path": step.accepted,
         "draft": {"parents": list(tree.parents), "tokens": step.draft.tokens.tolist()},
     }
+
+
+class StepReporter(Drafter):
+    """Wraps a drafter: calls `on_step` with every step that it has learned from, and the seconds since the prompt was
+    read.
+    """
+
+    def __init__(self, inner: Drafter, on_step: Callable[[Step, float], None]) -> None:
+        self._inner, self._on_step = inner, on_step
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return self._inner.traits
+
+    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> TextDrafter:
+        return _ReportedText(self, self._inner.start(prompt, target, costs), self._on_step)
+
+    def describe(self) -> str:
+        return self._inner.describe()
+
+
+class _ReportedText(TextDrafter):
+    """One text of a wrapped drafter; it has no `retrieval`, since a device that drafts by itself reports no steps."""
+
+    def __init__(self, drafter: Drafter, inner: TextDrafter, on_step: Callable[[Step, float], None]) -> None:
+        super().__init__(drafter)
+        self._inner, self._on_step = inner, on_step
+        self._since: float | None = None
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        self._inner.observe_prompt(tokens, logits)
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        self._inner.read_prompt(states)
+
+    def draft(self, context: Context) -> Draft:
+        if self._since is None:
+            self._since = time.perf_counter()
+        return self._inner.draft(context)
+
+    def observe(self, step: Step) -> None:
+        self._inner.observe(step)
+        assert self._since is not None
+        self._on_step(step, time.perf_counter() - self._since)
+
+    def statistics(self) -> Mapping[str, float]:
+        return self._inner.statistics()
+
+    def describe(self) -> str:
+        return self._inner.describe()

@@ -1,4 +1,9 @@
-"""From messages to a prompt, through the chat template."""
+"""From messages to a prompt, through the chat template, and back: how models write reasoning and tool calls.
+
+A response template, which transformers reads since 5.13, says where the parts of an answer begin and end
+(huggingface.co/docs/transformers, "Response Parsing"). A tokenizer may bring one; here are those of families whose
+tokenizers did not.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel
 
 from .._util.text_stream import one_line
+from ..model.loading import Loaded
 
 if TYPE_CHECKING:
     import torch
@@ -64,3 +70,65 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
             return
         why = "no token"
     raise ValueError(f"expected a chat template that renders a message, got {why}; give another, by --chat-template")
+
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What templates call the field with the reasoning."""
+
+
+def _template(anchor: Any, thought: tuple[str, str], end: dict[str, Any], **calls: Any) -> dict[str, Any]:
+    """A response template: how an answer begins, the marks of its reasoning, its end, and its calls."""
+    fields = {
+        "reasoning_content": {"open": thought[0], "close": thought[1], "content": "text"},
+        "tool_calls": {"repeats": True, **calls},
+        "content": {**end, "content": "text"},
+    }
+    return {"defaults": {"role": "assistant"}, "start_anchor": anchor, "fields": fields}
+
+
+_NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+# Blanks between two marks are no text: they would take the place of the text before.
+_QWEN = "<|im_start|>assistant\n", ("<think>", "</think>"), {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"}
+_JSON_CALLS = _template(
+    *_QWEN,
+    open_pattern=r"\s*<tool_call>",
+    close="</tool_call>",
+    content="json",
+    transform={"type": "function", "function": "{content}"},
+)
+_XML_CALLS = _template(
+    *_QWEN,
+    open_pattern=r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+    close_pattern=r"</function>\s*</tool_call>",
+    content="xml-inline",
+    content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+    transform=_NAMED,
+)
+_GEMMA = _template(
+    ["<|turn>model\n", "<tool_response|>"],
+    ("<|channel>thought\n", "<channel|>"),
+    {"close": ["<turn|>", "<|tool_response>", "<eos>"]},
+    open_pattern=r"<\|tool_call>call:(?P<name>\w+)",
+    close="<tool_call|>",
+    content="json",
+    content_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+    transform=_NAMED,
+)
+
+
+def response_template(loaded: Loaded) -> dict[str, Any] | None:
+    """The tokenizer's own, or that of a family; None where neither is known, or this transformers reads none."""
+    tokenizer, family = loaded.tokenizer, loaded.model.config.model_type
+    if not hasattr(tokenizer, "get_response_parser"):
+        return None
+    if getattr(tokenizer, "response_template", None) is not None:
+        return tokenizer.response_template
+    if family.startswith(("qwen2", "qwen3")):
+        return _XML_CALLS if "<function=" in tokenizer.get_chat_template(tools=[]) else _JSON_CALLS
+    return _GEMMA if family == "gemma4" else None
+
+
+def response_parser(loaded: Loaded, ids: torch.Tensor, tools: list[dict[str, Any]] | None) -> Any:
+    """A parser of the answer to a prompt (1, length), None where the form of answers is not known."""
+    template = response_template(loaded)
+    return template and loaded.tokenizer.get_response_parser(template, prefix=ids[0], tools=tools)

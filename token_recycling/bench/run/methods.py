@@ -13,7 +13,8 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ...drafters._registry import drafter_names, make_drafter, written_options
+from ..._util.options import written_options
+from ...drafters._registry import drafter_names, make_drafter
 from ...model.sources import resolved, title
 from ..row_format import BASELINE, REPLAY_BASELINE
 from .oracle import Hindsight, OracleRunner

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ...drafters._registry import drafter_class, options_of, split_outside, written_options
+from ..._util.options import options_of, split_outside, written_options
+from ...drafters._registry import drafter_class
 from ...trees.templates import RANK_ACCEPTANCE, grow
 from ...trees.tree import Tree
 from ..row_format import BASELINE, REPLAY_BASELINE, STOPPING

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ..._util.extras import lacking
+from ..._util.text_stream import one_line
 from ...model import loading, sources
 from .. import console, running
 from ..options import Chat, Device, DType, Json, Model, Threads, completed_drafters
+
+if TYPE_CHECKING:
+    from ...bench.run.measure import Event
+    from ...bench.run.plan import BenchmarkPlan
 
 TRANSFORMERS_METHODS = "assisted", "generate", "oracle", "prompt_lookup_hf"
 
@@ -100,7 +108,6 @@ def bench(
 
     from ...bench.run.measure import measure
     from ...bench.run.store import Store
-    from ..measuring import measuring
 
     folder = output or Path("results") / Path(sources.title(model)).name
     store = Store(folder, session.settings(config, questions, plan, where), plan, fresh)
@@ -108,7 +115,7 @@ def bench(
     if store.done:
         console.note(f"going on in {folder}: {store.done} of {total} prompts are measured")
     try:
-        with measuring(plan, repeats, store.done) as on_event:
+        with _measuring(plan, repeats, store.done) as on_event:
             measure(config, plan, store, where, on_event)
     except KeyboardInterrupt:
         console.note(f"stopped with {store.done} of {total} prompts; the same command goes on there")
@@ -134,3 +141,38 @@ def _report(folder: Path, rows: Path, as_json: bool) -> None:
         "different_outputs": sum(row["identical"] is False for row in measured),
     }
     console.print_json({"folder": str(folder), **counts, "written": [str(path) for path in written]})
+
+
+@contextmanager
+def _measuring(plan: BenchmarkPlan, repeats: int, done: int) -> Iterator[Callable[[Event], None]]:
+    """A bar on standard error, if that is a terminal; the function it gives is called with every event. It also notes
+    what fails early. `done` items of the plan are measured already.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+    from ...bench.run.measure import calls
+
+    total = calls(plan, repeats)
+    tokens: dict[Any, int] = defaultdict(int)
+    seconds: dict[Any, float] = defaultdict(float)
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    measured = total - calls(plan, repeats, done)
+    with console.progress_bar("", total, measured, *columns) as (progress, task):
+
+        def on_event(event: Event) -> None:
+            key = event.workload.mode, event.entry
+            if event.found is None:
+                rate = f", {tokens[key] / seconds[key]:.0f} tokens/s" if seconds[key] else ""
+                phase = "" if event.phase == "measuring" else f" ({event.phase})"
+                point = "" if event.entry.point is None else f" at {event.entry.point}"
+                text = f"{event.workload.title}: {event.entry.method.label}{point}{rate}{phase}"
+                progress.update(task, description=text)
+            elif event.phase == "measuring":
+                progress.advance(task)
+                if not isinstance(event.found, Exception):
+                    tokens[key] += sum(len(text) for outcome in event.found for text in outcome.tokens)
+                    seconds[key] += sum(outcome.total_seconds for outcome in event.found)
+            elif event.phase == "warming up" and isinstance(event.found, Exception):
+                console.note(f"{event.entry.method.spec} fails: {one_line(event.found)}")
+
+        yield on_event

@@ -76,21 +76,18 @@ def turns(on_terminal: bool) -> Iterator[str]:
     begun = ""
     while True:
         try:
-            line = input(PROMPT if not begun else "") if on_terminal else sys.stdin.readline()
-        except KeyboardInterrupt:
-            if not on_terminal:
+            line = input(PROMPT if on_terminal and not begun else "").rstrip("\r")
+        except (KeyboardInterrupt, EOFError) as end:
+            if on_terminal:
+                print()
+            elif isinstance(end, KeyboardInterrupt):
                 raise
-            print()
+            elif begun.strip():
+                yield begun.strip()
+            if isinstance(end, EOFError):
+                return
             begun = ""
             continue
-        except EOFError:
-            print()
-            return
-        if not line and not on_terminal:
-            if begun.strip():
-                yield begun.strip()
-            return
-        line = line.rstrip("\r\n")
         if line.endswith("\\"):
             begun += f"{line[:-1]}\n"
             continue

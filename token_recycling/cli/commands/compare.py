@@ -39,7 +39,7 @@ def compare(
 
     from ..._util.text_stream import decoded, pieces
     from ...drafters._registry import make_drafter
-    from .. import comparison, side_by_side
+    from .. import side_by_side
 
     # First calls cost extra on all sides; what is learned here goes with the drafter that learned it.
     throw_away = make_drafter(drafter)
@@ -51,7 +51,7 @@ def compare(
         console.note(f"transformers' prompt lookup fails with this model: {no_lookup}")
     out = Console()
     if not as_json:
-        comparison.legend(out, warm.stats.drafter)
+        side_by_side.legend(out, warm.stats.drafter)
     found, rows, ways = [], [], len(side_by_side.WAYS)
     for place, (prompt, ids) in enumerate(zip(given, encoded, strict=True)):
         arguments, title = loading.arguments(loaded, ids, max_new_tokens), f"{place + 1} of {len(given)}"
@@ -62,11 +62,11 @@ def compare(
         found.append(one)
         rows.append({**one.as_dict(), "text": decoded(loaded.tokenizer, one.tokens)})
         if not as_json:
-            comparison.print_comparison(out, title, one, pieces(loaded.tokenizer, one.steps))
+            side_by_side.print_comparison(out, title, one, pieces(loaded.tokenizer, one.steps))
     summary = {"model": running.described(loaded, model), **side_by_side.summary(found)}
     if as_json:
         console.print_json({"prompts": rows, "summary": summary})
     else:
-        comparison.print_summary(out, rows, summary)
+        side_by_side.print_summary(out, rows, summary)
     if not summary["identical"]:
         raise typer.Exit(1)

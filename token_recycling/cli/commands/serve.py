@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ...model import loading, sources
-from ...serving.isolation import Isolation, default_isolation, is_loopback
 from ...serving.keys import parse_keys
+from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation, is_loopback
 from .. import console, running
-from ..options import Device, Drafting, DType, Model, Threads, completed_drafters
+from ..options import Device, Drafting, DType, Model, Threads, completed_drafters, takes
 
 if TYPE_CHECKING:
     from ...serving.http_server import HttpServer
@@ -28,13 +27,7 @@ _limit, _learning, _access = (
 )
 
 
-class LogFormat(str, Enum):
-    """How the server logs."""
-
-    text = "text"
-    json = "json"
-
-
+@takes(Settings)
 def serve(
     model: Model,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
@@ -47,13 +40,6 @@ def serve(
         Path | None, typer.Option(help="File with a chat template instead of the model's.")
     ] = None,
     drafter: Drafting = "recycling",
-    matrix: Annotated[
-        Path | None,
-        _learning(
-            help="Matrix file: loaded if there; saved where it is shared, else the base of all, beside which keys' "
-            "own are saved."
-        ),
-    ] = None,
     offer: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,7 +49,6 @@ def serve(
             "`none` offers none. Default: those that need no option.",
         ),
     ] = None,
-    save_every: Annotated[float, _learning(min=1, help="Seconds between two savings.")] = 60,
     isolation: Annotated[
         Isolation | None,
         _learning(
@@ -71,7 +56,6 @@ def serve(
             "per-request."
         ),
     ] = None,
-    max_keys: Annotated[int, _learning(min=1, help="Matrices of keys in memory at most.")] = 64,
     api_key: Annotated[
         list[str] | None,
         _access(
@@ -91,13 +75,6 @@ def serve(
     ] = None,
     tls_certificate: Annotated[Path | None, _access(help="File of the certificate and its chain, PEM: HTTPS.")] = None,
     tls_key: Annotated[Path | None, _access(help="File of its private key, PEM.")] = None,
-    max_prompt_tokens: Annotated[int | None, _limit(min=1, help="Longest prompt; default the context.")] = None,
-    max_new_tokens: Annotated[int | None, _limit(min=1, help="Most tokens of an answer; default the context.")] = None,
-    concurrency: Annotated[int, _limit(min=1, help="Texts that are generated at once, in shared passes.")] = 1,
-    max_requests: Annotated[int, _limit(min=1, help="Requests that run or wait; more are refused.")] = 32,
-    max_requests_per_key: Annotated[int | None, _limit(min=1, help="The same of one key.")] = None,
-    max_body: Annotated[float, _limit(min=0.001, help="Megabytes of a request.")] = 2,
-    timeout: Annotated[float | None, _limit(min=0.001, help="Seconds for a request, waiting included.")] = None,
     max_connections: Annotated[
         int | None, _limit(min=1, help="Connections in all; default 512, or fewer where fewer files may be open.")
     ] = None,
@@ -106,79 +83,60 @@ def serve(
     body_timeout: Annotated[float, _limit(min=0.001, help="Seconds for its body, and to take what is sent.")] = 30,
     grace: Annotated[int, _limit(min=0, help="Seconds that running requests have at shutdown.")] = 10,
     log_format: Annotated[
-        LogFormat, typer.Option(help="json: a line of JSON for every answer, generation, warning and error.")
-    ] = LogFormat.text,
+        Literal["text", "json"],
+        typer.Option(help="json: a line of JSON for every answer, generation, warning and error."),
+    ] = "text",
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
+    **settings: Any,
 ) -> None:
     """Serves the model as OpenAI's API does: completions, chat completions and responses, until Ctrl-C."""
     sources.check_source(model)
     keys = parse_keys(api_key or [], api_key_file)
-    chosen, why = (isolation, "as asked") if isolation else default_isolation(host, bool(keys))
+    learning, why = (isolation, "as asked") if isolation else default_isolation(host, bool(keys))
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     with contextlib.closing(_listening(host, port)) as listener:
         from ...serving import check_installed
 
         check_installed()
         from ...serving.app import app_of
-        from ...serving.connections import ConnectionLimits
-        from ...serving.http_server import HttpServer, check_tls
+        from ...serving.http_server import ConnectionLimits, HttpServer, check_tls
+        from ...serving.metrics import log_json_lines
         from ...serving.service import Service
-        from ...serving.settings import Settings
 
-        tls = check_tls(tls_certificate, tls_key)
+        uvicorns = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
-        settings = Settings(
+        chosen = Settings(
             name=name or sources.title(model),
             drafter=drafter,
             offers=_offers(drafter, offer),
             free_options=not keys and is_loopback(host),
-            matrix=matrix,
-            save_every=save_every,
-            isolation=chosen,
+            isolation=learning,
             keys=keys,
             allow_hosts=tuple(allow_host or ()),
-            max_keys=max_keys,
-            max_prompt_tokens=max_prompt_tokens,
-            max_new_tokens=max_new_tokens,
-            concurrency=concurrency,
-            max_requests=max_requests,
-            max_requests_per_key=max_requests_per_key,
-            max_body=max_body,
-            timeout=timeout,
+            **settings,
         )
         with running.loading_shown(model):
             loaded = loading.load(model, dtype, device, threads)
         if template is not None:
             loaded.tokenizer.chat_template = template
-        service = Service(loaded, settings)
-        address = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        console.note(f"isolation {chosen.value}, {why}")
+        service = Service(loaded, chosen)
+        address = f"http{'s' if uvicorns else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        console.note(f"isolation {learning.value}, {why}")
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
-        serving = f"serving {settings.name} at {address}/v1; playground at {address}; Ctrl-C ends"
-        logs = _logs(log_format)
-        started = partial(console.note, serving)
-        _run(HttpServer(app_of(service), limits, grace, started, **tls, **logs), service, listener)
-
-
-def _logs(log_format: LogFormat) -> dict[str, Any]:
-    """The arguments of `HttpServer` for it."""
-    if log_format is LogFormat.text:
-        return {}
-    from ...serving.logs import log_json_lines
-
-    log_json_lines()
-    return {"log_config": None}
+        serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
+        if log_format == "json":
+            log_json_lines()
+            uvicorns["log_config"] = None
+        _run(HttpServer(app_of(service), limits, grace, partial(console.note, serving), **uvicorns), service, listener)
 
 
 def _offers(drafter: str, offer: list[str] | None) -> tuple[str, ...]:
     """The drafters that requests may choose: those of `--offer`, else the default ones, and the server's own with its
     options if it is one of them.
     """
-    from ...serving.offered_drafters import DEFAULT_OFFERS
-
     if offer is not None:
         return tuple(spec for spec in offer if spec != "none")
     own = (drafter,) if drafter.partition(":")[0] in DEFAULT_OFFERS else ()

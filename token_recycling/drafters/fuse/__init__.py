@@ -20,13 +20,14 @@ import numpy as np
 import torch
 
 from ..._util.locks import Lock
+from ..._util.options import name_and_options, split_outside
 from ...costs.budget import NO_COSTS
 from ...costs.costs import Costs
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
 from .._base import Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
-from .._registry import make_drafter, name_and_options, split_outside
+from .._registry import make_drafter
 from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts, warm_up
 from .payoff import Forecast, MarginalValue
 

@@ -10,18 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...._util.options import option as option  # for files of options, which import nothing but this one
 
 if TYPE_CHECKING:
     from ....model.tree_model import TreeModel
     from .continuations import Continuations
-
-
-def option(default: Any, help: str, min: float | None = None) -> Any:
-    """A dataclass field that is an option of the command too; `min` is its least value."""
-    return field(default=default, metadata={"help": help, "min": min})
 
 
 @dataclass(frozen=True)
