@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,7 @@ from support.commandline import CONTEXT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from token_recycling.model.loading import Loaded, load
+from token_recycling.model.loading import load
 
 SHIPPED = Path(__file__).parents[1] / "models" / "target"
 
@@ -20,17 +17,17 @@ settings.register_profile("fixed", derandomize=True, deadline=None, max_examples
 settings.load_profile("fixed")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--device", help="where tests/cuda run: cuda if there is a card, else cpu, which only tries them")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
+def one_thread():
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path_factory, monkeypatch):
     """An empty cache folder, so that no test reads or writes the user's measurements."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("TOKEN_RECYCLING_CACHE", str(folder))
@@ -38,7 +35,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def nothing_compiled() -> Iterator[None]:
+def nothing_compiled():
     """torch's compiler has seen nothing before the test, and forgets what it saw in it."""
     from torch._dynamo.utils import counters
 
@@ -49,24 +46,24 @@ def nothing_compiled() -> Iterator[None]:
 
 
 @pytest.fixture
-def model() -> LlamaForCausalLM:
+def model():
     """A random llama of 64 tokens, made for this test alone."""
     return tiny.llama()
 
 
 @pytest.fixture
-def counting() -> LlamaForCausalLM:
+def counting():
     """A llama of 16 tokens that counts."""
     return tiny.counting_llama()
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return tiny.tokenizer()
 
 
 @pytest.fixture(scope="session")
-def shipped() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+def shipped():
     """The target model that ships with the project, in float32, and its tokenizer."""
     assert (SHIPPED / "model.safetensors").exists(), f"no model in {SHIPPED}, which is a part of the repository"
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
@@ -74,7 +71,7 @@ def shipped() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
 
 
 @pytest.fixture(scope="session")
-def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tiny_model_dir(tmp_path_factory):
     """A llama whose tokens are bytes, so that characters of several bytes come in parts."""
     folder = tmp_path_factory.mktemp("tiny")
     vocab = {byte: place for place, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -99,6 +96,6 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def loaded(tiny_model_dir: str) -> Loaded:
+def loaded(tiny_model_dir):
     """The model and the tokenizer in that folder."""
     return load(tiny_model_dir)

@@ -174,7 +174,7 @@ def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch):
             "expected a method of generate, prompt_lookup_hf, assisted, oracle, or a drafter of .*plain.*'nothing'",
         ),
         ("recycling:size=3", "expected an option of recycling"),
-        ("published:update=never", "expected an update rule"),
+        ("published:update=never", "expected last or first or unordered for option update"),
         ("generate:n=3", "expected no option 'n' in 'generate:n=3'"),
         ("prompt_lookup_hf:n=none", "expected a number of 1 or more for n"),
         ("prompt_lookup_hf:n=0", "expected a number of 1 or more for n"),

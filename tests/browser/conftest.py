@@ -2,8 +2,6 @@
 where REQUIRE_BROWSER is set.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 

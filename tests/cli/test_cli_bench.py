@@ -1,7 +1,5 @@
 """`token-recycling bench`: rows from the command line, going on where it stopped, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -17,11 +15,11 @@ from token_recycling.bench.run.measure import WorkloadRun
 
 
 @pytest.fixture(autouse=True)
-def report(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def report(monkeypatch):
     """Instead of the report, of which other tests tell: the folders that one was asked for."""
-    asked: list[Path] = []
+    asked = []
 
-    def write(folder: Path, console: object = None) -> list[Path]:
+    def write(folder, console=None):
         asked.append(folder)
         return [folder / "report.md"]
 
@@ -33,7 +31,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> Path:
+def texts(tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
     texts = {"a.py": "def add(a, b):\n    return a + b", "b.py": "import os\nimport sys", "c.py": "x = 1"}
@@ -42,14 +40,14 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
-def rows(folder: Path) -> list[dict]:
+def rows(folder):
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
 SMALL = ("--max-new-tokens", 6, "--repeats", 1, "--method", "generate", "--method", "recycling:tree=2")
 
 
-def test_files_go_through_the_chat_template_as_in_compare(tiny_model_dir: str, texts: Path, tmp_path: Path) -> None:
+def test_files_go_through_the_chat_template_as_in_compare(tiny_model_dir, texts, tmp_path):
     folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "chats"))
     (folder / "chat_template.jinja").write_text("{% for message in messages %}<{{ message['content'] }}>{% endfor %}")
     given = ("--data", texts, "--limit", 1, "--output", tmp_path / "out", *SMALL, "--replay")
@@ -66,7 +64,7 @@ def test_files_go_through_the_chat_template_as_in_compare(tiny_model_dir: str, t
     assert found[0]["prompt_tokens"] == through["prompts"][0]["stats"]["prompt_tokens"] - 2
 
 
-def test_bench_writes_rows_and_a_report(tiny_model_dir: str, texts: Path, tmp_path: Path, report: list[Path]) -> None:
+def test_bench_writes_rows_and_a_report(tiny_model_dir, texts, tmp_path, report):
     output = tmp_path / "out"
     result = run("bench", tiny_model_dir, "--data", texts, "--limit", 2, "--output", output, *SMALL)
     assert result.exit_code == 0, result.stderr
@@ -83,9 +81,7 @@ def test_bench_writes_rows_and_a_report(tiny_model_dir: str, texts: Path, tmp_pa
     assert found[0]["environment"]["dtype"] == "float32"
 
 
-def test_bench_as_json_and_in_the_default_folder(
-    tiny_model_dir: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_as_json_and_in_the_default_folder(tiny_model_dir, texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = run_json("bench", tiny_model_dir, "--data", texts, "--no-replay", *SMALL)
     folder = Path("results") / Path(tiny_model_dir).name
@@ -98,7 +94,7 @@ def test_bench_as_json_and_in_the_default_folder(
     }
 
 
-def test_bench_names_what_it_leaves_out(tiny_model_dir: str, texts: Path, tmp_path: Path) -> None:
+def test_bench_names_what_it_leaves_out(tiny_model_dir, texts, tmp_path):
     model = shutil.copytree(tiny_model_dir, tmp_path / "model")
     GenerationConfig(eos_token_id=256, repetition_penalty=1.3).save_pretrained(model)
     result = run("bench", model, "--data", texts, "--limit", 1, "--no-replay", "--output", tmp_path / "out", *SMALL)
@@ -106,13 +102,11 @@ def test_bench_names_what_it_leaves_out(tiny_model_dir: str, texts: Path, tmp_pa
     assert "left out of the model's own generation configuration: repetition_penalty=1.3\n" in result.stderr
 
 
-def test_bench_goes_on_where_it_stopped(
-    tiny_model_dir: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_goes_on_where_it_stopped(tiny_model_dir, texts, tmp_path, monkeypatch):
     asked = ("bench", tiny_model_dir, "--data", texts, "--output", tmp_path, *SMALL)
     measured = WorkloadRun.rows_of
 
-    def interrupted(self: WorkloadRun, place: int) -> list[dict]:
+    def interrupted(self, place):
         if self.workload.mode == "replay" and place == 1:
             raise KeyboardInterrupt
         return measured(self, place)
@@ -135,7 +129,7 @@ def test_bench_goes_on_where_it_stopped(
     assert {one["method"] for one in rows(tmp_path)} == {"generate", "plain"}
 
 
-def test_bench_does_studies_and_batches(tiny_model_dir: str, texts: Path, tmp_path: Path) -> None:
+def test_bench_does_studies_and_batches(tiny_model_dir, texts, tmp_path):
     asked = ("bench", tiny_model_dir, "--data", texts, "--max-new-tokens", 4, "--repeats", 1, "--method", "recycling")
     assert run(*asked, "--study", "hot", "--limit", 1, "--output", tmp_path / "hot").exit_code == 0
     points = [(one["study"], one["point"]) for one in rows(tmp_path / "hot")]
@@ -145,7 +139,7 @@ def test_bench_does_studies_and_batches(tiny_model_dir: str, texts: Path, tmp_pa
     assert [one["batch"] for one in rows(tmp_path / "batch")] == [1, 1, 1, 1, 1, 1, 2, 2, 1, 1]
 
 
-def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir: str, texts: Path, tmp_path: Path) -> None:
+def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir, texts, tmp_path):
     (texts / "long.jsonl").write_text(json.dumps({"prompt": "a" * 200}) + "\n")
     data = ("--data", texts / "long.jsonl", "--data", texts / "a.py")
     result = run(
@@ -177,9 +171,7 @@ def test_bench_says_what_fails_and_what_is_left_out(tiny_model_dir: str, texts: 
         (("--data", "{texts}", "--device", "nowhere"), ["expected a device"]),
     ],
 )
-def test_bench_refuses_in_one_line(
-    tiny_model_dir: str, texts: Path, tmp_path: Path, options: tuple[str, ...], words: list[str]
-) -> None:
+def test_bench_refuses_in_one_line(tiny_model_dir, texts, tmp_path, options, words):
     given = [option.format(texts=texts) for option in options]
     assert_refused(run("bench", tiny_model_dir, *given, "--output", tmp_path / "out"), *words)
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ MODEL = ROOT / "models" / "target"
 pytestmark = pytest.mark.slow
 
 
-def run(name: str, *arguments: str) -> str:
+def run(name, *arguments):
     """The standard output of one example; fails with its standard error."""
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"}

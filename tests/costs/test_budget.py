@@ -1,7 +1,5 @@
 """How much of a draft pays, worked by hand on a made-up machine; and that drafters go by it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from support import tiny
 from support.draft_tables import FORK, grown
 from support.runs import fix_costs, fix_work
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.costs.budget import best_size, paying_size, step_pays
@@ -22,7 +19,7 @@ CHEAP, STEP = np.array([1.0, 1.0, 1.0, 2.0]), 0.1
 """Two nodes besides the root are free, the third doubles the time; a drafting step takes a tenth of it."""
 
 
-def test_drafting_goes_on_while_a_step_pays() -> None:
+def test_drafting_goes_on_while_a_step_pays():
     """With one sure node at hand the rate is 2 / 1.1, so that a step of 0.1 must promise more than 0.18 tokens."""
     assert step_pays([0.19], [1.0], CHEAP + STEP, STEP)
     assert not step_pays([0.18], [1.0], CHEAP + STEP, STEP)
@@ -30,7 +27,7 @@ def test_drafting_goes_on_while_a_step_pays() -> None:
 
 
 @given(st.lists(st.floats(0, 1), max_size=20), st.integers(0, 5))
-def test_no_other_number_of_nodes_is_better(probabilities: list[float], steps: int) -> None:
+def test_no_other_number_of_nodes_is_better(probabilities, steps):
     costs = np.linspace(1, 3, 12)
     chosen, rate = best_size(probabilities, costs + steps * 0.2)
     likeliest = sorted(probabilities, reverse=True)
@@ -39,7 +36,7 @@ def test_no_other_number_of_nodes_is_better(probabilities: list[float], steps: i
     assert rates[chosen] == pytest.approx(rate)
 
 
-def test_a_graph_is_grown_and_cut_to_what_pays() -> None:
+def test_a_graph_is_grown_and_cut_to_what_pays():
     """1 (0.6) and 3 below it (0.54) are verified. Two steps of 0.6 passes give 2.14 tokens by 2.2 passes; a third would
     have to promise 0.58 more, and below 3 there are 0.54 at most. A step of 0.1 is taken.
     """
@@ -58,19 +55,19 @@ falling = probabilities.map(lambda values: np.array(sorted(values, reverse=True)
 
 
 @given(falling, st.sampled_from([0.0, 0.05, 0.3]))
-def test_no_other_length_of_a_chain_pays_better(values: np.ndarray, cost: float) -> None:
+def test_no_other_length_of_a_chain_pays_better(values, cost):
     costs = 1 + cost * np.arange(len(values) + 1)
     rates = [(1 + float(values[:length].sum())) / costs[length] for length in range(len(values) + 1)]
     assert rates[paying_nodes(tokens_by_size(values), costs)] == pytest.approx(max(rates), rel=1e-6)
 
 
 @given(st.lists(falling, max_size=3), st.integers(1, 4), st.lists(st.floats(0, 2), min_size=1, max_size=6))
-def test_no_other_size_of_all_trees_pays_better(values: list[np.ndarray], least: int, more: list[float]) -> None:
+def test_no_other_size_of_all_trees_pays_better(values, least, more):
     chances, costs = [np.append(1.0, own) for own in values], np.cumsum([1.0, *more])
     chosen = paying_size(chances, costs, least)
     sizes = range(least, min(len(costs), max(map(len, chances), default=1)) + 1)
 
-    def rate(size: int) -> float:
+    def rate(size):
         return sum(own[:size].sum() for own in chances) / costs[size - 1]
 
     if not sizes:
@@ -81,7 +78,7 @@ def test_no_other_size_of_all_trees_pays_better(values: list[np.ndarray], least:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def machine(monkeypatch):
     """What a pass of the draft model costs, in passes of the target; up to eight rows cost alike."""
     cost = [0.25]
     fix_costs(monkeypatch, (1, 8, 16), (1.0, 1.0, 3.0))
@@ -91,11 +88,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def small() -> LlamaForCausalLM:
+def small():
     return tiny.llama(0, num_hidden_layers=1)
 
 
-def run(model: LlamaForCausalLM, draft: LlamaForCausalLM, texts: int = 1, **options: object) -> tr.Stats:
+def run(model, draft, texts=1, **options):
     stats, ids = tr.Stats(), tiny.prompt(0, 6).repeat(texts, 1)
     model.generation_config.pad_token_id = 0
     drafter = tr.make_drafter("draft_model", model=draft, **options)
@@ -104,7 +101,7 @@ def run(model: LlamaForCausalLM, draft: LlamaForCausalLM, texts: int = 1, **opti
     return stats
 
 
-def test_by_default_trees_have_as_many_nodes_as_pay(model: LlamaForCausalLM, small: LlamaForCausalLM, machine) -> None:
+def test_by_default_trees_have_as_many_nodes_as_pay(model, small, machine):
     stats = run(model, small, theta_prob=0.0, theta_sib=0.0)
     assert "as far as they pay" in stats.drafter
     assert 2 < max(stats.nodes) <= 9
@@ -113,7 +110,7 @@ def test_by_default_trees_have_as_many_nodes_as_pay(model: LlamaForCausalLM, sma
     assert max(run(model, small, theta_prob=0.0, theta_sib=0.0, nodes=30).nodes) == 31
 
 
-def test_where_nothing_pays_nothing_is_drafted(model: LlamaForCausalLM, small: LlamaForCausalLM, machine) -> None:
+def test_where_nothing_pays_nothing_is_drafted(model, small, machine):
     """A draft model as slow as the target; or four texts, each of them drafted for by itself."""
     machine[0] = 1.0
     stats = run(model, small)
@@ -124,7 +121,7 @@ def test_where_nothing_pays_nothing_is_drafted(model: LlamaForCausalLM, small: L
     assert run(model, small, texts=2).drafted > 0
 
 
-def test_sequences_and_drawn_drafts_have_fixed_sizes(model: LlamaForCausalLM, small: LlamaForCausalLM, machine) -> None:
+def test_sequences_and_drawn_drafts_have_fixed_sizes(model, small, machine):
     """Whatever the machine: a seed gives the same text everywhere."""
     texts = []
     for cost in (0.1, 5.0):

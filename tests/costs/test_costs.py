@@ -1,9 +1,5 @@
 """What steps cost: of texts that share passes, come and go, and grow."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -12,17 +8,17 @@ from token_recycling.costs.costs import Costs, OnlineCurve, band, shared_by
 TIMES = np.array([1.0, 1.5, 2.25, 3.0, 4.5, 6.0])
 
 
-def curves() -> Callable[[int, int], OnlineCurve]:
+def curves():
     """One for each number of texts and band of length, as asked for."""
-    known: dict[tuple[int, int], OnlineCurve] = {}
+    known = {}
 
-    def curve_of(texts: int, length: int) -> OnlineCurve:
+    def curve_of(texts, length):
         return known.setdefault((texts, band(length)), OnlineCurve(shared_by(texts, TIMES)))
 
     return curve_of
 
 
-def test_several_texts_have_as_many_nodes_each() -> None:
+def test_several_texts_have_as_many_nodes_each():
     """Of 2 texts a pass has 2, 4, 6 rows; of 4 it has 4, and 8 are not known."""
     assert shared_by(1, TIMES).tolist() == TIMES.tolist()
     assert shared_by(2, TIMES).tolist() == [1.5, 3.0, 6.0]
@@ -30,19 +26,19 @@ def test_several_texts_have_as_many_nodes_each() -> None:
     assert shared_by(8, TIMES).tolist() == shared_by(100, TIMES).tolist() == [6.0]
 
 
-def test_bands_are_four_times_as_long_each() -> None:
+def test_bands_are_four_times_as_long_each():
     lengths = [0, 1, 256, 257, 1024, 1025, 4096, 4097, 100_000]
     assert [band(length) for length in lengths] == [256, 256, 256, 1024, 1024, 4096, 4096, 16_384, 262_144]
 
 
-def test_texts_of_a_batch_share_a_pass() -> None:
+def test_texts_of_a_batch_share_a_pass():
     costs = Costs(curves(), texts=2, length=10)
     assert costs.by_nodes.tolist() == [1, 2, 4]
     assert [costs.of(nodes) for nodes in (1, 3, 9)] == [1, 4, 4]
     assert costs.in_passes(0.75) == 1
 
 
-def test_costs_follow_what_steps_take() -> None:
+def test_costs_follow_what_steps_take():
     """Passes take twice as long as expected, then as long; three nodes cost as two."""
     costs = Costs(curves(), texts=2, length=10)
     costs.took(2, 100.0, 10)  # nobody has asked yet
@@ -56,7 +52,7 @@ def test_costs_follow_what_steps_take() -> None:
         assert costs.by_nodes == pytest.approx([1, 2, 2], rel=0.1)
 
 
-def test_texts_come_and_go() -> None:
+def test_texts_come_and_go():
     costs = Costs(curves(), texts=1, length=10)
     costs.share(2, 10)
     assert costs.by_nodes.tolist() == [1, 2, 4]
@@ -66,7 +62,7 @@ def test_texts_come_and_go() -> None:
     assert costs.by_nodes.tolist() == [1]
 
 
-def test_what_is_learned_of_longer_texts_does_not_change_the_shorter_ones() -> None:
+def test_what_is_learned_of_longer_texts_does_not_change_the_shorter_ones():
     known = curves()
     costs = Costs(known, 1, 250)
     assert costs.of(6) == 6
@@ -78,7 +74,7 @@ def test_what_is_learned_of_longer_texts_does_not_change_the_shorter_ones() -> N
     assert Costs(known, 1, 1000).of(6) == costs.of(6)
 
 
-def test_processes_agree_on_every_time() -> None:
+def test_processes_agree_on_every_time():
     costs = Costs(curves(), 1, 10, agreed=lambda seconds: 2 * seconds)
     assert costs.in_passes(0.5) == 1.0
     for _ in range(50):

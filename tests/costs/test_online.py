@@ -31,7 +31,7 @@ MOMENTS: dict[str, Moment] = {
 }
 
 
-def worth(truth: np.ndarray, curve: OnlineCurve, moment: Moment, steps: int = 500) -> float:
+def worth(truth, curve, moment, steps=500):
     """Tokens per time of trees whose size goes by the curve, against those by the truth; the first 100 do not count.
 
     How sure drafts are lasts for some steps.
@@ -52,7 +52,7 @@ def worth(truth: np.ndarray, curve: OnlineCurve, moment: Moment, steps: int = 50
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("machine", MACHINES)
-def test_sizes_are_nearly_as_good_as_by_the_truth(machine: str, moment: str) -> None:
+def test_sizes_are_nearly_as_good_as_by_the_truth(machine, moment):
     """At least 97% where the seed is right, and 93% where it is far from it."""
     truth = MACHINES[machine]
     for seed, least in (("right", 0.97), ("too cheap", 0.93), ("too dear", 0.93)):
@@ -60,7 +60,7 @@ def test_sizes_are_nearly_as_good_as_by_the_truth(machine: str, moment: str) -> 
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_curve_becomes_that_of_the_machine(machine: str) -> None:
+def test_the_curve_becomes_that_of_the_machine(machine):
     """From sizes of all kinds, whatever the seed was; the machine is busier than when that was measured."""
     truth, chance = MACHINES[machine], np.random.default_rng(0)
     for seed in SEEDS.values():
@@ -71,7 +71,7 @@ def test_the_curve_becomes_that_of_the_machine(machine: str) -> None:
         assert curve.seconds == pytest.approx(3 * TICK * truth, rel=0.25)
 
 
-def test_sizes_between_those_seen_lie_between_them() -> None:
+def test_sizes_between_those_seen_lie_between_them():
     curve = OnlineCurve(TICK * FLAT)
     for _ in range(40):
         curve.took(4, TICK)
@@ -81,7 +81,7 @@ def test_sizes_between_those_seen_lie_between_them() -> None:
     assert 1.15 * low < middle < 0.9 * high
 
 
-def test_first_steps_count_at_once_and_later_ones_eight_at_a_time() -> None:
+def test_first_steps_count_at_once_and_later_ones_eight_at_a_time():
     curve, learned = OnlineCurve(TICK * LINEAR), []
     for nodes in np.random.default_rng(0).integers(1, 65, 1000):
         before = curve.seconds
@@ -92,7 +92,7 @@ def test_first_steps_count_at_once_and_later_ones_eight_at_a_time() -> None:
     assert sum(learned[-80:]) == 10
 
 
-def test_a_single_slow_step_changes_little() -> None:
+def test_a_single_slow_step_changes_little():
     curve, chance = OnlineCurve(TICK * LINEAR), np.random.default_rng(0)
     for nodes in chance.integers(1, 65, 300):
         curve.took(int(nodes), TICK * LINEAR[nodes - 1])
@@ -103,7 +103,7 @@ def test_a_single_slow_step_changes_little() -> None:
     assert curve.relative == pytest.approx(before, rel=0.06)
 
 
-def test_a_size_that_once_seemed_dear_is_hoped_for_again() -> None:
+def test_a_size_that_once_seemed_dear_is_hoped_for_again():
     curve, chance = OnlineCurve(TICK * FLAT), np.random.default_rng(0)
     for nodes in [*chance.integers(1, 9, 100), *[64, 1] * 20]:
         curve.took(int(nodes), 4 * TICK if nodes == 64 else TICK)
@@ -115,7 +115,7 @@ def test_a_size_that_once_seemed_dear_is_hoped_for_again() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.floats(-1, 1e3)), max_size=40), st.sampled_from([1, 3, 64, 256]))
-def test_no_pass_costs_less_than_a_smaller_one(told: list[tuple[int, float]], sizes: int) -> None:
+def test_no_pass_costs_less_than_a_smaller_one(told, sizes):
     curve = OnlineCurve(np.linspace(1, 3, sizes))
     for nodes, seconds in told:
         curve.took(nodes, seconds)

@@ -2,23 +2,23 @@
 
 import pytest
 import torch
-from support.architectures import SUPPORTED, Case
+from support.architectures import SUPPORTED
 from support.recurrent_architectures import RECURRENT
 
 FEW = ("llama", "gpt2", "mixtral", "qwen3_5_text")
 """Families without a card: all of them are tested on the CPU elsewhere."""
 
 
-def _device(config: pytest.Config) -> torch.device:
+def _device(config):
     given = config.getoption("device")
     if given == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("expected a CUDA card for --device cuda, got none; --device cpu tries the tests out")
     return torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     if "case" in metafunc.fixturenames:
-        cases: list[Case] = [*SUPPORTED, *RECURRENT]
+        cases = [*SUPPORTED, *RECURRENT]
         if _device(metafunc.config).type == "cpu":
             cases = [case for case in cases if str(case) in FEW]
         metafunc.parametrize("case", cases, ids=str)

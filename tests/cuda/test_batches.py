@@ -39,7 +39,7 @@ def test_texts_of_many_threads_on_one_model(placed, device, fast):
 
     def said(ids):
         stats = tr.Stats()
-        how: dict[str, Any] = {"drafter": drafter, "fast": fast, "stats": stats, "do_sample": False}
+        how = {"drafter": drafter, "fast": fast, "stats": stats, "do_sample": False}
         return tr.generate(placed, ids, max_new_tokens=24, **how), stats
 
     with ThreadPoolExecutor(4) as pool:
@@ -70,7 +70,7 @@ def test_threads_with_a_model_each(device):
 
 def test_texts_that_share_a_running_batch(placed, device):
     """As those of the server do; their seeds are their own."""
-    calls: list[dict[str, Any]] = [
+    calls = [
         {
             "input_ids": tiny.prompt(seed, 1 + 3 * seed).to(device),
             "max_new_tokens": 8 + seed,

@@ -8,7 +8,6 @@ from support import tiny
 from support.batches import batch
 from support.on_device import check_path, check_same, moved
 from transformers import CompileConfig, DynamicCache, StaticCache
-from transformers.cache_utils import Cache
 
 import token_recycling as tr
 
@@ -19,7 +18,7 @@ EAGER: dict[str, Any] = {"disable_compile": True}
 """transformers compiles for static caches by itself on a card; a test of that has its own."""
 
 
-def _close(ours: Cache, wanted: Cache, length: int) -> None:
+def _close(ours, wanted, length):
     for own, theirs in zip(ours.layers, wanted.layers, strict=True):
         for name in ("keys", "values"):
             states = [getattr(layer, name)[..., :length, :].cpu() for layer in (own, theirs)]
@@ -45,7 +44,7 @@ def test_a_returned_cache_is_that_of_generate(placed, device, implementation, le
 def test_turns_on_one_cache_plain_and_accelerated(placed, device, static, fast):
     texts = []
     for ours in ("", "012", "1"):
-        cache: Cache = StaticCache(config=placed.config, max_cache_len=96) if static else DynamicCache()
+        cache = StaticCache(config=placed.config, max_cache_len=96) if static else DynamicCache()
         text = tiny.prompt(0, 9).to(device)
         for turn in range(3):
             arguments = {"past_key_values": cache, **GREEDY, **EAGER}

@@ -20,14 +20,14 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 class Compared:
     """A model whose text is compared with that of `generate` as often as it is called."""
 
-    def __init__(self, model: LlamaForCausalLM, device: torch.device) -> None:
+    def __init__(self, model, device):
         self.model, self.device = model, device
         self.drafter = tr.make_drafter("recycling:tree=paper")
 
-    def __call__(self) -> list[int]:
+    def __call__(self):
         given = {"input_ids": tiny.prompt(0, 6).to(self.device)}
         wanted, stats = self.model.generate(**given, **GREEDY), tr.Stats()
-        how: dict[str, Any] = {"drafter": self.drafter, "fast": True, "stats": stats, **GREEDY}
+        how = {"drafter": self.drafter, "fast": True, "stats": stats, **GREEDY}
         check_same(self.model, given, tr.generate(self.model, **given, **how), wanted)
         check_path(stats, self.device)
         return wanted[0].tolist()

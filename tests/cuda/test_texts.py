@@ -60,7 +60,7 @@ def test_a_seed_gives_one_text_on_the_fast_path_whatever_is_drafted(device):
         made = tr.make_drafter(drafter)
         for _ in range(2):
             stats = tr.Stats()
-            arguments: dict[str, Any] = {"max_new_tokens": 24, "drafter": made, "fast": True, "stats": stats, **SAMPLED}
+            arguments = {"max_new_tokens": 24, "drafter": made, "fast": True, "stats": stats, **SAMPLED}
             text, _ = tiny.seeded(tr.generate, model, ids, seed=4, **arguments)
             check_path(stats, device)
             texts.add(tuple(text[0].tolist()))

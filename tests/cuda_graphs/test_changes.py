@@ -13,7 +13,6 @@ from support.runs import decoded, plain
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.cuda_graphs import runner_of
@@ -25,7 +24,7 @@ IDS = tiny.prompt(0, 6)
 pytestmark = pytest.mark.usefixtures("recorded")
 
 
-def fast(model: LlamaForCausalLM) -> list[int]:
+def fast(model):
     text, stats = decoded(model, IDS, "prompt_lookup", max_new_tokens=20)
     assert stats.path.startswith("fast")
     return text
@@ -34,11 +33,11 @@ def fast(model: LlamaForCausalLM) -> list[int]:
 class Reversed(torch.nn.Module):
     """A parametrisation."""
 
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+    def forward(self, weight):
         return weight.flip(0)
 
 
-def merged(model: LlamaForCausalLM) -> None:
+def merged(model):
     """The addition becomes part of the weight, and its layer is taken out."""
     head = model.lm_head
     base, addition = head.base, head.additions["a"]
@@ -96,14 +95,14 @@ def test_other_arithmetic_and_other_weights_are_captured_anew(model, change):
     assert fast(model) == plain(model, IDS)
 
 
-def changed(output: torch.Tensor) -> torch.Tensor:
+def changed(output):
     return output.flip(-1)
 
 
 @pytest.fixture
 def everywhere():
     """Puts a hook on all modules, and takes it off afterwards."""
-    handles: list[Any] = []
+    handles = []
     yield lambda model: handles.append(register_module_forward_hook(lambda module, args, output: None))
     for handle in handles:
         handle.remove()

@@ -1,8 +1,5 @@
 """A fast step is one graph without a break, and nothing in it makes the host wait; seen without an accelerator."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from support import architectures, runs, tiny
@@ -12,7 +9,7 @@ from transformers.generation import logits_process as warpers
 import token_recycling as tr
 from token_recycling.cuda_graphs import runner_of
 from token_recycling.cuda_graphs.sources import DeviceSource, HostSource
-from token_recycling.cuda_graphs.step import Choice, StepPlan, Verified, verify
+from token_recycling.cuda_graphs.step import Choice, StepPlan, verify
 from token_recycling.cuda_graphs.support import runner_or_reason
 from token_recycling.cuda_graphs.syncs import HostWaitsError, without_waiting
 from token_recycling.model.prefill import prefill
@@ -29,7 +26,7 @@ BAND = 256
 GREEDY = Choice()
 
 
-def step(model: Any, cache: Any, *arguments: Any) -> Verified:
+def step(model, cache, *arguments):
     """A whole step in one function, as it is captured: also the move of the accepted slots."""
     verified = verify(model, cache, *arguments)
     cache.commit(verified.accepted.path, verified.accepted.number)
@@ -39,7 +36,7 @@ def step(model: Any, cache: Any, *arguments: Any) -> Verified:
 class Ready:
     """A model with a text in its slots, and everything that a step is given."""
 
-    def __init__(self, model: Any, device_drafts: bool = False, length: int = 12) -> None:
+    def __init__(self, model, device_drafts=False, length=12):
         self.target = TreeModel(model)
         self.steps = steps = runner_of(self.target)
         text = tiny.prompt(0, length + 1, 64)[0]
@@ -61,7 +58,7 @@ class Ready:
             self.plan = StepPlan(8, 8, BAND, 8, True, False)
 
     @torch.no_grad()
-    def run(self, function: Callable[..., Any], choice: Choice = GREEDY) -> list[torch.Tensor]:
+    def run(self, function, choice=GREEDY):
         """What a step gives, from the state in which the text was read; the slots are part of it."""
         state = [self.steps.cache.shared.length, self.steps.root, *self.source.state(), *self.steps.cache.stores]
         before = [tensor.clone() for tensor in state]
@@ -76,7 +73,7 @@ class Ready:
         return after
 
 
-def one_graph(ready: Ready, backend: str, choice: Choice = GREEDY) -> None:
+def one_graph(ready, backend, choice=GREEDY):
     """The compiled step is one graph, and does what the step does."""
     compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
     wanted = ready.run(step, choice)

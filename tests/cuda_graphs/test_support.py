@@ -1,7 +1,5 @@
 """Where fast steps hold, and the reason where they do not. Without CUDA they are made alike, but not captured."""
 
-from typing import Any
-
 import pytest
 import torch
 from support import architectures, tiny
@@ -98,11 +96,11 @@ def test_costs_are_those_of_the_steps_that_run(model):
     assert pass_times(target).curve(1, 100).steps == 0
 
 
-def _all_seen(layers: Any, shape: Any, length: torch.Tensor, band: int, dtype: torch.dtype) -> torch.Tensor:
+def _all_seen(layers, shape, length, band, dtype):
     return torch.zeros(1, 1, len(shape.parents), band, dtype=dtype)
 
 
-def _nothing_moved(self: FixedCache, path: torch.Tensor, count: torch.Tensor) -> None:
+def _nothing_moved(self, path, count):
     self.shared.length.add_(count)
 
 

@@ -22,11 +22,11 @@ LONGEST = 30
 class Waited:
     """Sees that a thread waits for its turn, and lets something happen before it goes on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.began, self.then = Event(), lambda: None
         wait = StepRunner.wait
 
-        def seen(runner: StepRunner) -> bool:
+        def seen(runner):
             self.began.set()
             waited = wait(runner)
             self.then()

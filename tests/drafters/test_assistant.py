@@ -1,10 +1,5 @@
 """Assistants of another tokenizer: the same model in other words drafts the same; a text is read token by token."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from support import assistants, tiny
@@ -13,7 +8,7 @@ from support.releases import skip_without
 from support.runs import check_texts, drafts_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import token_recycling as tr
@@ -27,11 +22,11 @@ SIZE = len(WORDS)
 
 
 @pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
+def target():
     return tiny.llama(2, vocab_size=SIZE)
 
 
-def fewer_words() -> PreTrainedTokenizerFast:
+def fewer_words():
     """Trained on other texts, with fewer tokens of several letters."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -55,7 +50,7 @@ def fewer_words() -> PreTrainedTokenizerFast:
     ],
     ids=["sequence", "tree", "graph"],
 )
-def test_the_same_model_in_other_words_drafts_the_same(target: LlamaForCausalLM, options: dict[str, Any]) -> None:
+def test_the_same_model_in_other_words_drafts_the_same(target, options):
     other, words = assistants.in_other_words(tiny.related(target), WORDS)
     drafters = (
         DraftModel(tiny.related(target), **options),
@@ -69,7 +64,7 @@ def test_the_same_model_in_other_words_drafts_the_same(target: LlamaForCausalLM,
 
 
 @torch.no_grad()
-def test_a_draft_is_that_of_a_model_that_reads_the_text_anew(target: LlamaForCausalLM) -> None:
+def test_a_draft_is_that_of_a_model_that_reads_the_text_anew(target):
     """With tokens that only one of the two has, over steps with rejections."""
     words = fewer_words()
     model = tiny.llama(3, vocab_size=len(words))
@@ -92,7 +87,7 @@ def test_a_draft_is_that_of_a_model_that_reads_the_text_anew(target: LlamaForCau
     assert max(lengths) > 1, "some tokens are spelt"
 
 
-def test_texts_are_those_of_the_target() -> None:
+def test_texts_are_those_of_the_target():
     """Greedy, sampled with chosen and with drawn drafts, and in a padded batch, of two families."""
     for family in ("qwen3", "gemma2"):
         windows = (
@@ -104,7 +99,7 @@ def test_texts_are_those_of_the_target() -> None:
         check_texts(target, drafter, PROMPT, counted="drafted_by_model")
 
 
-def test_drawn_drafts_are_accepted(target: LlamaForCausalLM) -> None:
+def test_drawn_drafts_are_accepted(target):
     """Nearly always, where both models are the same."""
     other, words = assistants.in_other_words(target, WORDS)
     drafter = Assistant(other, mode="sequence", depth=3, sampled=True, tokenizer=WORDS, assistant_tokenizer=words)
@@ -113,7 +108,7 @@ def test_drawn_drafts_are_accepted(target: LlamaForCausalLM) -> None:
     assert stats.mat > 3.5
 
 
-def test_nothing_is_drafted_where_nothing_can_be_read(target: LlamaForCausalLM) -> None:
+def test_nothing_is_drafted_where_nothing_can_be_read(target):
     """A prompt of nothing but marks without letters; later tokens are read."""
     other, words = assistants.in_other_words(target, WORDS)
     ids = torch.tensor([[WORDS.eos_token_id] * 3])
@@ -124,7 +119,7 @@ def test_nothing_is_drafted_where_nothing_can_be_read(target: LlamaForCausalLM) 
     assert [t for step in steps for t in step.tokens] == target.generate(ids, max_new_tokens=16)[0, 3:].tolist()
 
 
-def test_a_prompt_begins_as_the_assistant_knows_it() -> None:
+def test_a_prompt_begins_as_the_assistant_knows_it():
     words = fewer_words()
     words.backend_tokenizer.post_processor = TemplateProcessing(
         single="<start> $A", special_tokens=[("<start>", words.bos_token_id)]
@@ -134,7 +129,7 @@ def test_a_prompt_begins_as_the_assistant_knows_it() -> None:
     assert words.bos_token_id not in translation.one(4, 5)
 
 
-def test_a_space_before_a_word_is_kept() -> None:
+def test_a_space_before_a_word_is_kept():
     """By a tokenizer that takes away the one with which a text begins."""
     made = Tokenizer(models.WordLevel({"▁a": 0, "▁long": 1, "b": 2}, unk_token="b"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -145,7 +140,7 @@ def test_a_space_before_a_word_is_kept() -> None:
     assert words.decode(translation.one(0, 1)) == " long"
 
 
-def test_the_positions_of_the_assistant_end_a_draft(target: LlamaForCausalLM) -> None:
+def test_the_positions_of_the_assistant_end_a_draft(target):
     model = tiny.llama(3, vocab_size=SIZE, max_position_embeddings=len(PROMPT[0]) + 6)
     drafter = Assistant(model, mode="sequence", depth=3, tokenizer=WORDS, assistant_tokenizer=WORDS)
     steps = list(tr.stream(target, PROMPT, drafter, max_new_tokens=20))
@@ -156,13 +151,13 @@ def test_the_positions_of_the_assistant_end_a_draft(target: LlamaForCausalLM) ->
 # refusals
 
 
-def refusal(target: PreTrainedModel, *given: Any, **options: Any) -> str:
+def refusal(target, *given, **options):
     with pytest.raises(ValueError, match="expected") as refused:
         tr.generate(target, PROMPT, drafter=Assistant(*given, **options), max_new_tokens=4)
     return str(refused.value)
 
 
-def test_tokenizers_are_needed_and_must_share_tokens(target: LlamaForCausalLM) -> None:
+def test_tokenizers_are_needed_and_must_share_tokens(target):
     assert "the target's tokenizer, got none" in refusal(target, target, assistant_tokenizer=WORDS)
     assert "the assistant's tokenizer, got none" in refusal(target, target, tokenizer=WORDS)
     words = assistants.word_tokenizer(SIZE)
@@ -171,7 +166,7 @@ def test_tokenizers_are_needed_and_must_share_tokens(target: LlamaForCausalLM) -
     assert "logits for all" in refusal(target, small, tokenizer=WORDS, assistant_tokenizer=WORDS)
 
 
-def test_assistants_that_read_the_targets_cache_are_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_assistants_that_read_the_targets_cache_are_refused(target, tmp_path):
     skip_without("gemma4_assistant", CONFIG_MAPPING)
     text = CONFIG_MAPPING["gemma4_text"](
         num_hidden_layers=2, hidden_size_per_layer_input=0, vocab_size_per_layer_input=0
@@ -182,12 +177,12 @@ def test_assistants_that_read_the_targets_cache_are_refused(target: LlamaForCaus
     )
 
 
-def test_a_folder_without_a_model_is_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(target, tmp_path):
     assert "expected an assistant at" in refusal(target, str(tmp_path))
     assert "there is no such folder" in refusal(target, str(tmp_path / "missing"))
 
 
-def test_tokenizers_beside_the_models_are_found(target: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_tokenizers_beside_the_models_are_found(target, tmp_path):
     other, words = assistants.in_other_words(tiny.related(target), WORDS)
     for name, model, tokenizer in (("target", target, WORDS), ("assistant", other, words)):
         model.save_pretrained(tmp_path / name)

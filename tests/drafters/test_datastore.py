@@ -1,7 +1,5 @@
 """The datastore: look-ups against a search of the whole text, and files that are not to be trusted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -17,11 +15,11 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_s
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("datastore")
 
 
-def followed(documents: list[list[int]], ngram: list[int], length: int) -> list[list[int]]:
+def followed(documents, ngram, length):
     """What followed `ngram` wherever something did, up to the end of the document."""
     return sorted(
         document[end : end + length]
@@ -32,9 +30,7 @@ def followed(documents: list[list[int]], ngram: list[int], length: int) -> list[
 
 
 @given(DOCUMENTS, st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(1, 3), st.integers(3, 9))
-def test_what_followed_the_longest_suffix_is_found(
-    folder: Path, documents: list[list[int]], text: list[int], shortest: int, longest: int
-) -> None:
+def test_what_followed_the_longest_suffix_is_found(folder, documents, text, shortest, longest):
     store = build(documents, folder / "longest")
     suffixes = (text[len(text) - size :] for size in range(min(longest, len(text)), shortest - 1, -1))
     wanted = next((found for found in (followed(documents, suffix, 4) for suffix in suffixes) if found), [])
@@ -43,18 +39,18 @@ def test_what_followed_the_longest_suffix_is_found(
     assert found.tolist() == sorted(found.tolist())
 
 
-def ends(found: np.ndarray) -> list[list[int]]:
+def ends(found):
     """Each row up to the end of its document."""
     return [row[: row.index(-1)] if -1 in row else row for row in found.tolist()]
 
 
-def test_of_too_many_places_the_newest_are_read(tmp_path: Path) -> None:
+def test_of_too_many_places_the_newest_are_read(tmp_path):
     store = build([[1, token] for token in range(2, 12)], tmp_path / "store")
     assert store.continuations(np.array([1]), 1, 1, 5)[:, 0].tolist() == [7, 8, 9, 10, 11]
     assert store.continuations(np.array([12]), 1, 3, 5).shape == (0, 3)
 
 
-def test_ids_beyond_16_bits_are_kept(tmp_path: Path) -> None:
+def test_ids_beyond_16_bits_are_kept(tmp_path):
     """3 + 65,536 is 3 in 16 bits; the published program would find it."""
     build([[3, 7], [3 + 65_536, 8], [200_000, 9]], tmp_path / "store")
     store = Datastore(tmp_path / "store")
@@ -72,16 +68,16 @@ def test_ids_beyond_16_bits_are_kept(tmp_path: Path) -> None:
         ([[2**31 - 1]], "got 2147483647"),
     ],
 )
-def test_what_is_no_text_is_refused(tmp_path: Path, documents: list[list[int]], message: str) -> None:
+def test_what_is_no_text_is_refused(tmp_path, documents, message):
     with pytest.raises(DatastoreError, match=message):
         build(documents, tmp_path / "store")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(monkeypatch, tmp_path):
     build([[1, 2]], tmp_path / "store")
 
-    def fail(_: object, path: str, **__: object) -> None:
+    def fail(_, path, **__):
         Path(path).write_bytes(b"half")
         raise OSError("disk full")
 
@@ -95,7 +91,7 @@ def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch, tmp
 # files of others
 
 
-def rewritten(path: Path, arrays: dict[str, np.ndarray] | None = None, **header: str) -> Path:
+def rewritten(path, arrays=None, **header):
     """A small datastore with some of its arrays and some of its header replaced."""
     build([[1, 2, 3], [1, 2, 4]], path, "abc")
     held = {**load_file(path), **(arrays or {})}
@@ -104,13 +100,13 @@ def rewritten(path: Path, arrays: dict[str, np.ndarray] | None = None, **header:
     return path
 
 
-def refused(path: Path, message: str) -> None:
+def refused(path, message):
     with pytest.raises(DatastoreError, match=message) as caught:
         Datastore(path)
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         Datastore(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="there is no such file"):
@@ -118,7 +114,7 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.99])
-def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
+def test_a_truncated_file_is_refused(tmp_path, share):
     path = rewritten(tmp_path / "store")
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
@@ -141,13 +137,11 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
         ({"tokens": np.zeros(0, dtype=np.int32), "before": np.zeros((2, 0), np.int32)}, {}, "damaged"),
     ],
 )
-def test_another_file_is_refused(
-    tmp_path: Path, arrays: dict[str, np.ndarray], header: dict[str, str], message: str
-) -> None:
+def test_another_file_is_refused(tmp_path, arrays, header, message):
     refused(rewritten(tmp_path / "store", arrays, **header), message)
 
 
-def test_damage_within_the_arrays_is_found_when_it_is_looked_up(tmp_path: Path) -> None:
+def test_damage_within_the_arrays_is_found_when_it_is_looked_up(tmp_path):
     whole = Datastore(rewritten(tmp_path / "store"))
     wrong = whole.tokens.copy()
     wrong[2] = 70
@@ -157,7 +151,7 @@ def test_damage_within_the_arrays_is_found_when_it_is_looked_up(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("place", [-(2**31), -3, 7, 8, 800, 2**31 - 1])
-def test_damaged_chains_lead_nowhere(tmp_path: Path, place: int) -> None:
+def test_damaged_chains_lead_nowhere(tmp_path, place):
     """Whatever the places, none beyond the text is read, and no look-up goes on for ever."""
     for name in ("before", "newest"):
         array = getattr(Datastore(rewritten(tmp_path / "store")).index, name)
@@ -165,7 +159,7 @@ def test_damaged_chains_lead_nowhere(tmp_path: Path, place: int) -> None:
         assert len(broken.continuations(np.array([1, 2]), 2, 2, 5000)) <= 5000
 
 
-def test_the_file_is_mapped_and_not_read(tmp_path: Path) -> None:
+def test_the_file_is_mapped_and_not_read(tmp_path):
     """Two openings of one file share its memory with the file: neither array owns any."""
     store = Datastore(rewritten(tmp_path / "store"))
     assert not store.tokens.flags.owndata

@@ -1,16 +1,12 @@
 """DFlash: a block is what the assistant says that reads the text anew; trees of its places; texts are the target's."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from support import assistants, tiny
-from support.architectures import VOCABULARY, Case, model_of, named
+from support.architectures import VOCABULARY, model_of, named
 from support.recurrent_architectures import RECURRENT
 from support.runs import check_same, check_texts, drafts_of, fix_costs, fix_work
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, cache_utils
+from transformers import DynamicCache, cache_utils
 
 import token_recycling as tr
 from token_recycling.drafters.dflash import DFlash, DFlashText, _without_norm
@@ -18,7 +14,7 @@ from token_recycling.trees.templates import best_paths
 
 
 @torch.no_grad()
-def wanted_chances(model: PreTrainedModel, assistant: PreTrainedModel, text: list[int], begin: int) -> torch.Tensor:
+def wanted_chances(model, assistant, text, begin):
     """(places, vocabulary): of the block after a text, all of it read anew from place `begin` on."""
     decoder = model.get_decoder()
     states = decoder(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
@@ -35,7 +31,7 @@ def wanted_chances(model: PreTrainedModel, assistant: PreTrainedModel, text: lis
     return model.lm_head(outputs.last_hidden_state[0, 1:]).softmax(-1)
 
 
-def test_every_block_is_what_an_assistant_says_that_reads_everything_anew() -> None:
+def test_every_block_is_what_an_assistant_says_that_reads_everything_anew():
     """Across the border of its window, with rejections and with places where nothing was drafted; the tree is the best
     one of the places' product.
     """
@@ -57,7 +53,7 @@ def test_every_block_is_what_an_assistant_says_that_reads_everything_anew() -> N
     assert {0, 1} <= set(accepted), "some are accepted, and some rejected"
 
 
-def test_a_perfect_assistant_saves_most_steps(counting: LlamaForCausalLM) -> None:
+def test_a_perfect_assistant_saves_most_steps(counting):
     drafter = DFlash(assistants.foreseeing_dflash(counting), tree=12)
     stats = check_same(counting, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=41)
     assert stats.mat > 2
@@ -72,7 +68,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_texts_are_those_of_the_target(case: Case) -> None:
+def test_texts_are_those_of_the_target(case):
     """Greedy, sampled and in a padded batch, of families with windows, states over the text and a norm in the
     embedding, which the assistant does without.
     """
@@ -81,11 +77,11 @@ def test_texts_are_those_of_the_target(case: Case) -> None:
     check_texts(model, drafter, tiny.prompt(3, 7, VOCABULARY), counted="draft_forwards")
 
 
-def test_texts_of_a_batch_are_drafted_for_as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_a_batch_are_drafted_for_as_if_alone(monkeypatch):
     """Also of a model that reads its prompts together, filled up on the left."""
     read, blocks = DFlashText._read, []
 
-    def note(text: DFlashText, tokens: torch.Tensor) -> torch.Tensor:
+    def note(text, tokens):
         logits = read(text, tokens)
         blocks.append((tokens.tolist(), logits))
         return logits
@@ -105,7 +101,7 @@ def test_texts_of_a_batch_are_drafted_for_as_if_alone(monkeypatch: pytest.Monkey
         blocks.clear()
 
 
-def test_behind_a_cache_the_text_is_read_from_where_states_are_known() -> None:
+def test_behind_a_cache_the_text_is_read_from_where_states_are_known():
     model, ids = tiny.llama(1), tiny.prompt(2, 9)
     assistant, cache = assistants.dflash(model), DynamicCache(config=model.config)
     model(ids[:, :6], past_key_values=cache)
@@ -114,7 +110,7 @@ def test_behind_a_cache_the_text_is_read_from_where_states_are_known() -> None:
     assert steps[1].draft.tokens[1:].tolist() == wanted_chances(model, assistant, text, 6)[:2].argmax(-1).tolist()
 
 
-def test_a_block_is_embedded_without_the_norm_of_an_embedding() -> None:
+def test_a_block_is_embedded_without_the_norm_of_an_embedding():
     (case,) = (one for one in RECURRENT if one.family == "inkling_text")
     embedding, tokens = model_of(case).get_input_embeddings(), torch.tensor([[3, 4]])
     normed = embedding(tokens)
@@ -127,7 +123,7 @@ def test_a_block_is_embedded_without_the_norm_of_an_embedding() -> None:
 # options
 
 
-def test_auto_drafts_as_many_nodes_as_pay(counting: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_drafts_as_many_nodes_as_pay(counting, monkeypatch):
     fix_work(monkeypatch)
     assistant = assistants.foreseeing_dflash(counting)
     for seconds, least, most in (((1.0, 90.0), 1, 1), ((1.0, 1.001, 1.002, 1.003), 3, 4)):
@@ -137,7 +133,7 @@ def test_auto_drafts_as_many_nodes_as_pay(counting: LlamaForCausalLM, monkeypatc
         assert least <= max(sizes) <= most
 
 
-def test_a_given_tree_is_filled_as_far_as_a_token_may_follow(counting: LlamaForCausalLM) -> None:
+def test_a_given_tree_is_filled_as_far_as_a_token_may_follow(counting):
     drafter = DFlash(assistants.foreseeing_dflash(counting), tree="0 1 00 000")
     steps = list(tr.stream(counting, torch.tensor([[1, 2, 3]]), drafter, max_new_tokens=12))
     assert {step.draft.tree.depth for step in steps[1:]} <= {0, 1, 2, 3}
@@ -156,13 +152,13 @@ def test_a_given_tree_is_filled_as_far_as_a_token_may_follow(counting: LlamaForC
         ({"mask_token_id": 64}, "with a token 64, the mask"),
     ],
 )
-def test_an_assistant_of_another_target_is_refused(config: dict[str, object], match: str) -> None:
+def test_an_assistant_of_another_target_is_refused(config, match):
     model = tiny.llama()
     with pytest.raises(ValueError, match=match):
         tr.generate(model, tiny.prompt(0, 5), drafter=DFlash(assistants.dflash(model, **config)), max_new_tokens=4)
 
 
-def test_what_is_no_assistant_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_assistant_is_refused(tmp_path):
     with pytest.raises(ValueError, match="got 'llama' without block_size, mask_token_id, target_layer_ids"):
         DFlash(tiny.llama())
     with pytest.raises(ValueError, match="there is no such folder"):
@@ -172,7 +168,7 @@ def test_what_is_no_assistant_is_refused(tmp_path: Path) -> None:
         DFlash(str(tmp_path))
 
 
-def test_an_assistant_is_loaded_from_its_folder(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_an_assistant_is_loaded_from_its_folder(counting, tmp_path):
     assistant = assistants.foreseeing_dflash(counting)
     assistant.save_pretrained(tmp_path)
     wanted, found = (
@@ -182,7 +178,7 @@ def test_an_assistant_is_loaded_from_its_folder(counting: LlamaForCausalLM, tmp_
     assert found == wanted
 
 
-def test_an_assistant_takes_the_type_of_its_target_and_stays_as_it_is() -> None:
+def test_an_assistant_takes_the_type_of_its_target_and_stays_as_it_is():
     model = tiny.llama().to(torch.bfloat16)
     assistant = assistants.dflash(model)
     check_same(model, DFlash(assistant, tree=4), tiny.prompt(0, 6), max_new_tokens=12)

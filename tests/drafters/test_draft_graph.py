@@ -1,54 +1,51 @@
 """Sequences, trees and graphs of a draft model, where that is a table: what follows a token depends on it alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.draft_tables import FORK, Table, Told, grown
+from support.draft_tables import FORK, Told, grown
 
 from token_recycling import Tree
 from token_recycling.drafters._shared.expand import Rules
-from token_recycling.drafters._shared.graph import Graph
 
 CPU = torch.device("cpu")
 
 
-def nested(graph: Graph) -> str:
+def nested(graph):
     """The unrolled tree: the children of each token in brackets behind it, copies with a star."""
     places = graph.unrolled(99)
     draft = graph.draft(places, CPU)
 
-    def written(node: int) -> str:
+    def written(node):
         below = " ".join(map(written, draft.tree.children[node]))
         return f"{'*' * places[node].copied}{int(draft.tokens[node])}{f'({below})' if below else ''}"
 
     return written(0)
 
 
-def test_a_sequence_has_a_fixed_length() -> None:
+def test_a_sequence_has_a_fixed_length():
     graph, reader = grown({**FORK, 6: {9: 0.1}}, Rules(depth=4, k=1, nodes=4))
     assert graph.tokens == [0, 1, 3, 6, 9]
     assert reader.layers == [[1], [3], [6]]
     assert graph.draft(graph.unrolled(4), CPU).tree.parents == (-1, 0, 1, 2, 3)
 
 
-def test_a_tree_has_the_likeliest_children_of_every_node() -> None:
+def test_a_tree_has_the_likeliest_children_of_every_node():
     graph, reader = grown(FORK, Rules(depth=2, k=2, nodes=99))
     assert nested(graph) == "0(1(3 4) 2(3 5))"
     assert reader.layers == [[1, 2]]
     assert graph.probabilities == pytest.approx([1, 0.6, 0.4, 0.54, 0.06, 0.28, 0.12])
 
 
-def test_a_node_below_theta_prob_is_a_leaf() -> None:
+def test_a_node_below_theta_prob_is_a_leaf():
     """Of 1 (0.6) and 2 (0.4) only 1 is followed; both are drafted."""
     graph, reader = grown(FORK, Rules(depth=2, k=2, nodes=99, theta_prob=0.5))
     assert reader.layers == [[1]]
     assert nested(graph) == "0(1(3 4) 2)"
 
 
-def test_a_node_far_below_its_best_sibling_is_a_leaf() -> None:
+def test_a_node_far_below_its_best_sibling_is_a_leaf():
     """4 has 0.1 where its sibling has 0.9, below 0.3 of it; 5 has 0.3 where its sibling has 0.7."""
     _, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3))
     assert reader.layers == [[1, 2], [3, 3, 5]]
@@ -56,7 +53,7 @@ def test_a_node_far_below_its_best_sibling_is_a_leaf() -> None:
     assert reader.layers == [[1, 2], [3, 3]]
 
 
-def test_a_graph_drafts_what_recurs_once() -> None:
+def test_a_graph_drafts_what_recurs_once():
     """Both branches come to 3. The second 3 is merged with the first, and what follows it is copied."""
     graph, reader = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1))
     assert reader.layers == [[1, 2], [3, 5]]
@@ -68,7 +65,7 @@ def test_a_graph_drafts_what_recurs_once() -> None:
     assert copy.probability == pytest.approx(0.4 * 0.7 * 0.8)
 
 
-def test_two_tokens_must_recur_for_tau_2() -> None:
+def test_two_tokens_must_recur_for_tau_2():
     """1 3 and 2 3 end alike in one token only; one step further, 3 6 recurs."""
     graph, reader = grown(FORK, Rules(depth=4, k=2, nodes=99, theta_sib=0.5, tau=2))
     assert reader.layers == [[1, 2], [3, 3], [6]]
@@ -76,7 +73,7 @@ def test_two_tokens_must_recur_for_tau_2() -> None:
     assert (graph.tokens[merged], graph.tokens[graph.parents[merged]]) == (6, 3)
 
 
-def test_the_text_before_the_root_counts_for_tau() -> None:
+def test_the_text_before_the_root_counts_for_tau():
     """The text ends with 5 0, the drafts go on with 1 or 2. Where 5 0 2 comes again, it is merged with the first 2."""
     table = {0: {1: 0.8, 2: 0.2}, 1: {5: 0.9}, 2: {7: 0.9}, 5: {0: 0.9}}
     rules = Rules(depth=5, k=2, nodes=99, theta_prob=0.1, tau=3)
@@ -86,13 +83,13 @@ def test_the_text_before_the_root_counts_for_tau() -> None:
     assert not grown(table, rules, text=(6, 0))[0].merged
 
 
-def test_a_repetition_is_followed_and_not_merged_with_itself() -> None:
+def test_a_repetition_is_followed_and_not_merged_with_itself():
     graph, reader = grown({0: {1: 1.0}, 1: {1: 1.0}}, Rules(depth=4, k=1, nodes=9, tau=1))
     assert reader.layers == [[1], [1], [1]]
     assert not graph.merged
 
 
-def test_a_merge_that_closes_a_circle_is_not_made() -> None:
+def test_a_merge_that_closes_a_circle_is_not_made():
     """0 -> 1 -> 2 and 0 -> 2 -> 1: the 2 below 1 may be merged with the other 2, but then not the 1 below that."""
     table = {0: {1: 0.6, 2: 0.4}, 1: {2: 0.9}, 2: {1: 0.9}}
     graph, reader = grown(table, Rules(depth=3, k=1, nodes=99, tau=1), text=(0,))
@@ -105,20 +102,20 @@ def test_a_merge_that_closes_a_circle_is_not_made() -> None:
     assert nested(graph) == f"0(1(2(*1(*2 *{one}) *{two}) {one}) 2(1(2 {one}) {two}))"
 
 
-def least(token: int, known: int) -> int:
+def least(token, known):
     """The second candidate after a token whose table has one: the first of equally unlikely ones."""
     row = Told({token: {known: 0.9}}).rows[token]
     return int(row.softmax(-1).topk(2).indices[1])
 
 
-def test_the_most_probable_nodes_are_verified() -> None:
+def test_the_most_probable_nodes_are_verified():
     graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=99, tau=1))
     places = graph.unrolled(4)
     assert [graph.tokens[place.node] for place in places] == [0, 1, 2, 3, 6]
     assert [place.probability for place in places] == pytest.approx([1, 0.6, 0.4, 0.54, 0.54 * 0.8])
 
 
-def test_what_cannot_be_among_them_is_not_followed() -> None:
+def test_what_cannot_be_among_them_is_not_followed():
     """With room for two, those are 1 (0.6) and 3 below it (0.54): neither 2 (0.4) nor 3 need be read."""
     _, reader = grown(FORK, Rules(depth=3, k=2, nodes=2))
     assert reader.layers == [[1]]
@@ -126,7 +123,7 @@ def test_what_cannot_be_among_them_is_not_followed() -> None:
     assert reader.layers == []
 
 
-def test_emitted_tokens_are_found_in_the_graph() -> None:
+def test_emitted_tokens_are_found_in_the_graph():
     graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=99, theta_sib=0.3, tau=1))
     assert [graph.tokens[node] for node, _ in graph.follow([2, 3, 6])] == [2, 3, 6]
     assert [crossed for _, crossed in graph.follow([2, 3, 6])] == [False, False, True]
@@ -135,7 +132,7 @@ def test_emitted_tokens_are_found_in_the_graph() -> None:
     assert graph.follow([9]) == []
 
 
-def test_ids_beyond_the_targets_are_never_drafted() -> None:
+def test_ids_beyond_the_targets_are_never_drafted():
     table = {0: {7: 0.9, 1: 0.1}, 1: {8: 0.9, 2: 0.1}}
     graph, _ = grown(table, Rules(depth=2, k=1, nodes=9), vocabulary=5)
     assert graph.tokens == [0, 1, 2]
@@ -146,13 +143,13 @@ def test_ids_beyond_the_targets_are_never_drafted() -> None:
         assert all(q.shape == (5,) for q in graph.drawn_from.values())
 
 
-def test_a_target_of_more_tokens_gives_them_probability_0() -> None:
+def test_a_target_of_more_tokens_gives_them_probability_0():
     torch.manual_seed(0)
     graph, _ = grown(FORK, Rules(depth=2, k=2, nodes=9), vocabulary=12, warp=lambda logits: logits)
     assert all(q.shape == (12,) and float(q[10:].sum()) == 0 for q in graph.drawn_from.values())
 
 
-def test_drawn_children_are_noted_and_all_verified() -> None:
+def test_drawn_children_are_noted_and_all_verified():
     """With room for five nodes and two children each, only one more node is followed after the root."""
     torch.manual_seed(0)
     for _ in range(20):
@@ -167,12 +164,12 @@ def test_drawn_children_are_noted_and_all_verified() -> None:
         torch.testing.assert_close(draft.drawn_from[4], reader.rows[reader.layers[0][0]])
 
 
-def test_a_distribution_of_few_tokens_gives_few_children() -> None:
+def test_a_distribution_of_few_tokens_gives_few_children():
     graph, _ = grown(FORK, Rules(depth=1, k=4, nodes=9), warp=lambda logits: logits.where(logits > -3, float("-inf")))
     assert sorted(graph.tokens[1:]) == [1, 2]
 
 
-def test_copies_of_drawn_nodes_count_as_chosen() -> None:
+def test_copies_of_drawn_nodes_count_as_chosen():
     """They were drawn for another path, and what is merged depends on what was drawn."""
     torch.manual_seed(1)
     graph, _ = grown(FORK, Rules(depth=3, k=2, nodes=40, tau=1), warp=lambda logits: logits)
@@ -185,7 +182,7 @@ def test_copies_of_drawn_nodes_count_as_chosen() -> None:
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Table:
+def tables(draw):
     """Four tokens, each followed by all four, as likely as may be."""
     weights = st.lists(st.integers(1, 9), min_size=4, max_size=4)
     return {
@@ -206,12 +203,12 @@ RULES = st.builds(
 
 
 @given(tables(), RULES, st.booleans(), st.integers(0, 10**6))
-def test_every_graph_is_acyclic_and_unrolls_to_a_tree(table: Table, rules: Rules, drawn: bool, seed: int) -> None:
+def test_every_graph_is_acyclic_and_unrolls_to_a_tree(table, rules, drawn, seed):
     torch.manual_seed(seed)
     graph, _ = grown(table, rules, text=(3, 1, 0), warp=(lambda logits: logits) if drawn else None)
-    finished: set[int] = set()
+    finished = set()
 
-    def visit(node: int, above: tuple[int, ...]) -> None:
+    def visit(node, above):
         assert node not in above
         if node not in finished:
             for following in graph.successors(node):

@@ -1,10 +1,6 @@
 """A second model drafts: the text stays the target's, the draft model's cache stays right, and pairs must fit."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +27,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 TREE = {"mode": "tree", "nodes": 20, "theta_prob": 0.1}
 
 
-def test_drawn_drafts_follow_the_texts_temperature(model: LlamaForCausalLM) -> None:
+def test_drawn_drafts_follow_the_texts_temperature(model):
     """At a temperature near 0 a model drafts for itself what is accepted; drawn at temperature 1 it would not be."""
     stats = tr.Stats()
     drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=4, sampled=True)
@@ -41,7 +37,7 @@ def test_drawn_drafts_follow_the_texts_temperature(model: LlamaForCausalLM) -> N
     assert stats.mat == 5
 
 
-def test_a_warp_is_what_looks_at_scores_alone() -> None:
+def test_a_warp_is_what_looks_at_scores_alone():
     processors = LogitsProcessorList(
         [
             logits_process.RepetitionPenaltyLogitsProcessor(2.0),
@@ -58,11 +54,11 @@ def test_a_warp_is_what_looks_at_scores_alone() -> None:
 
 
 @pytest.mark.parametrize("sample", [True, False])
-def test_the_warp_is_given_where_the_text_is_sampled(model: LlamaForCausalLM, sample: bool) -> None:
+def test_the_warp_is_given_where_the_text_is_sampled(model, sample):
     given = []
 
     class Noting(tr.Drafter):
-        def draft(self, context: tr.Context) -> tr.Draft:
+        def draft(self, context):
             given.append(context.warp is not None)
             return tr.Draft(root_only(), context.root)
 
@@ -70,7 +66,7 @@ def test_the_warp_is_given_where_the_text_is_sampled(model: LlamaForCausalLM, sa
     assert given == [sample, sample]
 
 
-def test_a_model_that_drafts_for_itself_is_always_right(model: LlamaForCausalLM) -> None:
+def test_a_model_that_drafts_for_itself_is_always_right(model):
     stats = tr.Stats()
     drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=9)
     tr.generate(model, tiny.prompt(2, 6), drafter=drafter, stats=stats, max_new_tokens=20)
@@ -78,7 +74,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(model: LlamaForCausalLM)
     assert stats.drafter_statistics == {"draft_forwards": 16, "drafted_by_model": 16}
 
 
-def test_no_more_is_drafted_than_is_asked_for(model: LlamaForCausalLM) -> None:
+def test_no_more_is_drafted_than_is_asked_for(model):
     """Of three tokens the target says the last one itself."""
     stats = tr.Stats()
     drafter = tr.make_drafter("draft_model", model=model, mode="sequence", depth=4, nodes=9)
@@ -87,16 +83,16 @@ def test_no_more_is_drafted_than_is_asked_for(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("way", ["tree", "graph"])
-def test_the_draft_models_cache_is_that_of_the_text(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_draft_models_cache_is_that_of_the_text(way, monkeypatch):
     """After every step: what it holds equals an ordinary pass over the text, also where a merge was crossed."""
     model = tiny.llama(4, vocab_size=8)
     draft = related(model, 0.01)
     options = {"k": 4, "theta_prob": 0.0, "theta_sib": 0.0, "nodes": 60, "depth": 5, "tau": 1}
     drafter, stats = tr.make_drafter("draft_model", model=draft, mode=way, **options), tr.Stats()
-    text: list[int] = []
+    text = []
     observe = ModelText.observe
 
-    def observed(self: ModelText, step: tr.Step) -> None:
+    def observed(self, step):
         observe(self, step)
         text.extend(step.tokens)
         reader = self.reader
@@ -115,7 +111,7 @@ def test_the_draft_models_cache_is_that_of_the_text(way: str, monkeypatch: pytes
     assert bool(stats.drafter_statistics["steps_with_merge_accepted"]) == (way == "graph")
 
 
-def test_a_merged_path_that_is_accepted_is_counted_and_read_again() -> None:
+def test_a_merged_path_that_is_accepted_is_counted_and_read_again():
     """The target counts 0 1 2 3 ...; the draft model is sure of the way there, but prefers a detour at its beginning.
 
     It drafts 0 -> 2 (likelier) and 0 -> 1, then 2 -> 3 and 1 -> 2. The second 2 is merged with the first, so that the
@@ -135,7 +131,7 @@ def test_a_merged_path_that_is_accepted_is_counted_and_read_again() -> None:
     assert started[0].reader.held == 2
 
 
-def test_a_text_beyond_the_draft_models_positions_goes_on_without_drafts(model: LlamaForCausalLM) -> None:
+def test_a_text_beyond_the_draft_models_positions_goes_on_without_drafts(model):
     drafter = tr.make_drafter("draft_model", model=tiny.llama(0, max_position_embeddings=20), mode="sequence", nodes=4)
     ids = tiny.prompt(0, 12)
     text, sizes = ids[0].tolist(), {}
@@ -148,7 +144,7 @@ def test_a_text_beyond_the_draft_models_positions_goes_on_without_drafts(model: 
     runs.check_same(model, drafter, tiny.prompt(1, 40), max_new_tokens=5)
 
 
-def test_a_drafter_serves_one_text_after_another(model: LlamaForCausalLM) -> None:
+def test_a_drafter_serves_one_text_after_another(model):
     """A step that is never finished leaves nothing behind."""
     drafter = tr.make_drafter("draft_model", model=related(model), **TREE)
     next(tr.stream(model, tiny.prompt(0, 9), drafter, max_new_tokens=30))
@@ -156,25 +152,25 @@ def test_a_drafter_serves_one_text_after_another(model: LlamaForCausalLM) -> Non
         runs.check_same(model, drafter, tiny.prompt(seed, 4), max_new_tokens=12)
 
 
-def test_steps_of_other_drafts_are_caught_up_with(model: LlamaForCausalLM) -> None:
+def test_steps_of_other_drafts_are_caught_up_with(model):
     """A drafter that drafts only now and then, as a part of another one, reads what it missed."""
     inner, calls = tr.make_drafter("draft_model", model=related(model), **TREE), iter(range(100))
 
     class Sometimes(tr.Drafter):
-        def start(self, prompt: Any, target: Any, costs: Any) -> tr.TextDrafter:
+        def start(self, prompt, target, costs):
             self.inner = inner.start(prompt, target, costs)
             return self
 
-        def draft(self, context: tr.Context) -> tr.Draft:
+        def draft(self, context):
             return self.inner.draft(context) if next(calls) % 3 else tr.Draft(root_only(), context.root)
 
-        def observe(self, step: tr.Step) -> None:
+        def observe(self, step):
             self.inner.observe(step)
 
     assert runs.check_same(model, Sometimes(), tiny.prompt(0, 9), max_new_tokens=40).mat > 1.5
 
 
-def test_a_drafter_is_described(model: LlamaForCausalLM) -> None:
+def test_a_drafter_is_described(model):
     drafter = tr.make_drafter("draft_model", model=model, nodes=9)
     stats = runs.check_same(model, drafter, tiny.prompt(0, 4), max_new_tokens=2)
     assert stats.drafter == (
@@ -183,22 +179,22 @@ def test_a_drafter_is_described(model: LlamaForCausalLM) -> None:
     )
 
 
-def saved(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
+def saved(model, tokenizer, folder):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
 @pytest.fixture
-def target_folder(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> str:
+def target_folder(tokenizer, tmp_path):
     return saved(tiny.llama(vocab_size=len(tokenizer)), tokenizer, tmp_path / "target")
 
 
-def use(target: LlamaForCausalLM, drafter: tr.Drafter) -> None:
+def use(target, drafter):
     runs.check_same(target, drafter, tiny.prompt(0, 5), max_new_tokens=8)
 
 
-def test_a_draft_model_comes_from_a_folder(target_folder: str) -> None:
+def test_a_draft_model_comes_from_a_folder(target_folder):
     target = LlamaForCausalLM.from_pretrained(target_folder)
     drafter = tr.make_drafter(f"draft_model:model={target_folder},mode=sequence,depth=2")
     started = runs.texts_of(drafter)
@@ -211,9 +207,7 @@ def test_a_draft_model_comes_from_a_folder(target_folder: str) -> None:
 
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize(("ours", "theirs"), [(0, 20), (20, 0)])
-def test_padded_vocabularies_fit(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, ours: int, theirs: int, sampled: bool
-) -> None:
+def test_padded_vocabularies_fit(tokenizer, tmp_path, ours, theirs, sampled):
     """Logits beyond the tokenizer's tokens, in the target or in the draft model, with one tokenizer beside both."""
     size = len(tokenizer)
     target = saved(tiny.llama(vocab_size=size + ours), tokenizer, tmp_path / "target")
@@ -224,7 +218,7 @@ def test_padded_vocabularies_fit(
     tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=8, do_sample=True)
 
 
-def test_another_tokenizer_is_refused(target_folder: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_another_tokenizer_is_refused(target_folder, tmp_path, tokenizer):
     other = copy.deepcopy(tokenizer)
     state = other.backend_tokenizer.to_str().replace('"Ġ":', '"!!":').replace('"!":', '"Ġ":').replace('"!!":', '"!":')
     other = PreTrainedTokenizerFast(tokenizer_object=type(other.backend_tokenizer).from_str(state), eos_token="<end>")
@@ -235,7 +229,7 @@ def test_another_tokenizer_is_refused(target_folder: str, tmp_path: Path, tokeni
         use(target, tr.make_drafter("draft_model", model=draft))
 
 
-def test_models_that_cannot_draft_are_refused(model: LlamaForCausalLM) -> None:
+def test_models_that_cannot_draft_are_refused(model):
     changing = tiny.llama(rope_parameters=DYNAMIC, max_position_embeddings=32)
     mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
     for target, draft, message in (
@@ -247,7 +241,7 @@ def test_models_that_cannot_draft_are_refused(model: LlamaForCausalLM) -> None:
             use(target, tr.make_drafter("draft_model", model=draft))
 
 
-def test_what_is_no_model_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_what_is_no_model_is_refused(model, tmp_path):
     with pytest.raises((TypeError, ValueError), match="model"):
         tr.make_drafter("draft_model")
     with pytest.raises(ValueError, match=f"expected a causal language model at {tmp_path} to draft with, got: "):
@@ -256,7 +250,7 @@ def test_what_is_no_model_is_refused(model: LlamaForCausalLM, tmp_path: Path) ->
         use(model, tr.make_drafter("draft_model", model=str(tmp_path / "none")))
 
 
-def test_near_a_border_drawn_drafts_are_left_out_before_they_are_drawn() -> None:
+def test_near_a_border_drawn_drafts_are_left_out_before_they_are_drawn():
     """Whether a tree fits must not depend on what was drawn. From 32 tokens on this model takes no trees."""
     model = tiny.llama(rope_parameters=DYNAMIC, max_position_embeddings=32)
     drafter = tr.make_drafter("draft_model", model=tiny.llama(), sampled=True, mode="sequence", depth=4, nodes=4)
@@ -269,7 +263,7 @@ def test_near_a_border_drawn_drafts_are_left_out_before_they_are_drawn() -> None
     assert {size for length, size in sizes.items() if length > 28} <= {1}
 
 
-def test_forks_share_the_draft_model_which_is_loaded_once(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_forks_share_the_draft_model_which_is_loaded_once(model, tmp_path):
     tiny.llama(seed=1).save_pretrained(tmp_path / "draft")
     alone = tr.make_drafter("draft_model", model=str(tmp_path / "draft"))
     fused = tr.make_drafter("fuse", parts=[tr.make_drafter("draft_model", model=str(tmp_path / "draft")), "suffix"])

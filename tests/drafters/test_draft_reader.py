@@ -1,20 +1,17 @@
 """A draft model reads a text and a tree as it would read each path by itself, whatever became text before."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import architectures, runs, tiny
-from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.drafters._shared.reader import Reader
 from token_recycling.model.tree_model import TreeModel
 
 
-def after(model: PreTrainedModel, text: torch.Tensor, *more: int) -> torch.Tensor:
+def after(model, text, *more):
     """Logits of an ordinary pass over the text and more tokens."""
     with torch.no_grad():
         return model(input_ids=torch.cat([text, torch.tensor(more, dtype=torch.long)])[None], use_cache=False).logits[
@@ -23,7 +20,7 @@ def after(model: PreTrainedModel, text: torch.Tensor, *more: int) -> torch.Tenso
 
 
 @torch.no_grad()
-def compare(model: PreTrainedModel, length: int) -> None:
+def compare(model, length):
     """Three steps: a tree is read layer by layer, the path 7, 2 is kept, two more tokens are emitted."""
     text = tiny.prompt(length, length, model.get_input_embeddings().weight.shape[0])[0]
     reader = Reader(TreeModel(model))
@@ -47,7 +44,7 @@ CASES += [architectures.named(family, "window of 8") for family in ("mistral", "
 
 
 @pytest.mark.parametrize("case", [*CASES, architectures.named("falcon", "ALiBi")], ids=str)
-def test_other_architectures_draft_as_well(case: architectures.Case) -> None:
+def test_other_architectures_draft_as_well(case):
     """Learned positions, ALiBi by key, windows that the text crosses."""
     model = architectures.model_of(case)
     compare(model, 1)
@@ -55,12 +52,12 @@ def test_other_architectures_draft_as_well(case: architectures.Case) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 6, 26])
-def test_a_tree_is_read_as_its_paths(model: LlamaForCausalLM, length: int) -> None:
+def test_a_tree_is_read_as_its_paths(model, length):
     compare(model, length)
 
 
 @torch.no_grad()
-def test_many_new_tokens_are_read_as_a_prompt_is(model: LlamaForCausalLM) -> None:
+def test_many_new_tokens_are_read_as_a_prompt_is(model):
     text, reader = tiny.prompt(0, 90)[0], Reader(TreeModel(model))
     reader.read(text[:5])
     torch.testing.assert_close(reader.read(text)[0], after(model, text), atol=1e-4, rtol=1e-4)
@@ -68,7 +65,7 @@ def test_many_new_tokens_are_read_as_a_prompt_is(model: LlamaForCausalLM) -> Non
 
 
 @torch.no_grad()
-def test_a_text_can_be_read_twice(model: LlamaForCausalLM) -> None:
+def test_a_text_can_be_read_twice(model):
     """What was read below it and not kept is forgotten."""
     text, reader = tiny.prompt(0, 9)[0], Reader(TreeModel(model))
     reader.read(text[:6])
@@ -80,13 +77,13 @@ def test_a_text_can_be_read_twice(model: LlamaForCausalLM) -> None:
 
 
 @torch.no_grad()
-def test_unknown_tokens_are_read_as_the_last_known() -> None:
+def test_unknown_tokens_are_read_as_the_last_known():
     model = tiny.llama(vocab_size=20)
     reader, text = Reader(TreeModel(model)), torch.tensor([3, 19, 57, 4])
     torch.testing.assert_close(reader.read(text)[0], after(model, text.clamp(max=19)), atol=1e-4, rtol=1e-4)
 
 
-def test_the_reach_ends_with_the_positions() -> None:
+def test_the_reach_ends_with_the_positions():
     reader = Reader(TreeModel(tiny.llama(max_position_embeddings=20)))
     # After 18 tokens the last one (position 17) and two layers below it can be read, which gives a third.
     assert [reader.reach(torch.zeros(length)) for length in (18, 20, 21)] == [3, 1, 0]
@@ -95,7 +92,7 @@ def test_the_reach_ends_with_the_positions() -> None:
 
 
 @torch.no_grad()
-def test_a_model_without_a_last_position_reaches_on_from_any_text() -> None:
+def test_a_model_without_a_last_position_reaches_on_from_any_text():
     model, target = (architectures.model_of(architectures.named("bloom")) for _ in range(2))
     del model.config.max_position_embeddings
     reader, text = Reader(TreeModel(model)), torch.tensor([1, 2, 3])
@@ -107,12 +104,12 @@ def test_a_model_without_a_last_position_reaches_on_from_any_text() -> None:
 
 @torch.no_grad()
 @given(st.data())
-def test_any_tree_and_any_path_kept(data: st.DataObject) -> None:
+def test_any_tree_and_any_path_kept(data):
     text, reader = tiny.prompt(1, 4)[0], Reader(TreeModel(MODEL))
     for _ in range(2):
         torch.testing.assert_close(reader.read(text)[0], after(MODEL, text), atol=1e-4, rtol=1e-4)
-        paths: list[list[int]] = [[]]
-        numbers: list[list[int]] = [[]]
+        paths = [[]]
+        numbers = [[]]
         last = [0]
         for _ in range(data.draw(st.integers(0, 3))):
             parents = sorted(data.draw(st.lists(st.sampled_from(last), min_size=1, max_size=3)))
@@ -131,12 +128,12 @@ def test_any_tree_and_any_path_kept(data: st.DataObject) -> None:
 MODEL = tiny.llama()
 
 
-def test_the_last_hidden_states_are_kept_where_they_are_wanted(model: LlamaForCausalLM) -> None:
+def test_the_last_hidden_states_are_kept_where_they_are_wanted(model):
     """Of the tokens that were read last, on their own paths."""
     text = tiny.prompt(0, 7)[0]
     reader = Reader(TreeModel(model), states=True)
 
-    def state_after(*more: int) -> torch.Tensor:
+    def state_after(*more):
         ids = torch.cat([text, torch.tensor(more, dtype=torch.long)])
         return model.model(ids[None]).last_hidden_state[0, -1]
 

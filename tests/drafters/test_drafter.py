@@ -1,7 +1,5 @@
 """Drafters: how they are found and made, and that none of them can change the output."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import re
@@ -15,37 +13,35 @@ from support import tiny
 from support.drafters import Garbage
 from support.runs import check_same
 from support.strategies import trees
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache
 
 import token_recycling as tr
-from token_recycling import Context, Draft, Drafter, Step, Tree
+from token_recycling import Draft, Drafter
 from token_recycling._util.options import options_of
-from token_recycling.costs.costs import Costs
 from token_recycling.drafters import _listing as listing
 from token_recycling.drafters._registry import ENTRY_POINTS, drafter_class
-from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import chain
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch):
     """As if a package with this drafter were installed."""
     install(monkeypatch, [("garbage", f"{Garbage.__module__}:Garbage")])
 
 
-def install(monkeypatch: pytest.MonkeyPatch, named: list[tuple[str, str]]) -> None:
+def install(monkeypatch, named):
     points = importlib.metadata.EntryPoints(importlib.metadata.EntryPoint(*one, ENTRY_POINTS) for one in named)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: points.select(**wanted))
 
 
-def test_the_packages_own_drafters_are_found() -> None:
+def test_the_packages_own_drafters_are_found():
     assert {"plain", "recycling"} <= set(tr.drafter_names())
     for name in tr.drafter_names():
         assert issubclass(drafter_class(name), Drafter)
         assert drafter_class(name).name == name
 
 
-def test_a_drafter_is_made_from_name_and_options() -> None:
+def test_a_drafter_is_made_from_name_and_options():
     drafter = tr.make_drafter("published", k=4, update="first", tree="chain:2")
     assert (drafter.name, drafter.k, drafter.update) == ("published", 4, "first")
     assert tr.make_drafter(drafter) is drafter
@@ -53,7 +49,7 @@ def test_a_drafter_is_made_from_name_and_options() -> None:
     assert "plain" in tr.make_drafter("plain").describe()
 
 
-def test_options_are_read_from_text() -> None:
+def test_options_are_read_from_text():
     drafter = tr.make_drafter("published:k=16,tree=chain:3,update=unordered")
     assert (drafter.k, drafter.tree, drafter.update) == (16, "chain:3", "unordered")
     assert tr.make_drafter("recycling:tree=30").tree == 30
@@ -78,12 +74,12 @@ def test_options_are_read_from_text() -> None:
         ("published:update=newest", {}, "last or first or unordered for option update of published, got 'newest'"),
     ],
 )
-def test_what_names_no_drafter_is_refused(spec: str, options: dict[str, object], message: str) -> None:
+def test_what_names_no_drafter_is_refused(spec, options, message):
     with pytest.raises(ValueError, match=message):
         tr.make_drafter(spec, **options)
 
 
-def test_what_is_no_drafter_is_refused() -> None:
+def test_what_is_no_drafter_is_refused():
     with pytest.raises(TypeError, match="got int"):
         tr.make_drafter(3)
     with pytest.raises(TypeError, match="got a made drafter and k"):
@@ -99,13 +95,13 @@ def test_what_is_no_drafter_is_refused() -> None:
         ({"k": 65}, "k from 1 to its size, got vocabulary 64 and k 65"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(model: LlamaForCausalLM, options: dict[str, object], message: str) -> None:
+def test_options_that_do_not_fit_are_refused(model, options, message):
     with pytest.raises(ValueError, match=message):
         next(tr.stream(model, tiny.prompt(0, 3), "published", **options))
 
 
 @pytest.mark.parametrize("learns", [True, False])
-def test_the_prompt_is_learned_from_if_the_option_says_so(counting: LlamaForCausalLM, learns: bool) -> None:
+def test_the_prompt_is_learned_from_if_the_option_says_so(counting, learns):
     """Of the prompt 2 4 6 the last token is the first root, learned from either way."""
     drafter = tr.make_drafter("published", k=2, tree="chain:1", learns_prompt=learns)
     (step,) = tr.stream(counting, torch.tensor([2, 4, 6]), drafter, max_new_tokens=1)
@@ -114,7 +110,7 @@ def test_the_prompt_is_learned_from_if_the_option_says_so(counting: LlamaForCaus
     assert drafter.matrix.candidates[4].tolist() == ([5, 6] if learns else [0, 0])
 
 
-def test_a_drafter_that_learned_another_vocabulary_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_drafter_that_learned_another_vocabulary_is_refused(model):
     drafter = tr.make_drafter("recycling")
     next(tr.stream(tiny.llama(vocab_size=70), tiny.prompt(0, 3), drafter))
     with pytest.raises(ValueError, match="a target of 70 tokens, as this drafter has learned, got one of 64"):
@@ -122,7 +118,7 @@ def test_a_drafter_that_learned_another_vocabulary_is_refused(model: LlamaForCau
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_drafter_of_another_package_is_found_by_name(model: LlamaForCausalLM) -> None:
+def test_a_drafter_of_another_package_is_found_by_name(model):
     assert tr.drafter_names()[-1] == "garbage"
     drafter = tr.make_drafter("garbage:seed=3,scale=0.5,loud=true,note=x")
     assert isinstance(drafter, Garbage)
@@ -132,7 +128,7 @@ def test_a_drafter_of_another_package_is_found_by_name(model: LlamaForCausalLM) 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("text", ["seed=1.5", "scale=big", "loud=perhaps"])
-def test_values_of_the_wrong_kind_are_refused(text: str) -> None:
+def test_values_of_the_wrong_kind_are_refused(text):
     with pytest.raises(ValueError, match=f"for option {text.partition('=')[0]} of garbage"):
         tr.make_drafter(f"garbage:{text}")
 
@@ -146,9 +142,7 @@ def test_values_of_the_wrong_kind_are_refused(text: str) -> None:
         (["support.drafters:Garbage", "support.tiny:llama"], "support.drafters:Garbage and support.tiny:llama;"),
     ],
 )
-def test_what_is_wrong_with_the_drafter_of_another_package_is_said_and_the_others_are_listed(
-    monkeypatch: pytest.MonkeyPatch, values: list[str], got: str
-) -> None:
+def test_what_is_wrong_with_the_drafter_of_another_package_is_said_and_the_others_are_listed(monkeypatch, values, got):
     install(monkeypatch, [("garbage", value) for value in values] + [("other", "support.drafters:Garbage")])
     message = f"expected one Drafter class behind the entry point 'garbage' of {ENTRY_POINTS}, got {got}"
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -159,7 +153,7 @@ def test_what_is_wrong_with_the_drafter_of_another_package_is_said_and_the_other
     assert other["options"][0]["name"] == "shapes"
 
 
-def test_a_drafter_without_draft_says_what_is_missing(model: LlamaForCausalLM) -> None:
+def test_a_drafter_without_draft_says_what_is_missing(model):
     class Idle(Drafter):
         pass
 
@@ -168,26 +162,26 @@ def test_a_drafter_without_draft_says_what_is_missing(model: LlamaForCausalLM) -
 
 
 @pytest.mark.parametrize("length", [4, 40])
-def test_a_drafter_is_told_what_it_needs(length: int) -> None:
+def test_a_drafter_is_told_what_it_needs(length):
     """The prompt at the start, then in turn a context to draft from and the step that came of it; so it is where the
     first token of a long prompt does not wait for a draft.
     """
     model = tiny.llama(max_position_embeddings=64)
-    calls: list[tuple[str, list[int]]] = []
+    calls = []
 
     class Listening(Drafter):
-        def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> Listening:
+        def start(self, prompt, target, costs):
             assert target.vocab_size == 64
             calls.append(("start", prompt.tolist()))
             return self
 
-        def draft(self, context: Context) -> Draft:
+        def draft(self, context):
             waited = length > 32 and len(calls) == 1
             assert context.room == (1 if waited else 6 - (len(context.tokens) - length))
             calls.append(("draft", context.tokens.tolist()))
             return Draft(chain(1), torch.cat([context.root, context.root]))
 
-        def observe(self, step: Step) -> None:
+        def observe(self, step):
             calls.append(("observe", step.tokens))
 
     ids = tiny.prompt(0, length)
@@ -208,7 +202,7 @@ TEXTS = [(ids, MODEL.generate(ids, max_new_tokens=24)) for ids in (tiny.prompt(s
 
 @settings(max_examples=40)
 @given(st.lists(trees(max_nodes=20), min_size=1, max_size=4), st.integers(0, 10**6), st.integers(0, 3))
-def test_no_drafter_can_change_the_output(shapes: list[Tree], seed: int, text: int) -> None:
+def test_no_drafter_can_change_the_output(shapes, seed, text):
     """Random tokens of a small vocabulary on random trees: often right, mostly wrong, never harmful."""
     ids, wanted = TEXTS[text]
     cache = DynamicCache(config=MODEL.config)
@@ -221,13 +215,11 @@ def test_no_drafter_can_change_the_output(shapes: list[Tree], seed: int, text: i
 
 @settings(max_examples=20)
 @given(st.lists(trees(max_nodes=20), min_size=1, max_size=4), st.integers(0, 10**6))
-def test_no_drafter_can_change_a_seeded_sample(shapes: list[Tree], seed: int) -> None:
+def test_no_drafter_can_change_a_seeded_sample(shapes, seed):
     check_same(MODEL, Garbage(shapes, seed, 5), TEXTS[0][0], do_sample=True, max_new_tokens=16, seed=seed)
 
 
-def test_the_drafter_that_contributing_shows_is_complete(
-    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_drafter_that_contributing_shows_is_complete(model, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     (tmp_path / "bigram.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     monkeypatch.syspath_prepend(tmp_path)
@@ -237,9 +229,9 @@ def test_the_drafter_that_contributing_shows_is_complete(
     assert stats.drafter == "bigram: at most 4 tokens"
 
 
-def test_a_draft_of_another_text_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_draft_of_another_text_is_refused(model):
     class Astray(Drafter):
-        def draft(self, context: Context) -> Draft:
+        def draft(self, context):
             return Draft(chain(1), (context.tokens[-1] + torch.tensor([1, 2])) % 64)
 
     with pytest.raises(ValueError, match=r"expected a draft whose root is the text's newest token, \d+, got \d+ from"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import tiny
 from support.chi_square import fit
-from transformers import LlamaForCausalLM, LogitsProcessorList
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
 import token_recycling as tr
@@ -21,16 +21,16 @@ SIZE, NEW, RUNS = 3, 4, 400
 PROMPT = torch.tensor([[1, 0, 2]])
 
 
-def small(seed: int) -> LlamaForCausalLM:
+def small(seed):
     return tiny.llama(seed, vocab_size=SIZE, initializer_range=0.12)
 
 
-def drawing(mode: str) -> tr.Drafter:
+def drawing(mode):
     options = {"mode": mode, "depth": 3, "k": 2, "theta_prob": 0.1, "tau": 1, "nodes": 14, "sampled": True}
     return tr.make_drafter("draft_model", model=small(8), **options)
 
 
-def stopping() -> tr.Drafter:
+def stopping():
     """Its head stops after 0 and goes on after 1: what is drawn decides how long drafts are."""
     draft, head = small(8), AcceptanceHead(32, 0)
     with torch.no_grad(), hidden_states(draft) as states:
@@ -50,7 +50,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS if name 
 
 
 @pytest.mark.parametrize("name", ["lookahead", *SLOW])
-def test_texts_have_the_distribution_of_generate(name: str) -> None:
+def test_texts_have_the_distribution_of_generate(name):
     """Every text of 4 tokens over a vocabulary of 3, with a penalty that no drafter knows of."""
     model = small(7)
     processors = LogitsProcessorList(
@@ -68,7 +68,7 @@ def test_texts_have_the_distribution_of_generate(name: str) -> None:
     torch.manual_seed(11)
     drafter, stats, seen, drawn = DRAFTERS[name](), tr.Stats(), Counter[tuple[int, ...]](), 0
     for _ in range(RUNS):
-        text: list[int] = []
+        text = []
         for step in tr.stream(
             model, PROMPT, drafter, do_sample=True, logits_processor=processors, max_new_tokens=NEW, stats=stats
         ):

@@ -1,11 +1,5 @@
 """EAGLE: what a head drafts at every step is what it would draft if it read the text anew; trees and budgets."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from support import tiny
@@ -14,7 +8,6 @@ from support.eagle_heads import (
     EAGLE_3,
     IDS,
     SPECULATORS,
-    Tensors,
     normed,
     outputs_of,
     own_states,
@@ -22,7 +15,6 @@ from support.eagle_heads import (
     written,
 )
 from support.runs import check_perfect, check_same, depths_that_pay, drafts_of
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters.eagle import Eagle
@@ -30,26 +22,18 @@ from token_recycling.drafters.eagle.formats import load_head
 from token_recycling.model.device_map import placed_copy
 from token_recycling.model.inspection import NoHiddenStatesError
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.trees.draft import Step
 
 EAGLE_31 = {**SPECULATORS, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 4]}
 CONFIGS = {"EAGLE-1": EAGLE_1, "EAGLE-3": EAGLE_3, "EAGLE-3.1": EAGLE_31}
 
 
-def head_in(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Tensors]:
+def head_in(folder, config):
     tensors = tensors_of(config, seed=1)
     return written(folder, config, dict(tensors)), tensors
 
 
 @torch.no_grad()
-def wanted_logits(
-    model: LlamaForCausalLM,
-    config: Mapping[str, Any],
-    tensors: Tensors,
-    text: list[int],
-    path: list[int],
-    begin: int = 0,
-) -> torch.Tensor:
+def wanted_logits(model, config, tensors, text, path, begin=0):
     """(vocabulary,): after drafted tokens below a text, all of it read anew from place `begin` on."""
     states = model.model(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
     numbers = config.get("eagle_aux_hidden_state_layer_ids") or (2, 3, 3)
@@ -70,9 +54,7 @@ def wanted_logits(
     return torch.full((64,), float("-inf")).index_copy(0, IDS, said)
 
 
-def drafted_steps(
-    model: LlamaForCausalLM, drafter: tr.Drafter, prompt: torch.Tensor, **arguments: Any
-) -> list[tuple[list[int], Step]]:
+def drafted_steps(model, drafter, prompt, **arguments):
     """Each step with the text that was there when it was drafted."""
     text, found = prompt.flatten().tolist(), []
     for step in tr.stream(model, prompt, drafter, **arguments):
@@ -81,14 +63,12 @@ def drafted_steps(
     return found
 
 
-def path_to(step: Step, node: int) -> list[int]:
+def path_to(step, node):
     return [int(step.draft.tokens[above]) for above in step.draft.tree.lineages[node][1:]]
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_every_node_is_what_a_head_says_that_reads_everything_anew(
-    config: dict[str, Any], deep: LlamaForCausalLM, tmp_path: Path
-) -> None:
+def test_every_node_is_what_a_head_says_that_reads_everything_anew(config, deep, tmp_path):
     """Pairs of token and state, positions, siblings that do not see each other, a cache without what was drafted."""
     folder, tensors = head_in(tmp_path, config)
     drafter = Eagle(folder, tree="0 1 2 3 4 5 6 7 00 01 10 11 000 100")
@@ -106,15 +86,15 @@ def test_every_node_is_what_a_head_says_that_reads_everything_anew(
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_a_grown_tree_is_that_of_eagle_2(config: dict[str, Any], deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_grown_tree_is_that_of_eagle_2(config, deep, tmp_path):
     """The frontier, the pool and the best of it as its program finds them, with everything read anew."""
     folder, tensors = head_in(tmp_path, config)
     k, layers, nodes = 3, 3, 8
     drafter = Eagle(folder, tree=nodes, k=k, depth=layers)
     steps = drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=12)
     for text, step in steps[1:]:
-        pool: dict[tuple[int, ...], float] = {}
-        frontier: dict[tuple[int, ...], float] = {(): 0.0}
+        pool = {}
+        frontier = {(): 0.0}
         for _ in range(min(layers, 12 - (len(text) - 9) - 1)):
             found = {}
             for path, score in frontier.items():
@@ -128,7 +108,7 @@ def test_a_grown_tree_is_that_of_eagle_2(config: dict[str, Any], deep: LlamaForC
         assert drafted == set(best)
 
 
-def test_ancestors_come_along_where_scores_are_equal(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_ancestors_come_along_where_scores_are_equal(deep, tmp_path):
     """A head that gives every token the same probability: its pool is all ties below each node."""
     tensors = tensors_of(EAGLE_3)
     tensors["lm_head.weight"] = torch.zeros_like(tensors["lm_head.weight"])
@@ -137,7 +117,7 @@ def test_ancestors_come_along_where_scores_are_equal(deep: LlamaForCausalLM, tmp
         assert all(0 <= parent < node for node, parent in enumerate(step.draft.tree.parents) if node)
 
 
-def counting_head(folder: Path, model: LlamaForCausalLM) -> Path:
+def counting_head(folder, model):
     """An EAGLE-1 head for the counting llama: the state before a token's successor names the token itself."""
     width = model.config.hidden_size
     sizes = {"hidden_size": width, "vocab_size": width, "num_attention_heads": 4, "head_dim": 8}
@@ -153,12 +133,12 @@ def counting_head(folder: Path, model: LlamaForCausalLM) -> Path:
     return written(folder, config, made)
 
 
-def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting, tmp_path):
     stats = check_perfect(counting, Eagle(counting_head(tmp_path, counting), tree="chain:3"), depth=3)
     assert stats.drafter_statistics["draft_forwards"] == 5 * 3
 
 
-def test_nothing_is_read_below_the_last_layer(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_nothing_is_read_below_the_last_layer(counting, tmp_path):
     """Neither of a given tree nor of one that grows, and nothing where no token may follow."""
     folder = counting_head(tmp_path, counting)
     for options, passes in (({"tree": "0 1 2"}, 1), ({"tree": 3, "depth": 2}, 2), ({"tree": "0 1 00 10"}, 2)):
@@ -170,9 +150,7 @@ def test_nothing_is_read_below_the_last_layer(counting: LlamaForCausalLM, tmp_pa
 # budgets
 
 
-def test_drafting_and_verification_end_where_they_do_not_pay(
-    counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafting_and_verification_end_where_they_do_not_pay(counting, tmp_path, monkeypatch):
     """The counting llama is sure enough of its first candidate; a dear head is asked for one layer, since it must be,
     and then not for a long time.
     """
@@ -182,7 +160,7 @@ def test_drafting_and_verification_end_where_they_do_not_pay(
         assert depths_that_pay(monkeypatch, counting, Eagle(folder), price, seconds) == layers
 
 
-def test_what_a_pass_of_the_head_takes_is_learned(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_what_a_pass_of_the_head_takes_is_learned(deep, tmp_path):
     folder, _ = head_in(tmp_path, EAGLE_3)
     drafter = Eagle(folder)
     before = drafter.work.step
@@ -199,12 +177,12 @@ def test_what_a_pass_of_the_head_takes_is_learned(deep: LlamaForCausalLM, tmp_pa
 class Watched(Eagle):
     """Keeps what is drafted for each text, with the text."""
 
-    def start(self, prompt: torch.Tensor, target: TreeModel, costs: Any) -> Any:
+    def start(self, prompt, target, costs):
         text, made = super().start(prompt, target, costs), []
         self.drafts = [*getattr(self, "drafts", []), made]
         draft = text.draft
 
-        def kept(context: tr.Context) -> tr.Draft:
+        def kept(context):
             made.append((context.tokens.tolist(), draft(context)))
             return made[-1][1]
 
@@ -212,9 +190,7 @@ class Watched(Eagle):
         return text
 
 
-def assert_read_from(
-    begin: int, drafts: list[tuple[list[int], tr.Draft]], model: LlamaForCausalLM, tensors: Tensors
-) -> None:
+def assert_read_from(begin, drafts, model, tensors):
     """All drafts of one token are those of a head that reads each text from a place on."""
     assert sum(len(draft.tree) > 1 for _, draft in drafts) > 2
     for text, draft in drafts:
@@ -224,7 +200,7 @@ def assert_read_from(
 
 
 @pytest.mark.parametrize("held", [3, 8])
-def test_what_a_cache_held_before_is_not_seen(held: int, deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_what_a_cache_held_before_is_not_seen(held, deep, tmp_path):
     """Nobody knows its states: the head reads from there on, at the positions that the tokens have."""
     folder, tensors = head_in(tmp_path, EAGLE_3)
     prompt, cache, drafter = tiny.prompt(2, 9), TreeModel(deep).new_cache(), Watched(folder, tree="0")
@@ -236,9 +212,7 @@ def test_what_a_cache_held_before_is_not_seen(held: int, deep: LlamaForCausalLM,
 
 
 @pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3], ids=["EAGLE-1", "EAGLE-3"])
-def test_a_long_prompt_is_read_in_pieces(
-    config: dict[str, Any], deep: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_is_read_in_pieces(config, deep, tmp_path, monkeypatch):
     folder, _ = head_in(tmp_path, config)
 
     whole = drafts_of(deep, Eagle(folder, tree=6, k=3), tiny.prompt(2, 40), max_new_tokens=8)
@@ -247,7 +221,7 @@ def test_a_long_prompt_is_read_in_pieces(
 
 
 @pytest.mark.parametrize("held", [0, 4])
-def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held: int, deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held, deep, tmp_path):
     """But that they are read before their first step, which is drafted for; also behind a cache with padding."""
     folder, tensors = head_in(tmp_path, EAGLE_3)
     texts, drafter = [tiny.prompt(2, 9), tiny.prompt(3, 7)], Watched(folder, tree="0")
@@ -273,14 +247,14 @@ def test_texts_of_a_batch_are_drafted_as_if_they_were_alone(held: int, deep: Lla
 # the drafter
 
 
-def test_a_model_whose_layers_cannot_be_seen_is_refused(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_model_whose_layers_cannot_be_seen_is_refused(deep, tmp_path):
     folder, _ = head_in(tmp_path, EAGLE_3)
     shallow = tiny.llama(num_hidden_layers=2)
     with pytest.raises(NoHiddenStatesError, match=r"hidden states from 0 to 2 of LlamaForCausalLM, got \[2, 1, -1\]"):
         tr.generate(shallow, tiny.prompt(0, 4), drafter=Eagle(folder), max_new_tokens=4)
 
 
-def test_it_says_what_it_drafts_with(tmp_path: Path) -> None:
+def test_it_says_what_it_drafts_with(tmp_path):
     one, three = head_in(tmp_path / "1", EAGLE_1)[0], head_in(tmp_path / "3", EAGLE_3)[0]
     assert "EAGLE-1" in Eagle(one).describe()
     assert "as large as pays" in Eagle(one).describe()
@@ -289,7 +263,7 @@ def test_it_says_what_it_drafts_with(tmp_path: Path) -> None:
     assert "4 8 8 3 2" in Eagle(three, tree="static").describe()
 
 
-def test_parts_of_a_fusion_have_the_states_of_their_own(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_parts_of_a_fusion_have_the_states_of_their_own(deep, tmp_path):
     """Heads of both kinds and one that reads none: each drafts what it drafts alone."""
     one, of_one = head_in(tmp_path / "1", EAGLE_1)
     three, of_three = head_in(tmp_path / "3", EAGLE_3)
@@ -301,13 +275,13 @@ def test_parts_of_a_fusion_have_the_states_of_their_own(deep: LlamaForCausalLM, 
             assert drafted > set(wanted_logits(deep, config, tensors, text, []).topk(2).indices.tolist())
 
 
-def test_a_fused_head_learns_from_steps_for_which_it_was_not_asked(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_fused_head_learns_from_steps_for_which_it_was_not_asked(deep, tmp_path):
     parts = ["suffix", Eagle(head_in(tmp_path, EAGLE_3)[0], tree="0 1 2")]
     drafter = tr.make_drafter("fuse", parts=parts, asks="paying")
     check_same(deep, drafter, tiny.prompt(2, 6).repeat(1, 3), max_new_tokens=20)
 
 
-def test_a_head_of_16_bits_keeps_its_positions(tmp_path: Path) -> None:
+def test_a_head_of_16_bits_keeps_its_positions(tmp_path):
     head = load_head(head_in(tmp_path, EAGLE_3)[0]).head
     placed = placed_copy(head, torch.device("cpu"), torch.bfloat16)
     assert placed.fc.weight.dtype == torch.bfloat16

@@ -5,7 +5,6 @@ What a head computes is written out a second time in `support.eagle_heads`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ from transformers import DynamicCache
 
 from token_recycling.drafters._shared.training.saved import TrainedPartError
 from token_recycling.drafters.eagle import Eagle
-from token_recycling.drafters.eagle.formats import SavedHead, load_head, save_head
+from token_recycling.drafters.eagle.formats import load_head, save_head
 from token_recycling.model.tree_model import TreeModel
 
 QWEN_3 = {**LAYER, "model_type": "qwen3", "head_dim": 8, "layer_types": ["full_attention"], "use_sliding_window": False}
@@ -55,7 +54,7 @@ KNOWN: dict[str, dict[str, Any]] = {
 }
 
 
-def made(folder: Path, config: dict[str, Any], pickled: bool = False) -> tuple[SavedHead, dict[str, torch.Tensor]]:
+def made(folder, config, pickled=False):
     """A head read from files of that format, and its tensors."""
     tensors = tensors_of({**config, "draft_vocab_size": VOCABULARY} if config is KNOWN[_SILENT] else config)
     return load_head(written(folder, config, dict(tensors), pickled)), tensors
@@ -64,7 +63,7 @@ def made(folder: Path, config: dict[str, Any], pickled: bool = False) -> tuple[S
 _SILENT = "EAGLE-3 that says nothing of a draft vocabulary"
 
 
-def computed(saved: SavedHead, embedded: torch.Tensor, states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def computed(saved, embedded, states, places):
     """Outputs (n, WIDTH) of rows that see those before them."""
     visible = torch.ones(len(places), len(places), dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
@@ -72,7 +71,7 @@ def computed(saved: SavedHead, embedded: torch.Tensor, states: torch.Tensor, pla
 
 
 @pytest.mark.parametrize("config", KNOWN.values(), ids=KNOWN.keys())
-def test_a_head_computes_what_its_program_computes(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_head_computes_what_its_program_computes(config, tmp_path):
     saved, tensors = made(tmp_path, config)
     shape = saved.head.shape
     embedded, read, places = torch.randn(7, WIDTH), torch.randn(7, shape.read_width), torch.arange(3, 10)
@@ -89,7 +88,7 @@ def test_a_head_computes_what_its_program_computes(config: dict[str, Any], tmp_p
         assert torch.equal(saved.head.logits(ours, torch.nn.Identity()), ours), "the target's output layer reads them"
 
 
-def test_which_states_a_head_reads(tmp_path: Path) -> None:
+def test_which_states_a_head_reads(tmp_path):
     """Those that enter layers 2, n / 2 and n - 3 unless the file says others; EAGLE-1 what leaves the last norm."""
     assert made(tmp_path / "1", EAGLE_1)[0].head.shape.states_of(32) == (32,)
     assert made(tmp_path / "3", EAGLE_3)[0].head.shape.states_of(32) == (2, 16, 29)
@@ -99,7 +98,7 @@ def test_which_states_a_head_reads(tmp_path: Path) -> None:
     assert made(tmp_path / "four", four)[0].head.shape.states_of(32) == (1, 2, 3, 5)
 
 
-def test_norm_output_means_one_thing_in_speculators_and_another_in_specforge(tmp_path: Path) -> None:
+def test_norm_output_means_one_thing_in_speculators_and_another_in_specforge(tmp_path):
     """There the normed state is fed back (EAGLE-3.1); here it is whether the output layer reads the normed state."""
     outputs = torch.randn(3, WIDTH)
     saved, tensors = made(tmp_path / "speculators", {**SPECULATORS, "norm_output": True})
@@ -124,7 +123,7 @@ def test_norm_output_means_one_thing_in_speculators_and_another_in_specforge(tmp
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}, 1000.0),
     ],
 )
-def test_positions_turn_as_the_file_says(change: dict[str, Any], theta: float, tmp_path: Path) -> None:
+def test_positions_turn_as_the_file_says(change, theta, tmp_path):
     """Base 10,000 where it says nothing, whatever the target has."""
     config = {**EAGLE_3, **change}
     saved, tensors = made(tmp_path, config)
@@ -133,7 +132,7 @@ def test_positions_turn_as_the_file_says(change: dict[str, Any], theta: float, t
     assert torch.allclose(computed(saved, embedded, states, places), wanted, atol=1e-4)
 
 
-def test_scaled_positions_are_those_of_transformers(tmp_path: Path) -> None:
+def test_scaled_positions_are_those_of_transformers(tmp_path):
     scaled = {**EAGLE_3, "rope_scaling": {"type": "linear", "factor": 4.0}}
     saved, tensors = made(tmp_path, scaled)
     embedded, states = torch.randn(5, WIDTH), torch.randn(5, WIDTH)
@@ -141,14 +140,14 @@ def test_scaled_positions_are_those_of_transformers(tmp_path: Path) -> None:
     assert torch.allclose(computed(saved, embedded, states, torch.arange(5)), wanted, atol=1e-4)
 
 
-def test_offsets_give_the_ids_of_the_target(tmp_path: Path) -> None:
+def test_offsets_give_the_ids_of_the_target(tmp_path):
     saved, _ = made(tmp_path / "3", EAGLE_3)
     assert saved.head.ids is not None
     assert saved.head.ids.tolist() == IDS.tolist()
     assert made(tmp_path / "all", KNOWN["EAGLE-3 that says all tokens"])[0].head.ids is None
 
 
-def test_pickled_weights_are_read_as_tensors_alone(tmp_path: Path) -> None:
+def test_pickled_weights_are_read_as_tensors_alone(tmp_path):
     saved, tensors = made(tmp_path / "fine", EAGLE_1, pickled=True)
     assert torch.equal(saved.head.state_dict()["fc.weight"], tensors["fc.weight"])
     torch.save({"fc.weight": print}, written(tmp_path / "bad", EAGLE_1, {}, pickled=True) / "pytorch_model.bin")
@@ -156,7 +155,7 @@ def test_pickled_weights_are_read_as_tensors_alone(tmp_path: Path) -> None:
         load_head(tmp_path / "bad")
 
 
-def test_the_embedding_in_the_file_is_taken_where_it_is_another(tmp_path: Path) -> None:
+def test_the_embedding_in_the_file_is_taken_where_it_is_another(tmp_path):
     """EAGLE-1's is a copy of the target's; that of EAGLE-3 may have been trained, or be of the head's own width."""
     model = tiny.llama(num_hidden_layers=6)
     theirs = model.get_input_embeddings().weight.detach()
@@ -204,9 +203,7 @@ UNKNOWN_KEYS = [
 @pytest.mark.parametrize(
     ("config", "change", "words"), UNKNOWN_KEYS, ids=lambda one: one if isinstance(one, str) else ""
 )
-def test_a_key_that_is_not_known_is_named(
-    config: dict[str, Any], change: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_a_key_that_is_not_known_is_named(config, change, words, tmp_path):
     is_first = "speculators_model_type" not in config and "draft_vocab_size" not in config
     written(tmp_path, {**config, **change}, tensors_of(EAGLE_1 if is_first else EAGLE_3))
     with pytest.raises(TrainedPartError) as error:
@@ -231,9 +228,7 @@ def test_a_key_that_is_not_known_is_named(
         (SPECULATORS, "layers.1.mlp.gate_proj.weight", torch.ones(2, 2), "got layers.1.mlp.gate_proj.weight"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(
-    config: dict[str, Any], name: str, value: torch.Tensor | None, words: str, tmp_path: Path
-) -> None:
+def test_a_tensor_that_does_not_fit_is_named(config, name, value, words, tmp_path):
     tensors = tensors_of(config)
     tensors.pop(name, None)
     written(tmp_path, config, tensors if value is None else {**tensors, name: value})
@@ -241,7 +236,7 @@ def test_a_tensor_that_does_not_fit_is_named(
         load_head(tmp_path)
 
 
-def test_folders_without_a_head_are_refused(tmp_path: Path) -> None:
+def test_folders_without_a_head_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config.json and model.safetensors or pytorch_model.bin"):
         load_head(tmp_path)
     folder = written(tmp_path / "head", EAGLE_1, tensors_of(EAGLE_1))
@@ -266,15 +261,13 @@ def test_folders_without_a_head_are_refused(tmp_path: Path) -> None:
         (KNOWN["speculators, target of another width"], {"hidden_size": 16}, "expected a head with embed_tokens"),
     ],
 )
-def test_a_head_for_another_model_is_refused(
-    config: dict[str, Any], sizes: dict[str, int], words: str, tmp_path: Path
-) -> None:
+def test_a_head_for_another_model_is_refused(config, sizes, words, tmp_path):
     made(tmp_path, config)
     with pytest.raises(TrainedPartError, match=words):
         Eagle(tmp_path).check(TreeModel(tiny.llama(**sizes)))
 
 
-def test_a_head_trained_here_knows_its_model(tmp_path: Path) -> None:
+def test_a_head_trained_here_knows_its_model(tmp_path):
     model = tiny.llama(num_hidden_layers=6)
     for config in (EAGLE_1, EAGLE_3):
         saved, _ = made(tmp_path / "from", config)

@@ -1,15 +1,9 @@
 """Training of EAGLE heads: what each pass reads and learns, that it helps, that it resumes; the command."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from support import tiny
 from support.eagle_heads import EAGLE_1, EAGLE_3, IDS, outputs_of, own_states, tensors_of, written
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters._shared.training.continuations import Continuations, continuations
@@ -29,13 +23,13 @@ from token_recycling.drafters.eagle.train import (
 from token_recycling.drafters.eagle.train_options import EagleTraining
 
 
-def counted(model: LlamaForCausalLM, folder: Path) -> Continuations:
+def counted(model, folder):
     prompts = [torch.tensor([seed % 16, (seed + 1) % 16]) for seed in range(24)]
     return continuations(tr.generate, model, prompts, folder / "texts", max_new_tokens=12)
 
 
 @pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3], ids=["EAGLE-1", "EAGLE-3"])
-def test_passes_are_those_of_a_draft(config: dict[str, Any], deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_passes_are_those_of_a_draft(config, deep, tmp_path):
     """In pass j a place sees the target's states of the text up to itself, and what it made of itself in between: as a
     chain of drafted tokens below that text does, one after another.
     """
@@ -56,7 +50,7 @@ def test_passes_are_those_of_a_draft(config: dict[str, Any], deep: LlamaForCausa
                 own = torch.cat([own, found])
 
 
-def test_the_loss_of_version_3_is_over_its_own_tokens(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_the_loss_of_version_3_is_over_its_own_tokens(deep, tmp_path):
     """At places where the target's choice is one of them, each pass one place later, 0.8 times the one before."""
     head = load_head(written(tmp_path, EAGLE_3, tensors_of(EAGLE_3))).head
     texts = Continuations([tiny.prompt(2, 9)[0], tiny.prompt(3, 6)[0]], [3, 2])
@@ -79,7 +73,7 @@ def test_the_loss_of_version_3_is_over_its_own_tokens(deep: LlamaForCausalLM, tm
     assert loss.item() == pytest.approx(float(wanted), rel=1e-4)
 
 
-def test_the_loss_of_version_1_is_of_states_and_tokens(deep: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_the_loss_of_version_1_is_of_states_and_tokens(deep, tmp_path):
     head = load_head(written(tmp_path, EAGLE_1, tensors_of(EAGLE_1))).head
     batch = examples(deep, head, Continuations([tiny.prompt(2, 9)[0]], [3]))
     batch = batch._replace(states=batch.states.float(), logits=batch.logits.float())
@@ -92,7 +86,7 @@ def test_the_loss_of_version_1_is_of_states_and_tokens(deep: LlamaForCausalLM, t
     assert loss.item() == pytest.approx(float(of_states + 0.1 * of_tokens), rel=1e-4)
 
 
-def test_a_head_may_say_the_most_frequent_tokens(deep: LlamaForCausalLM) -> None:
+def test_a_head_may_say_the_most_frequent_tokens(deep):
     texts = Continuations([torch.tensor([9, 9, 9, 4, 4, 7]), torch.tensor([7, 4, 9, 50])], [1, 1])
     head = new_head(deep, texts, EagleTraining(version=3, vocabulary=3, intermediate=20))
     assert head.ids is not None
@@ -102,7 +96,7 @@ def test_a_head_may_say_the_most_frequent_tokens(deep: LlamaForCausalLM) -> None
     assert new_head(deep, texts, EagleTraining(version=3)).ids is None, "all of a vocabulary that is no larger"
 
 
-def test_passes_are_as_published_if_nothing_is_said() -> None:
+def test_passes_are_as_published_if_nothing_is_said():
     assert [EagleTraining(version=version).passes for version in (1, 3)] == [1, 7]
     assert EagleTraining(version=1, unrolled=4).passes == 4
     with pytest.raises(ValueError, match="expected version 1 or 3, got 2"):
@@ -110,7 +104,7 @@ def test_passes_are_as_published_if_nothing_is_said() -> None:
 
 
 @pytest.fixture
-def deep_counting(counting: LlamaForCausalLM) -> LlamaForCausalLM:
+def deep_counting(counting):
     """It counts with four layers, so that there are states between them."""
     made = tiny.counting_llama()
     config = {**counting.config.to_dict(), "num_hidden_layers": 4}
@@ -123,7 +117,7 @@ def deep_counting(counting: LlamaForCausalLM) -> LlamaForCausalLM:
 _SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads")
 
 
-def test_texts_of_which_the_head_may_say_nothing_are_trained_over(deep: LlamaForCausalLM) -> None:
+def test_texts_of_which_the_head_may_say_nothing_are_trained_over(deep):
     """A head that may say one token, which the target never chooses in these texts."""
     chosen = deep(input_ids=torch.tensor([[1, 2]])).logits.argmax(-1)
     other = next(token for token in range(64) if token not in chosen)
@@ -135,10 +129,8 @@ def test_texts_of_which_the_head_may_say_nothing_are_trained_over(deep: LlamaFor
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_a_head_trained_on_a_model_that_counts_foresees_it(
-    version: int, deep_counting: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    losses: list[float] = []
+def test_a_head_trained_on_a_model_that_counts_foresees_it(version, deep_counting, tmp_path):
+    losses = []
     model = deep_counting
     texts, held_out = counted(model, tmp_path).split(0.25)
     how = EagleTraining(version=version, unrolled=2, batch=4, vocabulary=12)
@@ -156,7 +148,7 @@ def test_a_head_trained_on_a_model_that_counts_foresees_it(
     assert stats.mat > 1.5
 
 
-def test_acceptance_counts_what_the_target_said(counting: LlamaForCausalLM) -> None:
+def test_acceptance_counts_what_the_target_said(counting):
     """By depth and rank, after the right tokens: a head that has learned nothing, against its own passes."""
     text = torch.tensor([1, 2, 3, 4, 5, 6])
     head = new_head(counting, Continuations([], []), EagleTraining(version=1))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ from support import tiny, ways
 from support.drafters import example
 from support.elsewhere import THERE, another_device, put_there
 from support.runs import drafts_of, fix_costs, fix_work
-from support.ways import Generate
-from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
 import token_recycling as tr
@@ -27,12 +25,12 @@ from token_recycling.drafters.draft_model import DraftModel
 from token_recycling.drafters.suffix import Suffix
 
 
-def generated(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
+def generated(model, drafter):
     return partial(tr.generate, model, drafter=drafter)
 
 
-def accelerated(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
-    def generate(*inputs: Any, **arguments: Any) -> Any:
+def accelerated(model, drafter):
+    def generate(*inputs, **arguments):
         result = model.generate(*inputs, **arguments)
         assert model.acceleration.fallback is None
         return result
@@ -41,12 +39,12 @@ def accelerated(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
     return generate
 
 
-def custom(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
+def custom(model, drafter):
     return partial(model.generate, custom_generate=tr.custom_generate(drafter))
 
 
-def streamed(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
-    def generate(ids: torch.Tensor, temperature: float = 1.0, top_k: int = 0, **arguments: Any) -> torch.Tensor:
+def streamed(model, drafter):
+    def generate(ids, temperature=1.0, top_k=0, **arguments):
         if top_k:
             warpers = [logits_process.TemperatureLogitsWarper(temperature), logits_process.TopKLogitsWarper(top_k)]
             arguments["logits_processor"] = LogitsProcessorList(warpers)
@@ -57,7 +55,7 @@ def streamed(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
     return generate
 
 
-def fast(model: PreTrainedModel, drafter: tr.Drafter) -> Generate:
+def fast(model, drafter):
     """Steps of constant shapes, which are not captured on a CPU."""
     return partial(tr.generate, model, drafter=drafter, fast=True)
 
@@ -86,7 +84,7 @@ TABLE = {
     [(surface, way) for surface, those in TABLE.items() for way in those],
     ids=lambda function: function.__name__,
 )
-def test_the_text_is_that_of_generate(surface: Any, way: Generate, name: str, tmp_path: Path) -> None:
+def test_the_text_is_that_of_generate(surface, way, name, tmp_path):
     model = ways.model_for(way)
     drafter = example(name, model, tmp_path)
     if surface is fast and (drafter.traits.hidden_states or drafter.traits.states):
@@ -101,7 +99,7 @@ def test_the_text_is_that_of_generate(surface: Any, way: Generate, name: str, tm
 
 
 @pytest.mark.parametrize("name", tr.drafter_names())
-def test_after_a_prompt_that_is_read_alone(name: str, tmp_path: Path) -> None:
+def test_after_a_prompt_that_is_read_alone(name, tmp_path):
     """The first token is waited for; drafting begins behind it."""
     model, ids = tiny.llama(max_position_embeddings=128), tiny.prompt(0, 20).repeat(1, 2)
     steps = list(tr.stream(model, ids, example(name, model, tmp_path), max_new_tokens=20))
@@ -123,7 +121,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "way", [ways.greedy, ways.sampled, ways.padded_batch, ways.processors, ways.conversation, ways.last_position]
 )
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_so_it_is_with_other_options(variant: str, way: Generate) -> None:
+def test_so_it_is_with_other_options(variant, way):
     model, stats, name = ways.model_for(way), tr.Stats(), variant.split()[0]
     others = {"model": tiny.related(model)} if name == "draft_model" else {}
     drafter = tr.make_drafter(name, **others, **VARIANTS[variant])
@@ -131,7 +129,7 @@ def test_so_it_is_with_other_options(variant: str, way: Generate) -> None:
     assert stats.mat > (1.2 if name == "draft_model" else 1), "drafts are accepted"
 
 
-def test_the_ways_are_worth_a_test() -> None:
+def test_the_ways_are_worth_a_test():
     """Texts end early where they may, and not all of them at once."""
     for way in (ways.end_of_sequence, ways.stop_strings, ways.criteria):
         lengths = {text.shape[1] - ids.shape[1] for text, ids in zip(ways.wanted(way), ways.prompts(), strict=False)}
@@ -143,7 +141,7 @@ def test_the_ways_are_worth_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", tr.drafter_names())
-def test_a_drafter_says_in_one_line_what_it_does(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+def test_a_drafter_says_in_one_line_what_it_does(model, name, tmp_path):
     drafter, stats = example(name, model, tmp_path), tr.Stats()
     tr.generate(model, tiny.prompt(0, 5), drafter=drafter, stats=stats, max_new_tokens=4)
     assert stats.drafter.startswith(name)
@@ -151,7 +149,7 @@ def test_a_drafter_says_in_one_line_what_it_does(model: LlamaForCausalLM, name: 
 
 
 @pytest.mark.parametrize("name", tr.drafter_names())
-def test_the_model_may_be_on_another_device(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+def test_the_model_may_be_on_another_device(model, name, tmp_path):
     """Than the prompt; drafts are where the model is, on a stand-in for such a device."""
     drafter = example(name, model, tmp_path)
     prompt = tiny.prompt(0, 6).repeat(1, 3)
@@ -165,9 +163,7 @@ def test_the_model_may_be_on_another_device(model: LlamaForCausalLM, name: str, 
 
 
 @pytest.mark.parametrize("name", tr.drafter_names())
-def test_a_fork_knows_what_was_learned_before_and_nothing_later(
-    model: LlamaForCausalLM, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_knows_what_was_learned_before_and_nothing_later(model, name, tmp_path, monkeypatch):
     """What passes cost and drafting takes, which all of them learn, apart."""
     fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
     fix_work(monkeypatch)
@@ -233,14 +229,12 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "message"), OUT_OF_RANGE, ids=str)
-def test_options_out_of_range_are_refused(
-    name: str, options: dict[str, Any], message: str, model: LlamaForCausalLM, tmp_path: Path
-) -> None:
+def test_options_out_of_range_are_refused(name, options, message, model, tmp_path):
     made = example(name, model, tmp_path)
     with pytest.raises(ValueError, match=f"expected .*{message}"):
         replace(made, **options)
 
 
-def test_a_class_has_its_name_without_the_registry() -> None:
+def test_a_class_has_its_name_without_the_registry():
     assert (Suffix().name, DraftModel("folder").name, Suffix().fork().name) == ("suffix", "draft_model", "suffix")
     assert CausalDrafter.name == ModelDrafter.name == "", "bases have none"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import tiny
 from support.commandline import assert_refused, run, run_json
-from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.drafters._shared.training.continuations import Continuations
@@ -28,11 +28,11 @@ MODELS = Path(__file__).parents[2] / "models"
 Method = Callable[[PreTrainedModel, Continuations], Task]
 
 
-def texts(number: int = 6) -> Continuations:
+def texts(number=6):
     return Continuations([tiny.prompt(seed, 12)[0] for seed in range(number)], [3] * number)
 
 
-def specdec_task(model: PreTrainedModel, learned_from: Continuations) -> Task:
+def specdec_task(model, learned_from):
     how, draft = SpecDecTraining(depth=2, batch=2, seed=1), TreeModel(model)
     return specdec_pp.task_of(draft, specdec_pp.labelled(TreeModel(tiny.llama()), draft, learned_from, how), how)
 
@@ -47,22 +47,20 @@ METHODS: dict[str, Method] = {
 
 
 @pytest.mark.parametrize("task_of", METHODS.values(), ids=METHODS)
-def test_an_interrupted_training_ends_with_the_same_part(
-    task_of: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_training_ends_with_the_same_part(task_of, tmp_path, monkeypatch):
     """And the model that it learns beside stays as it is."""
     monkeypatch.setattr("token_recycling.drafters._shared.training.loop._SAVE_SECONDS", 0)
     model, schedule, checkpoint = tiny.llama(3, num_hidden_layers=6), Schedule(6, rate=0.01), tmp_path / "checkpoint"
     before = [weight.clone() for weight in model.parameters()]
     wanted = fit(task_of(model, texts()), schedule)
 
-    def stop(step: int, steps: int, loss: float) -> None:
+    def stop(step, steps, loss):
         if step == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fit(task_of(model, texts()), schedule, checkpoint, stop)
-    steps: list[int] = []
+    steps = []
     made = fit(task_of(model, texts()), schedule, checkpoint, lambda step, *_: steps.append(step))
     assert steps == [4, 5, 6]
     for name, weight in wanted.state_dict().items():
@@ -86,7 +84,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_trains_what_drafts(name: str, tiny_model_dir: str, tmp_path: Path) -> None:
+def test_the_command_trains_what_drafts(name, tiny_model_dir, tmp_path):
     options, measured, words, spec = COMMANDS[name]
     text, head = tmp_path / "text.py", tmp_path / "head"
     text.write_text("".join(f"def number_{number}():\n    return {number}\n" for number in range(40)))
@@ -116,7 +114,7 @@ def test_the_command_trains_what_drafts(name: str, tiny_model_dir: str, tmp_path
         assert (head / "calibration.svg").read_text().startswith("<?xml")
 
 
-def test_the_command_says_what_is_wrong(tiny_model_dir: str, tmp_path: Path) -> None:
+def test_the_command_says_what_is_wrong(tiny_model_dir, tmp_path):
     text = tmp_path / "text.py"
     text.write_text("a = 1\n")
     command, there = ["train", "medusa", tiny_model_dir], [text, "--output", tmp_path / "heads"]
@@ -139,7 +137,7 @@ SHIPPED = {
 
 
 @pytest.mark.parametrize("spec", SHIPPED, ids=["eagle", "eagle3", "medusa", "specdec_pp"])
-def test_the_shipped_parts_save_steps(spec: str, shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
+def test_the_shipped_parts_save_steps(spec, shipped):
     model, tokenizer = shipped
     text, stats = (MODELS / "prompts" / "05_graph_shortest_path.py").read_text(encoding="utf-8"), tr.Stats()
     ids = tokenizer(text, return_tensors="pt").input_ids[:, :64]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +13,9 @@ from support.batches import batch
 from support.drafters import example
 from support.runs import check_same, fix_costs, fix_work
 from support.tiny import related
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import token_recycling as tr
-from token_recycling import Context, Draft, Drafter, Step
+from token_recycling import Draft, Drafter, Step
 from token_recycling.bench.run.methods import parse
 from token_recycling.drafters._base import DrafterTraits
 from token_recycling.drafters.fuse import Fuse
@@ -29,7 +27,7 @@ PAIRS = [(name, NAMES[(place + far) % len(NAMES)]) for place, name in enumerate(
 
 
 @pytest.mark.parametrize("names", PAIRS, ids="+".join)
-def test_any_two_give_the_text_of_generate(model: LlamaForCausalLM, names: tuple[str, str], tmp_path: Path) -> None:
+def test_any_two_give_the_text_of_generate(model, names, tmp_path):
     """Greedy and drawn, with room for few nodes, so that each part loses some of its own."""
     parts = [
         example(name, model, tmp_path / str(place))
@@ -44,9 +42,7 @@ def test_any_two_give_the_text_of_generate(model: LlamaForCausalLM, names: tuple
 
 @pytest.mark.parametrize("name", tr.drafter_names())
 @pytest.mark.parametrize("first", [True, False])
-def test_with_room_for_all_a_part_drafts_and_learns_as_alone(
-    model: LlamaForCausalLM, name: str, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_room_for_all_a_part_drafts_and_learns_as_alone(model, name, first, tmp_path, monkeypatch):
     """Beside a drafter that proposes nothing every step is the same as without."""
     fix_costs(monkeypatch, (1, 64), (1.0, 2.0))
     fix_work(monkeypatch)
@@ -60,7 +56,7 @@ def test_with_room_for_all_a_part_drafts_and_learns_as_alone(
 
 
 @pytest.mark.parametrize("nodes", [5, "auto"])
-def test_a_batch_equals_generate(model: LlamaForCausalLM, nodes: int | str) -> None:
+def test_a_batch_equals_generate(model, nodes):
     """Each row has drafts of its own; rows end at different steps."""
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = 7, 0
     parts = ["recycling:tree=9", tr.make_drafter("draft_model", model=related(model), nodes=9), "lookahead"]
@@ -71,7 +67,7 @@ def test_a_batch_equals_generate(model: LlamaForCausalLM, nodes: int | str) -> N
     assert stats.mat > 1.3
 
 
-def test_more_than_two_and_fused_ones_can_be_fused(model: LlamaForCausalLM) -> None:
+def test_more_than_two_and_fused_ones_can_be_fused(model):
     drafter = tr.make_drafter(
         "fuse:fuse(recycling(tree=9)+suffix,nodes=8)+prompt_lookup+published(tree=chain:4),nodes=12"
     )
@@ -81,16 +77,16 @@ def test_more_than_two_and_fused_ones_can_be_fused(model: LlamaForCausalLM) -> N
     assert max(stats.nodes) <= 13
 
 
-def test_two_together_accept_more_than_either(model: LlamaForCausalLM) -> None:
+def test_two_together_accept_more_than_either(model):
     """A draft model that is often right, and what the text says again; all have room for the same number of nodes."""
 
-    def mat(drafter: Drafter) -> float:
+    def mat(drafter):
         stats = tr.Stats()
         for seed in range(6):
             tr.generate(model, tiny.prompt(seed, 8), drafter=drafter, stats=stats, max_new_tokens=48)
         return stats.mat
 
-    def drafting() -> Drafter:
+    def drafting():
         return tr.make_drafter("draft_model", model=related(model, 0.01), nodes=6)
 
     alone = max(mat(tr.make_drafter("recycling:tree=6")), mat(drafting()))
@@ -98,7 +94,7 @@ def test_two_together_accept_more_than_either(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.slow
-def test_the_shipped_pair_accepts_more_together(shipped: tuple[LlamaForCausalLM, PreTrainedTokenizerFast]) -> None:
+def test_the_shipped_pair_accepts_more_together(shipped):
     model, tokenizer = shipped
     folder, mats = Path(__file__).parents[2] / "models", []
     part = f"draft_model(model={folder / 'draft'},nodes=16)"
@@ -125,24 +121,24 @@ class Scripted(Drafter):
     prompts: list[torch.Tensor] = field(default_factory=list)
 
     @property
-    def traits(self) -> DrafterTraits:
+    def traits(self):
         return DrafterTraits(learns_prompt=self.learns_prompt)
 
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+    def observe_prompt(self, tokens, logits):
         self.prompts.append(tokens)
 
-    def draft(self, context: Context) -> Draft:
+    def draft(self, context):
         tokens = (int(context.root) + torch.tensor([0, *self.ahead])) % 16
         return Draft(parse_paths(self.paths), tokens)
 
-    def observe(self, step: Step) -> None:
+    def observe(self, step):
         self.steps.append(step)
 
-    def statistics(self) -> dict[str, float]:
+    def statistics(self):
         return {"calls": len(self.steps)}
 
 
-def test_who_earns_is_counted(counting: LlamaForCausalLM) -> None:
+def test_who_earns_is_counted(counting):
     """The target counts. One says the next number and a wrong one, the other the next two: of three nodes two are kept,
     those that are sure.
     """
@@ -159,7 +155,7 @@ def test_who_earns_is_counted(counting: LlamaForCausalLM) -> None:
     assert counted["Scripted 2.kept"] == counted["Scripted.kept"] * 2 == 40
 
 
-def test_every_part_sees_all_that_was_verified(counting: LlamaForCausalLM) -> None:
+def test_every_part_sees_all_that_was_verified(counting):
     one, two = Scripted("0 1", (1, 5)), Scripted("0 00", (1, 2), learns_prompt=True)
     drafter = Fuse([one, two], nodes=9)
     (step,) = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=3)
@@ -170,7 +166,7 @@ def test_every_part_sees_all_that_was_verified(counting: LlamaForCausalLM) -> No
     assert sorted(step.draft.tokens[1:].tolist()) == [5, 6, 9]
 
 
-def test_recycling_learns_from_what_others_propose(counting: LlamaForCausalLM) -> None:
+def test_recycling_learns_from_what_others_propose(counting):
     """Token 9 was never said: another drafter proposed it, and what the target says after it is known."""
     recycling = tr.make_drafter("recycling:tree=4,learns_prompt=false,k=2")
     drafter = Fuse([recycling, Scripted("0 1", (1, 6))], nodes=9)
@@ -178,7 +174,7 @@ def test_recycling_learns_from_what_others_propose(counting: LlamaForCausalLM) -
     assert recycling.matrix.candidates[9].tolist() == [10, 11]
 
 
-def test_what_was_learned_stays(model: LlamaForCausalLM) -> None:
+def test_what_was_learned_stays(model):
     prompt, drafter, mats = tiny.prompt(4, 8), tr.make_drafter("fuse:recycling(tree=8)+suffix,nodes=8"), []
     for _ in range(2):
         stats = tr.Stats()
@@ -187,7 +183,7 @@ def test_what_was_learned_stays(model: LlamaForCausalLM) -> None:
     assert mats[1] > 1.2 * mats[0]
 
 
-def test_nothing_proposed_is_plain_decoding(model: LlamaForCausalLM) -> None:
+def test_nothing_proposed_is_plain_decoding(model):
     stats = check_same(model, Fuse(["plain", "plain"]), tiny.prompt(0, 4), max_new_tokens=6)
     assert (stats.steps, stats.plain_steps) == (6, 1)
 
@@ -195,7 +191,7 @@ def test_nothing_proposed_is_plain_decoding(model: LlamaForCausalLM) -> None:
 # How it is written
 
 
-def test_it_is_made_from_text_and_in_python(model: LlamaForCausalLM) -> None:
+def test_it_is_made_from_text_and_in_python(model):
     written = tr.make_drafter("fuse:recycling(tree=16,k=4)+suffix,nodes=32")
     assert [type(part).__name__ for part in written.drafters] == ["Recycling", "Suffix"]
     assert (written.drafters[0].tree, written.drafters[0].k, written.nodes) == (16, 4, 32)
@@ -208,7 +204,7 @@ def test_it_is_made_from_text_and_in_python(model: LlamaForCausalLM) -> None:
     tr.decelerate(model)
 
 
-def test_it_is_a_method_of_the_bench() -> None:
+def test_it_is_a_method_of_the_bench():
     method = parse("fuse:recycling(tree=16)+draft_model(model=models/draft),nodes=32")
     assert method.label == "fuse (recycling(tree=16)+draft_model(model=models/draft), nodes=32)"
     with pytest.raises(ValueError, match="NAME=VALUE after 'prompt_lookup_hf'"):
@@ -237,12 +233,12 @@ def test_it_is_a_method_of_the_bench() -> None:
         ("fuse:recycling+suffix,32", "expected options as NAME=VALUE after 'fuse', got '32'"),
     ],
 )
-def test_what_cannot_be_fused_is_refused(spec: str, message: str) -> None:
+def test_what_cannot_be_fused_is_refused(spec, message):
     with pytest.raises(ValueError, match=message):
         tr.make_drafter(spec)
 
 
-def test_one_drafter_cannot_be_two_parts() -> None:
+def test_one_drafter_cannot_be_two_parts():
     drafter = tr.make_drafter("suffix")
     with pytest.raises(ValueError, match="expected every part to be a drafter of its own, got one twice"):
         Fuse([drafter, drafter])
@@ -251,7 +247,7 @@ def test_one_drafter_cannot_be_two_parts() -> None:
 # Whom to ask
 
 
-def test_asked_is_who_adds_more_than_decoding_gives() -> None:
+def test_asked_is_who_adds_more_than_decoding_gives():
     """Decoding gives a token a pass. Part 1 adds half a token for a tenth of a pass where little is expected, and a
     tenth of a token for half a pass where much is.
     """
@@ -275,7 +271,7 @@ def test_asked_is_who_adds_more_than_decoding_gives() -> None:
 
 
 @pytest.mark.parametrize("asks", ["all", "paying"])
-def test_parts_that_are_not_asked_lose_nothing(model: LlamaForCausalLM, asks: str, monkeypatch: Any) -> None:
+def test_parts_that_are_not_asked_lose_nothing(model, asks, monkeypatch):
     """Every other time the later parts are left out; the text stays the same, and whoever is asked learns."""
     turns = itertools.cycle([True, False])
     monkeypatch.setattr(MarginalValue, "pays", lambda *_: next(turns))
@@ -289,7 +285,7 @@ def test_parts_that_are_not_asked_lose_nothing(model: LlamaForCausalLM, asks: st
 
 
 @pytest.mark.parametrize("asks", ["all", "paying"])
-def test_where_no_node_pays_none_is_verified(counting: LlamaForCausalLM, asks: str, monkeypatch: Any) -> None:
+def test_where_no_node_pays_none_is_verified(counting, asks, monkeypatch):
     """Not even those of the first part, which drafts more than the curve knows of."""
     fix_costs(monkeypatch, (1, 2, 8), (1.0, 90.0, 99.0))
     drafter = Fuse(["published:tree=paper", "suffix"], asks=asks)

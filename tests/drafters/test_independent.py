@@ -3,10 +3,7 @@
 A command that is there for one drafter (`datastore`) goes with it, so that `cli` is left out.
 """
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +14,14 @@ from token_recycling.drafters._registry import own_names
 PACKAGE = Path(token_recycling.__file__).parent
 
 
-def modules() -> Iterator[tuple[str, Path]]:
+def modules():
     """Every module of the package, by its dotted name."""
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def imported(name: str, path: Path) -> Iterator[str]:
+def imported(name, path):
     """What a module imports, wherever in its source; of `from a import b` both `a` and `a.b`."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -37,7 +34,7 @@ def imported(name: str, path: Path) -> Iterator[str]:
             yield from (f"{source}.{alias.name}" for alias in node.names)
 
 
-def is_part(name: str, of: str) -> bool:
+def is_part(name, of):
     return name == of or name.startswith(f"{of}.")
 
 
@@ -45,7 +42,7 @@ IMPORTS = {name: set(imported(name, path)) for name, path in modules()}
 
 
 @pytest.mark.parametrize("drafter", own_names())
-def test_without_it_everything_else_can_be_imported(drafter: str) -> None:
+def test_without_it_everything_else_can_be_imported(drafter):
     deleted = f"token_recycling.drafters.{drafter}"
     assert any(is_part(name, deleted) for name in IMPORTS), f"expected a module of {drafter}"
     broken = {
@@ -56,7 +53,7 @@ def test_without_it_everything_else_can_be_imported(drafter: str) -> None:
     assert {name: used for name, used in broken.items() if used} == {}
 
 
-def test_imports_are_resolved() -> None:
+def test_imports_are_resolved():
     assert "token_recycling.drafters.eagle.formats" in IMPORTS["token_recycling.drafters.eagle"]
     assert "token_recycling.drafters._shared.base" in IMPORTS["token_recycling.drafters.draft_model"]
     assert "token_recycling.trees.draft" in IMPORTS["token_recycling.drafters.suffix"]

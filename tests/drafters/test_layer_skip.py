@@ -1,16 +1,10 @@
 """The target without some of its layers drafts for itself."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from support import architectures, runs, tiny
 from support.batches import batch
 from support.tiny import gpt2
-from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.drafters.layer_skip import best_layers, cost_without, decoder_layers, speed, without_layers
@@ -18,7 +12,7 @@ from token_recycling.model.tree_model import TreeModel
 
 
 @pytest.fixture
-def deep() -> LlamaForCausalLM:
+def deep():
     """Six layers; the fourth and the fifth (3 and 4) do nothing."""
     model = tiny.llama(2, num_hidden_layers=6, context=0.4)
     with torch.no_grad():
@@ -28,22 +22,22 @@ def deep() -> LlamaForCausalLM:
     return model
 
 
-def logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+def logits(model, ids):
     with torch.no_grad():
         return model(input_ids=ids, use_cache=False).logits
 
 
-def skipped_by_hooks(model: PreTrainedModel, numbers: list[int], ids: torch.Tensor) -> torch.Tensor:
+def skipped_by_hooks(model, numbers, ids):
     """Logits of the model while the output of some layers is replaced by their input."""
-    inputs: dict[int, torch.Tensor] = {}
+    inputs = {}
     hooks = []
     for number in numbers:
         layer = decoder_layers(model)[1][number]
 
-        def keep(module: Any, args: tuple, kwargs: dict[str, Any], number: int = number) -> None:
+        def keep(module, args, kwargs, number=number):
             inputs[number] = args[0] if args else kwargs["hidden_states"]
 
-        def replace(module: Any, args: tuple, output: Any, number: int = number) -> Any:
+        def replace(module, args, output, number=number):
             return (inputs[number], *output[1:]) if isinstance(output, tuple) else inputs[number]
 
         hooks += [layer.register_forward_pre_hook(keep, with_kwargs=True), layer.register_forward_hook(replace)]
@@ -59,7 +53,7 @@ CASES += [architectures.named("falcon", "ALiBi")]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_skipped_layers_hand_on_what_they_get(case: architectures.Case) -> None:
+def test_skipped_layers_hand_on_what_they_get(case):
     """On the same weights, and the model itself stays as it was."""
     model, ids = architectures.model_of(case), tiny.prompt(0, 20, 96)
     before = logits(model, ids)
@@ -73,7 +67,7 @@ def test_skipped_layers_hand_on_what_they_get(case: architectures.Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_text_is_that_of_generate(case: architectures.Case) -> None:
+def test_the_text_is_that_of_generate(case):
     model = architectures.model_of(case)
     drafter = tr.make_drafter("layer_skip", layers="1", nodes=12, k=2, theta_prob=0.0)
     for length in (1, 12):
@@ -81,7 +75,7 @@ def test_the_text_is_that_of_generate(case: architectures.Case) -> None:
             runs.check_same(model, drafter, tiny.prompt(length, length, 96), max_new_tokens=16, **sampling)
 
 
-def test_layers_that_do_nothing_are_found(deep: LlamaForCausalLM) -> None:
+def test_layers_that_do_nothing_are_found(deep):
     drafter = tr.make_drafter("layer_skip", theta_prob=0.0)
     stats = runs.check_same(deep, drafter, tiny.prompt(0, 9), max_new_tokens=28)
     assert {3, 4} <= set(drafter._skipped)
@@ -93,14 +87,14 @@ def test_layers_that_do_nothing_are_found(deep: LlamaForCausalLM) -> None:
     assert drafter._skipped is chosen
 
 
-def test_without_them_every_draft_is_right(deep: LlamaForCausalLM) -> None:
+def test_without_them_every_draft_is_right(deep):
     stats = tr.Stats()
     drafter = tr.make_drafter("layer_skip:layers=3-4,mode=sequence,depth=3")
     tr.generate(deep, tiny.prompt(0, 9), drafter=drafter, stats=stats, max_new_tokens=20)
     assert (stats.mat, stats.acceptance_rate) == (4.0, 1.0)
 
 
-def test_a_batch_equals_generate(deep: LlamaForCausalLM) -> None:
+def test_a_batch_equals_generate(deep):
     deep.generation_config.eos_token_id, deep.generation_config.pad_token_id = 7, 0
     inputs = {**batch([12, 3, 7], 0), "max_new_tokens": 20}
     stats = tr.Stats()
@@ -111,7 +105,7 @@ def test_a_batch_equals_generate(deep: LlamaForCausalLM) -> None:
     assert stats.mat > 1.3
 
 
-def test_the_search_weighs_agreement_against_cost(deep: LlamaForCausalLM) -> None:
+def test_the_search_weighs_agreement_against_cost(deep):
     """Two idle layers cost nothing to leave out. What is expected of it is the speed of the set that it chose."""
     ids = deep.generate(tiny.prompt(0, 9), max_new_tokens=40)[0]
     chosen, expected = best_layers(deep, ids, depth=4)
@@ -122,7 +116,7 @@ def test_the_search_weighs_agreement_against_cost(deep: LlamaForCausalLM) -> Non
     assert expected == pytest.approx(speed(agreement, cost_without(deep, chosen), 4))
 
 
-def test_the_expected_speed_worked_by_hand() -> None:
+def test_the_expected_speed_worked_by_hand():
     """Half of the cost, four of five tokens right: 1.8 / 1.5, 2.44 / 2, 2.952 / 2.5 for 1, 2 and 3 drafted tokens."""
     assert speed(0.8, 0.5, 1) == pytest.approx(1.8 / 1.5)
     assert speed(0.8, 0.5, 3) == pytest.approx(2.44 / 2)
@@ -130,7 +124,7 @@ def test_the_expected_speed_worked_by_hand() -> None:
     assert speed(0.0, 0.5, 3) == pytest.approx(1 / 1.5)
 
 
-def test_cost_counts_weights(deep: LlamaForCausalLM) -> None:
+def test_cost_counts_weights(deep):
     layer = sum(weight.numel() for weight in deep.model.layers[0].parameters())
     assert cost_without(deep, []) == 1
     assert cost_without(deep, [1, 2]) == pytest.approx(1 - 2 * layer / (6 * layer + 64 * 32))
@@ -146,17 +140,17 @@ def test_cost_counts_weights(deep: LlamaForCausalLM) -> None:
         ("", "expected auto or layers such as '4-9 12', got ''"),
     ],
 )
-def test_layers_that_cannot_be_skipped_are_refused(deep: LlamaForCausalLM, layers: Any, message: str) -> None:
+def test_layers_that_cannot_be_skipped_are_refused(deep, layers, message):
     with pytest.raises(ValueError, match=message):
         next(tr.stream(deep, tiny.prompt(0, 4), "layer_skip", layers=layers))
 
 
-def test_layers_are_written_as_ranges() -> None:
+def test_layers_are_written_as_ranges():
     assert tr.make_drafter("layer_skip:layers=4-6 9 5")._skipped == [4, 5, 6, 9]
     assert tr.make_drafter("layer_skip", layers=(2, 1))._skipped == [1, 2]
 
 
-def wrapped() -> LlamaForCausalLM:
+def wrapped():
     """As accelerate leaves it where parts are on several devices: their forward is bound to the original."""
     model = tiny.llama()
     model.model.forward = model.model.forward
@@ -172,17 +166,17 @@ def wrapped() -> LlamaForCausalLM:
         (wrapped, "a model on one device"),
     ],
 )
-def test_models_that_cannot_do_without_layers_are_refused(make: Callable[[], PreTrainedModel], reason: str) -> None:
+def test_models_that_cannot_do_without_layers_are_refused(make, reason):
     with pytest.raises(tr.UnsupportedModelError, match=f"layers cannot be skipped: .*{reason}"):
         next(tr.stream(make(), tiny.prompt(0, 4), "layer_skip", layers="1"))
 
 
-def of_case(family: str, tested: str) -> PreTrainedModel:
+def of_case(family, tested):
     return architectures.model_of(architectures.named(family, tested))
 
 
 @pytest.mark.parametrize("length", [20, 30, 32])
-def test_the_search_stays_within_the_models_positions(length: int) -> None:
+def test_the_search_stays_within_the_models_positions(length):
     """A GPT-2 of 32 positions fails on the 33rd."""
     model = gpt2()
     model.config.n_positions = 32
@@ -192,7 +186,7 @@ def test_the_search_stays_within_the_models_positions(length: int) -> None:
     assert drafter._skipped == [1]
 
 
-def test_it_is_made_for_the_model_at_hand(deep: LlamaForCausalLM) -> None:
+def test_it_is_made_for_the_model_at_hand(deep):
     """One drafter, first with one model, then with another."""
     drafter = tr.make_drafter("layer_skip", layers="3")
     started = runs.texts_of(drafter)
@@ -202,7 +196,7 @@ def test_it_is_made_for_the_model_at_hand(deep: LlamaForCausalLM) -> None:
     assert started[-1].reader.model.model.model.layers[0] is other.model.layers[0]
 
 
-def test_the_skipping_model_is_accelerated_as_usual(deep: LlamaForCausalLM) -> None:
+def test_the_skipping_model_is_accelerated_as_usual(deep):
     ids = tiny.prompt(0, 5)
     wanted = deep.generate(ids, max_new_tokens=12)
     tr.accelerate(deep, "layer_skip", layers="3 4", mode="sequence", depth=3)

@@ -1,18 +1,15 @@
 """Lookahead: the published mask, a window of three steps worked by hand, the pool, and sampling."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import tiny
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters.lookahead import Pool, Window
 from token_recycling.recycling.trie import Trie
 
 
-def published_mask(columns: int, levels: int, guesses: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def published_mask(columns, levels, guesses, size):
     """Figure 2 of the paper, and the positions: the root and the window by level and column, then the guesses.
 
     A cell of level l and column i sees level 0 up to column i, and column i of the levels 1 to l. A guess sees the root
@@ -36,7 +33,7 @@ def published_mask(columns: int, levels: int, guesses: int, size: int) -> tuple[
 
 
 @pytest.mark.parametrize(("columns", "size", "guesses"), [(7, 5, 7), (4, 3, 0), (1, 2, 2), (2, 6, 1)])
-def test_the_tree_is_the_published_mask(columns: int, size: int, guesses: int) -> None:
+def test_the_tree_is_the_published_mask(columns, size, guesses):
     """With a different token in every cell nothing is merged, and each cell is found by its token."""
     window = Window(size, range(columns + size - 3))
     token = 1000
@@ -52,7 +49,7 @@ def test_the_tree_is_the_published_mask(columns: int, size: int, guesses: int) -
     assert torch.equal(shape.depths[by_token], positions)
 
 
-def test_a_window_of_three_steps() -> None:
+def test_a_window_of_three_steps():
     """W = 2, N = 3, the counting model of 16 tokens, the prompt 3: level 0 is the root and 3 3.
 
     | step | root | level 0 | level 1 | the model says | n-grams      |
@@ -74,7 +71,7 @@ def test_a_window_of_three_steps() -> None:
     assert [step.tokens for step in steps[:3]] == [[4], [5], [6]]
 
 
-def test_the_pool_of_the_first_steps_is_drafted_when_its_token_comes_again() -> None:
+def test_the_pool_of_the_first_steps_is_drafted_when_its_token_comes_again():
     """The text goes on 4 5 ... 15 0 1 2 3: then 3 4 5 is in the pool since step 2."""
     model, stats = tiny.counting_llama(), tr.Stats()
     options = {"window": 2, "ngram_size": 3, "guesses": 2, "max_new_tokens": 24}
@@ -85,7 +82,7 @@ def test_the_pool_of_the_first_steps_is_drafted_when_its_token_comes_again() -> 
     assert stats.mat > 1
 
 
-def test_a_full_place_in_the_pool_loses_what_was_seen_longest_ago() -> None:
+def test_a_full_place_in_the_pool_loses_what_was_seen_longest_ago():
     pool = Pool(2)
     pool.add((1, 10, 11))
     pool.add((1, 20, 21))
@@ -98,7 +95,7 @@ def test_a_full_place_in_the_pool_loses_what_was_seen_longest_ago() -> None:
     assert pool.guesses(3) == []
 
 
-def test_the_pool_can_learn_the_prompt_and_the_text(counting: LlamaForCausalLM) -> None:
+def test_the_pool_can_learn_the_prompt_and_the_text(counting):
     """The prompt says what follows 0; what was emitted after it is learned in turn, and found a round later."""
     ids = torch.tensor([0, 1, 2, 0])
     options = {"window": 1, "ngram_size": 3, "guesses": 1, "max_new_tokens": 24}
@@ -110,7 +107,7 @@ def test_the_pool_can_learn_the_prompt_and_the_text(counting: LlamaForCausalLM) 
     assert second_round[-1] == [4, 5, 6]
 
 
-def test_branches_that_agree_are_merged() -> None:
+def test_branches_that_agree_are_merged():
     """Window: root 1, then 2; level 1 has 2 and 3. The guess 2 3 says what both levels say."""
     window = Window(3, [0, 0])
     window.levels = [[0, 2], [2, 3]]
@@ -121,7 +118,7 @@ def test_branches_that_agree_are_merged() -> None:
     assert window.newest == [1, 2]
 
 
-def test_a_draft_that_was_cut_leaves_the_window_where_it_was(model: LlamaForCausalLM) -> None:
+def test_a_draft_that_was_cut_leaves_the_window_where_it_was(model):
     """With room for two tokens nothing deeper than one node is verified: the last level is not there to be read."""
     drafter = tr.make_drafter("lookahead", window=3, ngram_size=4)
     steps = list(tr.stream(model, tiny.prompt(0, 5), drafter, max_new_tokens=2))

@@ -1,15 +1,11 @@
 """Medusa-1: what heads see and say, the trees built of it, their training and their files."""
 
-from __future__ import annotations
-
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
 from support import runs, tiny
 from support.runs import check_perfect, fix_costs
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters._shared.training.continuations import Continuations, continuations
@@ -27,7 +23,7 @@ from token_recycling.trees.templates import best_paths, tree_of
 VOCABULARY = 16
 
 
-def foreseeing(heads: int) -> MedusaHeads:
+def foreseeing(heads):
     """Heads for the counting llama: its hidden state names the token that it saw, and head k adds k to it."""
     made = MedusaHeads(heads, VOCABULARY)
     for number in range(heads):
@@ -35,17 +31,17 @@ def foreseeing(heads: int) -> MedusaHeads:
     return made
 
 
-def counting_heads(folder: Path, model: LlamaForCausalLM, heads: int = 3) -> Path:
+def counting_heads(folder, model, heads=3):
     save_heads(folder, foreseeing(heads), model, [[0.6, 0.25], [0.5, 0.3], [0.4, 0.2]][:heads])
     return folder
 
 
-def written(tree: tr.Tree) -> str:
+def written(tree):
     """Rank paths, a line for each depth."""
     return "\n".join(" ".join("".join(map(str, tree.paths[node])) for node in layer) for layer in tree.layers)
 
 
-def drafted(drafter: Medusa, model: LlamaForCausalLM, text: list[int]) -> tuple[str, list[int]]:
+def drafted(drafter, model, text):
     """The tree and tokens that are drafted after a text whose last token came from the hidden state before it."""
     target = TreeModel(model)
     begun = runs.begun(drafter, text, target)
@@ -57,25 +53,25 @@ def drafted(drafter: Medusa, model: LlamaForCausalLM, text: list[int]) -> tuple[
     return written(draft.tree).strip() if len(draft.tree) > 1 else "", draft.tokens.tolist()
 
 
-def pass_costs(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+def pass_costs(monkeypatch, *seconds):
     fix_costs(monkeypatch, range(1, len(seconds) + 1), seconds)
 
 
 # trees
 
 
-def test_paths_come_by_their_products_and_after_their_parents() -> None:
+def test_paths_come_by_their_products_and_after_their_parents():
     found = list(best_paths([[0.6, 0.25], [0.5, 0.3]]))
     assert [path for _, path in found] == [(0,), (0, 0), (1,), (0, 1), (1, 0), (1, 1)]
     assert [chance for chance, _ in found] == pytest.approx([0.6, 0.3, 0.25, 0.18, 0.125, 0.075])
 
 
-def test_a_later_rank_may_be_the_better_one() -> None:
+def test_a_later_rank_may_be_the_better_one():
     found = [path for _, path in best_paths([[0.2, 0.5], [0.1, 0.9]])]
     assert found == [(1,), (1, 1), (0,), (0, 1), (1, 0), (0, 0)]
 
 
-def test_the_first_paths_are_the_best_tree_of_their_number() -> None:
+def test_the_first_paths_are_the_best_tree_of_their_number():
     chances = [[0.5, 0.3, 0.1], [0.4, 0.35], [0.6, 0.1]]
     every = sorted((chance for chance, _ in best_paths(chances)), reverse=True)
     assert [chance for chance, _ in best_paths(chances)] == every
@@ -87,31 +83,29 @@ def test_the_first_paths_are_the_best_tree_of_their_number() -> None:
 # drafts
 
 
-def test_heads_foresee_from_the_state_that_gave_the_root(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_heads_foresee_from_the_state_that_gave_the_root(counting, tmp_path):
     drafter = Medusa(counting_heads(tmp_path, counting), tree="0 1 00 000")
     assert drafted(drafter, counting, [3, 4, 5]) == ("0 1\n00\n000", [5, 6, 7, 7, 8])
 
 
-def test_perfect_heads_save_all_steps_but_one_in_so_many(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_perfect_heads_save_all_steps_but_one_in_so_many(counting, tmp_path):
     check_perfect(counting, Medusa(counting_heads(tmp_path, counting), tree="0 00 000"), depth=3)
 
 
-def test_a_new_text_begins_without_the_state_of_the_last(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_new_text_begins_without_the_state_of_the_last(counting, tmp_path):
     drafter = Medusa(counting_heads(tmp_path, counting), tree="0")
     for _ in range(2):
         steps = list(tr.stream(counting, torch.tensor([1, 2]), drafter, max_new_tokens=6))
         assert [len(step.draft.tree) for step in steps] == [1, 2, 2, 1]
 
 
-def test_a_static_tree_is_built_of_the_measured_accuracy(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_static_tree_is_built_of_the_measured_accuracy(counting, tmp_path):
     folder = counting_heads(tmp_path, counting)
     for nodes, wanted in ((3, "0 1\n00"), (6, "0 1\n00 01 10\n000"), (1, "0")):
         assert drafted(Medusa(folder, tree=f"static:{nodes}"), counting, [1, 2])[0] == wanted
 
 
-def test_a_static_tree_has_as_many_nodes_as_pay(
-    counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_static_tree_has_as_many_nodes_as_pay(counting, tmp_path, monkeypatch):
     folder = counting_heads(tmp_path, counting)
     pass_costs(monkeypatch, 1.0, 1.01, 1.02, 1.03, 9.0)
     assert drafted(Medusa(folder, tree="static"), counting, [1, 2])[0] == "0 1\n00"
@@ -119,9 +113,7 @@ def test_a_static_tree_has_as_many_nodes_as_pay(
     assert drafted(Medusa(folder, tree="static"), counting, [1, 2]) == ("", [2])
 
 
-def test_a_grown_tree_follows_the_probabilities_of_the_step(
-    counting: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grown_tree_follows_the_probabilities_of_the_step(counting, tmp_path, monkeypatch):
     """The counting llama gives each next candidate a little less; sharp heads make a chain."""
     sharp = foreseeing(2)
     sharp.output.data *= 50
@@ -137,13 +129,13 @@ def test_a_grown_tree_follows_the_probabilities_of_the_step(
     assert drafted(Medusa(tmp_path, tree=2), counting, [1, 2]) == ("0 1", [2, 3, 4])
 
 
-def test_no_more_candidates_than_k(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_no_more_candidates_than_k(counting, tmp_path):
     folder = counting_heads(tmp_path, counting, heads=1)
     assert drafted(Medusa(folder, tree=9, k=2), counting, [1, 2])[0] == "0 1"
     assert drafted(Medusa(folder, tree="static:9", k=1), counting, [1, 2])[0] == "0"
 
 
-def test_what_is_drafted_says_how(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_what_is_drafted_says_how(counting, tmp_path):
     folder = counting_heads(tmp_path, counting)
     assert "as large as pays" in Medusa(folder).describe()
     assert "5 nodes" in Medusa(folder, tree=5).describe()
@@ -153,13 +145,13 @@ def test_what_is_drafted_says_how(counting: LlamaForCausalLM, tmp_path: Path) ->
 # files
 
 
-def test_heads_of_another_model_are_refused(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_heads_of_another_model_are_refused(counting, tmp_path):
     folder = counting_heads(tmp_path, counting)
     with pytest.raises(TrainedPartError, match="vocab size 64, got one for 16"):
         tr.generate(tiny.llama(), tiny.prompt(0, 4), drafter=Medusa(folder), max_new_tokens=2)
 
 
-def test_damaged_heads_are_refused(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_damaged_heads_are_refused(counting, tmp_path):
     with pytest.raises(FileNotFoundError, match="token-recycling train medusa"):
         Medusa(tmp_path / "none")
     save_heads(tmp_path, foreseeing(2), counting, [[0.5]])
@@ -173,7 +165,7 @@ def test_damaged_heads_are_refused(counting: LlamaForCausalLM, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_heads_are_read_as_they_were_saved(counting: LlamaForCausalLM, tmp_path: Path, own: bool) -> None:
+def test_heads_are_read_as_they_were_saved(counting, tmp_path, own):
     heads = MedusaHeads(2, VOCABULARY, blocks=2, output=counting.lm_head.weight if own else None)
     with torch.no_grad():
         for weight in heads.parameters():
@@ -187,7 +179,7 @@ def test_heads_are_read_as_they_were_saved(counting: LlamaForCausalLM, tmp_path:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_heads_begin_as_the_output_layer(model: LlamaForCausalLM, own: bool) -> None:
+def test_heads_begin_as_the_output_layer(model, own):
     heads = MedusaHeads(3, 32, output=model.lm_head.weight if own else None)
     hidden = torch.randn(5, 32)
     for logits in heads(hidden, model.lm_head):
@@ -197,7 +189,7 @@ def test_heads_begin_as_the_output_layer(model: LlamaForCausalLM, own: bool) -> 
 # training
 
 
-def test_heads_learn_the_tokens_after_the_next_one(model: LlamaForCausalLM) -> None:
+def test_heads_learn_the_tokens_after_the_next_one(model):
     """A prompt of two tokens, and four that the target said; the states before each of these, and what comes later."""
     texts = Continuations([torch.tensor([10, 11, 12, 13, 14, 15]), torch.tensor([20, 21, 22])], [2, 1])
     hidden, wanted = examples(TreeModel(model), texts, heads=3)
@@ -212,23 +204,23 @@ def test_heads_learn_the_tokens_after_the_next_one(model: LlamaForCausalLM) -> N
     assert torch.allclose(hidden, torch.cat([first, second]), atol=1e-5)
 
 
-def test_texts_that_end_at_once_are_trained_over(counting: LlamaForCausalLM) -> None:
+def test_texts_that_end_at_once_are_trained_over(counting):
     """Of one token that was said no head can foresee a later one; the other text is learned from all the same."""
-    losses: list[float] = []
+    losses = []
     texts = Continuations([torch.tensor([1, 2]), torch.arange(8)], [1, 1])
     task = task_of(counting, texts, MedusaTraining(heads=2, batch=1))
     fit(task, Schedule(2), progress=lambda step, steps, loss: losses.append(loss))
     assert sorted(loss > 0 for loss in losses) == [False, True]
 
 
-def counted(model: LlamaForCausalLM, folder: Path) -> Continuations:
+def counted(model, folder):
     prompts = [torch.tensor([seed % VOCABULARY, (seed + 1) % VOCABULARY]) for seed in range(24)]
     return continuations(tr.generate, model, prompts, folder / "texts", max_new_tokens=12)
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_heads_trained_on_a_model_that_counts_foresee_it(counting: LlamaForCausalLM, tmp_path: Path, own: bool) -> None:
-    losses: list[float] = []
+def test_heads_trained_on_a_model_that_counts_foresee_it(counting, tmp_path, own):
+    losses = []
     texts, held_out = counted(counting, tmp_path).split(0.25)
     task = task_of(counting, texts, MedusaTraining(heads=2, own_output=own, batch=4))
     heads = fit(task, Schedule(150, rate=0.02), progress=lambda step, steps, loss: losses.append(loss))
@@ -241,9 +233,9 @@ def test_heads_trained_on_a_model_that_counts_foresee_it(counting: LlamaForCausa
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_target_in_16_bits_has_heads_trained_in_32(counting: LlamaForCausalLM, tmp_path: Path, own: bool) -> None:
+def test_a_target_in_16_bits_has_heads_trained_in_32(counting, tmp_path, own):
     texts, model = counted(counting, tmp_path), counting.to(torch.bfloat16)
-    losses: list[float] = []
+    losses = []
     task = task_of(model, texts, MedusaTraining(heads=1, own_output=own))
     heads = fit(task, Schedule(60, rate=0.02), progress=lambda step, steps, loss: losses.append(loss))
     assert heads.weight.dtype == torch.float32
@@ -252,7 +244,7 @@ def test_a_target_in_16_bits_has_heads_trained_in_32(counting: LlamaForCausalLM,
     assert drafted(Medusa(tmp_path, tree="0"), model, [1, 2]) == ("0", [2, 3])
 
 
-def test_accuracy_counts_by_head_and_rank(counting: LlamaForCausalLM) -> None:
+def test_accuracy_counts_by_head_and_rank(counting):
     """The text counts on but for its last token, which stands at rank 1 of the first head and is none of the second."""
     texts = Continuations([torch.tensor([1, 2, 3, 4, 6])], [1])
     measured = accuracy(counting, foreseeing(2), texts, ranks=2)

@@ -1,7 +1,5 @@
 """Drafts made one: merged by hand, weighed by hand, the best nodes against a search, drawn ones exact."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import combinations
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.languages import LINE, TWO_LEVELS, P, Text, drafted, fits, texts
+from support.languages import LINE, TWO_LEVELS, P, drafted, fits, texts
 from support.strategies import drafts
 
 from token_recycling import Context, Draft, Tree
@@ -24,18 +22,18 @@ ROOT = 5
 CONTEXT = Context(torch.tensor([1, ROOT]), room=99)
 
 
-def draft(paths: str, tokens: list[int], confidence: list[float] | None = None, **more: object) -> Draft:
+def draft(paths, tokens, confidence=None, **more):
     stated = None if confidence is None else np.array([1, *confidence], np.float32)
     return Draft(parse_paths(paths), torch.tensor([ROOT, *tokens]), confidence=stated, **more)  # type: ignore[arg-type]
 
 
-def paths(tree_of: MergedDraft | Draft) -> list[tuple[int, ...]]:
+def paths(tree_of):
     """The tokens from the root down to every node but the root."""
     if isinstance(tree_of, MergedDraft):
         parents, tokens = tree_of.nodes.parents.tolist(), tree_of.nodes.tokens.tolist()
     else:
         parents, tokens = list(tree_of.tree.parents), tree_of.tokens.tolist()
-    found: list[tuple[int, ...]] = [()]
+    found = [()]
     for node in range(1, len(parents)):
         found.append((*found[parents[node]], tokens[node]))
     return found[1:]
@@ -49,7 +47,7 @@ TWO = draft("0 00 01", [8, 6, 9], [0.5, 0.7, 0.1])
 # Merging
 
 
-def test_two_drafts_are_merged_by_hand() -> None:
+def test_two_drafts_are_merged_by_hand():
     merged = merge_drafts([ONE, TWO])
     assert paths(merged) == [(7,), (8,), (7, 9), (8, 6), (8, 9)]
     assert merged.nodes.tokens[0] == ROOT
@@ -60,12 +58,12 @@ def test_two_drafts_are_merged_by_hand() -> None:
     )
 
 
-def test_a_drafter_without_confidence_is_half_as_sure_of_each_further_candidate() -> None:
+def test_a_drafter_without_confidence_is_half_as_sure_of_each_further_candidate():
     merged = merge_drafts([draft("0 1 2 00", [7, 8, 9, 6]), TWO])
     assert merged.nodes.confidences[:, 0].tolist() == [0.5, 0.5, 0.25, 0.125, 0.5, 0, 0]
 
 
-def test_of_equal_siblings_the_first_counts() -> None:
+def test_of_equal_siblings_the_first_counts():
     merged = merge_drafts([draft("0 1 2", [7, 8, 7], [0.6, 0.3, 0.1]), Draft(root_only(), torch.tensor([ROOT]))])
     assert paths(merged) == [(7,), (8,)]
     assert merged.nodes.ranks[:, 0].tolist() == [0, 0, 1]
@@ -73,7 +71,7 @@ def test_of_equal_siblings_the_first_counts() -> None:
 
 
 @given(st.lists(drafts(), min_size=2, max_size=4), st.integers(0, 20), st.integers(0, 10**6))
-def test_what_is_verified_was_proposed_and_is_a_tree(proposed: list[Draft], most: int, seed: int) -> None:
+def test_what_is_verified_was_proposed_and_is_a_tree(proposed, most, seed):
     for one in proposed:
         one.tokens[0] = ROOT
     merged = merge_drafts(proposed)
@@ -103,25 +101,25 @@ def test_what_is_verified_was_proposed_and_is_a_tree(proposed: list[Draft], most
 # Weighing
 
 
-def test_chances_are_means_of_those_who_speak() -> None:
+def test_chances_are_means_of_those_who_speak():
     """Of 7 only one thinks anything, the other says 8 there; below 7 the other says nothing at all."""
     values = FuseCalibration.empty(2).values_of(merge_drafts([ONE, TWO])).values
     eight = (0.2 + 0.5) / 2
     assert values.tolist() == pytest.approx([1, 0.6 / 2, eight, 0.3 * 0.5, eight * 0.7, eight * 0.1], abs=1e-6)
 
 
-def test_siblings_share_what_is_certain() -> None:
+def test_siblings_share_what_is_certain():
     values = (
         FuseCalibration.empty(2).values_of(merge_drafts([draft("0 1 00", [7, 8, 9], [0.9, 0.9, 1.0]), root()])).values
     )
     assert values.tolist() == pytest.approx([1, 0.5, 0.5, 0.5])
 
 
-def root() -> Draft:
+def root():
     return Draft(root_only(), torch.tensor([ROOT]))
 
 
-def test_who_is_right_is_learned() -> None:
+def test_who_is_right_is_learned():
     """One is sure and always wrong, two is unsure and always right: the order turns."""
     merged = merge_drafts([draft("0", [7], [0.9]), draft("0", [8], [0.2])])
     calibration = FuseCalibration.empty(2)
@@ -134,7 +132,7 @@ def test_who_is_right_is_learned() -> None:
     assert values[2] > 0.8
 
 
-def test_agreement_is_learned_apart_from_what_each_says_alone() -> None:
+def test_agreement_is_learned_apart_from_what_each_says_alone():
     """What both say is right every time; what one of them says against the other every fourth time."""
     agreed = merge_drafts([draft("0", [7], [0.5]), draft("0", [7], [0.5])])
     against = merge_drafts([draft("0", [7], [0.5]), draft("0", [8], [0.5])])
@@ -146,7 +144,7 @@ def test_agreement_is_learned_apart_from_what_each_says_alone() -> None:
     assert calibration.values_of(against).values[1] == pytest.approx(0.25, abs=0.1)
 
 
-def test_only_what_could_have_followed_the_text_is_counted() -> None:
+def test_only_what_could_have_followed_the_text_is_counted():
     """After 8 9 the draft has nothing; of 7's children nothing is learned."""
     merged, calibration = merge_drafts([ONE, TWO]), FuseCalibration.empty(2)
     calibration.learn(merged, calibration.values_of(merged), [8, 9, 4])
@@ -159,7 +157,7 @@ def test_only_what_could_have_followed_the_text_is_counted() -> None:
 # Choosing
 
 
-def test_budgets_are_cut_best_first() -> None:
+def test_budgets_are_cut_best_first():
     """0.3 for 7, 0.35 for 8, 0.15 for 7 9, 0.245 for 8 6, 0.035 for 8 9."""
     merged = merge_drafts([ONE, TWO])
     values = FuseCalibration.empty(2).values_of(merged).values
@@ -170,7 +168,7 @@ def test_budgets_are_cut_best_first() -> None:
     assert paths(fused) == paths(merged)
 
 
-def test_as_many_are_kept_as_pay() -> None:
+def test_as_many_are_kept_as_pay():
     values = np.array([1, 0.9, 0.8, 0.1, 0.05])
     flat, steep = np.array([1.0, 1.05, 1.1, 1.15, 1.2]), np.array([1.0, 3, 5, 7, 9])
     assert best(values, frozenset({0}), 4, flat).tolist() == [0, 1, 2]
@@ -182,7 +180,7 @@ def test_as_many_are_kept_as_pay() -> None:
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=7), st.integers(0, 10**6), st.integers(0, 7))
-def test_the_tree_kept_is_the_best_of_its_size(shares: list[float], seed: int, most: int) -> None:
+def test_the_tree_kept_is_the_best_of_its_size(shares, seed, most):
     draws = np.random.default_rng(seed)
     values, parents = [1.0], [-1]
     for share in shares:
@@ -198,7 +196,7 @@ def test_the_tree_kept_is_the_best_of_its_size(shares: list[float], seed: int, m
     assert sum(values[node] for node in kept[1:]) == pytest.approx(max(closed))
 
 
-def test_what_a_drafter_needs_is_kept_if_all_of_it_fits() -> None:
+def test_what_a_drafter_needs_is_kept_if_all_of_it_fits():
     needing = dataclasses.replace(TWO, needed=frozenset({2, 3}))
     merged = merge_drafts([ONE, needing])
     assert kept_first(merged, 3) == (frozenset({0, 2, 4, 5}), frozenset())
@@ -208,7 +206,7 @@ def test_what_a_drafter_needs_is_kept_if_all_of_it_fits() -> None:
 # What was drawn
 
 
-def test_drawn_nodes_stay_in_their_order_before_others() -> None:
+def test_drawn_nodes_stay_in_their_order_before_others():
     """8 then 7 were drawn; the other draft comes first and says 7 and 9."""
     q = torch.full((10,), 0.1)
     drawn = draft("0 1 00", [8, 7, 9], drawn_from={1: q, 2: q, 3: q})
@@ -225,10 +223,10 @@ def test_drawn_nodes_stay_in_their_order_before_others() -> None:
     assert kept_first(merged, 1) == ({0}, frozenset())
 
 
-def chosen(text: Text, taken: Draft | None = None) -> Draft:
+def chosen(text, taken=None):
     """The target's own likeliest tokens, two levels of them; or, worse, likely ones that were not drawn."""
     tokens, tree = [text[-1] if text else 0], parse_paths("0 1 00 10")
-    ways: list[Text] = [text]
+    ways = [text]
     for parent in tree.parents[1:]:
         way = ways[parent]
         used = {ways[node][-1] for node in range(1, len(ways)) if tree.parents[node] == parent}
@@ -240,7 +238,7 @@ def chosen(text: Text, taken: Draft | None = None) -> Draft:
     return Draft(tree, torch.tensor(tokens), confidence=np.array([1, 0.9, 0.8, 0.7, 0.9], np.float32))
 
 
-def fused(drafts_made: list[Draft], most: int) -> Draft:
+def fused(drafts_made, most):
     merged = merge_drafts(drafts_made)
     values = FuseCalibration.empty(len(drafts_made)).values_of(merged).values
     first, drawn = fusing.kept_first(merged, most)
@@ -249,7 +247,7 @@ def fused(drafts_made: list[Draft], most: int) -> Draft:
     return merged.draft(kept, drawn & frozenset(kept.tolist()), context)
 
 
-def with_what_was_not_drawn(text: Text) -> list[Draft]:
+def with_what_was_not_drawn(text):
     drawn = drafted(TWO_LEVELS, text)
     return [chosen(text, drawn), drawn]
 
@@ -264,18 +262,18 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_texts_have_the_targets_distribution(way: str) -> None:
+def test_texts_have_the_targets_distribution(way):
     made, most = WAYS[way]
     assert fits(texts(lambda text: fused(made(text), most), accept_walk)) > 0.001
 
 
-def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_finds_drawn_nodes_left_out_by_their_value(monkeypatch):
     made, _ = WAYS["one drawn layer of two"]
     monkeypatch.setattr(fusing, "kept_first", lambda merged, _: (frozenset({0}), frozenset(merged.drawn_from)))
     assert fits(texts(lambda text: fused(made(text), 3), accept_walk)) < 1e-6
 
 
-def test_places_are_found_by_tokens() -> None:
+def test_places_are_found_by_tokens():
     merged = merge_drafts([ONE, TWO]).draft(np.array([0, 2, 4]), frozenset(), CONTEXT)
     assert paths(merged) == [(8,), (8, 6)]
     assert ONE.places_in(merged) == [0, None, 1, None]
@@ -283,7 +281,7 @@ def test_places_are_found_by_tokens() -> None:
     assert merged.places_in(merged) == [0, 1, 2]
 
 
-def test_a_cut_draft_keeps_what_it_says_of_its_nodes() -> None:
+def test_a_cut_draft_keeps_what_it_says_of_its_nodes():
     made = Draft(
         Tree((-1, 0, 1), (0, 0, 0)), torch.tensor([1, 2, 3]), None, np.array([1, 0.5, 0.25]), frozenset({1, 2})
     )

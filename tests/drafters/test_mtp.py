@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,13 @@ from support import assistants, tiny
 from support.architectures import GROUP, MIXED, MLA, MOE, VOCABULARY, Case, model_of
 from support.recurrent_architectures import RECURRENT
 from support.runs import check_perfect, check_same, check_texts, depths_that_pay, drafts_of
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 import token_recycling as tr
 from token_recycling.drafters import mtp
 from token_recycling.drafters.mtp import Mtp
-from token_recycling.model.compat import MtpCache, MtpModel
+from token_recycling.model.compat import MtpCache
 from token_recycling.model.tree_model import TreeModel
-from token_recycling.trees.draft import Step
 
 (INKLING,) = (one.config for one in RECURRENT if one.family == "inkling_text")
 EXPERTS: dict[str, Any] = {**MOE, **GROUP}
@@ -31,12 +29,12 @@ FAMILIES = [
 ]
 
 
-def layers_of(case: Case, model: PreTrainedModel) -> MtpModel:
+def layers_of(case, model):
     return assistants.mtp(model, case.config["num_mtp_layers"])
 
 
 @torch.no_grad()
-def wanted_chances(model: PreTrainedModel, layers: MtpModel, text: list[int], begin: int, beyond: int) -> torch.Tensor:
+def wanted_chances(model, layers, text, begin, beyond):
     """(places, vocabulary): a token of each layer after a text by transformers' own chain, all of it read anew from
     place `begin` on, and then `beyond` more of the last layer, every time anew too.
     """
@@ -57,12 +55,12 @@ def wanted_chances(model: PreTrainedModel, layers: MtpModel, text: list[int], be
     return logits[0].softmax(-1)
 
 
-def drafted(step: Step) -> set[tuple[int, ...]]:
+def drafted(step):
     tree, tokens = step.draft.tree, step.draft.tokens.tolist()
     return {tuple(tokens[above] for above in tree.lineages[node][1:]) for node in range(1, len(tree))}
 
 
-def best_paths(chances: torch.Tensor, k: int, nodes: int) -> set[tuple[int, ...]]:
+def best_paths(chances, k, nodes):
     """The most probable nodes of a chain with siblings."""
     likely, tokens = chances.topk(k)
     found = {}
@@ -74,9 +72,7 @@ def best_paths(chances: torch.Tensor, k: int, nodes: int) -> set[tuple[int, ...]
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
 @pytest.mark.parametrize("piece", [512, 4], ids=["whole", "in pieces"])
-def test_every_draft_is_what_layers_foresee_that_read_everything_anew(
-    case: Case, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_draft_is_what_layers_foresee_that_read_everything_anew(case, piece, monkeypatch):
     """Across their windows, after rejections and after tokens that stood beside the chain; and prompts in pieces."""
     monkeypatch.setattr(mtp, "_PIECE", piece)
     model = model_of(case)
@@ -98,14 +94,14 @@ def test_every_draft_is_what_layers_foresee_that_read_everything_anew(
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_texts_are_those_of_the_target(case: Case) -> None:
+def test_texts_are_those_of_the_target(case):
     """Greedy, sampled and in a padded batch."""
     model = model_of(case)
     check_texts(model, Mtp(layers_of(case, model), tree=6), tiny.prompt(3, 7, VOCABULARY), counted="draft_forwards")
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_a_text_may_be_shorter_than_there_are_layers(length: int) -> None:
+def test_a_text_may_be_shorter_than_there_are_layers(length):
     for case in (FAMILIES[1], FAMILIES[3]):
         model = model_of(case)
         drafter = Mtp(layers_of(case, model), tree=6)
@@ -113,13 +109,13 @@ def test_a_text_may_be_shorter_than_there_are_layers(length: int) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_perfect_layers_save_all_steps_but_one_in_so_many(counting: LlamaForCausalLM, layers: int) -> None:
+def test_perfect_layers_save_all_steps_but_one_in_so_many(counting, layers):
     """Beyond their number too."""
     stats = check_perfect(counting, Mtp(assistants.counting_mtp(counting, layers), tree=4, k=1, depth=4), depth=4)
     assert stats.drafter_statistics["draft_forwards"] == 4 * 4
 
 
-def test_behind_a_cache_the_text_is_read_from_where_states_are_known() -> None:
+def test_behind_a_cache_the_text_is_read_from_where_states_are_known():
     model, ids = model_of(FAMILIES[0]), tiny.prompt(2, 9, VOCABULARY)
     layers, cache = layers_of(FAMILIES[0], model), model(ids[:, :6]).past_key_values
     steps = list(tr.stream(model, ids, Mtp(layers, tree=8, depth=2), max_new_tokens=12, past_key_values=cache))
@@ -130,9 +126,7 @@ def test_behind_a_cache_the_text_is_read_from_where_states_are_known() -> None:
 # options
 
 
-def test_auto_drafts_as_many_places_and_nodes_as_pay(
-    counting: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_drafts_as_many_places_and_nodes_as_pay(counting, monkeypatch):
     """One that is dearer than what it gives rests soon."""
     layers, cheap = assistants.counting_mtp(counting, 1), (1.0, 1.001, 1.002, 1.003, 1.004)
     for price, seconds, depths in ((0.01, cheap, {4}), (0.01, (1.0, 90.0), {0}), (2.0, cheap, {0, 1})):
@@ -142,7 +136,7 @@ def test_auto_drafts_as_many_places_and_nodes_as_pay(
 # layers
 
 
-def test_layers_are_found_in_the_files_of_the_target(tmp_path: Path) -> None:
+def test_layers_are_found_in_the_files_of_the_target(tmp_path):
     """In the format of its authors."""
     case = FAMILIES[2]
     made = model_of(case)
@@ -174,27 +168,27 @@ def test_layers_are_found_in_the_files_of_the_target(tmp_path: Path) -> None:
     assert found == wanted
 
 
-def refusal(model: PreTrainedModel, drafter: Mtp) -> str:
+def refusal(model, drafter):
     with pytest.raises(ValueError, match="expected") as refused:
         tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
     return str(refused.value)
 
 
-def test_a_target_without_layers_is_refused() -> None:
+def test_a_target_without_layers_is_refused():
     assert "a target with MTP layers (num_mtp_layers in its configuration)" in refusal(tiny.llama(), Mtp())
     assert "expected 2 MTP layers in the files of DeepseekV3" in refusal(model_of(FAMILIES[0]), Mtp())
     layers = assistants.mtp(tiny.llama(hidden_size=16))
     assert "MTP layers of width 32, as the target has, got 16" in refusal(tiny.llama(), Mtp(layers))
 
 
-def test_layers_with_a_state_over_the_text_are_refused() -> None:
+def test_layers_with_a_state_over_the_text_are_refused():
     (case,) = (one for one in RECURRENT if one.family == "bailing_hybrid")
     model = model_of(case)
     model.config.mtp_layer_types, model.config.mtp_mlp_layer_types = ["linear_attention"], ["sparse"]
     assert "a state over the text cannot go back" in refusal(model, Mtp(assistants.mtp(model, 1)))
 
 
-def test_layers_of_another_model_are_copied_and_take_what_is_the_targets(counting: LlamaForCausalLM) -> None:
+def test_layers_of_another_model_are_copied_and_take_what_is_the_targets(counting):
     layers = assistants.counting_mtp(counting)
     head, stats = layers.shared_head, tr.Stats()
     half = tiny.counting_llama().to(torch.bfloat16)

@@ -1,15 +1,9 @@
 """Priming: the rows are the model's own answers after every single token, asked once a model."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from support import tiny
-from transformers import LlamaForCausalLM, PreTrainedModel
 
 from token_recycling import MatrixFileError
 from token_recycling.drafters.recycling.priming import prime, primed_file
@@ -21,24 +15,24 @@ from token_recycling.recycling.ngrams import ABSENT
 BEGIN = 9
 
 
-def asked_of(model: PreTrainedModel) -> list[torch.Tensor]:
+def asked_of(model):
     """A list to which every batch that the model is shown from now on is added."""
-    batches: list[torch.Tensor] = []
+    batches = []
 
-    def note(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def note(_, args, kwargs):
         batches.append(kwargs["input_ids"])
 
     model.register_forward_pre_hook(note, with_kwargs=True)
     return batches
 
 
-def primed(model: PreTrainedModel, k: int = 3, orders: int = 2) -> NgramMatrix:
+def primed(model, k=3, orders=2):
     matrix = NgramMatrix(TreeModel(model).vocab_size, k, orders, memory=0.01)
     prime(matrix, TreeModel(model))
     return matrix
 
 
-def same_rows(matrix: NgramMatrix, model: PreTrainedModel, texts: torch.Tensor) -> None:
+def same_rows(matrix, model, texts):
     """Whether each row is the model's own top-k after a text (tokens, length), one pass each."""
     for row, text in enumerate(texts):
         with torch.no_grad():
@@ -47,14 +41,14 @@ def same_rows(matrix: NgramMatrix, model: PreTrainedModel, texts: torch.Tensor) 
         np.testing.assert_allclose(matrix.shares[row] / FULL, best.values.numpy(), atol=2e-5)
 
 
-def test_rows_are_the_models_candidates_after_a_token_alone(model: LlamaForCausalLM) -> None:
+def test_rows_are_the_models_candidates_after_a_token_alone(model):
     matrix = primed(model)
     assert matrix.filled.all()
     same_rows(matrix, model, torch.arange(64)[:, None])
     assert matrix.ngrams == 0
 
 
-def test_rows_are_the_models_candidates_after_the_start_token() -> None:
+def test_rows_are_the_models_candidates_after_the_start_token():
     model = tiny.llama(context=1, bos_token_id=BEGIN)
     matrix = primed(model)
     same_rows(matrix, model, torch.tensor([[BEGIN, token] for token in range(64)]))
@@ -62,7 +56,7 @@ def test_rows_are_the_models_candidates_after_the_start_token() -> None:
     assert (matrix.candidates != alone.candidates).any(), "the start token makes a difference"
 
 
-def test_what_was_learned_before_is_kept(model: LlamaForCausalLM) -> None:
+def test_what_was_learned_before_is_kept(model):
     matrix = NgramMatrix(64, 3, 2, memory=0.01)
     row = np.array([[50, 51, 52]], np.int32), np.array([[0.5, 0.25, 0.125]], np.float32)
     matrix.learn(np.array([[7, ABSENT]]), *row)
@@ -75,7 +69,7 @@ def test_what_was_learned_before_is_kept(model: LlamaForCausalLM) -> None:
     assert primed(model).candidates[7].tolist() != [50, 51, 52]
 
 
-def test_the_model_is_asked_once(model: LlamaForCausalLM, own_cache: Path) -> None:
+def test_the_model_is_asked_once(model, own_cache):
     asked = asked_of(model)
     first = primed(model)
     assert torch.cat(asked).tolist() == [[token] for token in range(64)]
@@ -92,7 +86,7 @@ def test_the_model_is_asked_once(model: LlamaForCausalLM, own_cache: Path) -> No
     assert len(asked) == 1
 
 
-def test_big_vocabularies_are_asked_in_pieces(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_big_vocabularies_are_asked_in_pieces(model, monkeypatch):
     whole = primed(model)
     primed_file(model, 3).unlink()
     monkeypatch.setattr("token_recycling.drafters.recycling.priming._LOGITS_AT_ONCE", 64 * 10)
@@ -102,7 +96,7 @@ def test_big_vocabularies_are_asked_in_pieces(model: LlamaForCausalLM, monkeypat
     np.testing.assert_array_equal(pieces.candidates, whole.candidates)
 
 
-def change_a_weight(model: LlamaForCausalLM) -> None:
+def change_a_weight(model):
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.mul_(1.01)
 
@@ -117,7 +111,7 @@ def change_a_weight(model: LlamaForCausalLM) -> None:
     ],
     ids=["weights", "type", "start token", "configuration"],
 )
-def test_the_file_of_another_model_is_not_used(model: LlamaForCausalLM, change: Any, own_cache: Path) -> None:
+def test_the_file_of_another_model_is_not_used(model, change, own_cache):
     primed(model)
     before = weights_fingerprint(model)
     change(model)
@@ -129,13 +123,13 @@ def test_the_file_of_another_model_is_not_used(model: LlamaForCausalLM, change: 
         same_rows(matrix, model, torch.tensor([[*begin, token] for token in range(64)]))
 
 
-def test_where_a_model_was_loaded_from_does_not_matter(model: LlamaForCausalLM) -> None:
+def test_where_a_model_was_loaded_from_does_not_matter(model):
     before = weights_fingerprint(model)
     model.config._name_or_path = "elsewhere"
     assert weights_fingerprint(model) == before
 
 
-def test_a_damaged_file_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_damaged_file_is_refused(model):
     primed(model)
     path = primed_file(model, 3)
     path.write_bytes(path.read_bytes()[:-5])
@@ -143,7 +137,7 @@ def test_a_damaged_file_is_refused(model: LlamaForCausalLM) -> None:
         primed(model)
 
 
-def test_ids_that_cannot_be_shown_stay_empty(model: LlamaForCausalLM) -> None:
+def test_ids_that_cannot_be_shown_stay_empty(model):
     """64 logits, 60 embedded ids: four rows have no answer."""
     model.model.embed_tokens = torch.nn.Embedding(60, 32)
     matrix = primed(model)

@@ -1,13 +1,10 @@
 """Prompt lookup: the drafts of transformers' own, and examples that can be seen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import runs, tiny
-from transformers import LlamaForCausalLM
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import token_recycling as tr
@@ -17,7 +14,7 @@ from token_recycling.model.tree_model import TreeModel
 MODEL = tiny.counting_llama()
 
 
-def drafted(text: list[int], prompt: int | None = None, **options: int) -> list[int]:
+def drafted(text, prompt=None, **options):
     """What is drafted after `text`, of which the first `prompt` tokens were the prompt."""
     drafter = tr.make_drafter("prompt_lookup", **options)
     tokens = torch.tensor(text)
@@ -28,14 +25,14 @@ def drafted(text: list[int], prompt: int | None = None, **options: int) -> list[
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 30), st.integers(1, 12), st.integers(1, 4))
-def test_drafts_are_those_of_transformers(text: list[int], prompt: int, num_tokens: int, size: int) -> None:
+def test_drafts_are_those_of_transformers(text, prompt, num_tokens, size):
     theirs = PromptLookupCandidateGenerator(num_output_tokens=num_tokens, max_matching_ngram_size=size, max_length=1000)
     wanted = theirs.get_candidates(torch.tensor([text]))[0][0, len(text) :].tolist()
     ours = drafted(text, min(prompt, len(text)), num_tokens=num_tokens, max_matching_ngram_size=size)
     assert ours == wanted
 
 
-def test_the_longest_match_wins_and_of_its_places_the_first() -> None:
+def test_the_longest_match_wins_and_of_its_places_the_first():
     text = [9, 3, 7, 1, 2, 3, 4, 5, 1, 2, 3, 6, 1, 2, 3]
     assert drafted(text, num_tokens=4) == [4, 5, 1, 2]
     assert drafted(text, num_tokens=4, max_matching_ngram_size=1) == [7, 1, 2, 3]
@@ -44,7 +41,7 @@ def test_the_longest_match_wins_and_of_its_places_the_first() -> None:
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "suffix"])
-def test_texts_do_not_know_of_each_other(name: str, counting: LlamaForCausalLM) -> None:
+def test_texts_do_not_know_of_each_other(name, counting):
     drafter, target = tr.make_drafter(name), TreeModel(counting)
     texts = [torch.tensor(text) for text in ([1, 2, 1], [1, 3, 1], [1])]
     begun = [runs.begun(drafter, text, target) for text in texts]
@@ -52,7 +49,7 @@ def test_texts_do_not_know_of_each_other(name: str, counting: LlamaForCausalLM) 
     assert drafted == [[1, 2, 1], [1, 3, 1], [1]]
 
 
-def test_a_loop_is_decoded_in_few_steps(counting: LlamaForCausalLM) -> None:
+def test_a_loop_is_decoded_in_few_steps(counting):
     """The counting model goes round its 16 tokens: once the text has, every draft of 10 is right."""
     stats = tr.Stats()
     ids = torch.arange(17)[None] % 16

@@ -15,7 +15,7 @@ from support import architectures, tiny, ways
 from support.batches import batch
 from support.matrices import learn
 from support.runs import check_same, fix_costs
-from transformers import LlamaForCausalLM, LogitsProcessorList, TemperatureLogitsWarper
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
 from token_recycling.costs.costs import Work
@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", [ways.greedy, ways.sampled])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_the_text_is_that_of_generate(options: dict[str, Any], way: ways.Generate) -> None:
+def test_the_text_is_that_of_generate(options, way):
     """One drafter for all prompts, twice; of sampled texts each draw is the same too."""
     model, drafter = ways.model_for(way), tr.make_drafter("recycling", **options)
     for _ in range(2):
@@ -60,7 +60,7 @@ def test_the_text_is_that_of_generate(options: dict[str, Any], way: ways.Generat
 
 
 @pytest.mark.parametrize("case", architectures.BORDERS, ids=str)
-def test_texts_across_a_border_are_those_of_generate(case: architectures.Case) -> None:
+def test_texts_across_a_border_are_those_of_generate(case):
     """Each text by a new model: what dynamic rotary scaling computes depends on the texts before."""
     drafter, prompts = tr.make_drafter("recycling"), (5, 29, 40)
     for length in prompts:
@@ -70,7 +70,7 @@ def test_texts_across_a_border_are_those_of_generate(case: architectures.Case) -
         assert torch.equal(ours, wanted)
 
 
-def test_ids_without_a_logit_may_stand_in_a_prompt() -> None:
+def test_ids_without_a_logit_may_stand_in_a_prompt():
     model = tiny.llama()
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[:60].clone())
     for seed in range(4):
@@ -81,7 +81,7 @@ def test_ids_without_a_logit_may_stand_in_a_prompt() -> None:
 # From text to text
 
 
-def test_what_was_learned_stays_for_the_next_prompts() -> None:
+def test_what_was_learned_stays_for_the_next_prompts():
     """Each prompt comes once more; the second time all its text is known, as there is room for all contexts."""
     model, hot = tiny.llama(seed=6), tr.make_drafter("recycling", tree=12, memory=2.0)
     cold, warm = tr.Stats(), tr.Stats()
@@ -94,7 +94,7 @@ def test_what_was_learned_stays_for_the_next_prompts() -> None:
     assert hot.matrix is matrix
 
 
-def test_a_matrix_may_be_given(counting: LlamaForCausalLM) -> None:
+def test_a_matrix_may_be_given(counting):
     drafter = tr.make_drafter("recycling", k=1, tree="chain:4", suffix=False)
     drafter.matrix = NgramMatrix(16, k=1)
     learn(drafter.matrix, *[([token], {(token + 1) % 16: 1.0}) for token in range(16)])
@@ -103,7 +103,7 @@ def test_a_matrix_may_be_given(counting: LlamaForCausalLM) -> None:
     assert stats.mat == 5
 
 
-def test_a_matrix_of_other_sizes_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_matrix_of_other_sizes_is_refused(model):
     drafter = tr.make_drafter("recycling", tree=4)
     tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
     with pytest.raises(ValueError, match="a target of 64 tokens, as this drafter has learned, got one of 97"):
@@ -114,7 +114,7 @@ def test_a_matrix_of_other_sizes_is_refused(model: LlamaForCausalLM) -> None:
             tr.generate(model, tiny.prompt(0, 5), drafter=drafter, max_new_tokens=4)
 
 
-def test_a_copy_learns_for_itself(model: LlamaForCausalLM) -> None:
+def test_a_copy_learns_for_itself(model):
     drafter, ids = tr.make_drafter("recycling", tree="0 1 00"), tiny.prompt(0, 8)
     tr.generate(model, ids, drafter=drafter, max_new_tokens=12)
     other, rows = copy.deepcopy(drafter), [array.copy() for array in drafter.matrix.rows]
@@ -124,7 +124,7 @@ def test_a_copy_learns_for_itself(model: LlamaForCausalLM) -> None:
         np.testing.assert_array_equal(now, before)
 
 
-def test_what_a_fork_wrote_is_not_in_the_past_of_another(model: LlamaForCausalLM) -> None:
+def test_what_a_fork_wrote_is_not_in_the_past_of_another(model):
     base = tr.make_drafter("recycling", tree=8)
     tr.generate(model, tiny.prompt(0, 8), drafter=base, max_new_tokens=12)
     held = base.matrix.past.tokens.tolist()
@@ -137,7 +137,7 @@ def test_what_a_fork_wrote_is_not_in_the_past_of_another(model: LlamaForCausalLM
     assert base.matrix.past.tokens.tolist() == held
 
 
-def test_texts_of_a_batch_are_apart_in_the_past(model: LlamaForCausalLM) -> None:
+def test_texts_of_a_batch_are_apart_in_the_past(model):
     drafter, given = tr.make_drafter("recycling", tree=8), batch([9, 9, 9], 0)
     wanted = model.generate(**given, max_new_tokens=40)[:, 9:].tolist()
     tr.generate(model, **given, drafter=drafter, max_new_tokens=40)
@@ -153,22 +153,22 @@ Rise = Callable[[float], None]
 
 
 @pytest.fixture
-def rise(monkeypatch: pytest.MonkeyPatch) -> Rise:
+def rise(monkeypatch):
     """Sets what every further node costs, in passes over a lone root."""
 
-    def set_rise(each: float) -> None:
+    def set_rise(each):
         fix_costs(monkeypatch, (1, 64), (1.0, 1.0 + 63 * each))
 
     return set_rise
 
 
-def sizes(model: LlamaForCausalLM, drafter: tr.Drafter, tokens: int, **how: Any) -> list[int]:
+def sizes(model, drafter, tokens, **how):
     """Drafted nodes, step by step."""
     steps = tr.stream(model, torch.tensor([0]), drafter, max_new_tokens=tokens, **how)
     return [len(step.draft.tree) - 1 for step in steps]
 
 
-def test_free_nodes_are_all_drafted_and_dear_ones_not(counting: LlamaForCausalLM, rise: Rise) -> None:
+def test_free_nodes_are_all_drafted_and_dear_ones_not(counting, rise):
     drafter = tr.make_drafter("recycling")
     rise(1e-6)
     assert max(sizes(counting, drafter, 40)) == 63
@@ -176,7 +176,7 @@ def test_free_nodes_are_all_drafted_and_dear_ones_not(counting: LlamaForCausalLM
     assert set(sizes(counting, drafter, 40)) == {0}, "even a certain token does not pay"
 
 
-def test_drafting_comes_back_when_candidates_prove_right(counting: LlamaForCausalLM, rise: Rise) -> None:
+def test_drafting_comes_back_when_candidates_prove_right(counting, rise):
     """A node pays from a chance of 0.9 on. The model's own probability is a third, but it is always right: after some
     steps without a draft that is known.
     """
@@ -186,7 +186,7 @@ def test_drafting_comes_back_when_candidates_prove_right(counting: LlamaForCausa
     assert min(drafted[-3:-1]) > 0
 
 
-def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, rise: Rise) -> None:
+def test_drafting_stops_when_candidates_prove_wrong(counting, rise):
     """Sampling so hot that all 16 tokens are alike; a node pays from a chance of a fifth on."""
     rise(0.2)
     torch.manual_seed(0)
@@ -198,18 +198,16 @@ def test_drafting_stops_when_candidates_prove_wrong(counting: LlamaForCausalLM, 
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def clock(monkeypatch):
     """How often the drafter has looked at its clock, which goes on by a twentieth of a pass each time: drafting and
     learning look twice each.
     """
-    looks: list[int] = []
+    looks = []
     monkeypatch.setattr(recycling, "_now", lambda: (looks.append(1), len(looks) / 20)[1])
     return looks
 
 
-def test_where_drafting_does_not_pay_it_rests_and_comes_back(
-    counting: LlamaForCausalLM, rise: Rise, clock: list[int]
-) -> None:
+def test_where_drafting_does_not_pay_it_rests_and_comes_back(counting, rise, clock):
     """Its own work takes a tenth of a pass: where all that brings nothing, a look every tenth step takes a hundredth of
     the time. It takes two texts until all kinds of candidates are known. In the last text all of them are right.
     """
@@ -226,9 +224,7 @@ def test_where_drafting_does_not_pay_it_rests_and_comes_back(
     assert min(drafted[-4:-1]) > 0
 
 
-def test_own_work_belongs_to_what_a_node_costs(
-    counting: LlamaForCausalLM, rise: Rise, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_work_belongs_to_what_a_node_costs(counting, rise, monkeypatch):
     rise(1e-6)
     drafter = tr.make_drafter("recycling")
     assert max(sizes(counting, drafter, 40)) == 63
@@ -236,7 +232,7 @@ def test_own_work_belongs_to_what_a_node_costs(
     assert set(sizes(counting, drafter, 100)[1:]) == {0}, "once that is known"
 
 
-def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Rise) -> None:
+def test_several_texts_share_a_pass(model, rise):
     """Passes of up to 64 rows are 15 drafted nodes for each of four texts, and 31 for each of the last two."""
     rise(1e-6)
     model.generation_config.pad_token_id = 0
@@ -248,7 +244,7 @@ def test_several_texts_share_a_pass(model: LlamaForCausalLM, rise: Rise) -> None
         assert max(stats.nodes) in most
 
 
-def test_a_given_number_of_nodes_asks_for_no_times(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_number_of_nodes_asks_for_no_times(model, monkeypatch):
     monkeypatch.setattr(pass_times.PassTimes, "curve", None)
     for tree in (5, "paper", "chain:2"):
         tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", tree=tree), max_new_tokens=4)
@@ -277,17 +273,17 @@ def test_a_given_number_of_nodes_asks_for_no_times(model: LlamaForCausalLM, monk
         ({"matrix": None}, "expected an option of recycling: .* got 'matrix'"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         tr.make_drafter("recycling", **options)
 
 
-def test_more_candidates_than_the_vocabulary_has_are_refused(model: LlamaForCausalLM) -> None:
+def test_more_candidates_than_the_vocabulary_has_are_refused(model):
     with pytest.raises(ValueError, match="k from 1 to its size, got vocabulary 64 and k 65"):
         tr.generate(model, tiny.prompt(0, 5), drafter=tr.make_drafter("recycling", k=65), max_new_tokens=4)
 
 
-def test_options_may_be_written() -> None:
+def test_options_may_be_written():
     drafter = tr.make_drafter("recycling:tree=12,k=4,orders=2,suffix=false,primed=true,remembers=0.5,memory=1")
     assert (drafter.tree, drafter.k, drafter.orders, drafter.suffix) == (12, 4, 2, False)
     assert (
@@ -299,14 +295,14 @@ def test_options_may_be_written() -> None:
     assert "80 nodes" in tr.make_drafter("recycling:tree=paper").describe()
 
 
-def test_what_was_foreseen_is_not_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_foreseen_is_not_learned_again(monkeypatch):
     """The same text for the second time: most of what is accepted stands first in its row already, but for contexts
     that were followed by another token since.
     """
-    taught: list[int] = []
+    taught = []
     write = NgramMatrix.learn
 
-    def learned(self: NgramMatrix, ngrams: np.ndarray, *more: Any, **shares: float) -> None:
+    def learned(self, ngrams, *more, **shares):
         taught.append(len(ngrams))
         write(self, ngrams, *more, **shares)
 

@@ -1,13 +1,8 @@
 """What each option of the drafter `recycling` does, worked out by hand."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import torch
 from support import runs, tiny
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling import Context
@@ -15,14 +10,14 @@ from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling.occurrences import BREAK
 
 
-def sure(following: list[int], vocab_size: int = 64) -> torch.Tensor:
+def sure(following, vocab_size=64):
     """Logits (n, vocabulary) of a model that is nearly certain of these tokens."""
     logits = torch.zeros(len(following), vocab_size)
     logits[torch.arange(len(following)), following] = 20
     return logits
 
 
-def drafted(text: list[int], drafter: str = "recycling", read: bool = True, **options: Any) -> list[int]:
+def drafted(text, drafter="recycling", read=True, **options):
     """What is drafted after a text that the model foresaw, token by token; the root left out."""
     made, ids = tr.make_drafter(drafter, **options), torch.tensor(text)
     begun = runs.begun(made, ids, TreeModel(tiny.llama()))
@@ -31,7 +26,7 @@ def drafted(text: list[int], drafter: str = "recycling", read: bool = True, **op
     return begun.draft(Context(ids, 50)).tokens[1:].tolist()
 
 
-def test_the_tree_says_how_many_nodes_and_where() -> None:
+def test_the_tree_says_how_many_nodes_and_where():
     ring = {"suffix": False, "k": 1}
     text = [*range(1, 9), 1]
     assert drafted(text, tree=3, **ring) == [2, 3, 4]
@@ -41,7 +36,7 @@ def test_the_tree_says_how_many_nodes_and_where() -> None:
     assert drafted(text, tree="1 10", **ring) == [], "a row of one candidate has none of rank 1"
 
 
-def test_nothing_is_drafted_beyond_the_end() -> None:
+def test_nothing_is_drafted_beyond_the_end():
     ids = torch.tensor([*range(1, 9), 1])
     begun = runs.begun(tr.make_drafter("recycling", tree=9, k=1), ids, TreeModel(tiny.llama()))
     begun.observe_prompt(ids[:-1], sure(ids[1:].tolist()))
@@ -49,7 +44,7 @@ def test_nothing_is_drafted_beyond_the_end() -> None:
         assert begun.draft(Context(ids, room)).tokens.tolist() == list(range(1, room + 1))
 
 
-def test_longer_contexts_add_what_one_token_does_not_know() -> None:
+def test_longer_contexts_add_what_one_token_does_not_know():
     """After 1 5 stood 10, after 2 5 stood 20."""
     text, how = [1, 5, 10, 30, 2, 5, 20, 31, 1, 5], {"tree": "0 1", "k": 1, "suffix": False}
     assert drafted(text, orders=1, **how) == [20]
@@ -57,7 +52,7 @@ def test_longer_contexts_add_what_one_token_does_not_know() -> None:
     assert drafted(text, orders=2, memory=0, **how) == [20], "no memory, no longer contexts"
 
 
-def test_orders_three_and_four_tell_longer_contexts_apart() -> None:
+def test_orders_three_and_four_tell_longer_contexts_apart():
     """After 1 2 5 stood 10, after 3 2 5 stood 20; after 7 1 2 5 stood 10, after 8 1 2 5 stood 30."""
     three, four = [1, 2, 5, 10, 40, 3, 2, 5, 20, 41, 1, 2, 5], [7, 1, 2, 5, 10, 8, 1, 2, 5, 30, 7, 1, 2, 5]
     how = {"tree": "0 1", "k": 1, "suffix": False}
@@ -65,13 +60,13 @@ def test_orders_three_and_four_tell_longer_contexts_apart() -> None:
     assert [drafted(four, orders=orders, **how) for orders in (3, 4)] == [[30], [30, 10]]
 
 
-def test_the_suffix_is_drafted() -> None:
+def test_the_suffix_is_drafted():
     text = [1, 2, 3, 4, 5, 6, 1, 2]
     assert drafted(text, read=False, tree=3) == [3, 4, 5]
     assert drafted(text, read=False, tree=3, suffix=False) == []
 
 
-def test_what_earlier_texts_wrote_is_drafted(model: LlamaForCausalLM) -> None:
+def test_what_earlier_texts_wrote_is_drafted(model):
     """Not their prompts; and without rows and suffix nothing else is known."""
     for past, wanted in ((64, True), (0, False)):
         drafter = tr.make_drafter("recycling", tree="chain:3", k=1, orders=1, suffix=False, past=past)
@@ -85,7 +80,7 @@ def test_what_earlier_texts_wrote_is_drafted(model: LlamaForCausalLM) -> None:
         assert found == (written[10:13] if wanted else [])
 
 
-def test_k_candidates_are_kept() -> None:
+def test_k_candidates_are_kept():
     text, logits = torch.tensor([1, 2, 1]), torch.linspace(9, 0, 64).repeat(2, 1)
     for k in (1, 2, 5):
         drafter = tr.make_drafter("recycling", tree="0 1 2 3 4 5 6 7", k=k, suffix=False)
@@ -94,14 +89,14 @@ def test_k_candidates_are_kept() -> None:
         assert begun.draft(Context(text, 9)).tokens.tolist() == [1, *range(k)]
 
 
-def test_rows_remember() -> None:
+def test_rows_remember():
     """After 1 stood 10, then 20."""
     text = [1, 10, 30, 1, 20, 31, 1]
     assert drafted(text, tree="0 1", k=2, orders=1, suffix=False, remembers=0.6) == [10, 20]
     assert drafted(text, tree="0", k=1, orders=1, suffix=False) == [20]
 
 
-def test_what_was_emitted_is_favoured() -> None:
+def test_what_was_emitted_is_favoured():
     """The model thinks 10 likelier than 11 after 1, but 11 was said."""
     text, logits = torch.tensor([1, 11, 1]), sure([11, 1])
     logits[0, 10] = 20.5
@@ -112,7 +107,7 @@ def test_what_was_emitted_is_favoured() -> None:
         assert begun.draft(Context(text, 9)).tokens.tolist() == [1, wanted]
 
 
-def test_a_prompt_in_pieces_is_learned_as_one() -> None:
+def test_a_prompt_in_pieces_is_learned_as_one():
     text = torch.tensor([1, 2, 3, 4, 5, 6, 7])
     whole, pieces = (tr.make_drafter("recycling", tree=4, orders=4) for _ in range(2))
     runs.begun(whole, text, TreeModel(tiny.llama())).observe_prompt(text[:-1], sure(text[1:].tolist()))
@@ -124,23 +119,23 @@ def test_a_prompt_in_pieces_is_learned_as_one() -> None:
     assert whole.matrix.look_up(1, 2, 3, 4)
 
 
-def first_step(model: LlamaForCausalLM, prompt: list[int], **options: Any) -> int:
+def first_step(model, prompt, **options):
     """Tokens of the first step of a new drafter that knows no suffix."""
     drafter = tr.make_drafter("recycling", suffix=False, tree="chain:4", **options)
     return len(next(iter(tr.stream(model, torch.tensor(prompt), drafter, max_new_tokens=9))).tokens)
 
 
-def test_the_prompts_own_candidates_are_learned(counting: LlamaForCausalLM) -> None:
+def test_the_prompts_own_candidates_are_learned(counting):
     assert first_step(counting, [*range(16), 0], learns_prompt=True) == 5
     assert first_step(counting, [*range(16), 0]) == 1
 
 
-def test_a_primed_drafter_knows_every_token_at_once(counting: LlamaForCausalLM) -> None:
+def test_a_primed_drafter_knows_every_token_at_once(counting):
     assert first_step(counting, [3]) == 1
     assert first_step(counting, [3], primed=True) == 5
 
 
-def test_the_memory_of_a_drafter_is_bounded(model: LlamaForCausalLM) -> None:
+def test_the_memory_of_a_drafter_is_bounded(model):
     for memory in (0.0, 0.001, 0.1):
         drafter = tr.make_drafter("recycling", k=4, orders=4, memory=memory, past=128, tree=8)
         for seed in range(3):
@@ -149,7 +144,7 @@ def test_the_memory_of_a_drafter_is_bounded(model: LlamaForCausalLM) -> None:
         assert bool(drafter.matrix.ngrams) == bool(memory)
 
 
-def test_texts_of_a_batch_share_what_is_learned_but_no_suffix(counting: LlamaForCausalLM) -> None:
+def test_texts_of_a_batch_share_what_is_learned_but_no_suffix(counting):
     drafter, texts = tr.make_drafter("recycling", tree=3), [torch.tensor([1, 2, 3, 1]), torch.tensor([1, 5, 6, 1])]
     first, second = (runs.begun(drafter, text, TreeModel(counting)) for text in texts)
     assert first.draft(Context(texts[0], 9)).tokens.tolist() == [1, 2, 3, 1]

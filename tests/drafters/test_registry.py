@@ -1,9 +1,5 @@
 """What a user writes: options in parentheses, options without a name, and what is wrong with the rest."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -22,23 +18,23 @@ from token_recycling.drafters._registry import make_drafter
         ("parts(k=3)=2", "=", ["parts(k=3)", "2"]),
     ],
 )
-def test_signs_in_parentheses_do_not_split(text: str, sign: str, pieces: list[str]) -> None:
+def test_signs_in_parentheses_do_not_split(text, sign, pieces):
     assert split_outside(text, sign) == pieces
 
 
 @pytest.mark.parametrize("text", ["(", ")", "a(b,c", "a)b(c", "a(b))"])
-def test_halves_of_parentheses_are_refused(text: str) -> None:
+def test_halves_of_parentheses_are_refused(text):
     with pytest.raises(ValueError, match=r"expected as many '\(' as '\)'"):
         split_outside(text, ",")
 
 
-def test_options_are_read() -> None:
+def test_options_are_read():
     assert written_options("x", "") == {}
     assert written_options("x", "a=1,b=two words,c=f(d=3,e=4)") == {"a": "1", "b": "two words", "c": "f(d=3,e=4)"}
     assert written_options("x", "model=a=b") == {"model": "a=b"}
 
 
-def test_one_option_may_go_without_its_name() -> None:
+def test_one_option_may_go_without_its_name():
     wanted = {"parts": "a(k=3,l=4)+b", "nodes": "9"}
     assert written_options("x", "a(k=3,l=4)+b,nodes=9", "parts") == wanted
     assert written_options("x", "parts=a(k=3,l=4)+b,nodes=9", "parts") == wanted
@@ -54,19 +50,19 @@ def test_one_option_may_go_without_its_name() -> None:
         ("a,parts=b", "parts", "expected every option of x once, got parts twice"),
     ],
 )
-def test_what_is_no_option_is_refused(text: str, unnamed: str, message: str) -> None:
+def test_what_is_no_option_is_refused(text, unnamed, message):
     with pytest.raises(ValueError, match=message):
         written_options("x", text, unnamed)
 
 
-def test_a_name_may_have_options_in_parentheses() -> None:
+def test_a_name_may_have_options_in_parentheses():
     assert name_and_options("suffix") == ("suffix", "")
     assert name_and_options(" recycling(tree=16,k=8)") == ("recycling", "tree=16,k=8")
     assert name_and_options("fuse(a(b=1)+c,nodes=3)") == ("fuse", "a(b=1)+c,nodes=3")
 
 
 @pytest.mark.parametrize("text", ["", "a b)", "(a)", "a(b)c", "a:b=3", "a=3"])
-def test_what_is_no_name_with_options_is_refused(text: str) -> None:
+def test_what_is_no_name_with_options_is_refused(text):
     with pytest.raises(ValueError, match=r"expected NAME or NAME\(OPTION=VALUE,...\)"):
         name_and_options(text)
 
@@ -81,11 +77,11 @@ def test_what_is_no_name_with_options_is_refused(text: str) -> None:
         ({"tree": 3.5}, "expected a text or a whole number or Tree for option tree"),
     ],
 )
-def test_options_in_python_are_of_their_kind(options: dict[str, Any], expected: str) -> None:
+def test_options_in_python_are_of_their_kind(options, expected):
     with pytest.raises(TypeError, match=expected):
         make_drafter("recycling", **options)
 
 
-def test_numbers_of_other_kinds_are_numbers() -> None:
+def test_numbers_of_other_kinds_are_numbers():
     drafter = make_drafter("recycling", k=np.int64(4), remembers=np.float32(0.25), memory=1)
     assert (drafter.k, drafter.memory) == (4, 1)

@@ -1,9 +1,6 @@
 """REST: the most frequent prefixes against counting them all, a tree worked by hand, and the command that builds."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,21 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import runs, tiny
 from support.commandline import PROMPT, assert_refused, run, run_json
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling import Context, Draft, fingerprint
+from token_recycling import Context, fingerprint
 from token_recycling.drafters.rest import Rest, frequent_prefixes
 from token_recycling.drafters.rest.datastore import Datastore, DatastoreError, build
 from token_recycling.model.tree_model import TreeModel
 
 
-def drafted(drafter: tr.Drafter, text: list[int], room: int = 99) -> Draft:
+def drafted(drafter, text, room=99):
     return runs.begun(drafter, text, TreeModel(tiny.counting_llama())).draft(Context(torch.tensor(text), room))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path):
     """After 1 2 stands 3 4 twice, 3 5 once and 6 7 three times; after 0 1 2 stands 8 9."""
     followed = [[3, 4], [3, 4], [3, 5], [6, 7], [6, 7], [6, 7]]
     build([*([1, 2, *after] for after in followed), [0, 1, 2, 8, 9]], tmp_path / "store")
@@ -34,8 +30,8 @@ def store(tmp_path: Path) -> Path:
 
 
 @given(st.lists(st.lists(st.integers(-1, 2), min_size=4, max_size=4), min_size=1, max_size=30), st.integers(1, 12))
-def test_the_most_frequent_prefixes_are_taken(rows: list[list[int]], most: int) -> None:
-    counts: Counter[tuple[int, ...]] = Counter()
+def test_the_most_frequent_prefixes_are_taken(rows, most):
+    counts = Counter()
     for row in rows:
         for end in range(1, 5):
             if -1 in row[:end]:
@@ -49,7 +45,7 @@ def test_the_most_frequent_prefixes_are_taken(rows: list[list[int]], most: int) 
     assert all(prefix[:-1] in found for prefix in found if len(prefix) > 1)
 
 
-def test_the_tree_holds_the_most_frequent_prefixes(store: Path) -> None:
+def test_the_tree_holds_the_most_frequent_prefixes(store):
     """Counted: 3 and 6 and 6 7 three times, 3 4 twice, 3 5 and 8 and 8 9 once."""
     draft = drafted(Rest(store, nodes=4), [9, 1, 2])
     assert draft.tokens.tolist() == [2, 3, 6, 7, 4]
@@ -58,7 +54,7 @@ def test_the_tree_holds_the_most_frequent_prefixes(store: Path) -> None:
     assert len(drafted(Rest(store), [9, 1, 2]).tree) == 8
 
 
-def test_the_longest_suffix_decides(store: Path) -> None:
+def test_the_longest_suffix_decides(store):
     """0 1 2 stands once, and what followed it is all that is drafted."""
     assert drafted(Rest(store), [5, 0, 1, 2]).tokens.tolist() == [2, 8, 9]
     assert len(drafted(Rest(store, max_matching_ngram_size=2), [5, 0, 1, 2]).tree) == 8
@@ -66,20 +62,20 @@ def test_the_longest_suffix_decides(store: Path) -> None:
     assert len(drafted(Rest(store, min_matching_ngram_size=1), [5, 5, 2]).tree) == 8
 
 
-def test_size_options_bound_the_tree(store: Path) -> None:
+def test_size_options_bound_the_tree(store):
     assert drafted(Rest(store, num_tokens=1), [1, 2]).tree.depth == 1
     assert drafted(Rest(store), [1, 2], room=1).tree.depth == 1
     assert drafted(Rest(store, max_matches=1), [1, 2]).tokens.tolist() == [2, 8, 9]
 
 
-def test_a_text_of_the_datastore_is_decoded_in_few_steps(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_text_of_the_datastore_is_decoded_in_few_steps(counting, tmp_path):
     build([list(range(16)) * 9], tmp_path / "store")
     stats = tr.Stats()
     tr.generate(counting, torch.tensor([[4, 5]]), drafter=Rest(tmp_path / "store"), stats=stats, max_new_tokens=33)
     assert stats.lengths == {11: 3}
 
 
-def test_the_datastore_is_required() -> None:
+def test_the_datastore_is_required():
     with pytest.raises(ValueError, match="got none for datastore: rest:datastore=VALUE"):
         tr.make_drafter("rest")
     with pytest.raises(FileNotFoundError, match="token-recycling datastore build"):
@@ -89,13 +85,13 @@ def test_the_datastore_is_required() -> None:
 # whose ids these are
 
 
-def test_a_datastore_of_larger_ids_is_refused(counting: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_datastore_of_larger_ids_is_refused(counting, tmp_path):
     build([[1, 16]], tmp_path / "store")
     with pytest.raises(DatastoreError, match="expected ids below 16, the target's vocabulary, got ids up to 16"):
         next(tr.stream(counting, torch.tensor([1]), Rest(tmp_path / "store")))
 
 
-def test_a_datastore_of_another_tokenizer_is_refused(loaded, tmp_path: Path) -> None:
+def test_a_datastore_of_another_tokenizer_is_refused(loaded, tmp_path):
     build([[1, 2]], tmp_path / "store", "0123456789abcdef")
     with pytest.raises(DatastoreError, match=r"expected the target's tokenizer .*, got 0123456789abcdef"):
         next(tr.stream(loaded.model, torch.tensor([1]), Rest(tmp_path / "store")))
@@ -105,7 +101,7 @@ def test_a_datastore_of_another_tokenizer_is_refused(loaded, tmp_path: Path) -> 
     assert stats.drafter == "rest: at most 64 nodes from store of 3 tokens"
 
 
-def test_each_target_is_checked_by_its_own_tokenizer(counting: LlamaForCausalLM, loaded, tmp_path: Path) -> None:
+def test_each_target_is_checked_by_its_own_tokenizer(counting, loaded, tmp_path):
     """Whichever comes first: one whose tokenizer is not known, or one that fits."""
     other = "0123456789abcdef"
     build([[1, 2]], tmp_path / "other", other)
@@ -116,7 +112,7 @@ def test_each_target_is_checked_by_its_own_tokenizer(counting: LlamaForCausalLM,
     assert "not checked" in runs.begun(drafter, [1], TreeModel(counting)).describe()
 
 
-def test_a_tokenizer_that_is_not_known_is_said_to_be_unchecked(counting: LlamaForCausalLM, store: Path) -> None:
+def test_a_tokenizer_that_is_not_known_is_said_to_be_unchecked(counting, store):
     stats = tr.Stats()
     tr.generate(counting, torch.tensor([[1]]), drafter=Rest(store), stats=stats, max_new_tokens=2)
     assert stats.drafter.endswith(", its tokenizer not checked")
@@ -125,7 +121,7 @@ def test_a_tokenizer_that_is_not_known_is_said_to_be_unchecked(counting: LlamaFo
 # the command
 
 
-def test_build_reads_files_and_folders(loaded, tiny_model_dir: str, tmp_path: Path) -> None:
+def test_build_reads_files_and_folders(loaded, tiny_model_dir, tmp_path):
     (tmp_path / "texts" / "deep").mkdir(parents=True)
     (tmp_path / "texts" / "deep" / "b.txt").write_text("line one\nline two\n" * 9000)
     (tmp_path / "texts" / ".hidden").write_bytes(b"\xff")
@@ -145,7 +141,7 @@ def test_build_reads_files_and_folders(loaded, tiny_model_dir: str, tmp_path: Pa
     assert len(Datastore(output)) == len(prompt) + 1
 
 
-def test_what_is_built_drafts(loaded, tiny_model_dir: str, tmp_path: Path) -> None:
+def test_what_is_built_drafts(loaded, tiny_model_dir, tmp_path):
     ids = loaded.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     text = loaded.tokenizer.decode(loaded.model.generate(ids, max_new_tokens=24, do_sample=False)[0])
     (tmp_path / "text").write_text(text)
@@ -156,8 +152,8 @@ def test_what_is_built_drafts(loaded, tiny_model_dir: str, tmp_path: Path) -> No
     assert found["stats"]["drafted_tokens"] > 0
 
 
-def test_build_refuses(tiny_model_dir: str, tmp_path: Path) -> None:
-    def build_of(*files: object, output: object = tmp_path / "out"):
+def test_build_refuses(tiny_model_dir, tmp_path):
+    def build_of(*files, output=tmp_path / "out"):
         return run("datastore", "build", *files, "--model", tiny_model_dir, "--output", output)
 
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
@@ -174,7 +170,7 @@ def test_build_refuses(tiny_model_dir: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_required_options_are_listed_as_such() -> None:
+def test_required_options_are_listed_as_such():
     (rest,) = [drafter for drafter in run_json("drafters")["drafters"] if drafter["name"] == "rest"]
     assert {option["name"]: option["default"] for option in rest["options"]}["datastore"] == "required"
     assert "required" in run("drafters").stdout

@@ -1,11 +1,7 @@
 """SpecDec++: where drafting stops, by hand; that the text stays the target's; which heads are refused."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +15,7 @@ from token_recycling.drafters.specdec_pp.head import AcceptanceHead, load_head, 
 from token_recycling.model.inspection import output_width
 
 
-def believing(model: LlamaForCausalLM, chances: dict[int, float], otherwise: float = 0.999) -> AcceptanceHead:
+def believing(model, chances, otherwise=0.999):
     """For a model that counts, whose state after a token is 4 in that place and 0 elsewhere: these chances by token."""
     head = AcceptanceHead(output_width(model), depth=0)
     with torch.no_grad():
@@ -29,14 +25,14 @@ def believing(model: LlamaForCausalLM, chances: dict[int, float], otherwise: flo
     return head
 
 
-def drafts(model: LlamaForCausalLM, start: int, **options: Any) -> tuple[tr.Step, tr.Stats]:
+def drafts(model, start, **options):
     """The first step after token `start`, of a model that counts and drafts for itself."""
     drafter, stats = tr.make_drafter("specdec_pp", model=model, **options), tr.Stats()
     step = next(iter(tr.stream(model, torch.tensor([start]), drafter, max_new_tokens=13, stats=stats)))
     return step, stats
 
 
-def test_drafting_stops_when_a_rejection_is_more_likely_than_the_threshold(counting: LlamaForCausalLM) -> None:
+def test_drafting_stops_when_a_rejection_is_more_likely_than_the_threshold(counting):
     """After 3 come 4, 5, 6, 7: all accepted with 0.9, 0.72, 0.648, 0.324. The token after which it stops is kept."""
     head = believing(counting, {4: 0.9, 5: 0.8, 6: 0.9, 7: 0.5})
     for threshold, length in ((0.09, 2), (0.27, 2), (0.29, 3), (0.36, 4), (0.67, 4)):
@@ -47,7 +43,7 @@ def test_drafting_stops_when_a_rejection_is_more_likely_than_the_threshold(count
         assert step.tokens == list(range(4, 5 + length))
 
 
-def test_bounds_on_the_length(counting: LlamaForCausalLM) -> None:
+def test_bounds_on_the_length(counting):
     head = believing(counting, {4: 0.1})
     for least in (1, 2, 5):
         assert len(drafts(counting, 3, head=head, min_length=least)[0].draft.tree) == 1 + least
@@ -59,7 +55,7 @@ def test_bounds_on_the_length(counting: LlamaForCausalLM) -> None:
     assert len(drafts(counting, 3, head=head, max_length=20, threshold=1.0)[0].draft.tree) == 13  # the end of the text
 
 
-def test_every_draft_begins_with_no_doubt(counting: LlamaForCausalLM) -> None:
+def test_every_draft_begins_with_no_doubt(counting):
     """Each step stops by its own tokens: after 8 is reached a second draft begins."""
     head, lengths = believing(counting, {4: 0.5, 8: 0.5}), []
     drafter = tr.make_drafter("specdec_pp", model=counting, head=head, threshold=0.4)
@@ -68,7 +64,7 @@ def test_every_draft_begins_with_no_doubt(counting: LlamaForCausalLM) -> None:
     assert lengths == [3, 3, 1]  # 2 3 4, then 6 7 8, then 10, before the last token of 10
 
 
-def test_rates_are_those_of_the_paper(counting: LlamaForCausalLM) -> None:
+def test_rates_are_those_of_the_paper(counting):
     """A draft model that says 0 after 5, where the target says 6: of five drafted tokens three are for nothing."""
     draft = tiny.counting_llama()
     with torch.no_grad():
@@ -83,14 +79,14 @@ def test_rates_are_those_of_the_paper(counting: LlamaForCausalLM) -> None:
     assert tr.Stats().discard_rate == tr.Stats().verification_rate == 0
 
 
-def saved(folder: Path, model: LlamaForCausalLM) -> AcceptanceHead:
+def saved(folder, model):
     head = AcceptanceHead(output_width(model), 2)
     head.reset()
     save_head(folder, head, model, {"threshold": 0.5})
     return head
 
 
-def test_a_saved_head_is_found_beside_the_draft_model(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_saved_head_is_found_beside_the_draft_model(model, tmp_path):
     related(model).save_pretrained(tmp_path)
     model.save_pretrained(tmp_path / "other")
     draft = LlamaForCausalLM.from_pretrained(tmp_path)
@@ -108,7 +104,7 @@ def test_a_saved_head_is_found_beside_the_draft_model(model: LlamaForCausalLM, t
     assert load_head(tmp_path / "specdec_pp", half).depth == 2
 
 
-def test_a_head_that_does_not_fit_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_head_that_does_not_fit_is_refused(model, tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"expected specdec_pp.json and specdec_pp.safetensors in .*train specdec-pp"
     ):
@@ -134,7 +130,7 @@ def test_a_head_that_does_not_fit_is_refused(model: LlamaForCausalLM, tmp_path: 
         load_head(tmp_path, model)
 
 
-def test_a_draft_model_without_a_head_of_its_size_is_refused(model: LlamaForCausalLM) -> None:
+def test_a_draft_model_without_a_head_of_its_size_is_refused(model):
     with pytest.raises(ValueError, match="a head for hidden states of 32, as the draft model has, got one for 8"):
         tr.generate(
             model, tiny.prompt(0, 4), drafter=tr.make_drafter("specdec_pp", model=model, head=AcceptanceHead(8, 1))
@@ -143,7 +139,7 @@ def test_a_draft_model_without_a_head_of_its_size_is_refused(model: LlamaForCaus
         tr.generate(model, tiny.prompt(0, 4), drafter=tr.make_drafter("specdec_pp", model=model))
 
 
-def test_a_new_head_has_even_odds_and_blocks_of_their_own(model: LlamaForCausalLM) -> None:
+def test_a_new_head_has_even_odds_and_blocks_of_their_own(model):
     head = AcceptanceHead(32, 3)
     assert head.acceptance(torch.randn(32)) == 0.5
     head.reset(1)

@@ -1,13 +1,10 @@
 """Training of an acceptance head: labels, mixtures and the loss by hand; what is learned; the command."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 from support import tiny
-from transformers import LlamaForCausalLM
 
 from token_recycling.drafters._shared.training.continuations import Continuations
 from token_recycling.drafters._shared.training.declaration import Schedule
@@ -19,7 +16,7 @@ from token_recycling.drafters.specdec_pp.train_options import SpecDecTraining
 from token_recycling.model.tree_model import TreeModel
 
 
-def counts_wrongly_from_eight() -> LlamaForCausalLM:
+def counts_wrongly_from_eight():
     """A llama of 16 tokens that says t + 1 after t, as the target does, but t + 3 from 8 on."""
     model = tiny.counting_llama()
     with torch.no_grad():
@@ -29,16 +26,16 @@ def counts_wrongly_from_eight() -> LlamaForCausalLM:
     return model
 
 
-def counted(number: int = 1, start: int = 3) -> Continuations:
+def counted(number=1, start=3):
     """Texts of 16 tokens that count, the first 4 of each the prompt."""
     return Continuations([(torch.arange(16) + start + place) % 16 for place in range(number)], [4] * number)
 
 
-def pair() -> tuple[TreeModel, TreeModel]:
+def pair():
     return TreeModel(tiny.counting_llama()), TreeModel(counts_wrongly_from_eight())
 
 
-def test_labels_of_greedy_decoding_say_whether_both_agree() -> None:
+def test_labels_of_greedy_decoding_say_whether_both_agree():
     """The text is 3, 4, 5, 6 | 7, 8, 9, ...; after 8 the draft model says 11."""
     (found,) = labelled(*pair(), counted(), SpecDecTraining(draft_temperature=0))
     assert found.start == 4
@@ -47,7 +44,7 @@ def test_labels_of_greedy_decoding_say_whether_both_agree() -> None:
     assert found.labels.tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
 
 
-def test_labels_of_drawn_tokens_are_min_1_p_by_q() -> None:
+def test_labels_of_drawn_tokens_are_min_1_p_by_q():
     """Logits after a token are 4 times the numbers of the output layer; at temperature 2 they are halved."""
     target, draft = pair()
     how = SpecDecTraining(draft_temperature=2, seed=5)
@@ -62,7 +59,7 @@ def test_labels_of_drawn_tokens_are_min_1_p_by_q() -> None:
     assert any(not torch.equal(one.drafted, two.drafted) for one, two in zip(first, other, strict=True))
 
 
-def test_tokens_are_mixed_at_random_and_prompts_are_not() -> None:
+def test_tokens_are_mixed_at_random_and_prompts_are_not():
     length = 4000
     text = Labelled(torch.arange(length + 3), 3, -torch.arange(length), torch.rand(length))
     for share in (0.0, 0.15, 0.6):
@@ -75,7 +72,7 @@ def test_tokens_are_mixed_at_random_and_prompts_are_not() -> None:
     assert not torch.equal(text.mixed(0.15, 1)[0], text.mixed(0.15, 2)[0])
 
 
-def test_the_head_reads_the_mixture_at_drafted_tokens_alone() -> None:
+def test_the_head_reads_the_mixture_at_drafted_tokens_alone():
     """A state after a token is 4 in that place: so the states say which tokens were read."""
     target, draft = pair()
     texts = labelled(target, draft, counted(3), SpecDecTraining(draft_temperature=0))
@@ -88,7 +85,7 @@ def test_the_head_reads_the_mixture_at_drafted_tokens_alone() -> None:
     assert 0 < len(read) < 36
 
 
-def test_the_loss_by_hand() -> None:
+def test_the_loss_by_hand():
     """A head that says 0.8 everywhere; labels 1, 0 and 0.5, rejections count three times."""
     head = AcceptanceHead(2, 0)
     with torch.no_grad():
@@ -98,7 +95,7 @@ def test_the_loss_by_hand() -> None:
     assert float(found) == pytest.approx((accepted + 3 * rejected + 0.5 * accepted + 1.5 * rejected) / 3)
 
 
-def test_a_text_of_which_no_token_was_replaced_is_trained_over() -> None:
+def test_a_text_of_which_no_token_was_replaced_is_trained_over():
     """Of a text that ends at once the one token may be the target's own: then there is no label."""
     target, draft = pair()
     text, losses = Continuations([torch.tensor([3, 4])], [1]), []
@@ -109,7 +106,7 @@ def test_a_text_of_which_no_token_was_replaced_is_trained_over() -> None:
 
 
 @pytest.mark.parametrize(("acceptance", "weight"), [(0.5, 6.0), (0.9, 3.0), (0.3, 1.0)])
-def test_the_weight_divides_the_odds(acceptance: float, weight: float) -> None:
+def test_the_weight_divides_the_odds(acceptance, weight):
     best = weighted(acceptance, weight)
     assert best / (1 - best) == pytest.approx(acceptance / (1 - acceptance) / weight)
     head, odds = AcceptanceHead(1, 0), math.log(best / (1 - best))
@@ -121,7 +118,7 @@ def test_the_weight_divides_the_odds(acceptance: float, weight: float) -> None:
     assert losses[1] < min(losses[0], losses[2])
 
 
-def test_the_divergence_by_hand() -> None:
+def test_the_divergence_by_hand():
     odds = torch.tensor([0.0, 0.0, math.log(3)], dtype=torch.double)
     assert float(specdec_pp.kl(torch.tensor([1.0, 0.0], dtype=torch.double), odds[:2])) == pytest.approx(math.log(2))
     assert float(specdec_pp.kl(torch.tensor([0.75], dtype=torch.double), odds[2:])) == pytest.approx(0)
@@ -129,7 +126,7 @@ def test_the_divergence_by_hand() -> None:
     assert float(specdec_pp.kl(torch.tensor([0.5], dtype=torch.double), odds[2:])) == pytest.approx(wanted)
 
 
-def test_a_head_learns_where_both_models_part() -> None:
+def test_a_head_learns_where_both_models_part():
     """From 11 on the target would have said something else. Rejections count once, so that the head is calibrated."""
     target, draft = pair()
     how = SpecDecTraining(depth=1, rejection_weight=1.0, draft_temperature=0, batch=4)
@@ -151,6 +148,6 @@ def test_a_head_learns_where_both_models_part() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"depth": -1}, {"draft_temperature": -0.1}, {"rejection_weight": 0.0}, {"target_share": 1.0}]
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match="expected a"):
         SpecDecTraining(**wrong)

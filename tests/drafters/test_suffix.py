@@ -1,22 +1,19 @@
 """The suffix drafter: what is drafted after texts whose matches can be seen."""
 
-from __future__ import annotations
-
 import torch
 from support import runs, tiny
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling import Context
 from token_recycling.model.tree_model import TreeModel
 
 
-def drafted(text: list[int], **options: float) -> list[int]:
+def drafted(text, **options):
     begun = runs.begun(tr.make_drafter("suffix", **options), text[:1], TreeModel(tiny.counting_llama()))
     return begun.draft(Context(torch.tensor(text), 99)).tokens[1:].tolist()
 
 
-def test_the_longer_the_match_the_longer_the_draft() -> None:
+def test_the_longer_the_match_the_longer_the_draft():
     """After 3 stood 4 5 6 7 8 9; then the last 1, 2 or 3 tokens match, and twice as many are drafted."""
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
     assert drafted([*text, 3]) == [4, 5]
@@ -28,7 +25,7 @@ def test_the_longer_the_match_the_longer_the_draft() -> None:
     assert drafted(text) == []
 
 
-def test_a_loop_is_decoded_in_few_steps(counting: LlamaForCausalLM) -> None:
+def test_a_loop_is_decoded_in_few_steps(counting):
     """The text goes round 16 tokens; matches of 1, 4, 13 and 40 allow 2, 8, 26 and all 40 tokens."""
     stats = tr.Stats()
     ids = torch.arange(17)[None] % 16

@@ -1,18 +1,14 @@
 """The shared parts of training: the target's own texts, the loop, the files; interrupted runs end as others do."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support import tiny
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.cli.commands import train
@@ -30,14 +26,14 @@ class StoppedError(Exception):
     pass
 
 
-def prompts(count: int) -> list[torch.Tensor]:
+def prompts(count):
     return [tiny.prompt(seed, 3 + seed % 3)[0] for seed in range(count)]
 
 
 # pieces
 
 
-def test_pieces_cover_documents_without_overlap() -> None:
+def test_pieces_cover_documents_without_overlap():
     found = pieces([np.arange(10), np.arange(100, 107)], length=4, count=99)
     assert sorted(piece.tolist() for piece in found) == [
         [0, 1, 2, 3],
@@ -48,7 +44,7 @@ def test_pieces_cover_documents_without_overlap() -> None:
     ]
 
 
-def test_pieces_of_a_document_stand_together_and_depend_on_the_seed() -> None:
+def test_pieces_of_a_document_stand_together_and_depend_on_the_seed():
     documents = [np.full(40, number) for number in range(5)]
     order = [int(piece[0]) for piece in pieces(documents, length=4, count=30, seed=1)]
     assert len(order) == 30
@@ -57,7 +53,7 @@ def test_pieces_of_a_document_stand_together_and_depend_on_the_seed() -> None:
     assert order != [int(piece[0]) for piece in pieces(documents, length=4, count=30, seed=2)]
 
 
-def test_only_short_documents_are_refused() -> None:
+def test_only_short_documents_are_refused():
     with pytest.raises(ValueError, match="expected a text of 8 tokens or more"):
         pieces([np.arange(3)], length=8, count=1)
 
@@ -65,7 +61,7 @@ def test_only_short_documents_are_refused() -> None:
 # continuations
 
 
-def test_greedy_texts_are_those_of_generate(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_greedy_texts_are_those_of_generate(model, tmp_path):
     model.generation_config.eos_token_id = [5, 11]
     made = continuations(model, prompts(5), tmp_path / "texts", max_new_tokens=20, batch=3)
     model.generation_config.pad_token_id = 0
@@ -77,15 +73,13 @@ def test_greedy_texts_are_those_of_generate(model: LlamaForCausalLM, tmp_path: P
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_interrupted_run_goes_on(
-    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
+def test_an_interrupted_run_goes_on(model, tmp_path, monkeypatch, temperature):
     monkeypatch.setattr("token_recycling.drafters._shared.training.continuations._SAVE_SECONDS", 0)
     how = {"max_new_tokens": 8, "batch": 2, "temperature": temperature, "seed": 3}
     wanted = continuations(model, prompts(6), tmp_path / "whole", **how)
     reported = []
 
-    def interrupt(done: int, total: int) -> None:
+    def interrupt(done, total):
         reported.append((done, total))
         if done == 4:
             raise StoppedError
@@ -102,7 +96,7 @@ def test_an_interrupted_run_goes_on(
     assert made.prompt_lengths == wanted.prompt_lengths
 
 
-def test_sampled_texts_depend_on_the_seed_alone(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_sampled_texts_depend_on_the_seed_alone(model, tmp_path):
     made = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         torch.manual_seed(len(made))
@@ -111,13 +105,13 @@ def test_sampled_texts_depend_on_the_seed_alone(model: LlamaForCausalLM, tmp_pat
     assert made[0] == made[1] != made[2]
 
 
-def test_a_text_ends_where_the_context_does(tmp_path: Path) -> None:
+def test_a_text_ends_where_the_context_does(tmp_path):
     model = tiny.llama(max_position_embeddings=12)
     made = continuations(model, prompts(2), tmp_path / "texts", max_new_tokens=64)
     assert max(map(len, made.texts)) == 12
 
 
-def test_a_file_of_other_texts_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_file_of_other_texts_is_refused(model, tmp_path):
     path, other = tmp_path / "texts", tiny.llama(seed=1)
     continuations(model, prompts(2), path, max_new_tokens=4)
     for changed in ({"max_new_tokens": 5}, {"seed": 1}, {"temperature": 0.5}, {"batch": 1}):
@@ -132,7 +126,7 @@ def test_a_file_of_other_texts_is_refused(model: LlamaForCausalLM, tmp_path: Pat
         continuations(model, prompts(2), path)
 
 
-def test_the_last_texts_are_held_out() -> None:
+def test_the_last_texts_are_held_out():
     texts = Continuations([torch.tensor([number]) for number in range(10)], [1] * 10)
     train, held_out = texts.split(0.2)
     assert [int(text) for text in train.texts] == list(range(8))
@@ -145,20 +139,20 @@ def test_the_last_texts_are_held_out() -> None:
 # the loop
 
 
-def part(seed: int = 0) -> torch.nn.Linear:
+def part(seed=0):
     torch.manual_seed(seed)
     return torch.nn.Linear(3, 2)
 
 
-def batch_at(number: int) -> torch.Tensor:
+def batch_at(number):
     return torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
 
 
-def loss_of(layer: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+def loss_of(layer, batch):
     return (layer(batch) - batch[:, :2]).square().mean()
 
 
-def test_the_loss_falls() -> None:
+def test_the_loss_falls():
     losses = []
     fit(
         Task(part(), batch_at, loss_of), Schedule(60, rate=0.05), progress=lambda step, steps, loss: losses.append(loss)
@@ -167,7 +161,7 @@ def test_the_loss_falls() -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
-def test_the_rate_rises_and_falls() -> None:
+def test_the_rate_rises_and_falls():
     rates = [Schedule(100, rate=2.0, warmup=0.1).rate_at(step) for step in range(100)]
     assert rates[:11] == sorted(rates[:11])
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -175,7 +169,7 @@ def test_the_rate_rises_and_falls() -> None:
     assert 0 < rates[-1] < 0.01
 
 
-def test_every_example_comes_once_an_epoch_in_a_new_order() -> None:
+def test_every_example_comes_once_an_epoch_in_a_new_order():
     shuffled = Shuffled(10, batch=4, seed=1)
     seen = [place for number in range(5) for place in shuffled[number]]
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
@@ -186,7 +180,7 @@ def test_every_example_comes_once_an_epoch_in_a_new_order() -> None:
         Shuffled(10, batch=0)
 
 
-def test_frozen_parameters_stay() -> None:
+def test_frozen_parameters_stay():
     layer = part()
     layer.bias.requires_grad_(False)
     before = layer.bias.clone(), layer.weight.clone()
@@ -195,7 +189,7 @@ def test_frozen_parameters_stay() -> None:
     assert not torch.equal(layer.weight, before[1])
 
 
-def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path):
     path = tmp_path / "checkpoint"
     known = Task(part(), batch_at, loss_of, {"data": (1, 2)})
     fit(known, Schedule(2), path)
@@ -211,12 +205,12 @@ def test_a_checkpoint_of_other_options_or_parts_is_refused(tmp_path: Path) -> No
         fit(known, Schedule(2), path)
 
 
-def test_a_loss_that_is_no_number_ends_the_training() -> None:
+def test_a_loss_that_is_no_number_ends_the_training():
     with pytest.raises(FloatingPointError, match="lower the rate"):
         fit(Task(part(), batch_at, lambda layer, batch: loss_of(layer, batch) / 0), Schedule(2))
 
 
-def test_a_batch_with_nothing_to_learn_from_changes_no_weight() -> None:
+def test_a_batch_with_nothing_to_learn_from_changes_no_weight():
     layer, losses = part(), []
     before = layer.weight.clone()
     nothing = lambda layer, batch: torch.zeros(())  # noqa: E731
@@ -226,7 +220,7 @@ def test_a_batch_with_nothing_to_learn_from_changes_no_weight() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"rate": 0.0}, {"warmup": 1.0}, {"clip": 0.0}])
-def test_a_plan_is_checked(wrong: dict[str, float]) -> None:
+def test_a_plan_is_checked(wrong):
     with pytest.raises(ValueError, match="expected steps"):
         Schedule(**{"steps": 1, **wrong})  # type: ignore[arg-type]
 
@@ -234,7 +228,7 @@ def test_a_plan_is_checked(wrong: dict[str, float]) -> None:
 # files of trained parts
 
 
-def test_a_part_is_read_as_it_was_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_part_is_read_as_it_was_saved(model, tmp_path):
     save_part(tmp_path / "new", "kind", {"w": torch.ones(2)}, model, {"layers": 3})
     tensors, facts = load_part(tmp_path / "new", "kind")
     assert tensors["w"].tolist() == [1, 1]
@@ -243,7 +237,7 @@ def test_a_part_is_read_as_it_was_saved(model: LlamaForCausalLM, tmp_path: Path)
     check_model(tmp_path, facts, model.to(torch.bfloat16))
 
 
-def test_a_part_of_another_model_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_part_of_another_model_is_refused(model, tmp_path):
     save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
     _, facts = load_part(tmp_path, "kind")
     for other, words in (
@@ -255,7 +249,7 @@ def test_a_part_of_another_model_is_refused(model: LlamaForCausalLM, tmp_path: P
             check_model(tmp_path, facts, other)
 
 
-def test_a_damaged_part_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_a_damaged_part_is_refused(model, tmp_path):
     with pytest.raises(FileNotFoundError, match="token-recycling train some-kind"):
         load_part(tmp_path, "some_kind")
     save_part(tmp_path, "kind", {"w": torch.ones(2)}, model, {})
@@ -270,7 +264,7 @@ def test_a_damaged_part_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> N
         load_part(tmp_path, "kind")
 
 
-def test_a_fingerprint_may_leave_out_the_type(model: LlamaForCausalLM) -> None:
+def test_a_fingerprint_may_leave_out_the_type(model):
     """Rows of a benchmark state the type beside it, so that those of one model in two types can be compared."""
     model.to(torch.bfloat16)
     narrow = weights_fingerprint(model), weights_fingerprint(model, typed=False)
@@ -297,7 +291,7 @@ class OtherTraining(Training):
 '''
 
 
-def test_a_drafter_that_declares_a_training_has_its_command(tmp_path: Path) -> None:
+def test_a_drafter_that_declares_a_training_has_its_command(tmp_path):
     (tmp_path / "train_options.py").write_text(DECLARED)
     command = train.command_for("other_drafter", tmp_path / "train_options.py")
     taken = inspect.signature(command).parameters

@@ -1,11 +1,7 @@
 """Token Recycling in llama-cpp-python: `make test-llama-cpp` runs this, in an environment where it was built."""
 
-from __future__ import annotations
-
 import gc
 import itertools
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,6 @@ import llama_cpp
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from support.gguf_files import write_gguf
-from transformers import LlamaForCausalLM
 
 from token_recycling import MatrixFileError, fingerprint
 from token_recycling.engines.llama_cpp import TokenRecycling
@@ -29,31 +24,31 @@ TOKENIZER = tiny.tokenizer()
 VOCABULARY = len(TOKENIZER)
 
 
-def _file(model: LlamaForCausalLM, path: Path, names: list[str] | None = None) -> Path:
+def _file(model, path, names=None):
     write_gguf(model, path, names or TOKENIZER.convert_ids_to_tokens(range(VOCABULARY)))
     return path
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    sizes: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+def model():
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     return tiny.llama(seed=3, context=0.01, vocab_size=VOCABULARY, **sizes)
 
 
 @pytest.fixture(scope="module")
-def path(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(model, tmp_path_factory):
     return _file(model, tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
-def made(path: Path, draft: Any = None, **options: Any) -> Llama:
+def made(path, draft=None, **options):
     """A `Llama` that computes in float32 throughout, as the reference does."""
-    float32: dict[str, Any] = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
-    one_thread: dict[str, Any] = {"n_threads": 1, "n_threads_batch": 1}
+    float32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
+    one_thread = {"n_threads": 1, "n_threads_batch": 1}
     settings = {"n_ctx": CONTEXT, "logits_all": True, "verbose": False, **float32, **one_thread, **options}
     return Llama(str(path), draft_model=draft, **settings)
 
 
-def recycled(path: Path, num_pred_tokens: int = 10, **options: Any) -> tuple[Llama, TokenRecycling]:
+def recycled(path, num_pred_tokens=10, **options):
     """The same, attached."""
     draft = TokenRecycling(num_pred_tokens, **options)
     llama = made(path, draft)
@@ -61,27 +56,27 @@ def recycled(path: Path, num_pred_tokens: int = 10, **options: Any) -> tuple[Lla
     return llama, draft
 
 
-def say(llama: Llama, prompt: list[int], length: int, **sampling: Any) -> list[int]:
+def say(llama, prompt, length, **sampling):
     return list(itertools.islice(llama.generate(prompt, **{"temp": 0, **sampling}), length))
 
 
-def prompts(number: int, shortest: int = 1, longest: int = 60) -> list[list[int]]:
+def prompts(number, shortest=1, longest=60):
     lengths = [shortest + seed * 37 % (longest - shortest + 1) for seed in range(number)]
     return [tiny.prompt(seed, length, VOCABULARY)[0].tolist() for seed, length in enumerate(lengths)]
 
 
-def wanted(model: LlamaForCausalLM, prompt: list[int], length: int) -> list[int]:
+def wanted(model, prompt, length):
     """What transformers' own greedy decoding says."""
     ids = torch.tensor([prompt])
     said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False)
     return said[0, len(prompt) :].tolist()
 
 
-def passes(llama: Llama) -> list[int]:
+def passes(llama):
     """The number of tokens of every pass from now on, as a list that grows."""
     evaluate, sizes = llama.eval, []
 
-    def counting(tokens: list[int]) -> None:
+    def counting(tokens):
         sizes.append(len(tokens))
         evaluate(tokens)
 
@@ -89,7 +84,7 @@ def passes(llama: Llama) -> list[int]:
     return sizes
 
 
-def test_texts_are_those_of_transformers_and_take_fewer_passes(path: Path, model: LlamaForCausalLM) -> None:
+def test_texts_are_those_of_transformers_and_take_fewer_passes(path, model):
     llama, _ = recycled(path)
     sizes = passes(llama)
     for prompt in prompts(12):
@@ -97,7 +92,7 @@ def test_texts_are_those_of_transformers_and_take_fewer_passes(path: Path, model
     assert len(sizes) < 12 * 100 / 1.4
 
 
-def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path: Path) -> None:
+def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path):
     """Its own default: keys and values of 16 bits."""
     draft, short = TokenRecycling(), {"type_k": None, "type_v": None}
     alone, llama = made(path, **short), made(path, draft, **short)
@@ -106,16 +101,16 @@ def test_texts_are_those_of_llama_cpp_by_itself_where_numbers_are_short(path: Pa
         assert say(llama, prompt, 100) == say(alone, prompt, 100)
 
 
-def test_a_text_up_to_the_end_of_the_context(path: Path, model: LlamaForCausalLM) -> None:
+def test_a_text_up_to_the_end_of_the_context(path, model):
     llama, _ = recycled(path)
     (prompt,) = prompts(1, 60, 60)
     assert say(llama, prompt, CONTEXT - 60 + 1) == wanted(model, prompt, CONTEXT - 60 + 1)
 
 
-def test_sampling_with_a_seed_says_the_same_as_without_drafts(path: Path) -> None:
+def test_sampling_with_a_seed_says_the_same_as_without_drafts(path):
     alone, (llama, _) = made(path), recycled(path)
     sizes = passes(llama)
-    sampling: dict[str, Any] = {"temp": 0.7, "top_k": 8, "top_p": 0.9, "repeat_penalty": 1.1}
+    sampling = {"temp": 0.7, "top_k": 8, "top_p": 0.9, "repeat_penalty": 1.1}
     for seed, prompt in enumerate(prompts(12)):
         said = []
         for which in (alone, llama):
@@ -125,7 +120,7 @@ def test_sampling_with_a_seed_says_the_same_as_without_drafts(path: Path) -> Non
     assert len(sizes) < 12 * 60 / 1.2
 
 
-def test_a_grammar_admits_the_same_as_without_drafts(path: Path) -> None:
+def test_a_grammar_admits_the_same_as_without_drafts(path):
     alone, (llama, _) = made(path), recycled(path)
     sizes = passes(llama)
     said = []
@@ -137,14 +132,12 @@ def test_a_grammar_admits_the_same_as_without_drafts(path: Path) -> None:
     assert len(sizes) < said[1]["usage"]["completion_tokens"] / 1.2
 
 
-def test_every_row_is_learned_with_the_tokens_that_it_followed(
-    path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_row_is_learned_with_the_tokens_that_it_followed(path, model, monkeypatch):
     """Rows of prompts, of accepted and of rejected tokens, each against a pass of transformers over all before it."""
     llama, draft = recycled(path, token_cost=0)
     sizes, seen, read = passes(llama), [], draft.recycler.learn_logits
 
-    def learn(contexts: np.ndarray, logits: np.ndarray) -> None:
+    def learn(contexts, logits):
         seen.append((llama.input_ids[: llama.n_tokens].tolist(), contexts.copy(), logits.copy()))
         read(contexts, logits)
 
@@ -162,7 +155,7 @@ def test_every_row_is_learned_with_the_tokens_that_it_followed(
             assert context.tolist() == newest_first + [-1] * (3 - len(newest_first))
 
 
-def test_texts_left_in_the_middle_teach_nothing_wrong(path: Path, model: LlamaForCausalLM) -> None:
+def test_texts_left_in_the_middle_teach_nothing_wrong(path, model):
     """A text breaks off, another is begun, the first goes on from a part of it that still lies in the cache."""
     llama, _ = recycled(path)
     first, second = prompts(2, 20, 40)
@@ -173,7 +166,7 @@ def test_texts_left_in_the_middle_teach_nothing_wrong(path: Path, model: LlamaFo
     assert say(llama, second, 60) == wanted(model, second, 60)
 
 
-def test_a_new_prompt_begins_a_new_text(path: Path) -> None:
+def test_a_new_prompt_begins_a_new_text(path):
     """Nothing was learned yet, so that only what stood in the same text is drafted."""
     draft = TokenRecycling(k=4, orders=1)
     llama = made(path, draft)
@@ -185,7 +178,7 @@ def test_a_new_prompt_begins_a_new_text(path: Path) -> None:
     assert draft(same_place).tolist() == [], "the tenth token is that of the first text, those before it are not"
 
 
-def test_what_the_user_wrote_is_not_counted_for_or_against_a_draft(path: Path) -> None:
+def test_what_the_user_wrote_is_not_counted_for_or_against_a_draft(path):
     llama, draft = recycled(path, token_cost=0)
     (prompt,), said = prompts(1, 20, 20), []
     for token in llama.generate(prompt, temp=0):
@@ -200,7 +193,7 @@ def test_what_the_user_wrote_is_not_counted_for_or_against_a_draft(path: Path) -
     assert not np.array_equal(calibration, before), "what the model said is"
 
 
-def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path: Path, tmp_path: Path) -> None:
+def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path, tmp_path):
     file = tmp_path / "tiny.matrix"
     (prompt,) = prompts(1, 20, 20)
     llama, draft = recycled(path, matrix=str(file))
@@ -222,7 +215,7 @@ def test_the_matrix_is_saved_when_the_model_goes_and_loaded_again(path: Path, tm
         np.testing.assert_array_equal(before, after, "learns is false")
 
 
-def test_the_file_is_that_of_the_tokenizer_and_of_no_other(path: Path, model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_the_file_is_that_of_the_tokenizer_and_of_no_other(path, model, tmp_path):
     file = tmp_path / "tiny.matrix"
     llama, draft = recycled(path, matrix=str(file))
     say(llama, prompts(1, 20, 20)[0], 20)
@@ -234,7 +227,7 @@ def test_the_file_is_that_of_the_tokenizer_and_of_no_other(path: Path, model: Ll
         other.attach(made(_file(model, tmp_path / "other.gguf", names), other))
 
 
-def test_a_longer_chain_costs_more_than_a_shorter(path: Path) -> None:
+def test_a_longer_chain_costs_more_than_a_shorter(path):
     sizes = {}
     for cost in (0.0, 0.5):
         llama, _ = recycled(path, token_cost=cost)
@@ -244,7 +237,7 @@ def test_a_longer_chain_costs_more_than_a_shorter(path: Path) -> None:
     assert sum(sizes[0.5]) < sum(sizes[0.0])
 
 
-def test_wrong_use_says_what_to_do(path: Path) -> None:
+def test_wrong_use_says_what_to_do(path):
     with pytest.raises(ValueError, match="num_pred_tokens of 1 or more, got 0"):
         TokenRecycling(0)
     with pytest.raises(ValueError, match="got depth"):
@@ -265,7 +258,7 @@ def test_wrong_use_says_what_to_do(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
-def test_models_that_cannot_go_back_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_models_that_cannot_go_back_are_refused(path, monkeypatch, kind):
     draft = TokenRecycling()
     llama = made(path, draft)
     monkeypatch.setattr(llama_cpp, f"llama_model_is_{kind}", lambda model: True)
@@ -274,7 +267,7 @@ def test_models_that_cannot_go_back_are_refused(path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("version", "known"), [("0.3.35", False), ("0.3.36", True), ("0.3.40", True), ("0.4", False)])
-def test_versions_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch, version: str, known: bool) -> None:
+def test_versions_that_are_not_known_are_refused(monkeypatch, version, known):
     monkeypatch.setattr(llama_cpp, "__version__", version)
     if known:
         TokenRecycling()
@@ -283,9 +276,9 @@ def test_versions_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch
         TokenRecycling()
 
 
-def test_an_evaluation_of_another_form_is_refused(path: Path) -> None:
+def test_an_evaluation_of_another_form_is_refused(path):
     class Other(Llama):
-        def eval(self, tokens: list[int], more: int = 0) -> None:
+        def eval(self, tokens, more=0):
             super().eval(tokens)
 
     draft = TokenRecycling()

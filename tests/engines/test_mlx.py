@@ -2,10 +2,7 @@
 its own.
 """
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ pytest.importorskip("mlx_lm", reason="mlx-lm has an environment of its own: make
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
-from mlx_lm.generate import GenerationResponse
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -30,41 +26,41 @@ FAMILIES = [*KEYS_AND_VALUES, *ROTATING, *STATES]
 
 
 @pytest.fixture(scope="module")
-def llama() -> Any:
+def llama():
     return made("llama")
 
 
-def prompts(number: int, shortest: int = 3, longest: int = 40) -> list[list[int]]:
+def prompts(number, shortest=3, longest=40):
     lengths = [shortest + seed * 37 % (longest - shortest + 1) for seed in range(number)]
     return [tiny.prompt(seed, length, VOCABULARY)[0].tolist() for seed, length in enumerate(lengths)]
 
 
-def always() -> TokenRecycling:
+def always():
     """Drafts as much as it can, whatever that costs."""
     return TokenRecycling(token_cost=0.0, memory=0.1, past=4096)
 
 
-def plain(model: Any, prompt: Any, max_tokens: int = LENGTH, **options: Any) -> list[GenerationResponse]:
+def plain(model, prompt, max_tokens=LENGTH, **options):
     return list(mlx_lm.stream_generate(model, TOKENIZER, prompt, max_tokens, **options))
 
 
-def recycled(model: Any, prompt: Any, max_tokens: int = LENGTH, **options: Any) -> list[GenerationResponse]:
+def recycled(model, prompt, max_tokens=LENGTH, **options):
     return list(stream_generate(model, TOKENIZER, prompt, max_tokens, **options))
 
 
-def assert_same(wanted: list[GenerationResponse], found: list[GenerationResponse]) -> None:
+def assert_same(wanted, found):
     for field in ("text", "token", "prompt_tokens", "generation_tokens", "finish_reason"):
         assert [getattr(one, field) for one in found] == [getattr(one, field) for one in wanted], field
     for one, other in zip(wanted, found, strict=True):
         np.testing.assert_allclose(other.logprobs, one.logprobs, atol=1e-4)
 
 
-def drafted(said: list[GenerationResponse]) -> int:
+def drafted(said):
     return sum(one.from_draft for one in said)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_and_probabilities_are_those_of_mlx_lm_and_the_cache_is_left_as_it_leaves_it(family: str) -> None:
+def test_texts_and_probabilities_are_those_of_mlx_lm_and_the_cache_is_left_as_it_leaves_it(family):
     model, draft, accepted = made(family), always(), 0
     for prompt in prompts(3):
         caches = make_prompt_cache(model), make_prompt_cache(model)
@@ -79,7 +75,7 @@ def test_texts_and_probabilities_are_those_of_mlx_lm_and_the_cache_is_left_as_it
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next", "recurrent_gemma"])
 @pytest.mark.parametrize("length", [1, 2, 9, 23])
-def test_a_stream_that_is_left_leaves_the_cache_at_its_last_token(family: str, length: int) -> None:
+def test_a_stream_that_is_left_leaves_the_cache_at_its_last_token(family, length):
     model, draft, (prompt,) = made(family), always(), prompts(1, 20, 20)
     recycled(model, prompt, draft_model=draft)  # so that whole texts are drafted
     caches = make_prompt_cache(model), make_prompt_cache(model)
@@ -92,10 +88,10 @@ def test_a_stream_that_is_left_leaves_the_cache_at_its_last_token(family: str, l
     assert_same(*[plain(model, [5, 6], 10, prompt_cache=cache) for cache in caches])
 
 
-def test_fewer_passes_than_tokens(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_passes_than_tokens(llama, monkeypatch):
     sizes, call = [], type(llama).__call__
 
-    def counting(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+    def counting(self, inputs, *args, **kwargs):
         sizes.append(inputs.shape[1])
         return call(self, inputs, *args, **kwargs)
 
@@ -119,7 +115,7 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("sampling", SAMPLERS.values(), ids=SAMPLERS)
-def test_a_seed_draws_the_same_text(llama: Any, sampling: dict[str, Any]) -> None:
+def test_a_seed_draws_the_same_text(llama, sampling):
     draft, accepted = always(), 0
     for seed, prompt in enumerate(prompts(3)):
         mx.random.seed(seed)
@@ -131,15 +127,15 @@ def test_a_seed_draws_the_same_text(llama: Any, sampling: dict[str, Any]) -> Non
     assert accepted
 
 
-def test_samplers_and_processors_are_called_as_by_mlx_lm(llama: Any) -> None:
+def test_samplers_and_processors_are_called_as_by_mlx_lm(llama):
     """Each once for every token, in order, with all tokens before it: they may remember what they saw."""
-    seen: list[tuple[list[int], tuple[int, ...]]] = []
+    seen = []
 
-    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
+    def processor(tokens, logits):
         seen.append((tokens.tolist(), logits.shape))
         return logits if len(seen) % 3 else -logits
 
-    def sampler(logprobs: mx.array) -> mx.array:
+    def sampler(logprobs):
         seen.append(([], logprobs.shape))
         return mx.argmax(logprobs, axis=-1)
 
@@ -154,7 +150,7 @@ def test_samplers_and_processors_are_called_as_by_mlx_lm(llama: Any) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 17])
-def test_the_answer_ends_where_it_must(llama: Any, max_tokens: int) -> None:
+def test_the_answer_ends_where_it_must(llama, max_tokens):
     draft, (prompt,) = always(), prompts(1)
     whole = recycled(llama, prompt, draft_model=draft)
     caches = make_prompt_cache(llama), make_prompt_cache(llama)
@@ -165,7 +161,7 @@ def test_the_answer_ends_where_it_must(llama: Any, max_tokens: int) -> None:
     assert [one.token for one in itertools.islice(endless, LENGTH)] == [one.token for one in whole]
 
 
-def test_the_answer_ends_with_an_end_of_sequence_though_more_was_drafted(llama: Any) -> None:
+def test_the_answer_ends_with_an_end_of_sequence_though_more_was_drafted(llama):
     draft, (prompt,) = always(), prompts(1)
     recycled(llama, prompt, draft_model=draft)
     whole = recycled(llama, prompt, draft_model=draft)
@@ -181,7 +177,7 @@ def test_the_answer_ends_with_an_end_of_sequence_though_more_was_drafted(llama: 
     assert_same(*[plain(llama, [5, 6], 10, prompt_cache=cache) for cache in caches])
 
 
-def test_text_and_verbose_output_are_those_of_mlx_lm(llama: Any, capsys: pytest.CaptureFixture) -> None:
+def test_text_and_verbose_output_are_those_of_mlx_lm(llama, capsys):
     wanted = mlx_lm.generate(llama, TOKENIZER, "import os", max_tokens=40, verbose=True)
     printed = capsys.readouterr().out
     assert generate(llama, TOKENIZER, "import os", max_tokens=40, verbose=True) == wanted
@@ -191,17 +187,17 @@ def test_text_and_verbose_output_are_those_of_mlx_lm(llama: Any, capsys: pytest.
     assert not capsys.readouterr().out
 
 
-def test_prompts_in_pieces_are_reported_as_by_mlx_lm(llama: Any) -> None:
+def test_prompts_in_pieces_are_reported_as_by_mlx_lm(llama):
     (prompt,), reports = prompts(1, 40, 40), []
     for run in (plain, recycled):
-        calls: list[int] = []
+        calls = []
         said = run(llama, prompt, prefill_step_size=7, prompt_progress_callback=lambda *call, to=calls: to.extend(call))
         reports.append((calls, [one.token for one in said]))
     assert reports[0] == reports[1]
 
 
 @pytest.mark.parametrize("start", [0, 30, 49])
-def test_keys_and_values_are_quantised_where_mlx_lm_does_it(start: int) -> None:
+def test_keys_and_values_are_quantised_where_mlx_lm_does_it(start):
     model, draft, accepted = made("llama", hidden_size=128, head_dim=32), always(), 0
     for prompt in 2 * prompts(2):
         options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": start}
@@ -214,7 +210,7 @@ def test_keys_and_values_are_quantised_where_mlx_lm_does_it(start: int) -> None:
     assert accepted
 
 
-def test_a_limited_cache_that_keeps_its_beginning() -> None:
+def test_a_limited_cache_that_keeps_its_beginning():
     """Drafts end where it is full, since it then forgets other tokens than a pass of several is shown."""
     model, draft, accepted = made("qwen3"), always(), 0
     for prompt in prompts(3):
@@ -226,7 +222,7 @@ def test_a_limited_cache_that_keeps_its_beginning() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_weights(bits: int) -> None:
+def test_quantised_weights(bits):
     model, draft, accepted = made("llama", hidden_size=128, intermediate_size=128), always(), 0
     nn.quantize(model, group_size=32, bits=bits)
     for prompt in prompts(3):
@@ -238,7 +234,7 @@ def test_quantised_weights(bits: int) -> None:
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_short_numbers_on_a_cpu(family: str, dtype: mx.Dtype) -> None:
+def test_short_numbers_on_a_cpu(family, dtype):
     """Where several rows are multiplied in the order in which one is; devices differ in that."""
     model, draft = made(family), always()
     model.set_dtype(dtype)
@@ -248,7 +244,7 @@ def test_short_numbers_on_a_cpu(family: str, dtype: mx.Dtype) -> None:
         ]
 
 
-def test_a_conversation_in_one_cache(llama: Any) -> None:
+def test_a_conversation_in_one_cache(llama):
     """Each turn with its new tokens alone, some of the cache given back in between, as mlx-lm's users do it."""
     draft, caches = always(), (make_prompt_cache(llama), make_prompt_cache(llama))
     for turn, prompt in enumerate(prompts(5)):
@@ -258,7 +254,7 @@ def test_a_conversation_in_one_cache(llama: Any) -> None:
             trim_prompt_cache(cache, turn)
 
 
-def test_prompts_of_embeddings() -> None:
+def test_prompts_of_embeddings():
     model, draft, (prompt,) = made("qwen3"), always(), prompts(1)
     tokens = mx.array(prompt)
     embeddings = model.model.embed_tokens(tokens)

@@ -1,14 +1,10 @@
 """What mlx-lm's users set and keep, and when it drafts: `make test-mlx` runs this, in an environment of its own."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import logging
 import time
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,33 +28,33 @@ PROMPT = tiny.prompt(1, 12, VOCABULARY)[0].tolist()
 
 
 @pytest.fixture(scope="module")
-def llama() -> Any:
+def llama():
     return made("llama")
 
 
-def drafter(**options: Any) -> TokenRecycling:
+def drafter(**options):
     return TokenRecycling(**{"token_cost": 0.0, "memory": 0.1, "past": 4096, **options})
 
 
-def said(model: Any, draft_model: TokenRecycling | None, max_tokens: int = 40, **options: Any) -> tuple[list[int], int]:
+def said(model, draft_model, max_tokens=40, **options):
     """The tokens, and how many of them were drafted."""
     answers = stream_generate(model, TOKENIZER, PROMPT, max_tokens, draft_model, **options)
     found = [(one.token, one.from_draft) for one in answers]
     return [token for token, _ in found], sum(was_drafted for _, was_drafted in found)
 
 
-def plain(model: Any, max_tokens: int = 40, **options: Any) -> list[int]:
+def plain(model, max_tokens=40, **options):
     return [one.token for one in mlx_lm.stream_generate(model, TOKENIZER, PROMPT, max_tokens, **options)]
 
 
-def test_what_was_said_once_is_drafted_the_next_time(llama: Any) -> None:
+def test_what_was_said_once_is_drafted_the_next_time(llama):
     draft = drafter()
     first, second = said(llama, draft), said(llama, draft)
     assert first[0] == second[0] == plain(llama)
     assert second[1] > 30 > first[1]
 
 
-def test_what_was_learned_is_kept_with_a_model_and_goes_with_it() -> None:
+def test_what_was_learned_is_kept_with_a_model_and_goes_with_it():
     models, before = [made("llama"), made("llama", seed=2)], len(engine._kept)
     counts = [said(model, None)[1] for model in models]
     kept = [engine._kept[id(model)] for model in models]
@@ -70,7 +66,7 @@ def test_what_was_learned_is_kept_with_a_model_and_goes_with_it() -> None:
     assert len(engine._kept) == before
 
 
-def test_drafts_end_where_they_do_not_pay(llama: Any) -> None:
+def test_drafts_end_where_they_do_not_pay(llama):
     """By what passes take: as above, whole texts are known, so that all that decides is the cost."""
     warm = drafter()
     said(llama, warm)
@@ -83,7 +79,7 @@ def test_drafts_end_where_they_do_not_pay(llama: Any) -> None:
     assert said(llama, warm) == (plain(llama), 0)
 
 
-def test_tokens_that_are_read_again_are_part_of_what_a_pass_costs(llama: Any) -> None:
+def test_tokens_that_are_read_again_are_part_of_what_a_pass_costs(llama):
     draft = drafter()
     draft._given = np.array([1.0, 1.0, 1.0, 9.0, 9.0])
     drafting = mlx_model.Drafting(llama, make_prompt_cache(llama), draft, 31, 10, None)
@@ -92,15 +88,15 @@ def test_tokens_that_are_read_again_are_part_of_what_a_pass_costs(llama: Any) ->
     assert drafting._paying(np.full(3, 0.9)) == 1
 
 
-def test_passes_are_timed_where_nothing_is_said_of_them(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_timed_where_nothing_is_said_of_them(llama, monkeypatch):
     """By a clock that goes while the model works, for four tokens four times as long, and while it is left."""
     clock, call = [0.0], type(llama).__call__
 
-    def working(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+    def working(self, inputs, *args, **kwargs):
         clock[0] += inputs.shape[1]
         return call(self, inputs, *args, **kwargs)
 
-    def reading() -> float:
+    def reading():
         clock[0] += 1e-6  # mlx-lm divides by what it reads
         return clock[0]
 
@@ -119,10 +115,10 @@ def test_passes_are_timed_where_nothing_is_said_of_them(llama: Any, monkeypatch:
     np.testing.assert_allclose(seconds, tokens, rtol=0.01)
 
 
-def test_the_longest_draft_may_be_set(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_draft_may_be_set(llama, monkeypatch):
     sizes, call = [], type(llama).__call__
 
-    def counting(self: Any, inputs: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+    def counting(self, inputs, *args, **kwargs):
         sizes.append(inputs.shape[1])
         return call(self, inputs, *args, **kwargs)
 
@@ -138,7 +134,7 @@ def test_the_longest_draft_may_be_set(llama: Any, monkeypatch: pytest.MonkeyPatc
     assert sum(sizes) == len(PROMPT) + 4, "nothing that could not be said any more"
 
 
-def test_a_cache_tells_what_was_said_in_it_before(llama: Any) -> None:
+def test_a_cache_tells_what_was_said_in_it_before(llama):
     """A turn that repeats the one before it, of which mlx-lm is given the new tokens alone: all else is forgotten."""
     draft = drafter(orders=1, past=0, learns=True)
     cache = make_prompt_cache(llama)
@@ -157,7 +153,7 @@ def test_a_cache_tells_what_was_said_in_it_before(llama: Any) -> None:
     assert len(draft._texts) == 0
 
 
-def test_a_cache_that_may_not_go_back_is_left_to_mlx_lm(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_may_not_go_back_is_left_to_mlx_lm(llama, caplog):
     class OtherCache(KVCache):
         pass
 
@@ -172,7 +168,7 @@ def test_a_cache_that_may_not_go_back_is_left_to_mlx_lm(llama: Any, caplog: pyte
     ]
 
 
-def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama: Any, tmp_path: Path) -> None:
+def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama, tmp_path):
     file = tmp_path / "tiny.matrix"
     draft = drafter(matrix=str(file))
     cold = said(llama, draft)
@@ -197,7 +193,7 @@ def test_the_matrix_is_kept_in_a_file_of_the_tokenizer(llama: Any, tmp_path: Pat
         list(stream_generate(llama, other, PROMPT, 5, drafter(matrix=str(file))))
 
 
-def test_wrong_use_says_what_to_do(llama: Any) -> None:
+def test_wrong_use_says_what_to_do(llama):
     with pytest.raises(ValueError, match="TokenRecycling or None as draft_model, got Model"):
         said(llama, llama)
     with pytest.raises(ValueError, match="num_draft_tokens from 1 to 31, got 32"):
@@ -216,7 +212,7 @@ def test_wrong_use_says_what_to_do(llama: Any) -> None:
         said(made("llama"), draft)
 
 
-def test_a_model_that_was_loaded_again_goes_on_with_what_was_learned() -> None:
+def test_a_model_that_was_loaded_again_goes_on_with_what_was_learned():
     draft, model = drafter(), made("llama")
     wanted, _ = said(model, draft)
     del model
@@ -226,9 +222,9 @@ def test_a_model_that_was_loaded_again_goes_on_with_what_was_learned() -> None:
     assert accepted > 30
 
 
-def test_several_processes_are_refused(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_are_refused(llama, monkeypatch):
     class Two:
-        def size(self) -> int:
+        def size(self):
             return 2
 
     monkeypatch.setattr(mx.distributed, "init", Two)
@@ -237,7 +233,7 @@ def test_several_processes_are_refused(llama: Any, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("version", "known"), [("0.31.3", False), ("0.32.0", True), ("0.32.9", True), ("0.33", False)])
-def test_versions_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch, version: str, known: bool) -> None:
+def test_versions_that_are_not_known_are_refused(monkeypatch, version, known):
     monkeypatch.setattr(mlx_drafter.mlx_lm, "__version__", version)
     if known:
         TokenRecycling()
@@ -246,13 +242,13 @@ def test_versions_that_are_not_known_are_refused(monkeypatch: pytest.MonkeyPatch
         TokenRecycling()
 
 
-def test_every_row_is_learned_with_the_tokens_that_it_followed() -> None:
+def test_every_row_is_learned_with_the_tokens_that_it_followed():
     """Of a text that is new and hardly drafted, and of the same when it is known, against a pass over all of it."""
     model, draft, learned = made("gemma3_text"), drafter(orders=4), []
     said(model, draft, 1)
     learn = draft.recycler.learn_logits
 
-    def recording(ngrams: np.ndarray, logits: np.ndarray) -> None:
+    def recording(ngrams, logits):
         learned.extend(zip(map(tuple, ngrams.tolist()), logits.copy(), strict=True))
         learn(ngrams, logits)
 

@@ -1,7 +1,5 @@
 """What the adapters of engines share, without an engine: options, texts, chains and trees, files."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ from token_recycling.recycling.ngram_matrix import NgramMatrix
 VOCABULARY = 16
 
 
-def counting(tokens: list[int]) -> torch.Tensor:
+def counting(tokens):
     """Logits (n, 16) of a model that counts: after token t come t + 1, t + 2, ..."""
     following = (torch.tensor(tokens)[:, None] + 1 + torch.arange(VOCABULARY)) % VOCABULARY
     return torch.empty(len(tokens), VOCABULARY).scatter_(
@@ -25,17 +23,17 @@ def counting(tokens: list[int]) -> torch.Tensor:
     )
 
 
-def chains(**options: object) -> Replica:
+def chains(**options):
     return Replica(VOCABULARY, 6, EngineOptions.parse({"k": 4, **options}), chains=True)
 
 
-def chain(recycler: Replica, record: SimpleNamespace, tokens: list[int] | np.ndarray, depth: int = 6) -> list[int]:
+def chain(recycler, record, tokens, depth=6):
     """What is drafted for a request."""
     read = np.array(tokens)
     return recycler.draft_one(recycler.text_of(record, read), read, depth).tokens[1:].tolist()
 
 
-def taught(trees: bool = False, **options: object) -> Replica:
+def taught(trees=False, **options):
     """A recycler that has seen the counting model after every token."""
     recycler = Replica(VOCABULARY, 6, EngineOptions.parse({"k": 4, **options}), chains=not trees)
     ngrams = np.full((VOCABULARY, recycler.options.orders), -1)
@@ -44,21 +42,21 @@ def taught(trees: bool = False, **options: object) -> Replica:
     return recycler
 
 
-def test_a_chain_follows_the_likeliest_candidates_as_far_as_there_is_room() -> None:
+def test_a_chain_follows_the_likeliest_candidates_as_far_as_there_is_room():
     recycler, request = taught(), SimpleNamespace()
     assert chain(recycler, request, [9, 3, 4]) == [5, 6, 7, 8, 9, 10]
     assert chain(recycler, request, [9, 3, 4], 2) == [5, 6]
     assert len(chain(recycler, request, [9, 3, 4], 99)) == 6, "no more than the engine verifies"
 
 
-def test_a_text_that_is_not_a_continuation_is_read_anew() -> None:
+def test_a_text_that_is_not_a_continuation_is_read_anew():
     recycler, request = chains(), SimpleNamespace()
     chain(recycler, request, [1, 9, 5, 2, 1, 9])
     assert chain(recycler, request, [1, 9, 5]) == []
     assert chain(recycler, request, [7, 3, 7, 3, 7, 3, 7, 3], 2) == [7, 3]
 
 
-def test_what_is_told_is_not_counted_again() -> None:
+def test_what_is_told_is_not_counted_again():
     """As where a step is observed before the next draft; and where a draft was not verified, nothing is."""
     recycler = taught(suffix=False)
     text = recycler.begin(np.array([3, 4]))
@@ -73,14 +71,14 @@ def test_what_is_told_is_not_counted_again() -> None:
     np.testing.assert_array_equal(recycler.matrix.calibration, counted)
 
 
-def test_nothing_is_counted_for_a_text_that_is_not_a_continuation() -> None:
+def test_nothing_is_counted_for_a_text_that_is_not_a_continuation():
     recycler, request = taught(), SimpleNamespace()
     chain(recycler, request, [3, 4])
     chain(recycler, request, [3, 7, 8])
     assert not recycler.matrix.calibration.any()
 
 
-def test_a_matrix_that_does_not_learn_stays_as_it_is() -> None:
+def test_a_matrix_that_does_not_learn_stays_as_it_is():
     frozen, request = chains(learns=False), SimpleNamespace()
     frozen.learn_logits(np.array([[1, -1, -1]]), counting([1]))
     chain(frozen, request, [1, 2, 1])
@@ -90,7 +88,7 @@ def test_a_matrix_that_does_not_learn_stays_as_it_is() -> None:
     assert not len(frozen.matrix.past)
 
 
-def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path: Path) -> None:
+def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path):
     path = tmp_path / "folder" / "engine.matrix"
     first = taught(matrix=str(path))
     first.save()
@@ -101,12 +99,12 @@ def test_the_matrix_is_kept_in_a_file_that_the_package_reads(tmp_path: Path) -> 
     assert again.matrix.look_up(3) == first.matrix.look_up(3)
 
 
-def test_a_file_that_is_not_there_is_refused_where_none_will_be_made(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_refused_where_none_will_be_made(tmp_path):
     with pytest.raises(ValueError, match=r"expected a matrix file at .*, since learns is false, got none"):
         Replica(VOCABULARY, 6, EngineOptions(k=4, learns=False, matrix=str(tmp_path / "missing")))
 
 
-def test_only_one_process_writes_and_only_what_is_new(tmp_path: Path) -> None:
+def test_only_one_process_writes_and_only_what_is_new(tmp_path):
     path = tmp_path / "engine.matrix"
     options = EngineOptions(k=4, matrix=str(path))
     ngrams = np.array([[1, -1, -1]])
@@ -121,7 +119,7 @@ def test_only_one_process_writes_and_only_what_is_new(tmp_path: Path) -> None:
     assert not path.exists(), "nothing was learned since"
 
 
-def test_it_is_saved_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_saved_at_intervals(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("token_recycling.engines.replica.time.monotonic", lambda: now[0])
     path = tmp_path / "engine.matrix"
@@ -134,7 +132,7 @@ def test_it_is_saved_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert path.exists()
 
 
-def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path, caplog):
     path = tmp_path / "file" / "engine.matrix"
     recycler = taught(matrix=str(path))
     (tmp_path / "file").write_text("no folder")
@@ -157,17 +155,17 @@ def test_a_disk_that_refuses_is_logged_and_tried_again(tmp_path: Path, caplog: p
         ("k=8", "as an object of names and values"),
     ],
 )
-def test_wrong_options_are_refused(given_options: object, message: str) -> None:
+def test_wrong_options_are_refused(given_options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         EngineOptions.parse(given_options)
 
 
-def test_numbers_without_a_point_are_numbers() -> None:
+def test_numbers_without_a_point_are_numbers():
     assert EngineOptions.parse({"memory": 1, "token_cost": 0}) == EngineOptions(memory=1, token_cost=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"suffix": False, "orders": 1}, {"memory": 0.0, "past": 0}])
-def test_warming_up_compiles_and_leaves_no_trace(options: dict[str, object], tmp_path: Path) -> None:
+def test_warming_up_compiles_and_leaves_no_trace(options, tmp_path):
     recycler = Replica(VOCABULARY, 6, EngineOptions.parse({**options, "matrix": str(tmp_path / "m")}))
     recycler.warm_up(np.int32)
     assert not recycler.matrix.filled.any()
@@ -175,7 +173,7 @@ def test_warming_up_compiles_and_leaves_no_trace(options: dict[str, object], tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_values_are_repeated_for_the_tokens_of_their_request() -> None:
+def test_values_are_repeated_for_the_tokens_of_their_request():
     assert expands(expand_batch_to_tokens)
     assert not expands(lambda x, cu_num_tokens, num_tokens, **_: torch.full((num_tokens,), 0.25))
     top_k = expand_batch_to_tokens(torch.tensor([3, 5], dtype=torch.int32), torch.tensor([0, 2]), 2)
@@ -183,7 +181,7 @@ def test_values_are_repeated_for_the_tokens_of_their_request() -> None:
     assert top_k.dtype == torch.int32
 
 
-def test_the_documentation_lists_every_option_with_its_default() -> None:
+def test_the_documentation_lists_every_option_with_its_default():
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     for option in dataclasses.fields(EngineOptions):
         default = {"": "none", "True": "`true`"}.get(str(option.default)) or f"{option.default:.7g}"

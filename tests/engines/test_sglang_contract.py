@@ -5,8 +5,6 @@ worker wants; greedy texts are those of transformers, with results at once and o
 anything that runs on a GPU.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from types import SimpleNamespace
 
@@ -29,14 +27,14 @@ NODES = 8
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch):
+def worker(monkeypatch):
     """A function that makes the worker, its CUDA operations stood in for."""
     sglang_standins.stand_in(monkeypatch.setattr)
     return lambda target, vocab_size: sglang_standins.worker(target, Replica(vocab_size, NODES - 1, EngineOptions()))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_greedy_texts_are_those_of_transformers_in_fewer_steps(worker, overlap: bool) -> None:
+def test_greedy_texts_are_those_of_transformers_in_fewer_steps(worker, overlap):
     model = tiny.llama(seed=2)
     prompts = [tiny.prompt(seed, 3 + 5 * seed)[0].tolist() for seed in range(3)]
     scheduler = sglang_standins.Scheduler(model, prompts, NODES, overlap)
@@ -51,7 +49,7 @@ def test_greedy_texts_are_those_of_transformers_in_fewer_steps(worker, overlap: 
     assert sum(map(len, said)) > 1.3 * 30 * 3, "more than a token a step"
 
 
-def test_every_node_teaches_what_follows_it(worker) -> None:
+def test_every_node_teaches_what_follows_it(worker):
     """The counting model says the next number after every node; a row that came to another would show."""
     scheduler = sglang_standins.Scheduler(tiny.counting_llama(16), [[3, 4]], NODES, overlap=False)
     made = worker(scheduler, 16)
@@ -61,7 +59,7 @@ def test_every_node_teaches_what_follows_it(worker) -> None:
     assert [matrix.look_up(token)[0][0] for token in range(16)] == [(token + 1) % 16 for token in range(16)]
 
 
-def test_rejected_nodes_teach_too(worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_nodes_teach_too(worker, monkeypatch):
     scheduler = sglang_standins.Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=False)
     made, learned = worker(scheduler, 64), []
     learn = made.trees.recycler.learn_logits
@@ -75,7 +73,7 @@ def test_rejected_nodes_teach_too(worker, monkeypatch: pytest.MonkeyPatch) -> No
     assert any(tuple(context[::-1]) not in stand_there for context in learned)
 
 
-def test_what_belongs_to_a_request_is_kept_on_it_and_read_on(worker) -> None:
+def test_what_belongs_to_a_request_is_kept_on_it_and_read_on(worker):
     scheduler = sglang_standins.Scheduler(tiny.llama(seed=2), [[5, 6, 7]], NODES, overlap=True)
     made = worker(scheduler, 64)
     for _ in range(5):
@@ -84,7 +82,7 @@ def test_what_belongs_to_a_request_is_kept_on_it_and_read_on(worker) -> None:
     assert request.token_recycling.read >= 3 + 5
 
 
-def test_the_algorithm_is_registered_and_taken_for_ngram() -> None:
+def test_the_algorithm_is_registered_and_taken_for_ngram():
     adapter.register()
     algorithm = SpeculativeAlgorithm.from_string("token_recycling")
     assert algorithm.is_ngram()
@@ -96,7 +94,7 @@ def test_the_algorithm_is_registered_and_taken_for_ngram() -> None:
         algorithm.handle_server_args(SimpleNamespace(device="cpu"))
 
 
-def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused(monkeypatch):
     import sglang
 
     monkeypatch.setattr(sglang, "__version__", "0.6.0")
@@ -104,7 +102,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         adapter.register()
 
 
-def test_a_worker_of_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_another_form_is_refused(monkeypatch):
     monkeypatch.setattr(ngram_worker.NGRAMWorker, "_prepare_draft_tokens", lambda self, batches: None)
     with pytest.raises(RuntimeError, match=r"expected NGRAMWorker\._prepare_draft_tokens\(self, batch, \.\.\.\)"):
         adapter.worker_class()

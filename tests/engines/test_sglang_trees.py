@@ -1,7 +1,5 @@
 """The trees that SGLang is given, without SGLang: layout, masks, equal siblings, arguments."""
 
-from __future__ import annotations
-
 from array import array
 from types import SimpleNamespace
 
@@ -17,12 +15,12 @@ from token_recycling.engines.sglang import Trees, settle_arguments
 VOCABULARY, NODES = 12, 8
 
 
-def request(prompt: list[int], said: list[int] = ()) -> SimpleNamespace:
+def request(prompt, said=()):
     """As much of SGLang's record of a request as is asked for."""
     return SimpleNamespace(origin_input_ids_unpadded=array("q", prompt), output_ids=array("q", said))
 
 
-def trees_after(seed: int, rows: int) -> Trees:
+def trees_after(seed, rows):
     """Trees from a matrix that knows the candidates after some tokens."""
     generator = torch.Generator().manual_seed(seed)
     recycler = Replica(VOCABULARY, NODES - 1, EngineOptions(k=3))
@@ -37,7 +35,7 @@ texts = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=1
 
 
 @given(texts, st.integers(0, VOCABULARY), st.integers(0, 9))
-def test_masks_are_trees_in_order_whose_siblings_differ(prompts: list[list[int]], rows: int, seed: int) -> None:
+def test_masks_are_trees_in_order_whose_siblings_differ(prompts, rows, seed):
     drafted, masks = trees_after(seed, rows).grow([request(prompt) for prompt in prompts], [[] for _ in prompts])
     assert drafted.shape == (len(prompts) * NODES,)
     assert masks.dtype == bool
@@ -53,7 +51,7 @@ def test_masks_are_trees_in_order_whose_siblings_differ(prompts: list[list[int]]
         assert len({(parents[node], tokens[node]) for node in range(1, NODES)}) == NODES - 1, "equal siblings"
 
 
-def test_the_rows_of_logits_teach_what_follows_their_nodes() -> None:
+def test_the_rows_of_logits_teach_what_follows_their_nodes():
     trees = trees_after(0, 0)
     (_, masks), said = trees.grow([request([3, 4]), request([7])], [[], [5]]), torch.full((2 * NODES, VOCABULARY), -9.0)
     assert masks[:NODES].tolist() == [True] + [False] * (NODES - 1)
@@ -66,7 +64,7 @@ def test_the_rows_of_logits_teach_what_follows_their_nodes() -> None:
     assert matrix.filled.sum() == 2, "nodes that fill the tree up teach nothing"
 
 
-def test_a_tree_that_is_known_is_drafted() -> None:
+def test_a_tree_that_is_known_is_drafted():
     trees = trees_after(1, VOCABULARY)
     tokens, masks = trees.grow([request([3], [5])], [[]])
     best = [token for token, _ in trees.recycler.matrix.look_up(5)]
@@ -74,7 +72,7 @@ def test_a_tree_that_is_known_is_drafted() -> None:
     assert masks.reshape(NODES, NODES)[:, 1:].sum() > NODES - 1, "more than a star"
 
 
-def arguments(**given_arguments: object) -> SimpleNamespace:
+def arguments(**given_arguments):
     known = {
         "device": "cuda",
         "enable_dp_attention": False,
@@ -86,7 +84,7 @@ def arguments(**given_arguments: object) -> SimpleNamespace:
     return SimpleNamespace(**{**known, **given_arguments})
 
 
-def test_arguments_are_settled_as_ngram_wants_them() -> None:
+def test_arguments_are_settled_as_ngram_wants_them():
     settled = arguments(speculative_num_draft_tokens=24, page_size=64, attention_backend="flashinfer")
     settle_arguments(settled)
     assert (settled.speculative_num_draft_tokens, settled.speculative_eagle_topk) == (24, 23)
@@ -105,13 +103,15 @@ def test_arguments_are_settled_as_ngram_wants_them() -> None:
         ({"speculative_num_draft_tokens": 1}, "of 2 or more"),
     ],
 )
-def test_what_cannot_be_right_is_refused(given_arguments: dict[str, object], message: str) -> None:
+def test_what_cannot_be_right_is_refused(given_arguments, message):
     with pytest.raises(ValueError, match=message):
         settle_arguments(arguments(**given_arguments))
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "expected JSON"), ('{"n": 1}', "expected options of k")])
-def test_wrong_options_are_refused_at_the_start(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "expected JSON"), ('{"n": 1}', "expected an option of token_recycling: k, orders")]
+)
+def test_wrong_options_are_refused_at_the_start(text, message, monkeypatch):
     monkeypatch.setenv("TOKEN_RECYCLING", text)
     with pytest.raises(ValueError, match=message):
         settle_arguments(arguments())

@@ -1,9 +1,6 @@
 """The drafts of all requests of a step, without an engine: state on the engine's records, the past, and the clock."""
 
-from __future__ import annotations
-
 import gc
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +14,7 @@ from token_recycling.recycling.occurrences import BREAK, masked
 PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
 
 
-def made(nodes: int = 8, token_cost: float = 0, **options: object) -> TokenRecycling:
+def made(nodes=8, token_cost=0, **options):
     """The proposer without an engine, whose passes have 64 tokens at most."""
     replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, slack=0.05, corrected=True)
     proposer = object.__new__(TokenRecycling)
@@ -26,9 +23,7 @@ def made(nodes: int = 8, token_cost: float = 0, **options: object) -> TokenRecyc
     return proposer
 
 
-def ask(
-    batches: TokenRecycling, records: list[SimpleNamespace], texts: list[list[int]], room: int = 8
-) -> list[list[int]]:
+def ask(batches, records, texts, room=8):
     tokens = np.zeros((len(texts), 256), np.int32)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
@@ -36,21 +31,21 @@ def ask(
     return batches.draft(records, tokens, np.arange(len(texts)), lengths, rooms)
 
 
-def write(batches: TokenRecycling, prompt: list[int], said: list[int]) -> None:
+def write(batches, prompt, said):
     """One request, a token at a time."""
     record = SimpleNamespace()
     for length in range(len(said) + 1):
         ask(batches, [record], [prompt + said[:length]], room=len(said) - length)
 
 
-def test_a_request_that_was_answered_before_is_drafted_from_its_first_token() -> None:
+def test_a_request_that_was_answered_before_is_drafted_from_its_first_token():
     batches = made()
     write(batches, PROMPT, SAID)
     assert ask(batches, [SimpleNamespace()], [PROMPT]) == [SAID[:8]]
     assert ask(batches, [SimpleNamespace()], [[1, 2, *PROMPT[-3:]]]) == [SAID[:8]], "an edit of it too"
 
 
-def test_prompts_are_never_drafted_in_other_requests() -> None:
+def test_prompts_are_never_drafted_in_other_requests():
     batches = made()
     write(batches, PROMPT, SAID)
     assert ask(batches, [SimpleNamespace()], [PROMPT[:20]]) == [[]]
@@ -61,7 +56,7 @@ def test_prompts_are_never_drafted_in_other_requests() -> None:
     assert not set(PROMPT) & set(kept)
 
 
-def test_the_end_of_a_prompt_is_kept_in_the_file_too(tmp_path: Path) -> None:
+def test_the_end_of_a_prompt_is_kept_in_the_file_too(tmp_path):
     path = str(tmp_path / "matrix")
     first = made(matrix=path)
     write(first, [99, *PROMPT], SAID)
@@ -70,14 +65,14 @@ def test_the_end_of_a_prompt_is_kept_in_the_file_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"learns": False}, {"past": 0}])
-def test_nothing_stays_where_nothing_is_to(options: dict[str, object]) -> None:
+def test_nothing_stays_where_nothing_is_to(options):
     batches = made(**options)
     write(batches, PROMPT, SAID)
     assert ask(batches, [SimpleNamespace()], [PROMPT]) == [[]]
     assert not len(batches.recycler.matrix.past.tokens)
 
 
-def test_requests_change_rows_and_come_and_go() -> None:
+def test_requests_change_rows_and_come_and_go():
     batches = made(past=0)
     first, second = SimpleNamespace(), SimpleNamespace()
     loops = [[1, 2, 3, 4] * 3, [5, 6, 7] * 4]
@@ -94,7 +89,7 @@ def test_requests_change_rows_and_come_and_go() -> None:
     assert third.token_recycling.slot == slot
 
 
-def test_how_long_passes_take_is_learned_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_passes_take_is_learned_between_calls(monkeypatch):
     """A clock on which every token of a pass takes as long as a pass: where two of three are right, few pay."""
     now = [0.0]
     monkeypatch.setattr("token_recycling.engines.vllm.time.perf_counter", lambda: now[0])
@@ -111,7 +106,7 @@ def test_how_long_passes_take_is_learned_between_calls(monkeypatch: pytest.Monke
     assert drafted[1.0] < drafted[0.0] / 2
 
 
-def test_passes_that_have_others_in_them_teach_nothing() -> None:
+def test_passes_that_have_others_in_them_teach_nothing():
     batches, record = made(token_cost=0.02), SimpleNamespace()
     before = batches.passes.seconds.copy()
     for length in range(3, 9):

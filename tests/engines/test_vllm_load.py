@@ -1,12 +1,8 @@
 """What is checked when vLLM loads the proposer, without an engine: versions, signatures, configurations."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,12 +16,12 @@ from token_recycling.engines.versions import check_version
 
 
 @pytest.fixture(autouse=True)
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_kernels(monkeypatch):
     """vLLM puts its kernels in place when an engine is made; without one they cannot be tried."""
     monkeypatch.setattr(adapter, "_repair_cpu_sampler", lambda: None)
 
 
-def config(**parallel: Any) -> SimpleNamespace:
+def config(**parallel):
     """As much of vLLM's configuration as is asked for."""
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
@@ -45,37 +41,37 @@ def config(**parallel: Any) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("version", ["0.22.0", "0.32.0", "0.33.1", "0.33.0rc1+cpu"])
-def test_known_versions_are_taken(version: str) -> None:
+def test_known_versions_are_taken(version):
     check_version("vLLM", version, adapter.LOWEST, adapter.BEYOND)
 
 
 @pytest.mark.parametrize("version", ["0.21.2", "0.34.0", "1.0.0"])
-def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_refused(version, monkeypatch):
     monkeypatch.setattr(vllm, "__version__", version)
     with pytest.raises(RuntimeError, match=r"expected vLLM from 0\.22 to before 0\.34.*got " + version):
         adapter.TokenRecycling(config())
 
 
-def test_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_signature_is_refused(monkeypatch):
     monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, metadata, more: None)
     with pytest.raises(RuntimeError, match=r"expected GPUModelRunner\._sample\(self, logits, spec_decode_metadata\)"):
         adapter.TokenRecycling(config())
 
 
-def test_stages_in_a_pipeline_are_refused() -> None:
+def test_stages_in_a_pipeline_are_refused():
     with pytest.raises(ValueError, match="expected pipeline_parallel_size=1, got 2"):
         adapter.TokenRecycling(config(pipeline_parallel_size=2))
 
 
 @pytest.mark.parametrize("kind", ["is_hybrid", "is_attention_free"])
-def test_models_with_recurrent_layers_are_refused(kind: str) -> None:
+def test_models_with_recurrent_layers_are_refused(kind):
     recurrent = config()
     setattr(recurrent.model_config, kind, True)
     with pytest.raises(ValueError, match="expected a model with a KV cache alone, got one with recurrent layers"):
         adapter.TokenRecycling(recurrent)
 
 
-def test_wrong_options_are_refused() -> None:
+def test_wrong_options_are_refused():
     wrong = config()
     wrong.additional_config = {"token_recycling": {"tree": 8}}
     with pytest.raises(ValueError, match=r"expected options of k.*got tree"):
@@ -83,7 +79,7 @@ def test_wrong_options_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "writes"), [({}, True), ({"rank": 1}, False), ({"data_parallel_index": 1}, False)])
-def test_one_process_of_all_writes_the_file(ranks: dict[str, int], writes: bool, tmp_path: Path) -> None:
+def test_one_process_of_all_writes_the_file(ranks, writes, tmp_path):
     made = config(**ranks)
     made.additional_config = {"token_recycling": {"matrix": str(tmp_path / "m")}}
     recycler = adapter.TokenRecycling(made).recycler
@@ -93,7 +89,7 @@ def test_one_process_of_all_writes_the_file(ranks: dict[str, int], writes: bool,
     assert (tmp_path / "m").exists() == writes
 
 
-def test_the_hook_is_put_in_once_and_leaves_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hook_is_put_in_once_and_leaves_others_alone(monkeypatch):
     monkeypatch.setattr(GPUModelRunner, "_sample", lambda self, logits, spec_decode_metadata: (logits, "sampled"))
     adapter.TokenRecycling(config())
     hooked = GPUModelRunner._sample
@@ -103,7 +99,7 @@ def test_the_hook_is_put_in_once_and_leaves_others_alone(monkeypatch: pytest.Mon
     assert hooked(SimpleNamespace(), None, None) == (None, "sampled")
 
 
-def test_the_proposer_needs_nothing_of_transformers() -> None:
+def test_the_proposer_needs_nothing_of_transformers():
     """vLLM wants another version than the rest of the package does."""
     asked = "import sys, token_recycling.engines.vllm; print([m for m in sys.modules if m.startswith('transformers')])"
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout

@@ -4,16 +4,12 @@ While it starts, vLLM 0.32 without Triton looks into the values of all modules a
 comes with numba. So what needs numba is imported in the tests, after the engine has been made.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools
 import weakref
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ import torch
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
 from support.vllm_engine import VOCABULARY, counts, engine, greedy, llama, prompts, runner_of, say, wanted
-from vllm import LLM, SamplingParams
+from vllm import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +27,20 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def folder(model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(model, tmp_path_factory):
     path = tmp_path_factory.mktemp("vllm")
     model.save_pretrained(path / "model")
     return path
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
+def llm(folder):
     """Prompts come in pieces: a step takes 64 tokens of all requests together."""
     options = {"token_cost": 0, "matrix": str(folder / "engine.matrix"), "save_seconds": 3_600}
     return engine(folder / "model", options, max_num_batched_tokens=64, max_num_seqs=16)
 
 
-def test_one_text_is_that_of_transformers(llm: LLM, model) -> None:
+def test_one_text_is_that_of_transformers(llm, model):
     before = counts(llm)
     (prompt,) = prompts(1, 12, 12)
     assert say(llm, [prompt], greedy(200)) == [wanted(model, prompt, 200)]
@@ -52,7 +48,7 @@ def test_one_text_is_that_of_transformers(llm: LLM, model) -> None:
     assert accepted > 40
 
 
-def test_many_requests_of_all_lengths_at_once_are_those_of_transformers(llm: LLM, model) -> None:
+def test_many_requests_of_all_lengths_at_once_are_those_of_transformers(llm, model):
     asked = prompts(48)
     lengths = [20 + 13 * place % 60 for place in range(48)]
     said = say(llm, asked, [greedy(length) for length in lengths])
@@ -60,7 +56,7 @@ def test_many_requests_of_all_lengths_at_once_are_those_of_transformers(llm: LLM
         assert text == wanted(model, prompt, length)
 
 
-def test_greedy_requests_stay_greedy_in_one_batch_with_sampled_ones(llm: LLM, model) -> None:
+def test_greedy_requests_stay_greedy_in_one_batch_with_sampled_ones(llm, model):
     asked = prompts(16)
     sampled = SamplingParams(temperature=0.9, top_k=5, max_tokens=40, ignore_eos=True, detokenize=False)
     said = say(llm, asked, [sampled if place % 2 else greedy(40) for place in range(16)])
@@ -68,7 +64,7 @@ def test_greedy_requests_stay_greedy_in_one_batch_with_sampled_ones(llm: LLM, mo
         assert said[place] == wanted(model, asked[place], 40)
 
 
-def test_the_sampler_of_the_cpu_is_mended(llm: LLM) -> None:
+def test_the_sampler_of_the_cpu_is_mended(llm):
     from vllm.v1.sample import rejection_sampler
 
     from token_recycling.engines.vllm_cpu import expands
@@ -76,7 +72,7 @@ def test_the_sampler_of_the_cpu_is_mended(llm: LLM) -> None:
     assert expands(rejection_sampler.expand_batch_to_tokens)
 
 
-def test_a_text_at_the_end_of_the_context(llm: LLM, model) -> None:
+def test_a_text_at_the_end_of_the_context(llm, model):
     (prompt,) = prompts(1, 240, 240)
     assert say(llm, [prompt], greedy(100)) == [wanted(model, prompt, 16)]
 
@@ -84,7 +80,7 @@ def test_a_text_at_the_end_of_the_context(llm: LLM, model) -> None:
 @pytest.mark.parametrize(
     "warps", [{"temperature": 0.7}, {"temperature": 1.3, "top_k": 3}, {"temperature": 1.0, "top_p": 0.7, "top_k": 6}]
 )
-def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, model, warps: dict[str, Any]) -> None:
+def test_sampled_texts_have_the_distribution_of_the_model(llm, model, warps):
     """Three tokens after a prompt, 2,000 times: the second and third are drafted, and verified by vLLM."""
     from scipy.stats import chisquare
 
@@ -108,9 +104,9 @@ def test_sampled_texts_have_the_distribution_of_the_model(llm: LLM, model, warps
 
 
 @torch.no_grad()
-def _distribution(model, prompt: list[int], length: int, warps: dict[str, Any]) -> dict[tuple[int, ...], float]:
+def _distribution(model, prompt, length, warps):
     """The probability of every text of that length: by transformers' forward pass and warps written out here."""
-    texts: dict[tuple[int, ...], float] = {(): 1.0}
+    texts = {(): 1.0}
     for _ in range(length):
         rows = torch.tensor([[*prompt, *text] for text in texts])
         shares = torch.stack([_warped(row, **warps) for row in model(rows).logits[:, -1]]).double()
@@ -122,7 +118,7 @@ def _distribution(model, prompt: list[int], length: int, warps: dict[str, Any]) 
     return texts
 
 
-def _warped(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
+def _warped(logits, temperature, top_k=0, top_p=1.0):
     values, order = (logits / temperature).sort(descending=True)
     if top_k:
         values[top_k:] = -torch.inf
@@ -131,13 +127,13 @@ def _warped(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: flo
     return torch.zeros_like(shares).scatter(0, order, shares / shares.sum())
 
 
-def test_what_is_learned_is_what_the_model_says_after_those_tokens(llm: LLM, model, monkeypatch) -> None:
+def test_what_is_learned_is_what_the_model_says_after_those_tokens(llm, model, monkeypatch):
     """Every row that reaches the matrix is checked against transformers, for prompts in pieces and rejected drafts."""
     runner, steps = runner_of(llm), []
     recycler = runner.drafter.recycler
     learn = recycler.learn_logits
 
-    def kept(contexts: np.ndarray, logits: torch.Tensor) -> None:
+    def kept(contexts, logits):
         end = int(runner.input_batch.num_computed_tokens_cpu[0] + runner.query_start_loc.np[1])
         steps.append((runner.input_batch.token_ids_cpu[0, :end].tolist(), contexts, logits.clone()))
         learn(contexts, logits)
@@ -155,7 +151,7 @@ def test_what_is_learned_is_what_the_model_says_after_those_tokens(llm: LLM, mod
             assert context == tokens[: len(tokens) - back][: -recycler.options.orders - 1 : -1]
 
 
-def test_what_belongs_to_a_request_goes_with_it(llm: LLM) -> None:
+def test_what_belongs_to_a_request_goes_with_it(llm):
     runner = runner_of(llm)
     say(llm, prompts(4), greedy(8))
     left = [weakref.ref(request.token_recycling) for request in runner.requests.values()]
@@ -165,7 +161,7 @@ def test_what_belongs_to_a_request_goes_with_it(llm: LLM) -> None:
     assert all(text() is None for text in left)
 
 
-def test_the_matrix_is_saved_while_the_engine_works(llm: LLM, folder: Path, monkeypatch) -> None:
+def test_the_matrix_is_saved_while_the_engine_works(llm, folder, monkeypatch):
     from token_recycling.recycling.ngram_matrix import NgramMatrix
 
     recycler = runner_of(llm).drafter.recycler
@@ -178,7 +174,7 @@ def test_the_matrix_is_saved_while_the_engine_works(llm: LLM, folder: Path, monk
     assert np.array_equal(saved.candidates, recycler.matrix.candidates)
 
 
-def test_chains_end_where_they_do_not_pay(llm: LLM, model, monkeypatch) -> None:
+def test_chains_end_where_they_do_not_pay(llm, model, monkeypatch):
     proposer = runner_of(llm).drafter
     (prompt,) = prompts(1, 9, 9)
     drafted = []
@@ -191,9 +187,9 @@ def test_chains_end_where_they_do_not_pay(llm: LLM, model, monkeypatch) -> None:
     assert drafted[1] < drafted[0] / 2
 
 
-def test_what_passes_take_is_learned(llm: LLM, monkeypatch) -> None:
+def test_what_passes_take_is_learned(llm, monkeypatch):
     """Of steps without a prompt's tokens alone, and of all their tokens."""
-    told: list[int] = []
+    told = []
     passes = SimpleNamespace(seconds=np.ones(64), took=lambda tokens, seconds: told.append(tokens))
     monkeypatch.setattr(runner_of(llm).drafter, "passes", passes)
     before = counts(llm)["draft_tokens"]
@@ -204,7 +200,7 @@ def test_what_passes_take_is_learned(llm: LLM, monkeypatch) -> None:
     assert len(told) <= sum(told) <= len(told) + drafted
 
 
-def test_the_same_seed_says_the_same_in_any_company(llm: LLM) -> None:
+def test_the_same_seed_says_the_same_in_any_company(llm):
     """And what it says where nothing is drafted: these requests are not, since vLLM's draws depend on drafts."""
     asked = prompts(8, 5, 7)  # in one piece: with more vLLM's CPU build fails at seeds
     seeded = [

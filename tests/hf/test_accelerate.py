@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import tiny
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, pipeline
+from transformers import LlamaForCausalLM, pipeline
 
 import token_recycling as tr
 
@@ -18,12 +17,12 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
 
 
 @pytest.fixture
-def writer() -> LlamaForCausalLM:
+def writer():
     """A random llama with the vocabulary of the tiny tokenizer."""
     return tiny.llama(4, vocab_size=300)
 
 
-def test_accelerated_generate_is_the_same_and_takes_fewer_steps(model: LlamaForCausalLM) -> None:
+def test_accelerated_generate_is_the_same_and_takes_fewer_steps(model):
     prompts = [tiny.prompt(seed, 10) for seed in range(10)]
     wanted = [model.generate(ids, **GREEDY) for ids in prompts]
     assert tr.accelerate(model, tree="paper") is model
@@ -35,7 +34,7 @@ def test_accelerated_generate_is_the_same_and_takes_fewer_steps(model: LlamaForC
     assert model.acceleration.total.mat > 1.3
 
 
-def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model: LlamaForCausalLM) -> None:
+def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model):
     tr.accelerate(model)
     assert type(model) is not LlamaForCausalLM
     assert isinstance(model, LlamaForCausalLM)
@@ -47,7 +46,7 @@ def test_an_accelerated_model_keeps_its_name_and_decelerate_its_class(model: Lla
     assert type(tr.decelerate(model)) is LlamaForCausalLM
 
 
-def test_an_accelerated_model_is_saved_as_what_it_is(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_an_accelerated_model_is_saved_as_what_it_is(model, tmp_path):
     model.save_pretrained(tmp_path / "plain")
     tr.accelerate(model).generate(tiny.prompt(0, 5), **GREEDY)
     model.save_pretrained(tmp_path / "accelerated")
@@ -56,7 +55,7 @@ def test_an_accelerated_model_is_saved_as_what_it_is(model: LlamaForCausalLM, tm
     assert type(LlamaForCausalLM.from_pretrained(tmp_path / "accelerated")) is LlamaForCausalLM
 
 
-def test_a_pipeline_writes_the_same_text(writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_pipeline_writes_the_same_text(writer, tokenizer):
     plain = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
     tr.accelerate(writer)
     ours = pipeline("text-generation", model=writer, tokenizer=tokenizer)(tiny.SENTENCES[0], **GREEDY)
@@ -65,7 +64,7 @@ def test_a_pipeline_writes_the_same_text(writer: LlamaForCausalLM, tokenizer: Pr
 
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
-def test_scores_and_logits_are_those_of_generate(model: LlamaForCausalLM, sampling: dict[str, Any]) -> None:
+def test_scores_and_logits_are_those_of_generate(model, sampling):
     arguments = {
         "max_new_tokens": 20,
         "return_dict_in_generate": True,
@@ -88,7 +87,7 @@ def test_scores_and_logits_are_those_of_generate(model: LlamaForCausalLM, sampli
     assert (ours.stats.tokens, ours.stats.prompt_tokens) == (20, 10)
 
 
-def test_one_call_adds_to_the_statistics_and_leaves_the_model_alone(model: LlamaForCausalLM) -> None:
+def test_one_call_adds_to_the_statistics_and_leaves_the_model_alone(model):
     stats, drafter = tr.Stats(), tr.make_drafter()
     for seed in range(3):
         tr.generate(model, tiny.prompt(seed, 5), drafter=drafter, stats=stats, **GREEDY)
@@ -97,13 +96,13 @@ def test_one_call_adds_to_the_statistics_and_leaves_the_model_alone(model: Llama
     assert type(model) is LlamaForCausalLM
 
 
-def test_the_custom_generate_form_returns_statistics_and_leaves_the_model_alone(model: LlamaForCausalLM) -> None:
+def test_the_custom_generate_form_returns_statistics_and_leaves_the_model_alone(model):
     recycle = tr.custom_generate("published", tree="paper")
     output = model.generate(tiny.prompt(0, 6), custom_generate=recycle, return_dict_in_generate=True, **GREEDY)
     assert output.stats.tokens == 20
     assert type(model) is LlamaForCausalLM
 
 
-def test_the_custom_generate_form_refuses_what_it_cannot_do(model: LlamaForCausalLM) -> None:
+def test_the_custom_generate_form_refuses_what_it_cannot_do(model):
     with pytest.raises(tr.UnsupportedModelError, match="without a cache"):
         model.generate(tiny.prompt(0, 5), use_cache=False, custom_generate=tr.custom_generate(), **GREEDY)

@@ -12,7 +12,6 @@ from support import tiny
 from support.batches import batch
 from support.releases import needs
 from support.runs import fix_costs
-from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.model.tree_model import TreeModel
@@ -31,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def equal(model: PreTrainedModel, drafter: Any, **arguments: Any) -> tr.Stats:
+def equal(model, drafter, **arguments):
     """Asserts that the accelerated call returns what the plain one does, and gives its statistics."""
     wanted = model.generate(**arguments)
     stats = tr.Stats()
@@ -43,13 +42,13 @@ def equal(model: PreTrainedModel, drafter: Any, **arguments: Any) -> tr.Stats:
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_a_batch_equals_generate(ending: LlamaForCausalLM, tree: Any, way: dict[str, Any]) -> None:
+def test_a_batch_equals_generate(ending, tree, way):
     drafter = tr.make_drafter("recycling", tree=tree)
     for seed, lengths in enumerate([[5], [4, 9], [1, 1, 1], [12, 3, 7], [2, 30, 1, 8], [6, 2, 9, 4, 7]]):
         equal(ending, drafter, **batch(lengths, seed, spare=seed % 2), max_new_tokens=20, **way)
 
 
-def test_rows_accept_different_numbers_of_tokens(ending: LlamaForCausalLM) -> None:
+def test_rows_accept_different_numbers_of_tokens(ending):
     ending.generation_config.eos_token_id = None
     stats = equal(ending, tr.make_drafter("recycling", tree=8), **batch([3, 8, 5, 11], 1), max_new_tokens=32)
     assert len(stats.lengths) > 2
@@ -57,7 +56,7 @@ def test_rows_accept_different_numbers_of_tokens(ending: LlamaForCausalLM) -> No
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 50), st.integers(0, 3), st.integers(1, 12))
-def test_any_padding(lengths: list[int], seed: int, spare: int, new: int) -> None:
+def test_any_padding(lengths, seed, spare, new):
     equal(MODEL, DRAFTER, **batch(lengths, seed, spare), max_new_tokens=new)
 
 
@@ -67,9 +66,7 @@ DRAFTER = tr.make_drafter("recycling")
 
 
 @pytest.mark.parametrize("cache_is_seen", [True, pytest.param(False, marks=needs(5, 17))])
-def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(
-    counting: LlamaForCausalLM, cache_is_seen: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(counting, cache_is_seen, monkeypatch):
     """Three of four texts end soon. For four a node of each costs half a pass, for one an eighth: of the first four
     tokens that are foreseen two would not pay if the others' were still counted. A cache that somebody will see keeps
     all texts.
@@ -77,7 +74,7 @@ def test_those_that_are_left_draft_for_themselves_and_fill_the_passes_alone(
     fix_costs(monkeypatch, (1, 128), (5.0, 132.0))
     texts, forward = [], TreeModel.forward
 
-    def watched(target: TreeModel, inputs: dict[str, Any], *others: Any, **options: Any) -> torch.Tensor:
+    def watched(target, inputs, *others, **options):
         texts.append(len(inputs["input_ids"]))
         return forward(target, inputs, *others, **options)
 

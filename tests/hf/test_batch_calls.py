@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support import tiny
-from support.architectures import VOCABULARY, Case, model_of, named
+from support.architectures import VOCABULARY, model_of, named
 from support.batches import EOS, batch
 from transformers import (
     DynamicCache,
-    LlamaForCausalLM,
-    PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
     WatermarkingConfig,
@@ -30,41 +27,41 @@ ENDS = [5, 9, 14, 22, 33, 41, 60]
 class Recording(StoppingCriteria):
     """Answers from what it is shown, and remembers it."""
 
-    def __init__(self, answer: Callable[[Recording, torch.Tensor], Any]) -> None:
+    def __init__(self, answer):
         self.answer, self.seen = answer, []
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids, scores, **kwargs):
         assert scores is None
         self.seen.append(input_ids.tolist())
         return self.answer(self, input_ids)
 
 
-def at_a_token(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+def at_a_token(self, ids):
     return ids[:, -1] % 9 == 2
 
 
-def when_all_have_said_it(self: Recording, ids: torch.Tensor) -> bool:
+def when_all_have_said_it(self, ids):
     """One answer for all, from a memory, as lm-eval does."""
     self.done = getattr(self, "done", torch.zeros(len(ids), dtype=torch.bool)) | (ids[:, -1] % 9 == 2)
     return bool(self.done.all())
 
 
-def after_seven_calls(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+def after_seven_calls(self, ids):
     return torch.full((len(ids),), len(self.seen) >= 7)
 
 
-def when_two_rows_agree(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+def when_two_rows_agree(self, ids):
     return ids[:, -1] == ids.roll(1, dims=0)[:, -1]
 
 
-def never(self: Recording, ids: torch.Tensor) -> torch.Tensor:
+def never(self, ids):
     return torch.zeros(len(ids), dtype=torch.bool)
 
 
 ANSWERS = [at_a_token, when_all_have_said_it, after_seven_calls, when_two_rows_agree, never]
 
 
-def asked(model: PreTrainedModel, answer: Any, drafter: Any = None, **arguments: Any) -> tuple[torch.Tensor, Any, Any]:
+def asked(model, answer, drafter=None, **arguments):
     """The text, what the criterion was shown, and the statistics of an accelerated call."""
     criterion, stats = Recording(answer), tr.Stats()
     arguments["stopping_criteria"] = StoppingCriteriaList([criterion])
@@ -75,9 +72,7 @@ def asked(model: PreTrainedModel, answer: Any, drafter: Any = None, **arguments:
 
 @pytest.mark.parametrize("eos", [EOS, None])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_criteria_see_every_column_of_the_batch_once_and_in_order(
-    ending: LlamaForCausalLM, answer: Any, eos: int | None
-) -> None:
+def test_criteria_see_every_column_of_the_batch_once_and_in_order(ending, answer, eos):
     """So that those which remember, compare texts or answer for all say what they say to `generate`."""
     ending.generation_config.eos_token_id = eos
     for seed, tree in enumerate(TREES):
@@ -95,7 +90,7 @@ MODEL.generation_config.pad_token_id = 0
 DRAFTER = tr.make_drafter("recycling", tree="paper")
 
 
-def test_stop_strings_without_an_end_of_sequence_end_all_texts_together() -> None:
+def test_stop_strings_without_an_end_of_sequence_end_all_texts_together():
     tokenizer = tiny.tokenizer()
     model = tiny.llama(seed=3, vocab_size=len(tokenizer))
     model.generation_config.pad_token_id = 0
@@ -111,7 +106,7 @@ def test_stop_strings_without_an_end_of_sequence_end_all_texts_together() -> Non
     assert stats.tokens == wanted[:, 5:].numel()
 
 
-def test_a_time_limit_without_an_end_of_sequence(ending: LlamaForCausalLM) -> None:
+def test_a_time_limit_without_an_end_of_sequence(ending):
     ending.generation_config.eos_token_id = None
     inputs = batch([4, 6], 0)
     wanted = ending.generate(**inputs, max_new_tokens=12)
@@ -132,7 +127,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_scores_and_logits_of_a_batch_are_those_of_generate(ending: LlamaForCausalLM, way: dict[str, Any]) -> None:
+def test_scores_and_logits_of_a_batch_are_those_of_generate(ending, way):
     """Also where a text has ended and `generate` goes on to score its padding."""
     for seed, lengths in enumerate([[5, 9, 3], [6, 6, 6, 6], [7]]):
         inputs = {**batch(lengths, seed, spare=1), "max_new_tokens": 16, "eos_token_id": ENDS, **SCORES, **way}
@@ -145,12 +140,12 @@ def test_scores_and_logits_of_a_batch_are_those_of_generate(ending: LlamaForCaus
         assert ours.stats.mat >= 1
 
 
-def test_some_texts_of_the_batches_here_end_early(ending: LlamaForCausalLM) -> None:
+def test_some_texts_of_the_batches_here_end_early(ending):
     text = ending.generate(**batch([5, 9, 3], 0, spare=1), max_new_tokens=16, eos_token_id=ENDS)[:, 10:]
     assert len({(row == 0).sum().item() for row in text}) == 3
 
 
-def test_logits_of_a_batch_that_a_criterion_ends(ending: LlamaForCausalLM) -> None:
+def test_logits_of_a_batch_that_a_criterion_ends(ending):
     """What was computed beyond the end is not among them."""
     arguments = {**batch([4, 4, 4], 0), "max_new_tokens": 20, "return_dict_in_generate": True, "output_logits": True}
     outputs = []
@@ -162,7 +157,7 @@ def test_logits_of_a_batch_that_a_criterion_ends(ending: LlamaForCausalLM) -> No
     torch.testing.assert_close(torch.stack(ours.logits), torch.stack(plain.logits), atol=1e-4, rtol=1e-4)
 
 
-def states(cache: DynamicCache, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def states(cache, inputs):
     """Keys and values of every text, without the slots of padding before it."""
     paddings = (inputs["attention_mask"] == 0).sum(dim=1).tolist()
     return [
@@ -175,7 +170,7 @@ def states(cache: DynamicCache, inputs: dict[str, torch.Tensor]) -> list[torch.T
 
 @pytest.mark.parametrize("lengths", [[5, 9, 3], [6], [4, 4]])
 @pytest.mark.parametrize("given", [True, False])
-def test_the_cache_of_a_batch_is_that_of_generate(ending: LlamaForCausalLM, lengths: list[int], given: bool) -> None:
+def test_the_cache_of_a_batch_is_that_of_generate(ending, lengths, given):
     inputs = batch(lengths, 0, spare=2)
     caches = []
     for generate in (ending.generate, lambda **arguments: tr.generate(ending, drafter=DRAFTER, **arguments)):
@@ -197,7 +192,7 @@ FAMILIES = [
 ]
 
 
-def turned(inputs: dict[str, torch.Tensor], text: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
+def turned(inputs, text, seed):
     """The next turn of a conversation with every text of a batch: two tokens each."""
     text = torch.cat([text, torch.cat([tiny.prompt(seed * 10 + row, 2, VOCABULARY) for row in range(len(text))])], 1)
     mask = torch.ones_like(text)
@@ -206,7 +201,7 @@ def turned(inputs: dict[str, torch.Tensor], text: torch.Tensor, seed: int) -> di
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_turns_on_one_cache_of_a_batch_plain_and_accelerated_by_turns(case: Case) -> None:
+def test_turns_on_one_cache_of_a_batch_plain_and_accelerated_by_turns(case):
     """One cache is continued by plain generate, one by ours, and one by both, by turns."""
     model = model_of(case)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, [5, 17, 33, 60]
@@ -226,7 +221,7 @@ def test_turns_on_one_cache_of_a_batch_plain_and_accelerated_by_turns(case: Case
     assert all(torch.equal(text, texts[0]) for text in texts)
 
 
-def test_a_cache_that_holds_less_than_the_padding(ending: LlamaForCausalLM) -> None:
+def test_a_cache_that_holds_less_than_the_padding(ending):
     """Of a text that begins after the cached slots nothing is held yet."""
     inputs, answers = batch([9, 2], 0), []
     for ours in (False, True):
@@ -239,7 +234,7 @@ def test_a_cache_that_holds_less_than_the_padding(ending: LlamaForCausalLM) -> N
     assert torch.equal(*answers)
 
 
-def test_several_returned_sequences_with_their_scores(ending: LlamaForCausalLM) -> None:
+def test_several_returned_sequences_with_their_scores(ending):
     """Greedily chosen they are all the same; it is the shapes that count."""
     arguments = {"max_new_tokens": 8, "num_return_sequences": 3, "do_sample": True, "top_k": 1, **SCORES}
     wanted = ending.generate(tiny.prompt(0, 5), **arguments)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from support import tiny
-from transformers import LlamaForCausalLM, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
 import token_recycling as tr
 from token_recycling.hf.batched import DecodingThread
@@ -24,19 +23,19 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def together(model: LlamaForCausalLM) -> Iterator[DecodingThread]:
+def together(model):
     model.generation_config.pad_token_id = 0
     made = DecodingThread(model)
     yield made
     made.close()
 
 
-def alone(model: LlamaForCausalLM, seed: int, arguments: dict[str, Any]) -> Any:
+def alone(model, seed, arguments):
     torch.manual_seed(seed)
     return model.generate(**arguments)
 
 
-def test_calls_of_many_threads_return_what_they_return_alone(model: LlamaForCausalLM, together: DecodingThread) -> None:
+def test_calls_of_many_threads_return_what_they_return_alone(model, together):
     drafter, most = tr.make_drafter("recycling"), []
     calls = [
         {"input_ids": tiny.prompt(seed, 1 + 3 * seed), "max_new_tokens": 5 + 2 * seed, **WAYS[seed % len(WAYS)]}
@@ -44,7 +43,7 @@ def test_calls_of_many_threads_return_what_they_return_alone(model: LlamaForCaus
     ]
     wanted = [alone(model, seed, arguments) for seed, arguments in enumerate(calls)]
 
-    def called(seed: int) -> Any:
+    def called(seed):
         view = together.model(drafter, seed)
         said = view.generate(**calls[seed])
         most.append(len(together._batch.rows))
@@ -67,9 +66,7 @@ def test_calls_of_many_threads_return_what_they_return_alone(model: LlamaForCaus
     ],
     ids=["batch", "cache"],
 )
-def test_what_cannot_join_is_decoded_by_itself(
-    model: LlamaForCausalLM, together: DecodingThread, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_join_is_decoded_by_itself(model, together, more, monkeypatch):
     monkeypatch.setattr(RunningBatch, "join", None)
     arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 8, "do_sample": False, **more}
     wanted, said = model.generate(**arguments), together.model(tr.make_drafter("recycling"), 0).generate(**arguments)
@@ -78,8 +75,8 @@ def test_what_cannot_join_is_decoded_by_itself(
     assert torch.equal(said, wanted)
 
 
-def test_an_error_is_raised_where_the_call_was_made(model: LlamaForCausalLM, together: DecodingThread) -> None:
-    def failing(ids: torch.Tensor, scores: Any, **_: Any) -> Any:
+def test_an_error_is_raised_where_the_call_was_made(model, together):
+    def failing(ids, scores, **_):
         raise ZeroDivisionError
 
     arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 8, "do_sample": False}
@@ -91,13 +88,11 @@ def test_an_error_is_raised_where_the_call_was_made(model: LlamaForCausalLM, tog
     assert torch.equal(said, model.generate(**arguments))
 
 
-def test_a_fault_of_the_batch_itself_ends_its_texts_and_no_others(
-    model: LlamaForCausalLM, together: DecodingThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_the_batch_itself_ends_its_texts_and_no_others(model, together, monkeypatch):
     """Nobody waits for ever, and the next call is decoded."""
     drop, faults = RunningBatch._drop, iter([ZeroDivisionError("a fault")])
 
-    def faulty(batch: RunningBatch) -> Any:
+    def faulty(batch):
         fault = next(faults, None) if len(batch.rows) > 1 else None
         if fault is not None:
             raise fault
@@ -118,14 +113,14 @@ def test_a_fault_of_the_batch_itself_ends_its_texts_and_no_others(
     assert torch.equal(said, model.generate(tiny.prompt(0, 5), **arguments))
 
 
-def test_a_call_after_the_end_is_refused(model: LlamaForCausalLM, together: DecodingThread) -> None:
+def test_a_call_after_the_end_is_refused(model, together):
     accelerated = together.model(tr.make_drafter("plain"), 0)
     together.close()
     with pytest.raises(RuntimeError, match=r"expected a call before DecodingThread.close\(\), got one after it"):
         accelerated.generate(tiny.prompt(0, 5), max_new_tokens=8)
 
 
-def test_what_is_called_between_steps(together: DecodingThread) -> None:
+def test_what_is_called_between_steps(together):
     assert together.between_steps(lambda: 3).result(5) == 3
     with pytest.raises(ZeroDivisionError):
         together.between_steps(lambda: 1 // 0).result(5)

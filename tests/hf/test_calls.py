@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support import tiny
 from support.releases import HERE, needs, skip_before
-from transformers import LlamaForCausalLM, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 from transformers.generation.continuous_batching import ContinuousMixin
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
@@ -23,11 +22,11 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 IDS = tiny.prompt(0, 6)
 
 
-def meanwhile(other: Callable[[], Any], thread: bool) -> StoppingCriteriaList:
+def meanwhile(other, thread):
     """A criterion that ends nothing, and lets something else happen once, from beginning to end."""
     happened = []
 
-    def criterion(input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+    def criterion(input_ids, scores, **more):
         if not happened:
             happened.append(threading.Thread(target=other))
             if thread:
@@ -49,7 +48,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("thread", [True, False])
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
-def test_a_call_is_noted_by_itself(model: LlamaForCausalLM, other: dict[str, Any], thread: bool) -> None:
+def test_a_call_is_noted_by_itself(model, other, thread):
     """Whatever is called in between, by another thread or in this one."""
     if "assistant_early_exit" in other and HERE[:2] == (5, 0):
         pytest.skip("needs a transformers whose early exit works: not 5.0")
@@ -57,7 +56,7 @@ def test_a_call_is_noted_by_itself(model: LlamaForCausalLM, other: dict[str, Any
     tr.accelerate(model, "plain")
     noted = []
 
-    def between() -> None:
+    def between():
         model.generate(IDS, **other)
         noted.append((model.acceleration.stats.tokens, model.acceleration.fallback))
 
@@ -72,7 +71,7 @@ def test_a_call_is_noted_by_itself(model: LlamaForCausalLM, other: dict[str, Any
     assert (noted[0][1] is None) == accelerated
 
 
-def test_a_call_left_to_transformers_is_noted_by_itself(model: LlamaForCausalLM) -> None:
+def test_a_call_left_to_transformers_is_noted_by_itself(model):
     """It was left to transformers, though one that was accelerated began later and ended before."""
     tr.accelerate(model, "plain")
     criteria = meanwhile(lambda: model.generate(IDS, **GREEDY), thread=True)
@@ -82,14 +81,14 @@ def test_a_call_left_to_transformers_is_noted_by_itself(model: LlamaForCausalLM)
     assert model.acceleration.total.tokens == 12
 
 
-def test_nothing_is_said_of_a_call_that_failed_before_it_began(model: LlamaForCausalLM) -> None:
+def test_nothing_is_said_of_a_call_that_failed_before_it_began(model):
     tr.accelerate(model, "plain").generate(IDS, num_beams=2, **GREEDY)
     with pytest.raises(ValueError, match="nonsense"):
         model.generate(IDS, nonsense=3, **GREEDY)
     assert model.acceleration.fallback is None
 
 
-def test_many_threads_add_to_one_total(model: LlamaForCausalLM) -> None:
+def test_many_threads_add_to_one_total(model):
     tr.accelerate(model, "plain")
     acceleration = model.acceleration
     threads = [
@@ -106,7 +105,7 @@ def test_many_threads_add_to_one_total(model: LlamaForCausalLM) -> None:
 # Ways past our loop
 
 
-def small() -> dict[str, Any]:
+def small():
     """Arguments for continuous batching with little memory."""
     skip_before(5, 4)
     from transformers import ContinuousBatchingConfig
@@ -117,32 +116,32 @@ def small() -> dict[str, Any]:
     }
 
 
-def generate_batch(model: LlamaForCausalLM) -> Any:
+def generate_batch(model):
     said = model.generate_batch([[3, 4], [5]], max_new_tokens=3, **small())
     return [one.generated_tokens for one in said.values()]
 
 
-def paged(model: LlamaForCausalLM) -> Any:
+def paged(model):
     return model.generate(IDS, max_new_tokens=3, do_sample=False, cache_implementation="paged", **small()).tolist()
 
 
-def manager(model: LlamaForCausalLM) -> Any:
+def manager(model):
     model.init_continuous_batching()
 
 
-def custom(model: LlamaForCausalLM) -> Any:
+def custom(model):
     return model.generate(IDS, custom_generate=_last_token_twice)
 
 
-def _last_token_twice(model: Any, input_ids: torch.Tensor, **given: Any) -> list[int]:
+def _last_token_twice(model, input_ids, **given):
     return torch.cat([input_ids, input_ids[:, -1:]], dim=1).tolist()
 
 
-def beams(model: LlamaForCausalLM) -> Any:
+def beams(model):
     return model.generate(IDS, num_beams=2, **GREEDY).tolist()
 
 
-def prompt_lookup(model: LlamaForCausalLM) -> Any:
+def prompt_lookup(model):
     return model.generate(IDS, prompt_lookup_num_tokens=3, eos_token_id=[63], **GREEDY).tolist()
 
 
@@ -157,12 +156,7 @@ def prompt_lookup(model: LlamaForCausalLM) -> Any:
         (prompt_lookup, "got assisted generation"),
     ],
 )
-def test_a_way_past_our_loop_is_noted_and_said_once(
-    model: LlamaForCausalLM,
-    caplog: pytest.LogCaptureFixture,
-    way: Callable[[LlamaForCausalLM], Any],
-    reason: str,
-) -> None:
+def test_a_way_past_our_loop_is_noted_and_said_once(model, caplog, way, reason):
     wanted = way(model)
     tr.accelerate(model, "plain").generate(IDS, max_new_tokens=2)
     with caplog.at_level(logging.WARNING, "token_recycling"):
@@ -174,7 +168,7 @@ def test_a_way_past_our_loop_is_noted_and_said_once(
 
 
 @needs(5, 23)
-def test_transformers_hands_calls_to_no_other_method() -> None:
+def test_transformers_hands_calls_to_no_other_method():
     """A new way of transformers must be noted: the methods of its modes, and those that make a manager."""
     methods = {name for name in GENERATION_MODES_MAPPING.values() if "/" not in name}
     assert methods == {"_sample", "_beam_search", "_assisted_decoding"}

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.architectures import Case, model_of, named
+from support.architectures import model_of, named
 from support.recurrent_architectures import RECURRENT
 from support.releases import skip_before
 from support.serving import TEMPLATE, chatty, speaking_llama
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from token_recycling import Conversation, make_drafter
 from token_recycling._util.text_stream import decoded
@@ -25,11 +25,11 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 
 @pytest.fixture
-def chat() -> Conversation:
+def chat():
     return Conversation(speaking_llama(), chatty(tiny.tokenizer()), **GREEDY)
 
 
-def cold(chat: Conversation, messages: list[dict[str, str]], **arguments: Any) -> list[int]:
+def cold(chat, messages, **arguments):
     """What plain `generate` says after these messages, without a cache."""
     inputs = chat.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
@@ -39,7 +39,7 @@ def cold(chat: Conversation, messages: list[dict[str, str]], **arguments: Any) -
     return text[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def test_every_answer_is_that_of_a_cold_cache(chat: Conversation) -> None:
+def test_every_answer_is_that_of_a_cold_cache(chat):
     cached = []
     for said in SAID:
         asked = [*chat.messages, {"role": "user", "content": said}]
@@ -57,8 +57,8 @@ def test_every_answer_is_that_of_a_cold_cache(chat: Conversation) -> None:
     assert chat.acceleration.fallback is None
 
 
-def test_a_turn_reads_what_is_new_in_it(chat: Conversation) -> None:
-    read: list[int] = []
+def test_a_turn_reads_what_is_new_in_it(chat):
+    read = []
     hook = chat.model.register_forward_pre_hook(
         lambda model, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
@@ -72,8 +72,8 @@ def test_a_turn_reads_what_is_new_in_it(chat: Conversation) -> None:
     assert max(read) < 100
 
 
-def test_answers_come_in_pieces_and_stats_are_of_the_turn(chat: Conversation) -> None:
-    pieces: list[str] = []
+def test_answers_come_in_pieces_and_stats_are_of_the_turn(chat):
+    pieces = []
     answer = chat.say("add a, b", pieces.append, max_new_tokens=30)
     assert "".join(pieces) == answer
     assert len(pieces) > 1
@@ -83,8 +83,8 @@ def test_answers_come_in_pieces_and_stats_are_of_the_turn(chat: Conversation) ->
     assert chat.last.stats.tokens == len(chat.last.tokens) == 12
 
 
-def test_a_drawn_answer_is_that_of_a_cold_cache(chat: Conversation) -> None:
-    drawing: dict[str, Any] = {"do_sample": True, "temperature": 0.8}
+def test_a_drawn_answer_is_that_of_a_cold_cache(chat):
+    drawing = {"do_sample": True, "temperature": 0.8}
     chat.say("add a, b")
     torch.manual_seed(4)
     wanted = cold(chat, [*chat.messages, {"role": "user", "content": "print it"}], **drawing)
@@ -94,7 +94,7 @@ def test_a_drawn_answer_is_that_of_a_cold_cache(chat: Conversation) -> None:
     assert chat.last.tokens == wanted
 
 
-def test_edited_messages_cut_the_cache(chat: Conversation) -> None:
+def test_edited_messages_cut_the_cache(chat):
     for said in SAID[:3]:
         chat.say(said)
     chat.messages[2:] = [{"role": "user", "content": "no"}, {"role": "assistant", "content": "yes"}]
@@ -105,7 +105,7 @@ def test_edited_messages_cut_the_cache(chat: Conversation) -> None:
     assert chat.last.cached > 10
 
 
-def test_reset_begins_anew_and_what_was_learned_stays() -> None:
+def test_reset_begins_anew_and_what_was_learned_stays():
     drafter = make_drafter("recycling:tree=8")
     chat = Conversation(speaking_llama(), chatty(tiny.tokenizer()), drafter, system="import sys", **GREEDY)
     first = chat.say("add a, b")
@@ -121,10 +121,10 @@ def test_reset_begins_anew_and_what_was_learned_stays() -> None:
     assert chat.acceleration.total.steps > steps
 
 
-def test_an_interrupt_keeps_what_was_said(chat: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_what_was_said(chat, monkeypatch):
     draft, calls = RecyclingText.draft, []
 
-    def draft_or_interrupt(self: RecyclingText, context: Any) -> Any:
+    def draft_or_interrupt(self, context):
         calls.append(context)
         if len(calls) > 3:
             raise KeyboardInterrupt
@@ -146,11 +146,11 @@ def test_an_interrupt_keeps_what_was_said(chat: Conversation, monkeypatch: pytes
     assert chat.last.tokens == wanted
 
 
-def test_an_error_leaves_the_conversation_as_it_was(chat: Conversation) -> None:
+def test_an_error_leaves_the_conversation_as_it_was(chat):
     chat.say("add a, b")
     before, last = list(chat.messages), chat.last
 
-    def fail(piece: str) -> None:
+    def fail(piece):
         raise OSError("the terminal is gone")
 
     with pytest.raises(OSError, match="gone"):
@@ -162,7 +162,7 @@ def test_an_error_leaves_the_conversation_as_it_was(chat: Conversation) -> None:
     assert chat.last.tokens == wanted
 
 
-def test_a_full_context_is_an_error_and_an_answer_ends_before_it() -> None:
+def test_a_full_context_is_an_error_and_an_answer_ends_before_it():
     model = tiny.llama(vocab_size=300, max_position_embeddings=64)
     chat = Conversation(model, chatty(tiny.tokenizer()), max_new_tokens=1000, do_sample=False)
     chat.say("add a, b")
@@ -176,7 +176,7 @@ def test_a_full_context_is_an_error_and_an_answer_ends_before_it() -> None:
     assert chat.say("add a, b") == before[-1]["content"]
 
 
-def test_what_a_conversation_needs_of_a_tokenizer(model: PreTrainedModel) -> None:
+def test_what_a_conversation_needs_of_a_tokenizer(model):
     with pytest.raises(ValueError, match=r"chat template.*`generate`"):
         Conversation(model, tiny.tokenizer())
     tokenizer = tiny.tokenizer()
@@ -187,7 +187,7 @@ def test_what_a_conversation_needs_of_a_tokenizer(model: PreTrainedModel) -> Non
     assert chat.messages == []
 
 
-def exact_tokenizer() -> PreTrainedTokenizerFast:
+def exact_tokenizer():
     """One character is one token, so that answers are read as they were written, and 96 tokens are enough."""
     characters = {chr(32 + place): place for place in range(95)}
     made = Tokenizer(models.WordLevel({**characters, "\n": 95}, unk_token=" "))
@@ -207,7 +207,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
-def test_families(case: Case) -> None:
+def test_families(case):
     """Windows, borders, and states over the text that cannot be cut."""
     if case in RECURRENT:
         skip_before(5, 14)

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +26,6 @@ from support import tiny
 from support.architectures import model_of
 from support.batches import padded
 from support.recurrent_architectures import RECURRENT
-from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.drafters._shared.training.continuations import Continuations
@@ -37,7 +34,7 @@ from token_recycling.drafters.eagle.train import new_head
 from token_recycling.drafters.eagle.train_options import EagleTraining
 from token_recycling.loop import step as loop
 from token_recycling.loop.accept import accept_walk
-from token_recycling.trees.draft import Draft, Step
+from token_recycling.trees.draft import Step
 
 VOCABULARY = 6
 DRAFTERS = {"tree": "published:learns_prompt=true,k=4,tree=0 1 2 00 01 10 000", "chain": "recycling:k=4,tree=chain:3"}
@@ -58,7 +55,7 @@ PLAUSIBLE, IMPOSSIBLE = 1e-3, 1e-5
 
 
 @cache
-def model() -> LlamaForCausalLM:
+def model():
     """Six tokens, none of them certain or hopeless, by more than the newest token."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     made = tiny.llama(13, context=0.3, vocab_size=VOCABULARY, initializer_range=0.4, **sizes)
@@ -67,13 +64,13 @@ def model() -> LlamaForCausalLM:
 
 
 @cache
-def hybrid() -> PreTrainedModel:
+def hybrid():
     """The same with a layer that keeps a state over the text."""
     case = next(case for case in RECURRENT if case.family == "qwen3_5_text")
     return model_of(replace(case, config={**case.config, "vocab_size": VOCABULARY}))
 
 
-def odds(texts: Sequence[Sequence[int]], sampling: dict[str, Any]) -> torch.Tensor:
+def odds(texts, sampling):
     """The probability of every next token after each text, (texts, vocabulary), as plain `generate` draws it."""
     shown = {"return_dict_in_generate": True, "output_scores": True}
     output = model().generate(**padded(texts), do_sample=True, max_new_tokens=1, **shown, **sampling)
@@ -83,12 +80,12 @@ def odds(texts: Sequence[Sequence[int]], sampling: dict[str, Any]) -> torch.Tens
 class Sampler:
     """Accelerated sampling with a drafter that learns from call to call, one of `DRAFTERS` or any."""
 
-    def __init__(self, shape: str, rows: int, sampling: dict[str, Any], seed: int = 0) -> None:
+    def __init__(self, shape, rows, sampling, seed=0):
         self.prompts, self.sampling, self.stats = PROMPTS[:rows], sampling, tr.Stats()
         self.drafter = tr.make_drafter(DRAFTERS.get(shape, shape))
         torch.manual_seed(seed)
 
-    def __call__(self, new: int) -> list[list[int]]:
+    def __call__(self, new):
         """What follows each prompt, by one call of `generate`."""
         inputs, how = (
             padded(self.prompts),
@@ -98,7 +95,7 @@ class Sampler:
         return texts[:, inputs["input_ids"].shape[1] :].tolist()
 
 
-def p_value(tables: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+def p_value(tables):
     """Of chi-square, for several tables of observed and expected numbers together.
 
     Cells are joined, the rarest first, until each expects five or more. What cannot happen but did makes it 0.
@@ -117,7 +114,7 @@ def p_value(tables: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
     return float(chi2.sf(statistic, freedom))
 
 
-def three_tokens(prompt: list[int], sampling: dict[str, Any]) -> dict[tuple[int, ...], float]:
+def three_tokens(prompt, sampling):
     """The probability of every text of three tokens after a prompt."""
     tokens = range(VOCABULARY)
     beginnings = [text for length in range(3) for text in product(tokens, repeat=length)]
@@ -125,7 +122,7 @@ def three_tokens(prompt: list[int], sampling: dict[str, Any]) -> dict[tuple[int,
     return {(a, b, c): after[()][a] * after[a,][b] * after[a, b][c] for a, b, c in product(tokens, repeat=3)}
 
 
-def of_three_tokens(sampler: Sampler, calls: int) -> float:
+def of_three_tokens(sampler, calls):
     """The p-value of all texts of three tokens against their probabilities."""
     seen = [Counter[tuple[int, ...]]() for _ in sampler.prompts]
     for _ in range(calls):
@@ -138,7 +135,7 @@ def of_three_tokens(sampler: Sampler, calls: int) -> float:
     return p_value(tables)
 
 
-def of_long_texts(sampler: Sampler, calls: int, new: int = 40) -> float:
+def of_long_texts(sampler, calls, new=40):
     """The p-value of pairs of consecutive places in a square of 9 cells; likely tokens have the low places."""
     beginnings, drawn = [], []
     for _ in range(calls):
@@ -170,7 +167,7 @@ THREE = [
 ]
 
 
-def named(value: Any) -> str:
+def named(value):
     return " ".join(value) if isinstance(value, dict) else str(value)
 
 
@@ -179,14 +176,14 @@ CALLS_LONG, CALLS_THREE = {1: 20, 4: 12}, {1: 240, 4: 120}
 
 
 @pytest.mark.parametrize(("shape", "rows", "sampling"), LONG, ids=named)
-def test_long_texts_follow_the_distribution(shape: str, rows: int, sampling: dict[str, Any]) -> None:
+def test_long_texts_follow_the_distribution(shape, rows, sampling):
     sampler = Sampler(shape, rows, sampling)
     assert of_long_texts(sampler, CALLS_LONG[rows]) > PLAUSIBLE
     assert sampler.stats.mat > 1.3
 
 
 @pytest.mark.parametrize(("shape", "rows"), [("tree", 1), ("chain", 4)])
-def test_texts_of_a_hybrid_follow_the_distribution(shape: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_a_hybrid_follow_the_distribution(shape, rows, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "model", hybrid)
     sampler = Sampler(shape, rows, {"temperature": 0.8, "top_p": 0.9})
     assert of_long_texts(sampler, CALLS_LONG[rows]) > PLAUSIBLE
@@ -195,7 +192,7 @@ def test_texts_of_a_hybrid_follow_the_distribution(shape: str, rows: int, monkey
 
 @pytest.mark.core
 @pytest.mark.parametrize(("shape", "rows", "sampling"), THREE, ids=named)
-def test_texts_of_three_tokens_follow_the_distribution(shape: str, rows: int, sampling: dict[str, Any]) -> None:
+def test_texts_of_three_tokens_follow_the_distribution(shape, rows, sampling):
     sampler = Sampler(shape, rows, sampling)
     assert of_three_tokens(sampler, CALLS_THREE[rows]) > PLAUSIBLE
     assert sampler.stats.mat > 1.3
@@ -206,9 +203,7 @@ def test_texts_of_three_tokens_follow_the_distribution(shape: str, rows: int, sa
     [(1, {"top_k": 4, "temperature": 1.5}, 12), (4, {}, "0 1 2 00 01 10 000"), (1, {"repetition_penalty": 1.3}, 12)],
     ids=named,
 )
-def test_texts_drafted_by_a_head_follow_the_distribution(
-    rows: int, sampling: dict[str, Any], tree: str | int, tmp_path: Path
-) -> None:
+def test_texts_drafted_by_a_head_follow_the_distribution(rows, sampling, tree, tmp_path):
     """An EAGLE head: its trees are chosen, not drawn."""
     head = new_head(model(), Continuations([], []), EagleTraining(version=1))
     save_head(tmp_path, head, model())
@@ -222,12 +217,10 @@ def test_texts_drafted_by_a_head_follow_the_distribution(
 # What follows samples wrongly.
 
 
-def walking(chosen: Callable[[Draft, list[int], torch.Tensor], int | None]) -> Callable[..., Step]:
+def walking(chosen):
     """A walk that follows the child that `chosen` picks, by the logits there, and draws a token where it picks none."""
 
-    def walk(
-        draft: Draft, logits: torch.Tensor, append: Callable[[int], bool], choose: Callable[..., int], row: int = 0
-    ) -> Step:
+    def walk(draft, logits, append, choose, row=0):
         accepted, emitted = [0], []
         while True:
             children = list(draft.tree.children[accepted[-1]])
@@ -241,20 +234,18 @@ def walking(chosen: Callable[[Draft, list[int], torch.Tensor], int | None]) -> C
     return walk
 
 
-def any_child(draft: Draft, children: list[int], logits: torch.Tensor) -> int | None:
+def any_child(draft, children, logits):
     """Believes the draft."""
     return children[0] if children else None
 
 
-def tried_once(draft: Draft, children: list[int], logits: torch.Tensor) -> int | None:
+def tried_once(draft, children, logits):
     """Accepts a child with its probability, but after a rejection draws as if nothing had been rejected."""
     shares = logits.softmax(-1)[draft.tokens[children]]
     return children[0] if children and torch.rand(()) < shares[0] else None
 
 
-def of_the_root(
-    draft: Draft, logits: torch.Tensor, append: Callable[[int], bool], choose: Callable[..., int], row: int = 0
-) -> Step:
+def of_the_root(draft, logits, append, choose, row=0):
     """Draws at every node with the processors of the root: the text grows only after the walk."""
     step = accept_walk(draft, logits, lambda token: False, choose, row)
     for place, token in enumerate(step.tokens):
@@ -263,7 +254,7 @@ def of_the_root(
     return step
 
 
-def put_in_place(wrong: Callable[..., Step], monkeypatch: pytest.MonkeyPatch) -> None:
+def put_in_place(wrong, monkeypatch):
     """Instead of every way of accepting that the loop may choose."""
     ways = [name for name in vars(loop) if name.startswith("accept_")]
     assert ways
@@ -276,9 +267,7 @@ WRONG = {function.__name__: walking(function) for function in (any_child, tried_
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 @pytest.mark.parametrize(("shape", "rows"), [("chain", 1), ("chain", 4)])
-def test_wrong_samplers_are_noticed(
-    wrong: Callable[..., Step], shape: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_samplers_are_noticed(wrong, shape, rows, monkeypatch):
     """By one check or the other: drafts that are believed have the right places, but the same texts again and again."""
     put_in_place(wrong, monkeypatch)
     assert (
@@ -287,15 +276,13 @@ def test_wrong_samplers_are_noticed(
     )
 
 
-def test_the_least_wrong_one_is_noticed_in_three_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_wrong_one_is_noticed_in_three_tokens(monkeypatch):
     put_in_place(WRONG["tried_once"], monkeypatch)
     assert of_three_tokens(Sampler("chain", 4, {}), CALLS_THREE[4]) < IMPOSSIBLE
 
 
 @pytest.mark.parametrize(("shape", "rows"), [("tree", 1), ("chain", 4)])
-def test_processors_that_see_the_text_of_the_root_are_noticed(
-    shape: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processors_that_see_the_text_of_the_root_are_noticed(shape, rows, monkeypatch):
     put_in_place(of_the_root, monkeypatch)
     counting = {"sequence_bias": {(token, (token + 1) % VOCABULARY): 3.0 for token in range(VOCABULARY)}}
     assert of_long_texts(Sampler(shape, rows, counting), CALLS_LONG[rows]) < IMPOSSIBLE

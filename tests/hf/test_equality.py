@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from transformers import PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.model.tree_model import TreeModel
@@ -30,20 +29,20 @@ LLAMAS = list(MODELS)
 
 
 @cache
-def model_named(name: str) -> PreTrainedModel:
+def model_named(name):
     torch.manual_seed(5)
     return MODELS[name]().eval()
 
 
 @cache
-def references(name: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def references(name):
     """Prompts of 1 to 40 tokens and what `model.generate` makes of them."""
     model = model_named(name)
     prompts = [tiny.prompt(seed, 1 + seed, model.config.vocab_size) for seed in range(PROMPTS)]
     return [(ids, model.generate(ids, max_new_tokens=NEW)) for ids in prompts]
 
 
-def test_the_random_models_say_varied_things() -> None:
+def test_the_random_models_say_varied_things():
     for name in LLAMAS:
         said = torch.cat([text[0, ids.shape[1] :] for ids, text in references(name)])
         assert len(said.unique()) > 20
@@ -52,7 +51,7 @@ def test_the_random_models_say_varied_things() -> None:
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", LLAMAS)
-def test_hot_decoding_equals_generate(name: str, tree: Any) -> None:
+def test_hot_decoding_equals_generate(name, tree):
     """One matrix for all prompts of a model, twice: the second time it has seen every text."""
     rule = RULES[(LLAMAS.index(name) + TREES.index(tree)) % 3]
     drafter = tr.make_drafter("published", tree=tree, update=rule)
@@ -66,7 +65,7 @@ def test_hot_decoding_equals_generate(name: str, tree: Any) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 3, 16])
-def test_other_numbers_of_candidates_equal_generate(k: int) -> None:
+def test_other_numbers_of_candidates_equal_generate(k):
     drafter = tr.make_drafter("published", k=k, tree="0 00 000 0000")
     for ids, wanted in references("64 tokens")[:10]:
         assert torch.equal(tr.generate(model_named("64 tokens"), ids, drafter=drafter, max_new_tokens=NEW), wanted)
@@ -74,14 +73,14 @@ def test_other_numbers_of_candidates_equal_generate(k: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [16, 29, 30, 31, 40])
-def test_a_first_draft_of_more_nodes_than_are_read_at_once(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_draft_of_more_nodes_than_are_read_at_once(piece, monkeypatch):
     monkeypatch.setattr("token_recycling.model.prefill.PIECE", piece)
     for ids, wanted in references("64 tokens")[:4]:
         drafter = tr.make_drafter("published", tree="static:30")
         assert torch.equal(tr.generate(model_named("64 tokens"), ids, drafter=drafter, max_new_tokens=NEW), wanted)
 
 
-def test_a_matrix_of_lies_costs_speed_but_not_tokens() -> None:
+def test_a_matrix_of_lies_costs_speed_but_not_tokens():
     drafter = tr.make_drafter("published", tree="paper")
     matrix = drafter.prepare(TreeModel(model_named("64 tokens")))
     drafter.observe = lambda step: None
@@ -105,7 +104,7 @@ CODE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["recycling", "recycling:tree=80", "published"])
-def test_the_shipped_model_completes_code_as_generate_does(shipped: Any, spec: str) -> None:
+def test_the_shipped_model_completes_code_as_generate_does(shipped, spec):
     model, tokenizer = shipped
     drafter, stats = tr.make_drafter(spec), tr.Stats()
     for text in CODE:
@@ -118,7 +117,7 @@ def test_the_shipped_model_completes_code_as_generate_does(shipped: Any, spec: s
 _COMPLETED: dict[str, torch.Tensor] = {}
 
 
-def _completed(model: PreTrainedModel, text: str, ids: torch.Tensor) -> torch.Tensor:
+def _completed(model, text, ids):
     if text not in _COMPLETED:
         _COMPLETED[text] = model.generate(ids, max_new_tokens=64)
     return _COMPLETED[text]

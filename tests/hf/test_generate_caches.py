@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from support import tiny
-from support.architectures import VOCABULARY, Case, model_of, named
+from support.architectures import VOCABULARY, model_of, named
 from support.batches import EOS, batch
 from support.releases import HERE, skip_before
-from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, PreTrainedModel, StaticCache
-from transformers.cache_utils import Cache
+from transformers import CompileConfig, DynamicCache, StaticCache
 
 import token_recycling as tr
 
@@ -33,7 +32,7 @@ FAMILIES = [
 ]
 
 
-def of_family(case: Case) -> PreTrainedModel:
+def of_family(case):
     if case.family == "deepseek_v3":  # whose keys and values differ in size
         skip_before(5, 0)
     if case.family == "deepseek_v32":
@@ -45,7 +44,7 @@ def of_family(case: Case) -> PreTrainedModel:
     return model
 
 
-def assert_same_slots(ours: Cache, wanted: Cache, paddings: list[int]) -> None:
+def assert_same_slots(ours, wanted, paddings):
     """Two caches of one kind hold the same, but for padding."""
     assert type(ours) is type(wanted)
     assert int(ours.get_seq_length()) == int(wanted.get_seq_length())
@@ -62,9 +61,7 @@ def assert_same_slots(ours: Cache, wanted: Cache, paddings: list[int]) -> None:
 
 
 @pytest.mark.parametrize("implementation", STATIC)
-def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(
-    model: LlamaForCausalLM, caplog: pytest.LogCaptureFixture, implementation: str
-) -> None:
+def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(model, caplog, implementation):
     ids, inputs = tiny.prompt(0, 8), batch([3, 8], 0)
     model.generation_config.pad_token_id = 0
     wanted = model.generate(ids, cache_implementation=implementation, **GREEDY)
@@ -82,7 +79,7 @@ def test_a_static_cache_of_generates_own_is_replaced_with_a_notice(
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
 @pytest.mark.parametrize("lengths", [[5], [4, 9]])
-def test_a_returned_static_cache_is_that_of_generate(case: Case, lengths: list[int]) -> None:
+def test_a_returned_static_cache_is_that_of_generate(case, lengths):
     model, inputs = of_family(case), batch(lengths, 1, spare=1 if len(lengths) > 1 else 0)
     arguments = {**inputs, **GREEDY, "cache_implementation": "static", "return_dict_in_generate": True}
     wanted, ours = model.generate(**arguments), tr.generate(model, **arguments)
@@ -92,7 +89,7 @@ def test_a_returned_static_cache_is_that_of_generate(case: Case, lengths: list[i
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
 @pytest.mark.parametrize("lengths", [[5], [4, 9]])
-def test_turns_on_one_static_cache(case: Case, lengths: list[int]) -> None:
+def test_turns_on_one_static_cache(case, lengths):
     """The caller's own, continued by plain generate and by ours; in the end both caches hold the same."""
     model, texts, caches = of_family(case), [], []
     for ours in ("", "012", "1"):
@@ -113,7 +110,7 @@ def test_turns_on_one_static_cache(case: Case, lengths: list[int]) -> None:
         assert_same_slots(cache, caches[0], paddings)
 
 
-def test_a_static_cache_keeps_its_memory(model: LlamaForCausalLM) -> None:
+def test_a_static_cache_keeps_its_memory(model):
     """A model compiled for it relies on the addresses."""
     cache, text = StaticCache(config=model.config, max_cache_len=64), tiny.prompt(0, 5)
     text = tr.generate(model, text, past_key_values=cache, **GREEDY)
@@ -122,7 +119,7 @@ def test_a_static_cache_keeps_its_memory(model: LlamaForCausalLM) -> None:
     assert [layer.keys.data_ptr() for layer in cache.layers] == before
 
 
-def test_a_static_cache_that_is_too_short_is_left_to_transformers(model: LlamaForCausalLM) -> None:
+def test_a_static_cache_that_is_too_short_is_left_to_transformers(model):
     tr.accelerate(model)
     with pytest.raises(Exception, match="index"):
         model.generate(tiny.prompt(0, 5), past_key_values=StaticCache(config=model.config, max_cache_len=17), **GREEDY)
@@ -131,7 +128,7 @@ def test_a_static_cache_that_is_too_short_is_left_to_transformers(model: LlamaFo
     assert model.acceleration.fallback is None
 
 
-def test_generates_own_compiling_for_static_caches_is_left_out(model: LlamaForCausalLM) -> None:
+def test_generates_own_compiling_for_static_caches_is_left_out(model):
     """`generate` compiles the model for a static cache on an accelerator, or everywhere if told to."""
     ids, config = tiny.prompt(0, 8), CompileConfig(backend="eager", fullgraph=False)
     config._compile_all_devices = True
@@ -144,13 +141,13 @@ def test_generates_own_compiling_for_static_caches_is_left_out(model: LlamaForCa
 
 
 @pytest.mark.parametrize("way", ["length", "end of sequence", "stop string", "within a path"])
-def test_a_cache_passed_in_holds_all_but_the_last_token_however_the_text_ends(way: str) -> None:
+def test_a_cache_passed_in_holds_all_but_the_last_token_however_the_text_ends(way):
     tokenizer = tiny.tokenizer()
     model = tiny.llama(4, vocab_size=len(tokenizer))
     for seed in range(5):
         ids = tiny.prompt(seed, 6, len(tokenizer))
         said = model.generate(ids, **GREEDY)[0, 6:].tolist()
-        ending: dict[str, Any] = {}
+        ending = {}
         if way == "end of sequence":
             ending = {"eos_token_id": said[9], "pad_token_id": 0}
         elif way == "stop string":
@@ -169,7 +166,7 @@ def test_a_cache_passed_in_holds_all_but_the_last_token_however_the_text_ends(wa
 
 
 @pytest.mark.parametrize("eos", [None, EOS])
-def test_a_padded_text_alone(model: LlamaForCausalLM, eos: int | None) -> None:
+def test_a_padded_text_alone(model, eos):
     """One text with padding before it may have a streamer, criteria and processors of its own, and its cache back."""
     inputs, shown = batch([5], 0, spare=3), ([], [])
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, eos
@@ -177,7 +174,7 @@ def test_a_padded_text_alone(model: LlamaForCausalLM, eos: int | None) -> None:
     for accelerated in (False, True):
         if accelerated:
             tr.accelerate(model)
-        seen: list[Any] = shown[accelerated]
+        seen = shown[accelerated]
         outputs.append(
             model.generate(
                 **inputs,
@@ -201,17 +198,17 @@ def test_a_padded_text_alone(model: LlamaForCausalLM, eos: int | None) -> None:
 class Collecting:
     """A streamer that notes every token."""
 
-    def __init__(self, seen: list[Any]) -> None:
+    def __init__(self, seen):
         self.seen = seen
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, value):
         self.seen.extend(value.flatten().tolist())
 
-    def end(self) -> None:
+    def end(self):
         self.seen.append(-1)
 
 
-def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers() -> None:
+def test_a_static_cache_beyond_the_size_of_an_index_is_left_to_transformers():
     """An index breaks ties by the number of slots, of which a static cache has more."""
     skip_before(*SPARSE_STATIC)
     case = named("deepseek_v32")

@@ -8,14 +8,12 @@ Here a mixture uses all of its experts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from support import architectures, tiny
 from support.architectures import SUPPORTED, Case
 from support.oracle import Oracle
-from transformers import PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.bench.run.divergence import first_divergence
@@ -47,12 +45,12 @@ class Parting:
     """Between the two best logits of plain decoding there, as it computed them."""
 
 
-def partings(model: PreTrainedModel, prompts: int) -> list[Parting]:
+def partings(model, prompts):
     """Of greedy texts after random prompts; plain and accelerated run in the same precision."""
     found = []
     for seed in range(prompts):
         ids = tiny.prompt(seed, 5 + seed, architectures.VOCABULARY)
-        arguments: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+        arguments = {"max_new_tokens": NEW, "do_sample": False}
         plain = model.generate(ids, **arguments, return_dict_in_generate=True, output_logits=True)
         stats = tr.Stats()
         ours = tr.generate(model, ids, drafter=Oracle(plain.sequences), stats=stats, **arguments)
@@ -68,12 +66,12 @@ def partings(model: PreTrainedModel, prompts: int) -> list[Parting]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_texts_part_only_at_near_ties(case: Case, dtype: torch.dtype) -> None:
+def test_texts_part_only_at_near_ties(case, dtype):
     model = architectures.model_of(case).to(dtype)
     assert all(parting.gap <= TOLERANCE[dtype] for parting in partings(model, 4))
 
 
-def all_before(self: TreeInputs, tree: tr.Tree, length: int) -> Any:
+def all_before(self, tree, length):
     """A mask as of a chain: nodes see all nodes before them, those of other branches too."""
     n = len(tree)
     visible = torch.ones(n, length + n, dtype=torch.bool).tril(length)[None, None]
@@ -82,7 +80,7 @@ def all_before(self: TreeInputs, tree: tr.Tree, length: int) -> Any:
     return masks(self._support.layers, visible, queries, keys, self._dtype)
 
 
-def parents_hidden(self: TreeInputs, tree: tr.Tree, length: int) -> Any:
+def parents_hidden(self, tree, length):
     """A mask in which nodes see the text, the root and themselves, but no node between."""
     n = len(tree)
     visible = torch.cat([torch.ones(n, length), torch.eye(n)], dim=1).bool()
@@ -94,14 +92,14 @@ def parents_hidden(self: TreeInputs, tree: tr.Tree, length: int) -> Any:
 
 @pytest.mark.parametrize("wrong", [all_before, parents_hidden])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_wrong_mask_is_no_matter_of_rounding(dtype: torch.dtype, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_mask_is_no_matter_of_rounding(dtype, wrong, monkeypatch):
     monkeypatch.setattr(TreeInputs, "_mask", wrong)
     model = architectures.model_of(CASES[0]).to(dtype)
     gaps = [parting.gap for parting in partings(model, 4)]
     assert max(gaps, default=0) > 2 * TOLERANCE[dtype]
 
 
-def test_compare_reports_the_margin() -> None:
+def test_compare_reports_the_margin():
     """The number is that of a pass over the text up to there; what plain decoding computed differs by rounding."""
     model = architectures.model_of(CASES[0]).to(torch.bfloat16)
     parted = partings(model, 12)
@@ -129,10 +127,10 @@ def test_compare_reports_the_margin() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_plain_decoding_computes_what_generate_does(dtype: torch.dtype) -> None:
+def test_plain_decoding_computes_what_generate_does(dtype):
     """Bit by bit: the pass over the prompt, and those over one token."""
     model = tiny.llama(num_attention_heads=4, num_key_value_heads=2).to(dtype)
-    asked: dict[str, Any] = {"max_new_tokens": NEW, "return_dict_in_generate": True, "output_logits": True}
+    asked = {"max_new_tokens": NEW, "return_dict_in_generate": True, "output_logits": True}
     for seed in range(3):
         ids = tiny.prompt(seed, 40 + seed)
         wanted = model.generate(ids, **asked)

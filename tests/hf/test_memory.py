@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from support import tiny
@@ -25,7 +23,7 @@ class Rows(TorchDispatchMode):
 
     most = 0
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
         turned = operation is torch.ops.aten.t.default  # the weights of the output layer
         for made in () if turned else tree_leaves(result):
@@ -42,13 +40,13 @@ class WithoutOption(LlamaForCausalLM):
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model():
     made = tiny.llama(vocab_size=VOCABULARY, max_position_embeddings=4096)
     made.generation_config.pad_token_id = 0
     return made
 
 
-def most_rows(model: LlamaForCausalLM, ids: torch.Tensor, drafter: str) -> int:
+def most_rows(model, ids, drafter):
     with Rows() as rows, tr.accelerated(model, drafter) as acceleration:
         model.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=4, do_sample=False)
     assert acceleration.fallback is None
@@ -56,14 +54,14 @@ def most_rows(model: LlamaForCausalLM, ids: torch.Tensor, drafter: str) -> int:
     return rows.most
 
 
-def test_the_watch_sees_logits(model: LlamaForCausalLM) -> None:
+def test_the_watch_sees_logits(model):
     with Rows() as rows:
         model(tiny.prompt(0, 700, VOCABULARY))
     assert rows.most == 700
 
 
 @pytest.mark.parametrize("texts", [1, 3])
-def test_logits_of_a_prompt_are_made_in_pieces(model: LlamaForCausalLM, texts: int) -> None:
+def test_logits_of_a_prompt_are_made_in_pieces(model, texts):
     """Where they are learned from; the pieces are of all texts of a batch together."""
     ids = torch.cat([tiny.prompt(seed, PROMPT, VOCABULARY) for seed in range(texts)])
     ids[1:, :100] = 0
@@ -71,12 +69,12 @@ def test_logits_of_a_prompt_are_made_in_pieces(model: LlamaForCausalLM, texts: i
     assert PIECE - texts < most <= PIECE < PROMPT
 
 
-def test_logits_that_nobody_wants_are_not_made(model: LlamaForCausalLM) -> None:
+def test_logits_that_nobody_wants_are_not_made(model):
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "recycling:tree=8") <= 9
     assert most_rows(model, tiny.prompt(0, PROMPT, VOCABULARY), "plain") == 1
 
 
-def test_a_model_that_gives_all_logits_reads_in_pieces(model: LlamaForCausalLM) -> None:
+def test_a_model_that_gives_all_logits_reads_in_pieces(model):
     ids = tiny.prompt(0, PROMPT, VOCABULARY)
     other = WithoutOption(model.config).eval()
     other.load_state_dict(model.state_dict())
@@ -88,11 +86,11 @@ def test_a_model_that_gives_all_logits_reads_in_pieces(model: LlamaForCausalLM) 
 class Rooms:
     """The capacity of every buffer that was made, in order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.made: list[int] = []
         original = caches.SlotStore._set
 
-        def noted(store: Any, buffer: torch.Tensor, *texts: int) -> None:
+        def noted(store, buffer, *texts):
             self.made.append(buffer.shape[3])
             original(store, buffer, *texts)
 
@@ -100,9 +98,7 @@ class Rooms:
 
 
 @pytest.mark.parametrize("length", [1, 700])
-def test_room_for_keys_and_values_grows_by_doubling(
-    model: LlamaForCausalLM, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_for_keys_and_values_grows_by_doubling(model, length, monkeypatch):
     """A buffer is made seldom, each twice as large as the one before, and the last one is not far too large."""
     rooms, cache = Rooms(monkeypatch), DynamicCache(config=model.config)
     ids, new = tiny.prompt(0, length, VOCABULARY), 600

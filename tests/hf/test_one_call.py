@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +11,6 @@ import torch
 from support import tiny
 from transformers import (
     DynamicCache,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
     StoppingCriteriaList,
     TextIteratorStreamer,
     TextStreamer,
@@ -27,7 +23,7 @@ IDS = tiny.prompt(0, 6)
 
 
 @contextmanager
-def left_alone(model: PreTrainedModel) -> Iterator[None]:
+def left_alone(model):
     """Within the block nothing about the object may change: its class, its attributes and what is registered in it."""
     kind, attributes = type(model), dict(vars(model))
     contents = {name: dict(value) for name, value in attributes.items() if isinstance(value, dict)}
@@ -47,19 +43,19 @@ class Interrupted(Exception):  # noqa: N818
 class Interrupting:
     """A streamer that fails after some puts."""
 
-    def __init__(self, after: int = 2) -> None:
+    def __init__(self, after=2):
         self.left = after
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, value):
         if not self.left:
             raise Interrupted
         self.left -= 1
 
-    def end(self) -> None:
+    def end(self):
         pass
 
 
-def interrupting(input_ids: torch.Tensor, scores: Any) -> Any:
+def interrupting(input_ids, scores):
     """A processor, or a criterion, that fails after some tokens."""
     if input_ids.shape[1] > IDS.shape[1] + 5:
         raise Interrupted
@@ -87,7 +83,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=["plain", "accelerated"])
-def either(request: pytest.FixtureRequest, model: LlamaForCausalLM) -> LlamaForCausalLM:
+def either(request, model):
     """A model, accelerated or not."""
     if request.param == "accelerated":
         tr.accelerate(model, "published", tree="paper").generate(IDS, max_new_tokens=4)
@@ -95,22 +91,20 @@ def either(request: pytest.FixtureRequest, model: LlamaForCausalLM) -> LlamaForC
 
 
 @pytest.mark.parametrize("arguments", CALLS.values(), ids=CALLS.keys())
-def test_a_call_leaves_the_model_as_it_was(either: LlamaForCausalLM, arguments: dict[str, Any]) -> None:
+def test_a_call_leaves_the_model_as_it_was(either, arguments):
     given = {"inputs": IDS, **GREEDY, **arguments}
     with left_alone(either):
         tr.generate(either, **given)
 
 
 @pytest.mark.parametrize(("arguments", "error"), FAILURES.values(), ids=FAILURES.keys())
-def test_a_call_that_fails_leaves_the_model_as_it_was(
-    either: LlamaForCausalLM, arguments: dict[str, Any], error: type[Exception]
-) -> None:
+def test_a_call_that_fails_leaves_the_model_as_it_was(either, arguments, error):
     arguments = {name: value() if value is Interrupting else value for name, value in arguments.items()}
     with left_alone(either), pytest.raises(error):
         tr.generate(either, IDS, **GREEDY, **arguments)
 
 
-def test_a_call_is_none_of_an_accelerated_models_own(model: LlamaForCausalLM) -> None:
+def test_a_call_is_none_of_an_accelerated_models_own(model):
     """Its statistics, its total, its drafter and what is said of its last call are not touched."""
     wanted = model.generate(IDS, **GREEDY)
     tr.accelerate(model, "published", tree="paper").generate(tiny.prompt(1, 9), **GREEDY)
@@ -130,11 +124,11 @@ def test_a_call_is_none_of_an_accelerated_models_own(model: LlamaForCausalLM) ->
     assert own.stats.drafter.startswith("published")
 
 
-def test_a_call_within_a_call(model: LlamaForCausalLM) -> None:
+def test_a_call_within_a_call(model):
     """A criterion of an accelerated call may generate with the same model."""
     wanted, inner = model.generate(IDS, **GREEDY), []
 
-    def asking(input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+    def asking(input_ids, scores, **more):
         if not inner:
             inner.append(tr.generate(model, IDS, **GREEDY))
         return torch.zeros(len(input_ids), dtype=torch.bool)
@@ -145,9 +139,7 @@ def test_a_call_within_a_call(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_a_text_streamer_prints_the_same(
-    tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str], fast: bool
-) -> None:
+def test_a_text_streamer_prints_the_same(tokenizer, capsys, fast):
     writer = tiny.llama(4, vocab_size=300)
     ids = tokenizer(tiny.SENTENCES[1], return_tensors="pt").input_ids
     writer.generate(ids, streamer=TextStreamer(tokenizer), **GREEDY)
@@ -162,11 +154,11 @@ def test_a_text_streamer_prints_the_same(
 # Calls that end early
 
 
-def by_streamer(model: LlamaForCausalLM) -> None:
+def by_streamer(model):
     tr.generate(model, IDS, drafter="plain", fast=True, streamer=Interrupting(), **GREEDY)
 
 
-def by_streamer_of_an_accelerated_model(model: LlamaForCausalLM) -> None:
+def by_streamer_of_an_accelerated_model(model):
     tr.accelerate(model, "plain", fast=True)
     try:
         model.generate(IDS, streamer=Interrupting(), **GREEDY)
@@ -174,14 +166,14 @@ def by_streamer_of_an_accelerated_model(model: LlamaForCausalLM) -> None:
         tr.decelerate(model)
 
 
-def by_criterion(model: LlamaForCausalLM) -> None:
+def by_criterion(model):
     criteria = StoppingCriteriaList([interrupting])
     tr.generate(model, IDS, drafter="plain", fast=True, stopping_criteria=criteria, **GREEDY)
 
 
-def by_drafter(model: LlamaForCausalLM) -> None:
+def by_drafter(model):
     class Failing(tr.Drafter):
-        def draft(self, context: tr.Context) -> tr.Draft:
+        def draft(self, context):
             if len(context.tokens) > 8:
                 raise Interrupted
             return tr.make_drafter("plain").draft(context)
@@ -189,12 +181,12 @@ def by_drafter(model: LlamaForCausalLM) -> None:
     tr.generate(model, IDS, drafter=Failing(), fast=True, **GREEDY)
 
 
-def by_the_models_forward(model: LlamaForCausalLM) -> None:
+def by_the_models_forward(model):
     """Within the text: a call that begins with a hook in the model is refused."""
     steps = tr.stream(model, IDS, "plain", fast=True, max_new_tokens=20)
     next(steps)
 
-    def failing(*given: Any) -> None:
+    def failing(*given):
         raise Interrupted
 
     hook = model.model.norm.register_forward_hook(failing)
@@ -207,7 +199,7 @@ def by_the_models_forward(model: LlamaForCausalLM) -> None:
 @pytest.mark.parametrize(
     "end", [by_streamer, by_streamer_of_an_accelerated_model, by_criterion, by_drafter, by_the_models_forward]
 )
-def test_the_next_fast_call_works_at_once(model: LlamaForCausalLM, end: Callable[[LlamaForCausalLM], None]) -> None:
+def test_the_next_fast_call_works_at_once(model, end):
     """While the traceback of the one that failed is held, and without a garbage collection."""
     wanted = model.generate(IDS, **GREEDY)
     assert torch.equal(tr.generate(model, IDS, fast=True, **GREEDY), wanted)
@@ -223,9 +215,7 @@ def test_the_next_fast_call_works_at_once(model: LlamaForCausalLM, end: Callable
 
 
 @pytest.mark.parametrize("leave", [lambda steps: steps.close(), lambda steps: steps.throw(Interrupted)])
-def test_after_a_stream_is_left_the_next_fast_call_works_at_once(
-    model: LlamaForCausalLM, leave: Callable[[Any], None]
-) -> None:
+def test_after_a_stream_is_left_the_next_fast_call_works_at_once(model, leave):
     wanted = model.generate(IDS, **GREEDY)
     steps = tr.stream(model, IDS, "plain", fast=True, max_new_tokens=20)
     next(steps)
@@ -239,7 +229,7 @@ def test_after_a_stream_is_left_the_next_fast_call_works_at_once(
     assert torch.equal(tr.generate(model, IDS, fast=True, **GREEDY), wanted)
 
 
-def test_a_text_that_ends_early_leaves_a_whole_cache_behind(model: LlamaForCausalLM) -> None:
+def test_a_text_that_ends_early_leaves_a_whole_cache_behind(model):
     """All but the last of the tokens that were streamed; so the text can be continued."""
     whole = model.generate(IDS, **GREEDY)
     for fast in (False, True):

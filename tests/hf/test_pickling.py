@@ -6,8 +6,6 @@ import copy
 import io
 import multiprocessing
 import pickle
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,15 +20,15 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 IDS = tiny.prompt(0, 6)
 
 
-def pickled(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def pickled(model):
     return pickle.loads(pickle.dumps(model))
 
 
-def pickled_by_the_oldest_protocol(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def pickled_by_the_oldest_protocol(model):
     return pickle.loads(pickle.dumps(model, protocol=0))
 
 
-def saved_by_torch(model: LlamaForCausalLM) -> LlamaForCausalLM:
+def saved_by_torch(model):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -38,9 +36,7 @@ def saved_by_torch(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 @pytest.mark.parametrize("way", [pickled, pickled_by_the_oldest_protocol, saved_by_torch, copy.deepcopy])
-def test_a_model_comes_back_with_what_was_learned(
-    model: LlamaForCausalLM, way: Callable[[LlamaForCausalLM], LlamaForCausalLM]
-) -> None:
+def test_a_model_comes_back_with_what_was_learned(model, way):
     tr.accelerate(model, "published", tree="paper").generate(IDS, **GREEDY)
     twin = way(model)
     assert type(twin) is type(model)
@@ -56,9 +52,7 @@ def test_a_model_comes_back_with_what_was_learned(
 
 @pytest.mark.parametrize("way", [pickled, copy.deepcopy])
 @pytest.mark.parametrize("name", tr.drafter_names())
-def test_every_drafter_may_be_pickled_and_copied(
-    model: LlamaForCausalLM, name: str, way: Callable[[LlamaForCausalLM], LlamaForCausalLM], tmp_path: Path
-) -> None:
+def test_every_drafter_may_be_pickled_and_copied(model, name, way, tmp_path):
     """Before its first text and after it."""
     wanted = model.generate(IDS, **GREEDY)
     model = way(tr.accelerate(model, example(name, model, tmp_path)))
@@ -69,7 +63,7 @@ def test_every_drafter_may_be_pickled_and_copied(
         model = way(model)
 
 
-def test_another_process_decodes_with_it(model: LlamaForCausalLM) -> None:
+def test_another_process_decodes_with_it(model):
     """One that is started anew: it has made no accelerated class yet."""
     wanted = tr.accelerate(model, "published", tree="paper").generate(IDS, **GREEDY)
     with multiprocessing.get_context("spawn").Pool(1) as pool:

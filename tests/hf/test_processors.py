@@ -8,7 +8,6 @@ The classes are found in transformers, not listed here: a later version with a n
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ from support import architectures, tiny
 from support.batches import padded
 from support.oracle import Oracle
 from transformers import (
-    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -47,7 +45,7 @@ class Way:
     """Of the prompts of a batch."""
 
 
-def balanced(_: int, ids: torch.Tensor) -> list[int]:
+def balanced(_, ids):
     """A grammar: tokens below 10 open a bracket, those from 10 to 19 close one, at most three are open, from the first
     token on; all others may stand within brackets only.
     """
@@ -118,7 +116,7 @@ RUNS = [(name, way) for name, ways in WAYS.items() for way in ways]
 by_way = pytest.mark.parametrize(("name", "way"), RUNS, ids=lambda value: value if isinstance(value, str) else "")
 
 
-def compare_with_transformers() -> None:
+def compare_with_transformers():
     """Asserts that every class of transformers is listed, and no other."""
     found = {
         name
@@ -132,11 +130,11 @@ def compare_with_transformers() -> None:
     assert not set(WAYS) & set(OTHERS)
 
 
-def test_every_processor_of_transformers_is_here() -> None:
+def test_every_processor_of_transformers_is_here():
     compare_with_transformers()
 
 
-def test_a_new_processor_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_processor_would_be_noticed(monkeypatch):
     monkeypatch.setattr(logits_process, "NewLogitsWarper", type("New", (LogitsProcessor,), {}), raising=False)
     with pytest.raises(AssertionError, match="transformers has NewLogitsWarper: add a Way"):
         compare_with_transformers()
@@ -152,15 +150,15 @@ class Asked:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], Asked]]:
+def watch(monkeypatch):
     """Watches a class of processors; what it gives hands out the calls since the last time."""
 
-    def watching(name: str) -> Callable[[], Asked]:
+    def watching(name):
         kind, asked = getattr(logits_process, name), [Asked([], [])]
         original = kind.__call__
 
         @functools.wraps(original)
-        def call(self: Any, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        def call(self, input_ids, scores):
             before = scores.clone()
             processed = original(self, input_ids, scores)
             asked[0].texts.append(input_ids.tolist())
@@ -168,7 +166,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], Asked
             asked[0].changed |= not torch.equal(processed, before)
             return processed
 
-        def since() -> Asked:
+        def since():
             found, asked[0] = asked[0], Asked([], [])
             return found
 
@@ -179,14 +177,14 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], Asked
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model():
     made = tiny.llama(2, context=0.6, vocab_size=VOCABULARY)
     made.generation_config.pad_token_id = 0
     return made
 
 
 @by_way
-def test_one_text(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> None:
+def test_one_text(name, way, model, watch):
     """The plain text, greedy and with a seed, from one token on and from several; every question is the plain one."""
     since, changed, stats = watch(name), False, tr.Stats()
     for length in (1, 9):
@@ -207,7 +205,7 @@ def test_one_text(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> N
 
 
 @by_way
-def test_a_batch(name: str, way: Way, model: LlamaForCausalLM, watch: Any) -> None:
+def test_a_batch(name, way, model, watch):
     """Greedy rows are plain rows. In every row, sampled ones too, the processor is asked for the beginnings of that
     row, in order, and what it forbids is not said. Where it looks at several texts together, the call is handed back.
     """

@@ -1,11 +1,6 @@
 """Calls of models whose layers keep a state over the text: as `generate` answers them, with its cache at the end."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,8 +9,7 @@ from support.architectures import model_of
 from support.batches import padded
 from support.drafters import Garbage, example
 from support.recurrent_architectures import RECURRENT
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers import DynamicCache
 
 import token_recycling as tr
 from token_recycling.drafters.draft_model import DraftModel
@@ -27,21 +21,21 @@ DRAFTER = "recycling:tree=8"
 ENDS = [7, 11, 23, 41]
 
 
-def hybrid(family: str = "qwen3_5_text") -> PreTrainedModel:
+def hybrid(family="qwen3_5_text"):
     return model_of(next(case for case in RECURRENT if case.family == family))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+def model(request):
     return hybrid(request.param)
 
 
-def prompts(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
+def prompts(lengths, seed=0):
     """Random prompts, padded on the left."""
     return padded([tiny.prompt(seed + row, length, 96)[0] for row, length in enumerate(lengths)])
 
 
-def same(model: PreTrainedModel, drafter: Any = DRAFTER, **arguments: Any) -> tr.Stats:
+def same(model, drafter=DRAFTER, **arguments):
     """Asserts that an accelerated call gives what a plain one does, the texts and the cache."""
     arguments = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, **arguments}
     wanted, stats = model.generate(**copy.deepcopy(arguments)), tr.Stats()
@@ -54,7 +48,7 @@ def same(model: PreTrainedModel, drafter: Any = DRAFTER, **arguments: Any) -> tr
     return stats
 
 
-def assert_same(ours: Cache, theirs: Cache, padding: list[int]) -> None:
+def assert_same(ours, theirs, padding):
     """The same states, and the same keys and values, but for those of padding."""
     for one, other in zip(recurrent_layers(ours), recurrent_layers(theirs), strict=True):
         for states in ("conv_states", "recurrent_states"):
@@ -68,12 +62,12 @@ def assert_same(ours: Cache, theirs: Cache, padding: list[int]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[9], [12, 12], [5, 12, 9], [1, 3]], ids=str)
-def test_texts_and_caches_are_those_of_generate(model: PreTrainedModel, lengths: list[int]) -> None:
+def test_texts_and_caches_are_those_of_generate(model, lengths):
     same(model, **prompts(lengths), eos_token_id=ENDS, pad_token_id=0)
     same(model, Garbage(), **prompts(lengths, seed=5))
 
 
-def test_a_text_that_ends_with_its_first_token_leaves_the_others(model: PreTrainedModel) -> None:
+def test_a_text_that_ends_with_its_first_token_leaves_the_others(model):
     """Nothing has been kept by then."""
     inputs = prompts([5, 12, 9])
     first = model.generate(**inputs, max_new_tokens=1, do_sample=False, pad_token_id=0)[:, -1].tolist()
@@ -92,12 +86,12 @@ def test_a_text_that_ends_with_its_first_token_leaves_the_others(model: PreTrain
     ],
     ids=lambda way: next(iter(way)),
 )
-def test_every_way_of_choosing_tokens(way: dict[str, Any]) -> None:
+def test_every_way_of_choosing_tokens(way):
     same(hybrid(), **prompts([9]), **way)
     same(hybrid("falcon_h1"), **prompts([4, 9]), **way)
 
 
-def test_a_seed_gives_the_text_of_generate() -> None:
+def test_a_seed_gives_the_text_of_generate():
     model, inputs = hybrid(), prompts([10])
     sampling = {"do_sample": True, "temperature": 0.7, "top_k": 5, "max_new_tokens": 30}
     plain, _ = tiny.seeded(model.generate, **inputs, **sampling)
@@ -105,7 +99,7 @@ def test_a_seed_gives_the_text_of_generate() -> None:
     assert torch.equal(ours, plain)
 
 
-def test_several_turns_on_one_cache(model: PreTrainedModel) -> None:
+def test_several_turns_on_one_cache(model):
     """By `generate`, where the model reads on behind a cache; left to transformers where it does not."""
     if accepts(model, "cache_params"):
         pytest.skip("generate() of this family takes no cache of several turns")
@@ -125,7 +119,7 @@ def test_several_turns_on_one_cache(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "nemotron_h", "mamba2"])
-def test_a_stream_goes_on_where_another_was_left(family: str) -> None:
+def test_a_stream_goes_on_where_another_was_left(family):
     """Also after one that was closed midway: the cache holds what was emitted but for the last token."""
     model = hybrid(family)
     cache, ids = DynamicCache(config=model.config.get_text_config(decoder=True)), tiny.prompt(3, 8, 96)
@@ -138,7 +132,7 @@ def test_a_stream_goes_on_where_another_was_left(family: str) -> None:
     assert torch.equal(ids, whole)
 
 
-def test_a_model_that_does_not_read_on_says_so() -> None:
+def test_a_model_that_does_not_read_on_says_so():
     model = hybrid("jamba")
     cache = DynamicCache(config=model.config)
     list(tr.stream(model, tiny.prompt(0, 6, 96), DRAFTER, max_new_tokens=4, past_key_values=cache))
@@ -146,14 +140,14 @@ def test_a_model_that_does_not_read_on_says_so() -> None:
         tr.stream(model, tiny.prompt(0, 14, 96), DRAFTER, past_key_values=cache)
 
 
-def test_states_that_were_not_counted_here_are_refused() -> None:
+def test_states_that_were_not_counted_here_are_refused():
     model = hybrid("mamba2")
     cache = model(input_ids=tiny.prompt(0, 6, 96)).cache_params
     with pytest.raises(tr.UnsupportedModelError, match="do not say how many tokens"):
         tr.stream(model, tiny.prompt(0, 8, 96), past_key_values=cache)
 
 
-def test_every_drafter_drafts_for_a_hybrid(tmp_path: Path) -> None:
+def test_every_drafter_drafts_for_a_hybrid(tmp_path):
     model, inputs = hybrid(), prompts([12])
     for name in tr.drafter_names():
         if name in ("layer_skip", "draft_model", "assistant", "specdec_pp", "mtp"):
@@ -163,7 +157,7 @@ def test_every_drafter_drafts_for_a_hybrid(tmp_path: Path) -> None:
         same(model, example(name, model, folder), **inputs)
 
 
-def test_a_model_that_only_attends_drafts_for_a_hybrid_and_not_the_other_way_round() -> None:
+def test_a_model_that_only_attends_drafts_for_a_hybrid_and_not_the_other_way_round():
     target, drafts = hybrid(), tiny.llama(vocab_size=96)
     same(target, DraftModel(drafts), **prompts([12]))
     with pytest.raises(tr.UnsupportedModelError, match="as a draft model: expected layers that attend"):
@@ -172,20 +166,20 @@ def test_a_model_that_only_attends_drafts_for_a_hybrid_and_not_the_other_way_rou
         tr.generate(target, tiny.prompt(0, 5, 96), drafter="layer_skip", max_new_tokens=4)
 
 
-def whole(model: PreTrainedModel) -> None:
+def whole(model):
     model.compile(backend="eager")
 
 
-def wrapped(model: PreTrainedModel) -> None:
+def wrapped(model):
     model.model = torch.compile(model.model, backend="eager")
 
 
-def one_layer(model: PreTrainedModel) -> None:
+def one_layer(model):
     model.model.layers[0].forward = torch.compile(model.model.layers[0].forward, backend="eager")
 
 
 @pytest.mark.parametrize("compiled", [whole, wrapped, one_layer])
-def test_a_compiled_hybrid_is_left_to_transformers(compiled: Callable[[PreTrainedModel], None]) -> None:
+def test_a_compiled_hybrid_is_left_to_transformers(compiled):
     model = tr.accelerate(hybrid("lfm2"), DRAFTER)
     model.generate(**prompts([5]), max_new_tokens=2)
     assert model.acceleration.fallback is None

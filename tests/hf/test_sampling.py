@@ -1,15 +1,10 @@
 """Sampling: with a seed the same tokens as `generate`, without one the same distribution."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from support import tiny
 from support.drafters import learned
 from support.tiny import seeded
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 
@@ -27,7 +22,7 @@ WARPERS = [
 
 @pytest.mark.parametrize("warpers", WARPERS, ids=lambda warpers: ", ".join(warpers) or "none")
 @pytest.mark.parametrize("tree", ["paper", "static:8"])
-def test_a_seed_gives_the_tokens_of_generate(model: LlamaForCausalLM, warpers: dict[str, Any], tree: str) -> None:
+def test_a_seed_gives_the_tokens_of_generate(model, warpers, tree):
     """And leaves the global generator where `generate` leaves it, so that whatever is drawn next is the same too."""
     drafter, stats = tr.make_drafter("published", tree=tree), tr.Stats()
     sampling = {"do_sample": True, "max_new_tokens": 20, **warpers}
@@ -40,7 +35,7 @@ def test_a_seed_gives_the_tokens_of_generate(model: LlamaForCausalLM, warpers: d
     assert stats.tokens == 6 * 20
 
 
-def test_sampled_drafts_are_accepted(counting: LlamaForCausalLM) -> None:
+def test_sampled_drafts_are_accepted(counting):
     """The counting model at a low temperature is nearly certain, so that sampling fills its chains too."""
     stats = tr.Stats()
     tr.generate(

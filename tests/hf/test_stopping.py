@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from support import tiny
 from support.batches import padded
 from support.oracle import Oracle
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation import ConfidenceCriteria, stopping_criteria
 
 import token_recycling as tr
@@ -25,7 +24,7 @@ SCORED = {"return_dict_in_generate": True, "output_scores": True}
 TESTED = {"MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria", "EosTokenCriteria", "ConfidenceCriteria"}
 
 
-def test_every_criterion_of_transformers_is_here() -> None:
+def test_every_criterion_of_transformers_is_here():
     found = {
         name
         for name, value in vars(stopping_criteria).items()
@@ -40,12 +39,12 @@ class PastTheEnd(Oracle):
 
     cut: int = 0
 
-    def observe(self, step: tr.Step) -> None:
+    def observe(self, step):
         self.cut += step.beyond is not None
 
 
 @pytest.fixture(scope="module")
-def writer() -> LlamaForCausalLM:
+def writer():
     """A random llama with the vocabulary of the tiny tokenizer."""
     model = tiny.llama(4, context=0.4, vocab_size=300)
     model.generation_config.pad_token_id = 0
@@ -53,21 +52,19 @@ def writer() -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def readable(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def readable(tokenizer):
     """Arguments that leave tokens of printable characters only."""
     texts = [tokenizer.decode([token]) for token in range(300)]
     others = [token for token, text in enumerate(texts) if not (text.isascii() and text.isprintable() and text)]
     return {"suppress_tokens": others}
 
 
-def endless(model: LlamaForCausalLM, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+def endless(model, ids, **arguments):
     """What the model says where nothing ends it."""
     return model.generate(ids, max_new_tokens=NEW + 12, **arguments)
 
 
-def ended(
-    model: LlamaForCausalLM, ids: torch.Tensor, following: torch.Tensor, **arguments: Any
-) -> tuple[torch.Tensor, PastTheEnd]:
+def ended(model, ids, following, **arguments):
     """The accelerated text, after it was found to be the plain one, with a state of the generator to match."""
     drafter, stats = PastTheEnd(following), tr.Stats()
     wanted, wanted_state = tiny.seeded(model.generate, ids, **arguments)
@@ -80,7 +77,7 @@ def ended(
     return ours, drafter
 
 
-def test_lengths(writer: LlamaForCausalLM) -> None:
+def test_lengths(writer):
     ids = tiny.prompt(4, 6, 300)
     following = endless(writer, ids)
     for length in range(1, 13):
@@ -92,7 +89,7 @@ def test_lengths(writer: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("sample", [False, True])
-def test_ends_of_sequence(writer: LlamaForCausalLM, sample: bool) -> None:
+def test_ends_of_sequence(writer, sample):
     """Each token of a text in turn as its end, alone and among others; tokens of the prompt alone end nothing."""
     ids = tiny.prompt(5, 7, 300)
     sampling = {"do_sample": sample}
@@ -112,9 +109,7 @@ def test_ends_of_sequence(writer: LlamaForCausalLM, sample: bool) -> None:
     assert ours.shape[1] == 7 + NEW
 
 
-def test_stop_strings_across_tokens(
-    writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, readable: dict[str, Any]
-) -> None:
+def test_stop_strings_across_tokens(writer, tokenizer, readable):
     """Every piece of the text from within one token into within another one, one to four tokens on."""
     ids = tiny.prompt(6, 5, 300)
     following = endless(writer, ids, **readable)
@@ -133,7 +128,7 @@ def test_stop_strings_across_tokens(
     assert max(map(len, tokens)) > 1, "some stop strings end within a token"
 
 
-def test_time(writer: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time(writer, monkeypatch):
     """A clock that goes on by a second whenever a criterion looks at it: once a token."""
     ids = tiny.prompt(7, 4, 300)
     following = endless(writer, ids)
@@ -147,7 +142,7 @@ def test_time(writer: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None
     assert cut > 5
 
 
-def test_confidence(writer: LlamaForCausalLM) -> None:
+def test_confidence(writer):
     """Reads the scores, which must be there for the newest token and all before it."""
     cut, lengths = 0, set()
     for seed in range(8):
@@ -164,23 +159,23 @@ def test_confidence(writer: LlamaForCausalLM) -> None:
 class OneOfMyOwn(StoppingCriteria):
     """Has a state: ends the text after a number of even tokens, and remembers all that it was shown."""
 
-    def __init__(self, evens: int, lone: bool) -> None:
+    def __init__(self, evens, lone):
         self.evens, self.lone, self.seen = evens, lone, []
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids, scores, **kwargs):
         self.seen.append(input_ids.tolist())
         self.evens -= int(input_ids[0, -1]) % 2 == 0
         return self.evens <= 0 if self.lone else torch.full((len(input_ids),), self.evens <= 0)
 
 
 @pytest.mark.parametrize("lone", [False, True])
-def test_criteria_of_ones_own(writer: LlamaForCausalLM, lone: bool) -> None:
+def test_criteria_of_ones_own(writer, lone):
     ids = tiny.prompt(9, 4, 300)
     following, cut = endless(writer, ids), 0
     for evens in range(1, 12):
         seen = []
 
-        def make(evens: int = evens, seen: list[Any] = seen) -> StoppingCriteriaList:
+        def make(evens=evens, seen=seen):
             seen.append(OneOfMyOwn(evens, lone))
             return StoppingCriteriaList([seen[-1]])
 
@@ -193,9 +188,7 @@ def test_criteria_of_ones_own(writer: LlamaForCausalLM, lone: bool) -> None:
     assert cut > 2
 
 
-def test_whatever_comes_first(
-    writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, readable: dict[str, Any]
-) -> None:
+def test_whatever_comes_first(writer, tokenizer, readable):
     """Length, end of sequence, stop string, time and a criterion of one's own together; each comes first somewhere."""
     ids = tiny.prompt(10, 5, 300)
     following = endless(writer, ids, **readable)
@@ -217,9 +210,7 @@ def test_whatever_comes_first(
         assert ours.shape[1] == 5 + 4
 
 
-def test_rows_of_a_batch_end_on_their_own(
-    writer: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, readable: dict[str, Any]
-) -> None:
+def test_rows_of_a_batch_end_on_their_own(writer, tokenizer, readable):
     """Ends, stop strings across tokens, lengths and no time at all, each by the texts of every row in turn."""
     lengths, width = (6, 2, 9, 4), 9
     prompts = [tiny.prompt(seed, length, 300)[0] for seed, length in enumerate(lengths)]
@@ -227,7 +218,7 @@ def test_rows_of_a_batch_end_on_their_own(
     following = writer.generate(**inputs, max_new_tokens=NEW + 12)
     wanted = [row[width - length :] for row, length in zip(following, lengths, strict=True)]
     said = following[:, width:].tolist()
-    ways: list[dict[str, Any]] = [{"max_new_tokens": 7}, {"max_length": 20}, {"max_time": 1e-9, "eos_token_id": 299}]
+    ways = [{"max_new_tokens": 7}, {"max_length": 20}, {"max_time": 1e-9, "eos_token_id": 299}]
     for row in range(4):
         stop = "".join(tokenizer.decode([token]) for token in said[row][12:14])
         ways.append({"eos_token_id": [said[row][10], said[row - 1][5]]})
@@ -243,7 +234,7 @@ def test_rows_of_a_batch_end_on_their_own(
     assert len(ends) > 5
 
 
-def test_criteria_that_could_read_the_scores_of_a_batch_are_handed_back(writer: LlamaForCausalLM) -> None:
+def test_criteria_that_could_read_the_scores_of_a_batch_are_handed_back(writer):
     ids = torch.cat([tiny.prompt(0, 5, 300), tiny.prompt(1, 5, 300)])
     stopping = {"eos_token_id": 299, "stopping_criteria": StoppingCriteriaList([ConfidenceCriteria(0.01)])}
     with tr.accelerated(writer) as acceleration:

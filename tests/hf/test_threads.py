@@ -1,12 +1,7 @@
 """Calls in several threads on one model and one drafter: each text is the one that `generate` gives alone."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,18 +9,17 @@ from support import architectures, tiny
 from support.batches import batch
 from support.drafters import example
 from support.recurrent_architectures import RECURRENT
-from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 
 THREADS, CALLS, NEW = 3, 6, 24
 
 
-def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+def at_once(calls):
     """What the calls return, begun together in as many threads as there are, again and again."""
     begin = threading.Barrier(THREADS)
 
-    def some(first: int) -> list[Any]:
+    def some(first):
         begin.wait(30)
         return [call() for call in calls[first::THREADS]]
 
@@ -34,17 +28,17 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
     return [made[place % THREADS][place // THREADS] for place in range(len(calls))]
 
 
-def prompts(model: PreTrainedModel) -> list[torch.Tensor]:
+def prompts(model):
     size = model.config.vocab_size
     return [tiny.prompt(seed, 3 + 2 * seed, size).repeat(1, 2) for seed in range(CALLS)]
 
 
-def asked(ids: torch.Tensor) -> dict[str, Any]:
+def asked(ids):
     return {"input_ids": ids, "max_new_tokens": NEW}
 
 
 @pytest.mark.parametrize("name", tr.drafter_names())
-def test_texts_are_those_of_calls_one_after_another(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+def test_texts_are_those_of_calls_one_after_another(model, name, tmp_path):
     wanted = [model.generate(**asked(ids)) for ids in prompts(model)]
     config = model.config.to_dict()
     tr.accelerate(model, example(name, model, tmp_path))
@@ -58,7 +52,7 @@ def test_texts_are_those_of_calls_one_after_another(model: LlamaForCausalLM, nam
     assert model.config.to_dict() == config
 
 
-def test_other_surfaces_and_plain_passes_among_them(model: LlamaForCausalLM) -> None:
+def test_other_surfaces_and_plain_passes_among_them(model):
     """Batches, streams, single calls and bare forward passes, on one drafter."""
     drafter, ids = tr.make_drafter("recycling"), prompts(model)
     inputs = batch([4, 9, 5], 1)
@@ -68,11 +62,11 @@ def test_other_surfaces_and_plain_passes_among_them(model: LlamaForCausalLM) -> 
     )
     logits = model(ids[1]).logits
 
-    def streamed() -> torch.Tensor:
+    def streamed():
         tokens = [token for step in tr.stream(model, ids[0], drafter, max_new_tokens=NEW) for token in step.tokens]
         return torch.cat([ids[0], torch.tensor([tokens])], dim=1)
 
-    def forward() -> torch.Tensor:
+    def forward():
         with torch.no_grad():
             return torch.stack([model(ids[1]).logits for _ in range(20)]).amax(0)
 
@@ -97,7 +91,7 @@ def test_other_surfaces_and_plain_passes_among_them(model: LlamaForCausalLM) -> 
     ],
     ids=str,
 )
-def test_models_whose_passes_change_them_decode_one_text_at_a_time(case: architectures.Case) -> None:
+def test_models_whose_passes_change_them_decode_one_text_at_a_time(case):
     """All prompts are shorter than the border, so that each text begins as the model was loaded."""
     calls = [tiny.prompt(seed, 5 + 4 * seed, architectures.VOCABULARY) for seed in range(CALLS)]
     wanted = [architectures.model_of(case).generate(ids, max_new_tokens=NEW) for ids in calls]

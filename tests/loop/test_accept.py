@@ -1,36 +1,32 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import drafts
 
-from token_recycling import Draft, Step
+from token_recycling import Draft
 from token_recycling.loop.accept import accept_greedy, accept_walk
 from token_recycling.trees.templates import paper, parse_paths
 
 
-def never(token: int) -> bool:
+def never(token):
     return False
 
 
-def ending_with(end: int) -> Callable[[int], bool]:
+def ending_with(end):
     return lambda token: token == end
 
 
-def argmax(logits: torch.Tensor) -> int:
+def argmax(logits):
     return int(logits.argmax())
 
 
-def logits_for(choices: list[int], vocab_size: int = 10) -> torch.Tensor:
+def logits_for(choices, vocab_size=10):
     """Logits whose argmax at node i is `choices[i]`."""
     return torch.eye(vocab_size)[torch.tensor(choices)] + torch.linspace(0, 0.1, vocab_size)
 
 
-def draft(paths: str, tokens: list[int]) -> Draft:
+def draft(paths, tokens):
     return Draft(parse_paths(paths), torch.tensor(tokens))
 
 
@@ -39,7 +35,7 @@ both_ways = pytest.mark.parametrize("accept", WALKS, ids=["greedy", "walk"])
 
 
 @both_ways
-def test_the_longest_path_of_greedy_choices_is_accepted(accept: Callable[..., Step]) -> None:
+def test_the_longest_path_of_greedy_choices_is_accepted(accept):
     # root 1 -> {2, 3}; 2 -> {4, 5}; 3 -> {6}. The model says 3 after 1, then 6, then 9.
     tree = draft("0 1 00 01 10", [1, 2, 3, 4, 5, 6])
     step = accept(tree, logits_for([3, 4, 6, 7, 8, 9]), never)
@@ -48,14 +44,14 @@ def test_the_longest_path_of_greedy_choices_is_accepted(accept: Callable[..., St
 
 
 @both_ways
-def test_siblings_of_the_end_are_still_learned_from(accept: Callable[..., Step]) -> None:
+def test_siblings_of_the_end_are_still_learned_from(accept):
     tree = draft("0 1 2 10 11", [1, 4, 9, 5, 6, 7])
     step = accept(tree, logits_for([9, 0, 0, 0, 0, 0]), ending_with(9))
     assert (step.accepted, step.tokens, step.finished, step.beyond) == ([0], [9], True, 2)
     assert step.learnable == [0, 1, 3]
 
 
-def reference(draft: Draft, logits: torch.Tensor) -> list[int]:
+def reference(draft, logits):
     """Longest agreeing path, first end, by looking at every path."""
     choices, tokens = logits.argmax(-1).tolist(), draft.tokens.tolist()
     agreeing = [
@@ -66,42 +62,42 @@ def reference(draft: Draft, logits: torch.Tensor) -> list[int]:
     return list(max(agreeing, key=len))
 
 
-def random_logits(draft: Draft, seed: int) -> torch.Tensor:
+def random_logits(draft, seed):
     size = int(draft.tokens.max()) + 2
     return torch.randn(len(draft.tree), min(size, 5), generator=torch.Generator().manual_seed(seed))
 
 
 @given(drafts(vocab_size=3), st.integers(0, 10**6))
-def test_greedy_acceptance_equals_looking_at_every_path(draft: Draft, seed: int) -> None:
+def test_greedy_acceptance_equals_looking_at_every_path(draft, seed):
     logits = random_logits(draft, seed)
-    appended: list[int] = []
+    appended = []
     step = accept_greedy(draft, logits, lambda token: appended.append(token) or False)
     wanted = reference(draft, logits)
     assert step.accepted == wanted
     assert step.tokens == appended == [int(logits[node].argmax()) for node in wanted]
 
 
-def by_text(draft: Draft, logits: torch.Tensor) -> torch.Tensor:
+def by_text(draft, logits):
     """The same logits at nodes that stand after the same tokens, as a model gives them."""
-    first: dict[tuple[int, ...], int] = {}
+    first = {}
     texts = [tuple(draft.tokens[list(lineage)].tolist()) for lineage in draft.tree.lineages]
     return torch.stack([logits[first.setdefault(text, node)] for node, text in enumerate(texts)])
 
 
-def assert_both_ways_alike(draft: Draft, logits: torch.Tensor, append: Callable[[], Callable[[int], bool]]) -> None:
+def assert_both_ways_alike(draft, logits, append):
     greedy, walk = (accept(draft, logits, append()) for accept in WALKS)
     assert (greedy.accepted, greedy.tokens) == (walk.accepted, walk.tokens)
     assert (greedy.finished, greedy.beyond) == (walk.finished, walk.beyond)
 
 
-def up_to(room: int) -> Callable[[int], bool]:
+def up_to(room):
     """A text that ends with its `room`-th token."""
-    seen: list[int] = []
+    seen = []
     return lambda token: seen.append(token) or len(seen) == room
 
 
 @given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(0, 4), st.integers(1, 6))
-def test_both_ways_accept_the_same_path(draft: Draft, seed: int, end: int, room: int) -> None:
+def test_both_ways_accept_the_same_path(draft, seed, end, room):
     logits = random_logits(draft, seed)
     assert_both_ways_alike(draft, logits, lambda: ending_with(end))
     assert_both_ways_alike(draft, logits, lambda: up_to(room))
@@ -109,14 +105,14 @@ def test_both_ways_accept_the_same_path(draft: Draft, seed: int, end: int, room:
 
 @settings(max_examples=300)
 @given(drafts(vocab_size=2), st.integers(0, 10**6), st.integers(1, 6))
-def test_both_ways_accept_the_same_path_among_equal_siblings(draft: Draft, seed: int, room: int) -> None:
+def test_both_ways_accept_the_same_path_among_equal_siblings(draft, seed, room):
     """As a matrix that knows nothing drafts: logits are those of the text, whichever node carries it."""
     logits = by_text(draft, random_logits(draft, seed))
     assert_both_ways_alike(draft, logits, lambda: never)
     assert_both_ways_alike(draft, logits, lambda: up_to(room))
 
 
-def test_both_ways_accept_the_same_path_in_a_tree_of_equal_tokens() -> None:
+def test_both_ways_accept_the_same_path_in_a_tree_of_equal_tokens():
     """Every text is carried by many nodes, and every depth may be the last one that is right."""
     tree = paper()
     for right in range(tree.depth + 2):
@@ -128,17 +124,17 @@ def test_both_ways_accept_the_same_path_in_a_tree_of_equal_tokens() -> None:
 
 
 @both_ways
-def test_nothing_beyond_the_end_is_learned_among_equal_siblings(accept: Callable[..., Step]) -> None:
+def test_nothing_beyond_the_end_is_learned_among_equal_siblings(accept):
     """Nodes 1 and 2 carry the token that ends the text: what the model says after it is not to be learned."""
     step = accept(draft("0 1 10", [1, 2, 2, 3]), logits_for([2, 3, 3, 4]), ending_with(2))
     assert step.learnable == [0]
 
 
 @given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(1, 6))
-def test_trimming_gives_the_head_of_the_untrimmed_step(draft: Draft, seed: int, room: int) -> None:
+def test_trimming_gives_the_head_of_the_untrimmed_step(draft, seed, room):
     logits = random_logits(draft, seed)
     whole = accept_greedy(draft, logits, never)
-    seen: list[int] = []
+    seen = []
     step = accept_greedy(draft, logits, lambda token: seen.append(token) or len(seen) == room)
     assert step.tokens == whole.tokens[:room] == seen
     assert step.accepted == whole.accepted[:room]

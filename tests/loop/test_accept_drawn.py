@@ -5,7 +5,7 @@ has not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -25,18 +25,18 @@ from token_recycling.trees.templates import parse_paths
 class Reading:
     """Reads like `Reader`, from the table q."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text):
         self.paths = [text]
 
-    def read(self, text: torch.Tensor) -> torch.Tensor:
+    def read(self, text):
         return Q[self.paths[0]].log()[None]
 
-    def read_layer(self, parents: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+    def read_layer(self, parents, tokens):
         self.paths += [(*self.paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
         return torch.stack([Q[path].log() for path in self.paths[-len(tokens) :]])
 
 
-def graph(text: Text) -> Draft:
+def graph(text):
     """Three steps with merges; what is copied was drawn for another path, after which q is another."""
     rules = Rules(depth=3, k=2, nodes=14, theta_prob=0.1, tau=1)
     tokens = torch.tensor(text or [0])
@@ -46,7 +46,7 @@ def graph(text: Text) -> Draft:
     return made.draft(places, torch.device("cpu"))
 
 
-def stopped(text: Text) -> Draft:
+def stopped(text):
     """At most three tokens; none after a 0, so that what is drawn decides how long the draft is."""
     tokens = torch.tensor(text or [0])
     made = grow(
@@ -55,13 +55,13 @@ def stopped(text: Text) -> Draft:
     return made.draft(made.unrolled(3), torch.device("cpu"))
 
 
-def without_the_last(text: Text) -> Draft:
+def without_the_last(text):
     """The same without the token after which drafting stopped: left out because of what was drawn."""
     draft = stopped(text)
     return draft.cut(len(draft.tree) - 2) if draft.tokens[-1] == 0 else draft
 
 
-def doubled(text: Text, copies_first: bool = False) -> Draft:
+def doubled(text, copies_first=False):
     """A drawn tree in which every drawn token of the first layer stands twice: the copy is chosen, and has drawn
     children of its own.
     """
@@ -99,30 +99,30 @@ DRAFTS: dict[str, Callable[[Text], Draft]] = {
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_texts_have_the_targets_distribution(name: str) -> None:
+def test_texts_have_the_targets_distribution(name):
     COPIES.clear()
     assert fits(texts(DRAFTS[name], accept_walk)) > 0.001
     assert bool(sum(COPIES)) == (name == "a drawn graph")
 
 
-def test_leaving_out_a_token_because_of_what_was_drawn_is_not_exact() -> None:
+def test_leaving_out_a_token_because_of_what_was_drawn_is_not_exact():
     assert fits(texts(without_the_last, accept_walk)) < 1e-6
 
 
-def test_a_draft_said_to_be_chosen_is_verified_as_exactly() -> None:
+def test_a_draft_said_to_be_chosen_is_verified_as_exactly():
     """One draw a node does not ask where the tokens are from; it only accepts fewer."""
     made = DRAFTS["a drawn tree"]
     assert fits(texts(lambda text: replace(made(text), drawn_from=None), accept_walk)) > 0.001
 
 
-def without_residual(target: torch.Tensor, tokens: Sequence[int], sources: Sequence[torch.Tensor]) -> tuple:
+def without_residual(target, tokens, sources):
     for place, token in enumerate(tokens):
         if torch.rand(()) * sources[place][token] < target[token]:
             return place, target
     return None, target
 
 
-def without_renewing_q(target: torch.Tensor, tokens: Sequence[int], sources: Sequence[torch.Tensor]) -> tuple:
+def without_renewing_q(target, tokens, sources):
     left = target
     for place, token in enumerate(tokens):
         if torch.rand(()) * sources[place][token] < left[token]:
@@ -133,12 +133,12 @@ def without_renewing_q(target: torch.Tensor, tokens: Sequence[int], sources: Seq
 
 
 @pytest.mark.parametrize("wrong", [without_residual, without_renewing_q])
-def test_the_check_finds_a_wrong_acceptance(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., tuple]) -> None:
+def test_the_check_finds_a_wrong_acceptance(monkeypatch, wrong):
     monkeypatch.setattr(accept, "accept_siblings", wrong)
     assert fits(texts(DRAFTS["a drawn tree"], accept_walk)) < 1e-6
 
 
-def published(draft: Draft, logits: torch.Tensor, append: Callable[[int], bool], selector: Tabled) -> Step:
+def published(draft, logits, append, selector):
     """As the authors of Graph-structured Speculative Decoding accept sampled drafts: every node by itself with
     min(1, p/q), the longest accepted path, then a token of the target without a residual.
     """
@@ -160,22 +160,22 @@ def published(draft: Draft, logits: torch.Tensor, append: Callable[[int], bool],
 
 
 @pytest.mark.parametrize("name", ["a drawn sequence", "a drawn tree", "a drawn graph"])
-def test_the_published_acceptance_of_graphs_is_not_exact(name: str) -> None:
+def test_the_published_acceptance_of_graphs_is_not_exact(name):
     assert fits(texts(DRAFTS[name], published)) < 1e-6
 
 
 @pytest.fixture
-def dice(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def dice(monkeypatch):
     """Sets the uniform numbers that come next."""
 
-    def throw(*numbers: float) -> None:
-        coming: Iterator[float] = iter(numbers)
+    def throw(*numbers):
+        coming = iter(numbers)
         monkeypatch.setattr(accept.torch, "rand", lambda *_, **__: torch.tensor(next(coming)))
 
     return throw
 
 
-def test_a_rejected_token_worked_by_hand(dice: Callable[..., None]) -> None:
+def test_a_rejected_token_worked_by_hand(dice):
     """Token 1 has p/q = 3/7. What is left is max(0, p - q) = (0.3, 0, 0.1) of 0.4; of q, (2, 0, 1) of 3."""
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.7, 0.1])
     dice(3 / 7 - 0.01)
@@ -193,12 +193,12 @@ def test_a_rejected_token_worked_by_hand(dice: Callable[..., None]) -> None:
     torch.testing.assert_close(left, torch.tensor([1.0, 0.0, 0.0]))
 
 
-def test_a_drawn_token_that_the_target_likes_better_is_always_accepted(dice: Callable[..., None]) -> None:
+def test_a_drawn_token_that_the_target_likes_better_is_always_accepted(dice):
     dice(0.999999)
     assert accept_siblings(torch.tensor([0.5, 0.5]), [0], [torch.tensor([0.4, 0.6])])[0] == 0
 
 
-def test_equal_distributions_accept_everything(dice: Callable[..., None]) -> None:
+def test_equal_distributions_accept_everything(dice):
     p = torch.softmax(torch.randn(50, generator=torch.Generator().manual_seed(0)), dim=-1)
     for token in range(50):
         dice(0.9999999)
@@ -206,7 +206,7 @@ def test_equal_distributions_accept_everything(dice: Callable[..., None]) -> Non
 
 
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 5))
-def test_what_is_left_is_a_distribution_without_the_rejected(seed: int, size: int, k: int) -> None:
+def test_what_is_left_is_a_distribution_without_the_rejected(seed, size, k):
     torch.manual_seed(seed)
     p, q = torch.softmax(2 * torch.randn(size), dim=-1), torch.softmax(2 * torch.randn(size), dim=-1)
     tokens = draw(q[None], min(k, size))[0].tolist()
@@ -217,7 +217,7 @@ def test_what_is_left_is_a_distribution_without_the_rejected(seed: int, size: in
     assert all(float(left[token]) < 1e-6 for token in rejected)
 
 
-def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:
+def test_a_token_that_cannot_have_been_drawn_is_refused():
     q = torch.tensor([0.0, 0.5, 0.5])
     with pytest.raises(ValueError, match=r"got token 0 with probability 0; see Draft.drawn_from"):
         accept_siblings(torch.tensor([0.6, 0.2, 0.2]), [0], [q])
@@ -225,7 +225,7 @@ def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:
         accept_siblings(torch.tensor([0.98, 0.01, 0.01]), [1, 1], [torch.tensor([0.0, 1.0, 0.0])] * 2)
 
 
-def test_tokens_are_drawn_without_replacement_and_in_order() -> None:
+def test_tokens_are_drawn_without_replacement_and_in_order():
     """Every pair of three tokens, against q(a) q(b) / (1 - q(a))."""
     torch.manual_seed(0)
     q, runs = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64), 20_000
@@ -236,11 +236,11 @@ def test_tokens_are_drawn_without_replacement_and_in_order() -> None:
     assert chisquare([counts[pair] for pair in pairs], wanted).pvalue > 0.001
 
 
-def test_impossible_tokens_are_drawn_last() -> None:
+def test_impossible_tokens_are_drawn_last():
     assert draw(torch.tensor([[0.0, 0.5, 0.0, 0.5]]), 4)[0, :2].sort().values.tolist() == [1, 3]
 
 
-def test_a_cut_draft_keeps_what_is_known_of_its_nodes() -> None:
+def test_a_cut_draft_keeps_what_is_known_of_its_nodes():
     made = drafted(TWO_LEVELS, ())
     cut = made.cut(1)
     assert sorted(cut.drawn_from) == [1, 2]
@@ -249,11 +249,11 @@ def test_a_cut_draft_keeps_what_is_known_of_its_nodes() -> None:
     assert Draft(LINE, torch.tensor([0, 1, 2])).cut(1).drawn_from is None
 
 
-def test_the_distribution_is_computed_once_a_token_and_trimmed_at_the_end() -> None:
-    asked: list[int] = []
+def test_the_distribution_is_computed_once_a_token_and_trimmed_at_the_end():
+    asked = []
 
     class Counting(Tabled):
-        def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        def distribution(self, logits):
             asked.append(1)
             return super().distribution(logits)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +16,7 @@ from support.chi_square import fit
 from support.drafters import example
 from support.recurrent_architectures import RECURRENT
 from support.runs import fix_costs
-from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
@@ -42,22 +39,22 @@ class GoneError(Exception):
 class Texts:
     """Texts of one batch, and what each has said."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model):
         self.model, self.batch = model, RunningBatch(TreeModel(model))
         self.said: dict[Row, list[int]] = {}
         self.ended: list[Row] = []
 
     def join(
         self,
-        ids: torch.Tensor,
-        new: int,
-        drafter: str | tr.Drafter = "recycling",
-        seed: int | None = None,
-        processors: Any = (),
-        criteria: Any = (),
-        take: Callable[[Any], None] = lambda step: None,
-        streamed: bool = True,
-    ) -> Row:
+        ids,
+        new,
+        drafter="recycling",
+        seed=None,
+        processors=(),
+        criteria=(),
+        take=lambda step: None,
+        streamed=True,
+    ):
         """Lets a text join; it is sampled where there is a seed."""
         limit = MaxLengthCriteria(ids.shape[1] + new)
         sequence = Sequence(ids[0], StoppingCriteriaList([limit, *criteria]))
@@ -66,26 +63,26 @@ class Texts:
         row = Row(sequence, selector, tr.make_drafter(drafter), tr.Stats(), draws=draws)
         said = self.said[row] = []
 
-        def told(step: tr.Step) -> None:
+        def told(step):
             said.extend(step.tokens)
             take(step)
 
         self.batch.join(row, told, streamed=streamed)
         return row
 
-    def step(self) -> None:
+    def step(self):
         self.ended += self.batch.step()
 
-    def finish(self) -> None:
+    def finish(self):
         while self.batch.rows:
             self.step()
 
 
-def alone(model: PreTrainedModel, ids: torch.Tensor, new: int, **more: Any) -> list[int]:
+def alone(model, ids, new, **more):
     return model.generate(ids, max_new_tokens=new, **{"do_sample": False, **more})[0, ids.shape[1] :].tolist()
 
 
-def sampled_alone(ids: torch.Tensor, new: int, seed: int) -> list[int]:
+def sampled_alone(ids, new, seed):
     torch.manual_seed(seed)
     return alone(LLAMA, ids, new, do_sample=True, temperature=0.8, top_k=0)
 
@@ -93,14 +90,14 @@ def sampled_alone(ids: torch.Tensor, new: int, seed: int) -> list[int]:
 @pytest.mark.slow
 @settings(max_examples=3)
 @given(st.integers(0, 10**6))
-def test_whatever_joins_and_leaves_each_text_is_what_it_is_alone(case: int) -> None:
+def test_whatever_joins_and_leaves_each_text_is_what_it_is_alone(case):
     """Greedy, penalised and sampled texts join at any step, some leave at any step, of whatever length."""
     choices, texts, wanted = random.Random(case), Texts(LLAMA), {}
     for number in range(8):
         ids, new = tiny.prompt(choices.randrange(999), choices.choice([1, 3, 33, 70])), choices.randint(1, 30)
-        seed: int | None = None
+        seed = None
         kind = choices.choice(["greedy", "penalised", "sampled"])
-        processors: list[Any] = []
+        processors = []
         if kind == "sampled":
             seed, processors = number, [TemperatureLogitsWarper(0.8)]
             said = sampled_alone(ids, new, number)
@@ -125,9 +122,7 @@ def test_whatever_joins_and_leaves_each_text_is_what_it_is_alone(case: int) -> N
         assert row.stats.tokens == len(own)
 
 
-def assert_each_is_what_it_is_alone(
-    model: PreTrainedModel, prompts: list[torch.Tensor], new: int, drafter: str | tr.Drafter, apart: int
-) -> None:
+def assert_each_is_what_it_is_alone(model, prompts, new, drafter, apart):
     """Texts that begin `apart` steps after one another."""
     texts, rows = Texts(model), []
     for ids in prompts:
@@ -141,7 +136,7 @@ def assert_each_is_what_it_is_alone(
 
 
 @pytest.mark.parametrize("name", tr.drafter_names())
-def test_every_drafter_drafts_among_others(model: LlamaForCausalLM, name: str, tmp_path: Path) -> None:
+def test_every_drafter_drafts_among_others(model, name, tmp_path):
     prompts = [tiny.prompt(seed, 3 + 2 * seed).repeat(1, 2) for seed in range(3)]
     assert_each_is_what_it_is_alone(model, prompts, 12, example(name, model, tmp_path), apart=2)
 
@@ -157,7 +152,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_families_whose_layers_see_or_keep_other_things(case: architectures.Case) -> None:
+def test_families_whose_layers_see_or_keep_other_things(case):
     model = architectures.model_of(case)
     model.generation_config.pad_token_id = 0
     if why_not_batched(TreeModel(model)) is not None:
@@ -166,15 +161,15 @@ def test_families_whose_layers_see_or_keep_other_things(case: architectures.Case
     assert_each_is_what_it_is_alone(model, prompts, 20, "suffix", apart=3)
 
 
-def failing(*_: Any, **__: Any) -> Any:
+def failing(*_, **__):
     raise GoneError
 
 
 class FailingDrafter(tr.Drafter):
-    def __init__(self, at: str) -> None:
+    def __init__(self, at):
         setattr(self, at, failing)
 
-    def draft(self, context: tr.Context) -> tr.Draft:
+    def draft(self, context):
         return tr.make_drafter("plain").draft(context)
 
 
@@ -188,7 +183,7 @@ class FailingDrafter(tr.Drafter):
     ],
     ids=["processor", "criterion", "client", "start", "draft", "observe"],
 )
-def test_what_fails_for_one_text_ends_that_text_alone(wrong: dict[str, Any]) -> None:
+def test_what_fails_for_one_text_ends_that_text_alone(wrong):
     texts, ids = Texts(LLAMA), [tiny.prompt(seed, 5) for seed in range(3)]
     first = texts.join(ids[0], 20)
     texts.step()
@@ -202,7 +197,7 @@ def test_what_fails_for_one_text_ends_that_text_alone(wrong: dict[str, Any]) -> 
         assert texts.said[row] == alone(LLAMA, own, 20)
 
 
-def test_a_text_draws_its_own_random_numbers() -> None:
+def test_a_text_draws_its_own_random_numbers():
     """And none of the program's."""
     texts, ids = Texts(LLAMA), tiny.prompt(0, 5)
     torch.manual_seed(5)
@@ -218,10 +213,10 @@ class Drawing(tr.Drafter):
     """Draws one token, from a distribution that is not the model's: what is accepted depends on other draws then."""
 
     @property
-    def traits(self) -> tr.DrafterTraits:
+    def traits(self):
         return tr.DrafterTraits(draws=True)
 
-    def draft(self, context: tr.Context) -> tr.Draft:
+    def draft(self, context):
         if context.room < 2:
             return tr.Draft(root_only(), context.root)
         source = torch.tensor([0.1, 0.2, 0.3, 0.4])
@@ -229,7 +224,7 @@ class Drawing(tr.Drafter):
         return tr.Draft(chain(1), torch.cat([context.root, drawn]), {1: source})
 
 
-def test_texts_with_drawn_drafts_have_the_distribution_of_the_model() -> None:
+def test_texts_with_drawn_drafts_have_the_distribution_of_the_model():
     """They are other texts than alone, of the same distribution: those of two tokens are counted."""
     model = tiny.llama(13, context=0.3, vocab_size=4, initializer_range=0.4, hidden_size=16, num_hidden_layers=1)
     texts, ids, drafter = Texts(model), torch.tensor([[1, 3, 2]]), Drawing()
@@ -243,7 +238,7 @@ def test_texts_with_drawn_drafts_have_the_distribution_of_the_model() -> None:
     assert sum((row.stats for row in rows), tr.Stats()).accepted.total() > 100
 
 
-def test_a_long_prompt_is_read_between_the_steps_of_others() -> None:
+def test_a_long_prompt_is_read_between_the_steps_of_others():
     model = tiny.llama(max_position_embeddings=4096)
     texts, long = Texts(model), tiny.prompt(1, 3 * PIECE + 20)
     short = texts.join(tiny.prompt(0, 5), 40)
@@ -261,7 +256,7 @@ def test_a_long_prompt_is_read_between_the_steps_of_others() -> None:
     assert row.stats.prefill_seconds > 0
 
 
-def sizes(monkeypatch: pytest.MonkeyPatch, texts: int, curve: dict[int, float]) -> set[int]:
+def sizes(monkeypatch, texts, curve):
     """Nodes of the trees that are verified while so many texts are decoded, all of which repeat themselves."""
     fix_costs(monkeypatch, [*curve], [*curve.values()])
     batch, seen = Texts(tiny.counting_llama()), set()
@@ -272,7 +267,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch, texts: int, curve: dict[int, float]) 
     return seen
 
 
-def test_nodes_are_divided_by_what_passes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_are_divided_by_what_passes_cost(monkeypatch):
     """Where rows are free up to 16, one text has more of them than each of four; where each costs a pass of its own,
     and nothing is left to share, none is drafted.
     """
@@ -283,7 +278,7 @@ def test_nodes_are_divided_by_what_passes_cost(monkeypatch: pytest.MonkeyPatch) 
     assert sizes(monkeypatch, 4, dear) == {1}
 
 
-def test_room_that_leavers_had_is_taken_by_those_who_join() -> None:
+def test_room_that_leavers_had_is_taken_by_those_who_join():
     texts = Texts(LLAMA)
     for seed in range(8):
         texts.join(tiny.prompt(seed, 5), 6)
@@ -299,7 +294,7 @@ def test_room_that_leavers_had_is_taken_by_those_who_join() -> None:
     assert texts.batch._stepper is None, "nothing is held for nobody"
 
 
-def test_models_whose_texts_cannot_share_passes_are_refused() -> None:
+def test_models_whose_texts_cannot_share_passes_are_refused():
     model = architectures.model_of(named("llama", "dynamic rotary scaling from 32"))
     with pytest.raises(tr.UnsupportedModelError, match="expected one text"):
         RunningBatch(TreeModel(model))
@@ -309,16 +304,16 @@ def test_models_whose_texts_cannot_share_passes_are_refused() -> None:
         RunningBatch(TreeModel(split))
 
 
-def test_drafters_that_need_other_hidden_states_do_not_share_a_batch(tmp_path: Path) -> None:
+def test_drafters_that_need_other_hidden_states_do_not_share_a_batch(tmp_path):
     class Seeing(tr.Drafter):
-        def __init__(self, number: int) -> None:
+        def __init__(self, number):
             self.number = number
 
         @property
-        def traits(self) -> Any:
+        def traits(self):
             return tr.DrafterTraits(states=lambda layers: [self.number])
 
-        def draft(self, context: tr.Context) -> tr.Draft:
+        def draft(self, context):
             return tr.make_drafter("plain").draft(context)
 
     texts = Texts(LLAMA)

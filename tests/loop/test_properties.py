@@ -1,10 +1,7 @@
 """What must hold for every tree, draft, padding, cut and length, by hypothesis against brute force."""
 
-from __future__ import annotations
-
 import itertools
 from functools import cache
-from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -13,38 +10,37 @@ from support import tiny
 from support.batches import padded
 from support.drafters import Garbage
 from support.strategies import drafts, trees
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 
 import token_recycling as tr
 from token_recycling.loop.accept import accept_walk
 from token_recycling.model.architectures import Reach
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.tree_model import masks
-from token_recycling.trees.draft import Draft
 
 VOCABULARY = 5
 
 
-def following(seed: int, vocab_size: int = 3) -> list[int]:
+def following(seed, vocab_size=3):
     """What the target says, whatever is drafted: a text of 20 tokens."""
     return torch.randint(0, vocab_size, (20,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(1, 8))
-def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft: Draft, seed: int, room: int) -> None:
+def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft, seed, room):
     """Brute force: of all texts that the tree drafts, the longest with which the target's text begins."""
     said, tokens = following(seed), draft.tokens.tolist()
     drafted = {tuple(tokens[node] for node in lineage[1:]) for lineage in draft.tree.lineages}
     longest = max(length for length in range(len(said)) if tuple(said[:length]) in drafted)
-    text: list[int] = []
+    text = []
     nodes = torch.arange(len(tokens))[:, None]
 
-    def choose(logits: torch.Tensor) -> int:
+    def choose(logits):
         lineage = draft.tree.lineages[int(logits)]
         assert [tokens[node] for node in lineage[1:]] == text, "called at the node of the text so far"
         return said[len(text)]
 
-    def append(token: int) -> bool:
+    def append(token):
         text.append(token)
         return len(text) == room
 
@@ -57,11 +53,11 @@ def test_a_walk_emits_the_longest_drafted_beginning_and_one_token_more(draft: Dr
 
 
 @given(drafts(vocab_size=3, distinct_siblings=True), st.integers(0, 10**6), st.integers(0, 6))
-def test_a_cut_draft_accepts_as_much_of_the_same_text(draft: Draft, seed: int, depth: int) -> None:
+def test_a_cut_draft_accepts_as_much_of_the_same_text(draft, seed, depth):
     said = following(seed)
 
-    def accepted(draft: Draft) -> list[int]:
-        text: list[int] = []
+    def accepted(draft):
+        text = []
         logits = torch.zeros(len(draft.tree), 1)
         return accept_walk(draft, logits, lambda token: text.append(token) or False, lambda _: said[len(text)]).tokens
 
@@ -69,9 +65,7 @@ def test_a_cut_draft_accepts_as_much_of_the_same_text(draft: Draft, seed: int, d
 
 
 @given(trees(), st.sampled_from([("full", 0), ("sliding", 3), ("chunked", 4)]), st.integers(0, 9), st.integers(0, 9))
-def test_a_node_sees_its_own_line_within_reach_and_nothing_else(
-    tree: tr.Tree, reach: tuple[str, int], length: int, hole: int
-) -> None:
+def test_a_node_sees_its_own_line_within_reach_and_nothing_else(tree, reach, length, hole):
     """Of `length` slots of text and `hole` slots of no text after them, as in the shorter rows of a batch."""
     kind, size = reach
     n = len(tree)
@@ -101,7 +95,7 @@ def test_a_node_sees_its_own_line_within_reach_and_nothing_else(
     st.integers(1, 12),
     st.integers(0, 10**6),
 )
-def test_a_cache_keeps_exactly_the_accepted_slots(rows: list[tuple[int, int]], n: int, seed: int) -> None:
+def test_a_cache_keeps_exactly_the_accepted_slots(rows, n, seed):
     """Rows of different lengths keep different numbers of nodes, in order, behind what they had."""
     generator = torch.Generator().manual_seed(seed)
     lengths, held = [length for length, _ in rows], max(length for length, _ in rows)
@@ -125,7 +119,7 @@ LLAMA.generation_config.pad_token_id = 0
 POSITIONS = 24
 
 
-def _gpt2() -> GPT2LMHeadModel:
+def _gpt2():
     """Its learned positions end with the 24th token: a later one is an error."""
     torch.manual_seed(3)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": POSITIONS, "initializer_range": 0.5}
@@ -138,14 +132,12 @@ GPT2 = _gpt2()
 
 
 @cache
-def alone(model: PreTrainedModel, seed: int, length: int, new: int) -> list[int]:
+def alone(model, seed, length, new):
     """What plain `generate` says after a prompt by itself."""
     return model.generate(tiny.prompt(seed, length, VOCABULARY), max_new_tokens=new)[0, length:].tolist()
 
 
-def together(
-    model: PreTrainedModel, prompts: list[tuple[int, int]], spare: int, new: int, drafter: tr.Drafter, **more: int
-) -> list[list[int]]:
+def together(model, prompts, spare, new, drafter, **more):
     """What accelerated `generate` says after each of several prompts of a seed and a length, padded on the left."""
     inputs = padded([tiny.prompt(seed, length, VOCABULARY)[0] for seed, length in prompts], spare)
     with tr.accelerated(model, drafter) as acceleration:
@@ -160,9 +152,7 @@ PROMPTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10)), min_size=1,
 
 @settings(max_examples=40)
 @given(PROMPTS, st.integers(0, 3), st.sampled_from([1, 7, 16]), SHAPES, st.integers(0, 10**6), st.integers(1, 5))
-def test_a_row_says_what_it_says_alone(
-    prompts: list[tuple[int, int]], spare: int, new: int, shapes: list[tr.Tree], seed: int, end: int
-) -> None:
+def test_a_row_says_what_it_says_alone(prompts, spare, new, shapes, seed, end):
     """Whatever else is in the batch, however it is padded, whatever is drafted; 5 is no token and ends nothing."""
     rows = together(LLAMA, prompts, spare, new, Garbage(shapes, seed, VOCABULARY), eos_token_id=end)
     for row, (prompt, length) in zip(rows, prompts, strict=True):
@@ -174,9 +164,7 @@ def test_a_row_says_what_it_says_alone(
 
 @settings(max_examples=40)
 @given(st.integers(1, POSITIONS), st.integers(0, 12), SHAPES, st.integers(0, 10**6))
-def test_near_the_models_limit_trees_shrink_and_never_overrun(
-    length: int, short: int, shapes: list[tr.Tree], seed: int
-) -> None:
+def test_near_the_models_limit_trees_shrink_and_never_overrun(length, short, shapes, seed):
     """Trees are as deep as the rest of the positions and of the text lets them be."""
     new, said = max(1, POSITIONS + 1 - length - short), list[int]()
     steps = tr.stream(GPT2, tiny.prompt(0, length, VOCABULARY), Garbage(shapes, seed, VOCABULARY), max_new_tokens=new)
@@ -193,9 +181,7 @@ def test_near_the_models_limit_trees_shrink_and_never_overrun(
     SHAPES,
     st.integers(0, 99),
 )
-def test_the_longest_row_of_a_batch_reaches_the_limit_too(
-    prompts: list[tuple[int, int]], shapes: list[tr.Tree], seed: int
-) -> None:
+def test_the_longest_row_of_a_batch_reaches_the_limit_too(prompts, shapes, seed):
     new = POSITIONS + 1 - max(length for _, length in prompts)
     rows = together(GPT2, prompts, 0, new, Garbage(shapes, seed, VOCABULARY))
     assert rows == [alone(GPT2, prompt, length, POSITIONS + 1 - length)[:new] for prompt, length in prompts]
@@ -237,9 +223,7 @@ SAMPLING = st.fixed_dictionaries(
     st.sampled_from(["paper", "auto", "chain:4"]),
     st.integers(0, 99),
 )
-def test_any_combination_says_what_generate_says(
-    lengths: list[int], spare: int, processing: dict[str, Any], choosing: dict[str, Any], tree: str, seed: int
-) -> None:
+def test_any_combination_says_what_generate_says(lengths, spare, processing, choosing, tree, seed):
     """One text sampled with a seed, padded or not, or several greedily."""
     if choosing["do_sample"]:
         del lengths[1:]

@@ -1,21 +1,18 @@
 """The accounting, on a model that counts modulo 16: every acceptance can be worked out by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import torch
 from support import tiny
 from support.drafters import learned
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.loop import stats as stats_module
 from token_recycling.loop.stats import PARTS, Clock
 
 
-def run(model: LlamaForCausalLM, drafter: str | tr.Drafter, tokens: int, start: int = 0, **options) -> tr.Stats:
+def run(model, drafter, tokens, start=0, **options):
     stats = tr.Stats()
     steps = tr.stream(model, torch.tensor([start]), drafter, max_new_tokens=tokens, stats=stats, **options)
     emitted = [token for step in steps for token in step.tokens]
@@ -23,7 +20,7 @@ def run(model: LlamaForCausalLM, drafter: str | tr.Drafter, tokens: int, start: 
     return stats
 
 
-def test_the_counting_llama_counts(counting: LlamaForCausalLM) -> None:
+def test_the_counting_llama_counts(counting):
     assert counting.generate(torch.tensor([[3]]), max_new_tokens=20)[0].tolist() == [
         (3 + place) % 16 for place in range(21)
     ]
@@ -31,14 +28,14 @@ def test_the_counting_llama_counts(counting: LlamaForCausalLM) -> None:
     assert torch.equal(logits.argsort(-1, descending=True), (torch.arange(16)[:, None] + 1 + torch.arange(16)) % 16)
 
 
-def test_plain_decoding_has_a_mat_of_one(counting: LlamaForCausalLM) -> None:
+def test_plain_decoding_has_a_mat_of_one(counting):
     stats = run(counting, "plain", 10)
     assert (stats.tokens, stats.steps, stats.mat) == (10, 10, 1.0)
     assert (stats.drafted, stats.discarded, stats.plain_steps) == (0, 0, 1.0)
     assert stats.acceptance_by_depth == stats.acceptance_by_rank == {}
 
 
-def test_a_matrix_that_knows_everything_fills_the_chain(counting: LlamaForCausalLM) -> None:
+def test_a_matrix_that_knows_everything_fills_the_chain(counting):
     stats = run(counting, learned(counting, "chain:4"), 20)
     assert (stats.tokens, stats.steps, stats.mat) == (20, 4, 5.0)
     assert (stats.drafted, stats.discarded, stats.plain_steps) == (16, 0, 0.0)
@@ -47,7 +44,7 @@ def test_a_matrix_that_knows_everything_fills_the_chain(counting: LlamaForCausal
     assert stats.acceptance_by_rank == {0: 1.0}
 
 
-def test_the_draft_is_cut_at_the_end_of_the_text(counting: LlamaForCausalLM) -> None:
+def test_the_draft_is_cut_at_the_end_of_the_text(counting):
     """12 tokens in steps of 5, 5 and 2: for the last one only one node can be of use."""
     stats = run(counting, learned(counting, "chain:4"), 12)
     assert (stats.steps, stats.mat) == (3, 4.0)
@@ -55,7 +52,7 @@ def test_the_draft_is_cut_at_the_end_of_the_text(counting: LlamaForCausalLM) -> 
     assert stats.acceptance_by_depth == {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
 
 
-def test_discarded_nodes_are_counted_by_depth_and_rank(counting: LlamaForCausalLM) -> None:
+def test_discarded_nodes_are_counted_by_depth_and_rank(counting):
     """Of 5 nodes (0, 1, 2, 00, 10) only 0 and 00 are right: 3 tokens a step, 3 nodes thrown away."""
     stats = run(counting, learned(counting, "0 1 2 00 10"), 9)
     assert (stats.steps, stats.mat) == (3, 3.0)
@@ -65,7 +62,7 @@ def test_discarded_nodes_are_counted_by_depth_and_rank(counting: LlamaForCausalL
     assert stats.acceptance_by_rank == {0: 1.0, 1: 0.0, 2: 0.0}
 
 
-def test_a_cold_matrix_learns_on_the_way(counting: LlamaForCausalLM) -> None:
+def test_a_cold_matrix_learns_on_the_way(counting):
     """15 steps of one token see 15 new rows; row 15 is still zero, which happens to be right; then all is known."""
     stats = run(counting, "published", 15 + 3 * 4, tree="chain:2", k=4)
     assert dict(stats.lengths) == {1: 15, 3: 4}
@@ -76,7 +73,7 @@ def test_a_cold_matrix_learns_on_the_way(counting: LlamaForCausalLM) -> None:
     assert stats.acceptance_by_rank == pytest.approx({0: 8 / 23})
 
 
-def test_runs_are_added_up(counting: LlamaForCausalLM) -> None:
+def test_runs_are_added_up(counting):
     drafter = learned(counting, "0 1 2 00 10")
     parts = [run(counting, drafter, 9), run(counting, drafter, 6), run(counting, learned(counting, "chain:4"), 10)]
     total = parts[0] + parts[1] + parts[2]
@@ -91,7 +88,7 @@ def test_runs_are_added_up(counting: LlamaForCausalLM) -> None:
     assert parts[0].tokens == 9
 
 
-def test_the_parts_of_a_step_sum_up(model: LlamaForCausalLM) -> None:
+def test_the_parts_of_a_step_sum_up(model):
     stats = tr.Stats(synchronize=True)
     for _ in tr.stream(model, tiny.prompt(0, 20), max_new_tokens=30, stats=stats):
         pass
@@ -104,7 +101,7 @@ def test_the_parts_of_a_step_sum_up(model: LlamaForCausalLM) -> None:
     assert stats.prompt_tokens == 20
 
 
-def test_time_between_steps_is_not_counted(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_between_steps_is_not_counted(model, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("token_recycling.loop.stats.time.perf_counter", lambda: now[0])
     stats = tr.Stats()
@@ -113,13 +110,13 @@ def test_time_between_steps_is_not_counted(model: LlamaForCausalLM, monkeypatch:
     assert stats.decode_seconds == 0
 
 
-def test_nothing_run_gives_zeros() -> None:
+def test_nothing_run_gives_zeros():
     stats = tr.Stats()
     assert (stats.mat, stats.tokens_per_second, stats.overhead, stats.drafted, stats.discarded) == (0, 0, 0, 0, 0)
     assert stats.acceptance_by_depth == {}
 
 
-def test_everything_can_be_written_as_json(counting: LlamaForCausalLM) -> None:
+def test_everything_can_be_written_as_json(counting):
     drafter = learned(counting, "0 1 2 00 10")
     written = json.loads(json.dumps(run(counting, drafter, 9).as_dict()))
     assert written["mat"] == 3.0
@@ -132,7 +129,7 @@ def test_everything_can_be_written_as_json(counting: LlamaForCausalLM) -> None:
     assert written["drafter"] == drafter.describe()
 
 
-def test_compiling_is_a_part_of_neither_the_prompt_nor_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_a_part_of_neither_the_prompt_nor_a_step(monkeypatch):
     times, compiled = iter([0.0, 10.0, 12.0, 20.0]), iter([1.0, 8.0, 8.0, 11.0])
     monkeypatch.setattr(stats_module.time, "perf_counter", lambda: next(times))
 

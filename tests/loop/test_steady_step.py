@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-import torch
 from support import tiny
 
 import token_recycling as tr
@@ -19,11 +16,11 @@ MOST = 15
 class Watch:
     """A streamer that notes in which files functions are called, in each of eight steps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.put_so_far = 0
         self.steps: list[set[str]] = []
 
-    def put(self, tokens: torch.Tensor) -> None:
+    def put(self, tokens):
         self.put_so_far += 1
         if 8 <= self.put_so_far < 16:
             self.steps.append(set())
@@ -31,16 +28,16 @@ class Watch:
         else:
             sys.setprofile(None)
 
-    def end(self) -> None:
+    def end(self):
         sys.setprofile(None)
 
-    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _note(self, frame, event, argument):
         path = Path(frame.f_code.co_filename)
         if event == "call" and PACKAGE in path.parents:
             self.steps[-1].add(str(path.relative_to(PACKAGE)))
 
 
-def test_a_steady_step_passes_few_files() -> None:
+def test_a_steady_step_passes_few_files():
     model, watch = tr.accelerate(tiny.llama()), Watch()
     model.generate(tiny.prompt(0, 9), max_new_tokens=200, do_sample=False, streamer=watch)
     assert len(watch.steps) == 8

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 from support import tiny
 from support.drafters import learned
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model.tree_model import TreeModel
 
 
-def test_the_end_of_sequence_is_trimmed_before_cache_and_matrix(counting: LlamaForCausalLM) -> None:
+def test_the_end_of_sequence_is_trimmed_before_cache_and_matrix(counting):
     """The draft goes on past the end, 5; nothing after it is kept, and what the model says after it is not learned."""
     drafter = learned(counting, "chain:8")
     drafter.matrix.candidates[6:] = 0
@@ -32,7 +29,7 @@ def test_the_end_of_sequence_is_trimmed_before_cache_and_matrix(counting: LlamaF
     assert wanted[0].tolist() == [0, *step.tokens]
 
 
-def test_the_models_own_end_of_sequence_holds_in_a_stream(counting: LlamaForCausalLM) -> None:
+def test_the_models_own_end_of_sequence_holds_in_a_stream(counting):
     counting.generation_config.eos_token_id = 4
     emitted = [token for step in tr.stream(counting, torch.tensor([0]), max_new_tokens=8) for token in step.tokens]
     assert emitted == [1, 2, 3, 4]
@@ -40,7 +37,7 @@ def test_the_models_own_end_of_sequence_holds_in_a_stream(counting: LlamaForCaus
     assert [token for step in steps for token in step.tokens] == list(range(1, 9))
 
 
-def test_a_llama_goes_on_past_its_positions_without_drafts() -> None:
+def test_a_llama_goes_on_past_its_positions_without_drafts():
     model = tiny.llama(max_position_embeddings=20)
     ids = tiny.prompt(0, 10)
     text, sizes = ids[0].tolist(), {}
@@ -52,7 +49,7 @@ def test_a_llama_goes_on_past_its_positions_without_drafts() -> None:
     assert {size for length, size in sizes.items() if length >= 20} == {1}
 
 
-def test_steps_show_what_the_model_said(model: LlamaForCausalLM) -> None:
+def test_steps_show_what_the_model_said(model):
     ids = tiny.prompt(0, 12)
     text = ids
     for step in tr.stream(model, ids, tree="paper", max_new_tokens=20):
@@ -75,9 +72,7 @@ def test_steps_show_what_the_model_said(model: LlamaForCausalLM) -> None:
         (torch.tensor([-1, 3]), "from 0 to 63, got -1 to 3"),
     ],
 )
-def test_prompts_that_cannot_be_continued_are_refused_at_once(
-    model: LlamaForCausalLM, ids: torch.Tensor, message: str
-) -> None:
+def test_prompts_that_cannot_be_continued_are_refused_at_once(model, ids, message):
     with pytest.raises(ValueError, match=message):
         tr.stream(model, ids)
 
@@ -86,9 +81,9 @@ def test_prompts_that_cannot_be_continued_are_refused_at_once(
 
 
 @contextmanager
-def passes(model: LlamaForCausalLM) -> Iterator[list[int]]:
+def passes(model):
     """Within it, the rows of each forward pass."""
-    rows: list[int] = []
+    rows = []
     hook = model.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
@@ -98,7 +93,7 @@ def passes(model: LlamaForCausalLM) -> Iterator[list[int]]:
         hook.remove()
 
 
-def test_every_pass_emits_tokens(counting: LlamaForCausalLM) -> None:
+def test_every_pass_emits_tokens(counting):
     """The prompt's too, which verifies the first draft."""
     ids = torch.arange(9)[None]
     for drafter, wanted in (("plain", [9, 1, 1]), (learned(counting, "chain:2"), [11])):
@@ -108,7 +103,7 @@ def test_every_pass_emits_tokens(counting: LlamaForCausalLM) -> None:
         assert rows == wanted
 
 
-def test_of_a_long_prompt_the_end_is_read_with_the_draft() -> None:
+def test_of_a_long_prompt_the_end_is_read_with_the_draft():
     model, ids = tiny.llama(max_position_embeddings=2048), tiny.prompt(0, 700).repeat(1, 2)
     wanted, stats = model.generate(ids, max_new_tokens=12), tr.Stats()
     with passes(model) as rows:
@@ -121,22 +116,22 @@ def test_of_a_long_prompt_the_end_is_read_with_the_draft() -> None:
 class Printer:
     """Takes what a streamer is given: the prompt, then the tokens of each step."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.given: list[list[int]] = []
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, value):
         self.given.append(value.flatten().tolist())
 
-    def end(self) -> None:
+    def end(self):
         """Nothing more comes."""
 
 
-def test_a_first_token_that_is_waited_for_brings_no_draft() -> None:
+def test_a_first_token_that_is_waited_for_brings_no_draft():
     """It comes from the pass that `generate` makes, before anything was started for the text."""
     model, started = tiny.llama(max_position_embeddings=256), []
 
     class Counted(type(tr.make_drafter("suffix"))):  # type: ignore[misc]
-        def start(self, *args: Any) -> Any:
+        def start(self, *args):
             started.append(printer.given[1:])
             return super().start(*args)
 
@@ -155,7 +150,7 @@ def test_a_first_token_that_is_waited_for_brings_no_draft() -> None:
     assert rows[0] >= 30
 
 
-def test_a_step_is_learned_from_when_its_tokens_are_out(counting: LlamaForCausalLM) -> None:
+def test_a_step_is_learned_from_when_its_tokens_are_out(counting):
     drafter = tr.make_drafter("recycling", tree=4)
     steps = tr.stream(counting, torch.tensor([3, 4]), drafter, max_new_tokens=9)
     next(steps)

@@ -1,13 +1,9 @@
 """The memory of a text grows with it, not with its limit, and what was handed out stays as it was."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from support import tiny
-from transformers import LlamaForCausalLM, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
@@ -19,8 +15,8 @@ ENDLESS = 10**12
 
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("drafter", ["recycling", "published", "suffix", "prompt_lookup", "lookahead", "plain"])
-def test_a_text_without_a_limit_ends_where_it_ends(counting: LlamaForCausalLM, drafter: str, fast: bool) -> None:
-    arguments: dict[str, Any] = {"max_new_tokens": ENDLESS, "eos_token_id": 9, "do_sample": False}
+def test_a_text_without_a_limit_ends_where_it_ends(counting, drafter, fast):
+    arguments = {"max_new_tokens": ENDLESS, "eos_token_id": 9, "do_sample": False}
     ids = torch.tensor([[3]])
     wanted = counting.generate(ids, **arguments)
     assert torch.equal(tr.generate(counting, ids, drafter=drafter, fast=fast, **arguments), wanted)
@@ -28,14 +24,14 @@ def test_a_text_without_a_limit_ends_where_it_ends(counting: LlamaForCausalLM, d
     assert [3, *(token for step in steps for token in step.tokens)] == wanted[0].tolist()
 
 
-def test_a_batch_without_a_limit_ends_where_it_ends(counting: LlamaForCausalLM) -> None:
+def test_a_batch_without_a_limit_ends_where_it_ends(counting):
     arguments = {"max_new_tokens": ENDLESS, "eos_token_id": 9, "pad_token_id": 0, "do_sample": False}
     ids = torch.tensor([[3], [7]])
     assert torch.equal(tr.generate(counting, ids, **arguments), counting.generate(ids, **arguments))
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_what_was_handed_out_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, elsewhere: bool) -> None:
+def test_what_was_handed_out_stays_as_it_was(monkeypatch, elsewhere):
     """However far the text grows afterwards, here and on a device with a memory of its own."""
     if elsewhere:
         monkeypatch.setattr(torch.Tensor, "cpu", torch.Tensor.clone)
@@ -49,15 +45,15 @@ def test_what_was_handed_out_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, el
         assert all(torch.equal(view, whole[:length]) for view in views)
 
 
-def test_criteria_and_processors_may_keep_what_they_see(model: LlamaForCausalLM) -> None:
-    def shown(generate: Any, **more: Any) -> list[torch.Tensor]:
-        kept: list[torch.Tensor] = []
+def test_criteria_and_processors_may_keep_what_they_see(model):
+    def shown(generate, **more):
+        kept = []
 
-        def criterion(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        def criterion(input_ids, scores, **_):
             kept.append(input_ids)
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
-        def processor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        def processor(input_ids, scores):
             kept.append(input_ids)
             return scores
 

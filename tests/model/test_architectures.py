@@ -3,7 +3,6 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from support.architecture_page import ALL, TOLERANCE, attentions, measured, page
 from support.architectures import BORDERS, KEY_POSITIONS, VOCABULARY, WINDOWS, forget, model_of, named
 from support.further_architectures import BLOCKS, FURTHER_BORDERS, FURTHER_WINDOWS
 from support.oracle import TREES, Oracle
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import token_recycling as tr
@@ -97,7 +96,7 @@ def test_a_cache_goes_to_and_fro_between_plain_and_accelerated(case):
     for turn in range(4):
         wanted = model.generate(text, max_new_tokens=9, do_sample=False)
         cache = DynamicCache(config=model.config.get_text_config(decoder=True)) if cache is None else cache
-        arguments: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "past_key_values": cache}
+        arguments = {"max_new_tokens": 9, "do_sample": False, "past_key_values": cache}
         if turn % 2:
             text = model.generate(text, **arguments)
         else:
@@ -180,7 +179,7 @@ def test_trees_are_drafted_until_the_index_chooses():
     assert stats.mat > 1
 
 
-def indexed(**config: Any) -> PreTrainedModel:
+def indexed(**config):
     """A model with sparse attention."""
     case = named("deepseek_v32")
     return model_of(replace(case, config={**case.config, **config}))

@@ -1,7 +1,6 @@
 """Tree attention over shared keys and values: the same numbers as transformers' own, and one repeated mask a pass."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -22,18 +21,18 @@ LENGTH = 12
 class Repeats(TorchDispatchMode):
     """The shapes of all tensors that were made by repeating another one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
         if operation is torch.ops.aten.repeat.default:
             self.shapes.append(tuple(result.shape))
         return result
 
 
-def passed(target: TreeModel, passes: int = 1) -> tuple[torch.Tensor, Repeats, list[Any]]:
+def passed(target, passes=1):
     """The logits of the last of several passes over a tree, what was repeated in them, and their masks."""
     text, masks = tiny.prompt(0, LENGTH + 1)[0], []
     with torch.no_grad(), Repeats() as repeats:

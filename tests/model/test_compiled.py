@@ -4,27 +4,26 @@ import pytest
 import torch
 from support import tiny
 from torch._dynamo.utils import counters
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
-def forward(model: LlamaForCausalLM) -> None:
+def forward(model):
     model.forward = torch.compile(model.forward, backend="eager")
 
 
-def forward_whole(model: LlamaForCausalLM) -> None:
+def forward_whole(model):
     """As one graph, with sizes that may change from the start."""
     model.forward = torch.compile(model.forward, backend="eager", fullgraph=True, dynamic=True)
 
 
-def in_place(model: LlamaForCausalLM) -> None:
+def in_place(model):
     model.compile(backend="eager")
 
 
-def inner(model: LlamaForCausalLM) -> None:
+def inner(model):
     model.model = torch.compile(model.model, backend="eager")
 
 

@@ -11,7 +11,7 @@ from support import tiny
 from support.architectures import model_of, named
 from support.batches import batch
 from support.elsewhere import THERE, Elsewhere, another_device, put_there
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers import DynamicCache, LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model.device_map import placed_copy
@@ -65,10 +65,10 @@ def test_the_stand_in_refuses_what_a_real_device_refuses(two_devices):
     assert isinstance(there[1:].narrow(0, 0, 1).clone(), Elsewhere)
 
 
-def bring(module: torch.nn.Module, device: torch.device) -> None:
+def bring(module, device):
     """Lets a module bring what it is given to its device, as accelerate's hooks do."""
 
-    def brought(value: Any) -> Any:
+    def brought(value):
         if isinstance(value, tuple):
             return tuple(map(brought, value))
         return value.to(device) if isinstance(value, torch.Tensor) else value
@@ -79,11 +79,11 @@ def bring(module: torch.nn.Module, device: torch.device) -> None:
     )
 
 
-def all_there(model: PreTrainedModel) -> None:
+def all_there(model):
     put_there(model)
 
 
-def begins_there(model: PreTrainedModel) -> None:
+def begins_there(model):
     """The logits come back here."""
     inner = model.model
     for module in (inner.embed_tokens, inner.rotary_emb, inner.layers[0]):
@@ -105,7 +105,7 @@ def begins_there(model: PreTrainedModel) -> None:
 def test_prompts_drafts_and_logits_on_different_devices(two_devices, place, prompts, drafter):
     model, ids, inputs = tiny.llama(), tiny.prompt(0, 8), batch([5, 9, 3], 1)
     model.generation_config.pad_token_id = 0
-    ways: list[dict[str, Any]] = [
+    ways = [
         {"input_ids": ids},
         {"input_ids": ids, "repetition_penalty": 1.3, "eos_token_id": [3, 9]},
         {"input_ids": ids, "do_sample": True, "top_k": 20},
@@ -128,13 +128,13 @@ def test_prompts_drafts_and_logits_on_different_devices(two_devices, place, prom
 class Stream:
     """Copies here are done when they are asked for."""
 
-    def __enter__(self) -> Stream:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error):
         pass
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other):
         pass
 
 

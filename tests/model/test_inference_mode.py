@@ -22,7 +22,7 @@ ORDERS = list(itertools.product([True, False], repeat=3))
 KINDS = [named("llama"), named("gemma3_text"), named("bloom"), named("deepseek_v32")]
 
 
-def inside(wanted: bool) -> contextlib.AbstractContextManager[Any]:
+def inside(wanted):
     return torch.inference_mode() if wanted else contextlib.nullcontext()
 
 

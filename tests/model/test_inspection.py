@@ -6,7 +6,6 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.architectures import SUPPORTED
-from transformers import LlamaForCausalLM, PreTrainedModel
 
 import token_recycling as tr
 from token_recycling.drafters._base import Drafter, DrafterTraits
@@ -18,7 +17,7 @@ from token_recycling.model.inspection import (
     layer_states,
     output_layer,
 )
-from token_recycling.trees.draft import Context, Draft, Step
+from token_recycling.trees.draft import Draft, Step
 from token_recycling.trees.tree import Tree
 
 TREE = Tree.from_paths([(0,), (1,), (0, 0)])
@@ -30,20 +29,20 @@ class Watching(Drafter):
 
     wants: bool = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.steps: list[Step] = []
         self.contexts: list[torch.Tensor] = []
 
     @property
-    def traits(self) -> DrafterTraits:
+    def traits(self):
         return DrafterTraits(hidden_states=self.wants)
 
-    def draft(self, context: Context) -> Draft:
+    def draft(self, context):
         self.contexts.append(context.tokens.clone())
         following = torch.arange(3) * 7 + context.root
         return Draft(TREE, torch.cat([context.root, following % 64]))
 
-    def observe(self, step: Step) -> None:
+    def observe(self, step):
         self.steps.append(step)
 
 
@@ -74,11 +73,11 @@ def test_without_the_need_nothing_is_seen(model):
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def whole(model: LlamaForCausalLM) -> None:
+def whole(model):
     model.compile(backend="eager")
 
 
-def forward(model: LlamaForCausalLM) -> None:
+def forward(model):
     model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
 
 
@@ -119,19 +118,19 @@ class Reading(Watching):
     numbers: tuple[int, ...] = (0, 1, 2)
 
     @property
-    def traits(self) -> DrafterTraits:
+    def traits(self):
         return DrafterTraits(states=lambda layers: self.numbers)
 
-    def start(self, prompt: torch.Tensor, target: object, costs: object) -> Drafter:
+    def start(self, prompt, target, costs):
         begun = Reading(numbers=self.numbers)
         self.begun = [*getattr(self, "begun", []), begun]
         return begun
 
-    def read_prompt(self, states: torch.Tensor) -> None:
+    def read_prompt(self, states):
         self.of_prompt = states
 
 
-def states_of(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
+def states_of(model, text):
     """(length, states * hidden): all of them, as transformers gives them."""
     with torch.no_grad():
         return torch.cat(model(input_ids=text[None], output_hidden_states=True).hidden_states, dim=-1)[0]

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 from support.releases import needs
-from transformers import DynamicCache, LlamaForCausalLM
-from transformers.cache_utils import Cache
+from transformers import DynamicCache
 
 import token_recycling as tr
 from token_recycling.model.cache_layers import TreeLayer
@@ -17,7 +16,7 @@ from token_recycling.model.tree_model import TreeModel
 pytestmark = pytest.mark.core
 
 
-def rebuilt(model: LlamaForCausalLM, text: torch.Tensor) -> DynamicCache:
+def rebuilt(model, text):
     """A cache made by one forward over the text without its last token."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
@@ -25,14 +24,14 @@ def rebuilt(model: LlamaForCausalLM, text: torch.Tensor) -> DynamicCache:
     return cache
 
 
-def assert_same(cache: Cache, wanted: Cache) -> None:
+def assert_same(cache, wanted):
     assert cache.get_seq_length() == wanted.get_seq_length()
     for ours, theirs in zip(cache.layers, wanted.layers, strict=True):
         torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(ours.values, theirs.values, atol=1e-5, rtol=1e-4)
 
 
-def after_each_step(model: LlamaForCausalLM, ids: torch.Tensor, cache: Cache, **arguments) -> int:
+def after_each_step(model, ids, cache, **arguments):
     """Runs `stream` and compares the cache with a rebuilt one after every step; returns the number of steps."""
     text, count = ids, 0
     for count, step in enumerate(tr.stream(model, ids, past_key_values=cache, **arguments), start=1):  # noqa: B007
@@ -62,7 +61,7 @@ def test_scattered_nodes_are_moved_together(counting):
     assert steps == 3
 
 
-def storage(states: torch.Tensor) -> int:
+def storage(states):
     """Where the memory that these states are a view of begins."""
     return states.untyped_storage().data_ptr()
 
@@ -186,8 +185,8 @@ def test_a_cache_longer_than_the_text_is_refused(model):
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200)), min_size=2, max_size=8), st.integers(0, 10**6))
 def test_texts_are_put_beside_others_and_taken_out(moves, seed):
     """Each keeps its own slots; those that it does not have are numbers."""
-    kept: TreeCache | None = None
-    texts: list[torch.Tensor] = []
+    kept = None
+    texts = []
     draws = torch.Generator().manual_seed(seed)
     for joins, length in moves:
         if joins or len(texts) < 2:

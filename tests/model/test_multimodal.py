@@ -8,7 +8,7 @@ import transformers
 from support import tiny
 from support.batches import batch
 from support.further_architectures import TOWER
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 import token_recycling as tr
 
@@ -31,7 +31,7 @@ SIZES = {
 ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
 
 
-def gemma3() -> PreTrainedModel:
+def gemma3():
     config = transformers.Gemma3Config(
         text_config={**SIZES, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
         vision_config=TOWER,
@@ -42,7 +42,7 @@ def gemma3() -> PreTrainedModel:
     return transformers.Gemma3ForConditionalGeneration(config)
 
 
-def llava() -> PreTrainedModel:
+def llava():
     config = transformers.LlavaConfig(
         text_config={**SIZES, "model_type": "llama"},
         vision_config={**TOWER, "model_type": "clip_vision_model", "num_hidden_layers": 2, "projection_dim": 16},
@@ -51,7 +51,7 @@ def llava() -> PreTrainedModel:
     return transformers.LlavaForConditionalGeneration(config)
 
 
-def qwen2_vl() -> PreTrainedModel:
+def qwen2_vl():
     """Its positions are three numbers, which are the same for text."""
     config = transformers.Qwen2VLConfig(
         text_config={**SIZES, **ROTARY},
@@ -61,7 +61,7 @@ def qwen2_vl() -> PreTrainedModel:
     return transformers.Qwen2VLForConditionalGeneration(config)
 
 
-def qwen3_vl() -> PreTrainedModel:
+def qwen3_vl():
     config = transformers.Qwen3VLConfig(
         text_config={**SIZES, **ROTARY},
         vision_config={
@@ -82,7 +82,7 @@ def qwen3_vl() -> PreTrainedModel:
 MODELS = [gemma3, llava, qwen2_vl, qwen3_vl]
 
 
-def made(make: Any) -> PreTrainedModel:
+def made(make):
     torch.manual_seed(0)
     model = make().eval()
     model.generation_config.pad_token_id = 0

@@ -27,12 +27,12 @@ def nothing_said():
     kept._say.cache_clear()
 
 
-def new(target: TreeModel) -> PassTimes:
+def new(target):
     """As another process would begin."""
     return PassTimes(np.linspace(1, 2, 8), setting(target))
 
 
-def taught(target: TreeModel, shape: np.ndarray = DEAR, steps: int = 200) -> PassTimes:
+def taught(target, shape=DEAR, steps=200):
     """Steps have taken as `shape` says, in hundredths of a second."""
     known = new(target)
     for step in range(steps):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from support import tiny
 from torch.ao.quantization import quantize_dynamic
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model.self_test import by_rows, random_text
@@ -17,19 +16,19 @@ DEPENDS = "logits that do not depend on how many tokens are read at once, got Ll
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 
 
-def packed(dtype: torch.dtype) -> LlamaForCausalLM:
+def packed(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return quantize_dynamic(tiny.llama(), {torch.nn.Linear}, dtype=dtype)
 
 
-def assert_refused(model: LlamaForCausalLM, reason: str) -> None:
+def assert_refused(model, reason):
     for attempt in (tr.accelerate, lambda model: tr.generate(model, tiny.prompt(0, 6), **GREEDY)):
         with pytest.raises(tr.UnsupportedModelError, match=reason):
             attempt(model)
 
 
-def assert_exact(model: LlamaForCausalLM) -> None:
+def assert_exact(model):
     found = tr.check(model, self_test=True)
     assert found.supported
     assert found.difference is not None
@@ -57,7 +56,7 @@ def test_packed_weights_of_float16_are_accelerated():
 class Coarse(torch.nn.Linear):
     """Rounds what it is given to as many levels as an int8 has, on one scale for all rows."""
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states):
         step = states.abs().max() / 127
         return super().forward((states / step).round() * step)
 

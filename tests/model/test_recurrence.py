@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.architectures import Case, model_of
+from support.architectures import model_of
 from support.recurrent_architectures import RECURRENT
 from support.releases import needs
 from support.strategies import trees
@@ -30,16 +30,16 @@ BRANCHED = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
 TEXT = torch.randint(1, 96, (14,), generator=torch.Generator().manual_seed(1))
 
 
-def case_of(family: str) -> Case:
+def case_of(family):
     return next(case for case in RECURRENT if case.family == family)
 
 
-def states_of(cache: Cache) -> list[torch.Tensor]:
+def states_of(cache):
     kept = [states for layer in recurrent_layers(cache) for states in (layer.conv_states, layer.recurrent_states)]
     return [state for states in kept for state in states.values() if state is not None]
 
 
-def after(target: TreeModel, prompt: torch.Tensor, tokens: torch.Tensor) -> tuple[Cache, torch.Tensor]:
+def after(target, prompt, tokens):
     """What a cache holds after a prompt and tokens read one by one, and the logits (vocabulary,) after the last."""
     cache = target.new_cache()
     unroll(cache)
@@ -105,14 +105,14 @@ def test_texts_of_a_batch_keep_what_each_accepted(hybrid):
 class Digest(torch.nn.Module):
     """A layer whose state is a number that every token changes, so that it tells in which order they were read."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.last = torch.nn.Linear(1, 2, bias=False), torch.nn.Linear(2, 1, bias=False)
         self.rows: list[int] = []
         self.first.register_forward_hook(lambda part, given, made: self.rows.append(given[0].shape[1]))
         self.last.register_forward_hook(lambda part, given, made: self.rows.append(given[0].shape[1]))
 
-    def forward(self, hidden_states: torch.Tensor, cache_params: Cache) -> torch.Tensor:
+    def forward(self, hidden_states, cache_params):
         state = cache_params.get_recurrent_state(0)
         state = torch.zeros(len(hidden_states), 2) if state is None else state
         for token in self.first(hidden_states).unbind(dim=1):
@@ -121,7 +121,7 @@ class Digest(torch.nn.Module):
         return self.last(cache_params.update_recurrent_state(state, 0).clone()[:, None])
 
 
-def digested(layer: Digest, tokens: torch.Tensor) -> torch.Tensor:
+def digested(layer, tokens):
     """(1,): what a layer says after the last of `tokens` (n, 1), read one by one."""
     cache = Cache(layers=[LinearAttentionLayer()])
     return [layer(token[None, None], cache) for token in tokens][-1][0, 0]

@@ -6,7 +6,7 @@ import io
 import logging
 import pickle
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -23,26 +23,26 @@ from token_recycling.model.remembered import forget, remembered, say_once
 @pytest.fixture
 def numbers():
     """0, 1, 2, ...: a number for each time that something is made."""
-    made: Iterator[int] = count()
+    made = count()
     return lambda: next(made)
 
 
-def trained(model: LlamaForCausalLM) -> None:
+def trained(model):
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     model(tiny.prompt(0, 5)).logits.sum().backward()
     optimiser.step()
 
 
 @torch.no_grad()
-def written(model: LlamaForCausalLM) -> None:
+def written(model):
     model.lm_head.weight.mul_(2)
 
 
-def loaded(model: LlamaForCausalLM) -> None:
+def loaded(model):
     model.load_state_dict(tiny.llama(1).state_dict())
 
 
-def replaced(model: LlamaForCausalLM) -> None:
+def replaced(model):
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
 
 

@@ -17,15 +17,15 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 BATCH = torch.cat([tiny.prompt(0, 6), tiny.prompt(1, 6)])
 
 
-def never_ends(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+def never_ends(input_ids, scores, **kwargs):
     return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def changes_nothing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+def changes_nothing(input_ids, scores):
     return scores
 
 
-def contrasting(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+def contrasting(model, input_ids, **kwargs):
     """In place of contrastive search and DoLa, which transformers fetches from the hub as such functions."""
     for _ in range(GREEDY["max_new_tokens"]):
         chosen = model(input_ids=input_ids).logits[:, -1].topk(2).indices[:, 1:]
@@ -208,11 +208,11 @@ def test_a_draft_model_that_is_accelerated_drafts_as_before(model):
 class Wrapper(torch.nn.Module):
     """Around a model, as peft's: it hands calls on."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.base_model = torch.nn.ModuleDict({"model": model})
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, *args, **kwargs):
         return self.base_model["model"].generate(*args, **kwargs)
 
 

@@ -12,7 +12,6 @@ from support import tiny
 from support.adapters import adapted
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
 from token_recycling.model.state import State
@@ -20,17 +19,17 @@ from token_recycling.model.state import State
 Change = Callable[[Any], Any]
 
 
-def state(model: LlamaForCausalLM) -> State:
+def state(model):
     return State(model, "sdpa")
 
 
-def swapped(model: LlamaForCausalLM) -> None:
+def swapped(model):
     """The weights are the same ones, at other places."""
     one, other = model.model.layers[0].self_attn, model.model.layers[1].self_attn
     one.q_proj.weight, other.q_proj.weight = other.q_proj.weight, one.q_proj.weight
 
 
-def transposed(model: LlamaForCausalLM) -> None:
+def transposed(model):
     weight = model.model.layers[0].self_attn.q_proj.weight
     weight.data = weight.data.t()
 

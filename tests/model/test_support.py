@@ -14,7 +14,7 @@ from token_recycling.model.support import support
 @pytest.fixture
 def found(monkeypatch):
     """Grows whenever a model is looked at."""
-    looked: list[str] = []
+    looked = []
     original = module._found
     monkeypatch.setattr(module, "_found", lambda model: looked.append(type(model).__name__) or original(model))
     return looked
@@ -24,7 +24,7 @@ class Adapter(torch.nn.Linear):
     """Another kind of part."""
 
 
-def adapted(model: LlamaForCausalLM) -> None:
+def adapted(model):
     model.lm_head.__class__ = Adapter
 
 
@@ -32,11 +32,11 @@ class Weight(torch.nn.Parameter):
     """Another kind of weight."""
 
 
-def other_weight(model: LlamaForCausalLM) -> None:
+def other_weight(model):
     model.lm_head.weight = Weight(model.lm_head.weight.detach())
 
 
-def scaled(model: LlamaForCausalLM) -> None:
+def scaled(model):
     """Within a value of the configuration."""
     model.config.rope_parameters["factor"] = 2.0
 

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from support import tiny
 from support.architectures import BORDERS, model_of, named
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 
 import token_recycling as tr
 from token_recycling.model.inspection import hidden_states
@@ -44,7 +43,7 @@ def shared(request):
 
 
 @torch.no_grad()
-def tree_pass(model: PreTrainedModel) -> torch.Tensor:
+def tree_pass(model):
     """Logits (nodes, vocabulary) of a tree, and a lone root's before them."""
     target = TreeModel(model)
     cache = target.new_cache()
@@ -55,12 +54,12 @@ def tree_pass(model: PreTrainedModel) -> torch.Tensor:
 
 
 @torch.no_grad()
-def plain(model: PreTrainedModel) -> torch.Tensor:
+def plain(model):
     return model(input_ids=TEXT).logits[0]
 
 
 @torch.no_grad()
-def seen(model: PreTrainedModel) -> torch.Tensor:
+def seen(model):
     with hidden_states(model) as states:
         model(input_ids=TEXT)
     (hidden,) = states
@@ -70,21 +69,21 @@ def seen(model: PreTrainedModel) -> torch.Tensor:
 class Gate:
     """Holds a thread's pass up in the first layer until it is opened."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model):
         self.inside, self._open, self._thread = threading.Event(), threading.Event(), 0
         layers = next(child for child in model.base_model.children() if isinstance(child, torch.nn.ModuleList))
         layers[0].register_forward_pre_hook(self._wait)
 
-    def _wait(self, *given: Any) -> None:
+    def _wait(self, *given):
         if threading.get_ident() == self._thread:
             self.inside.set()
             assert self._open.wait(20)
 
-    def hold(self, run: Callable[[], Any]) -> Any:
+    def hold(self, run):
         self._thread = threading.get_ident()
         return run()
 
-    def open(self) -> None:
+    def open(self):
         self._open.set()
 
 
@@ -108,7 +107,7 @@ def test_threads_do_not_disturb_each_other(shared):
     own = shared.config._attn_implementation
     text = TEXT.clamp(max=63)
     said = shared.generate(text, max_new_tokens=8, do_sample=False)
-    jobs: list[Callable[[PreTrainedModel], torch.Tensor]] = [
+    jobs = [
         tree_pass,
         plain,
         seen,
@@ -152,11 +151,11 @@ def registered():
 class Recorded:
     """An attention function that writes down what it is given, and attends as another one."""
 
-    def __init__(self, name: str = "sdpa") -> None:
+    def __init__(self, name="sdpa"):
         self.masks: list[Any] = []
         self._function = AttentionInterface()[name]
 
-    def __call__(self, module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **others: Any) -> Any:
+    def __call__(self, module, query, key, value, attention_mask, **others):
         self.masks.append(attention_mask)
         return self._function(module, query, key, value, attention_mask, **others)
 

@@ -1,7 +1,5 @@
 """How often candidates of a kind are chosen: the counts, what they fade to, and what they change."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.matrices import Grower, close, matrix_of
@@ -11,14 +9,14 @@ from token_recycling.recycling.growth import count_chosen
 from token_recycling.recycling.mixture import mixture_calibration
 
 
-def test_a_new_kind_counts_as_its_probability_says() -> None:
+def test_a_new_kind_counts_as_its_probability_says():
     calibration = new_calibration()
     for probability in (0.0, 0.03, 0.5, 1.0):
         cell = cell_of(np.float32(probability), 0, 0)
         assert chance(calibration, cell, probability) == pytest.approx(probability)
 
 
-def test_observations_outweigh_the_prior_of_four() -> None:
+def test_observations_outweigh_the_prior_of_four():
     calibration = new_calibration()
     for chosen in (True, True, False, True):
         count(calibration, 7, chosen)
@@ -30,7 +28,7 @@ def test_observations_outweigh_the_prior_of_four() -> None:
     assert calibration.sum() == 1999, "no other kind is touched"
 
 
-def test_old_observations_fade() -> None:
+def test_old_observations_fade():
     """Past 2,000 both counts are halved: 2,001 of which all were chosen, then none for 1,000."""
     calibration = new_calibration()
     for _ in range(2001):
@@ -43,7 +41,7 @@ def test_old_observations_fade() -> None:
     assert calibration[7].tolist() == [500.25, 1000.25]
 
 
-def test_kinds_are_told_apart() -> None:
+def test_kinds_are_told_apart():
     kinds = {
         (probability, rank, match): cell_of(np.float32(probability), rank, match)
         for probability in (0.001, 0.007, 0.015, 0.03, 0.05, 0.1, 0.15, 0.25, 0.4, 0.5, 0.7, 0.8, 0.95, 0.99)
@@ -54,17 +52,17 @@ def test_kinds_are_told_apart() -> None:
     assert cell_of(np.float32(0.5), 2, 1) == cell_of(np.float32(0.5), 9, 1)
 
 
-def test_matches_are_told_apart_by_length() -> None:
+def test_matches_are_told_apart_by_length():
     lengths = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 500]
     assert [match_kind(length) for length in lengths] == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7]
 
 
-def unsupported(share: float, rank: int) -> int:
+def unsupported(share, rank):
     """The kind of a candidate of a mixture that no text supports, neither this one nor the past."""
     return cell_of(np.float32(share), rank, 0, kinds=4 * MATCHES)
 
 
-def test_candidates_are_counted_at_accepted_nodes_drafted_or_not() -> None:
+def test_candidates_are_counted_at_accepted_nodes_drafted_or_not():
     """Root 5 and its child 10 are accepted, and 21 follows; only 10 and 20 were drafted. The sibling 11 is no node of
     the text: what may follow it is not counted. But it stood beside 10, and so is a candidate after it.
     """
@@ -81,7 +79,7 @@ def test_candidates_are_counted_at_accepted_nodes_drafted_or_not() -> None:
     np.testing.assert_array_equal(calibration, wanted)
 
 
-def test_calibration_changes_what_grows() -> None:
+def test_calibration_changes_what_grows():
     """Candidate 11 looks worse, but its kind has always been right: it comes first."""
     matrix = matrix_of({(5,): {10: 0.6, 11: 0.35}})
     grower = Grower(matrix, [5])

@@ -1,14 +1,12 @@
 """Chains of many texts that grow together: what they say, how they share a pass, and the slots that texts have."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from token_recycling.costs.budget import NO_COSTS
 from token_recycling.recycling.nodes import PAST, TEXT
 from token_recycling.recycling.occurrences import BREAK, masked
-from token_recycling.recycling.recycler import Options, Recycler, Text
+from token_recycling.recycling.recycler import Options, Recycler
 
 NODES, SLACK = 12, 0.05
 TEXTS = [list(range(place, place + 20)) * 3 for place in (0, 30, 60)]
@@ -17,7 +15,7 @@ TEXTS = [list(range(place, place + 20)) * 3 for place in (0, 30, 60)]
 class Drafting:
     """A recycler of chains, asked as an engine would."""
 
-    def __init__(self, slack: float = SLACK) -> None:
+    def __init__(self, slack=SLACK):
         options = Options(k=4, memory=0.01, past=64)
         self.recycler = Recycler(options.new_matrix(100), options, NODES, chains=True, slack=slack, corrected=True)
 
@@ -25,14 +23,12 @@ class Drafting:
     def arrays(self):
         return self.recycler._texts
 
-    def take(self) -> Text:
+    def take(self):
         text = self.recycler.begin(np.zeros(1, np.int64))
         text.recorded = 1000  # nothing is added to the past
         return text
 
-    def __call__(
-        self, texts: list[list[int]], slots: list[Text], rooms: int = NODES, costs: np.ndarray = NO_COSTS
-    ) -> list[list[int]]:
+    def __call__(self, texts, slots, rooms=NODES, costs=NO_COSTS):
         tokens = np.zeros((len(texts), max(map(len, texts))), np.int32)
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
@@ -41,7 +37,7 @@ class Drafting:
         return [self.recycler.chain(slot, count) for slot, count in zip(slots, counts, strict=True)]
 
 
-def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone() -> None:
+def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone():
     drafting, wanted = Drafting(), []
     for text in TEXTS:
         alone = Drafting()
@@ -50,7 +46,7 @@ def test_where_every_token_pays_each_text_has_the_chain_that_it_has_alone() -> N
     assert wanted[1] == TEXTS[1][:NODES]
 
 
-def test_no_chain_is_longer_than_there_is_room() -> None:
+def test_no_chain_is_longer_than_there_is_room():
     drafting = Drafting()
     slots = [drafting.take() for _ in TEXTS]
     assert [len(made) for made in drafting(TEXTS, slots, rooms=5)] == [5, 5, 5]
@@ -58,7 +54,7 @@ def test_no_chain_is_longer_than_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("token_cost", [0.01, 0.1, 0.3, 0.9])
-def test_a_pass_brings_nearly_the_most_tokens_per_time_and_as_many_as_it_can(token_cost: float) -> None:
+def test_a_pass_brings_nearly_the_most_tokens_per_time_and_as_many_as_it_can(token_cost):
     drafting = Drafting()
     slots = [drafting.take() for _ in TEXTS]
     drafting(TEXTS, slots)
@@ -71,13 +67,13 @@ def test_a_pass_brings_nearly_the_most_tokens_per_time_and_as_many_as_it_can(tok
     assert sum(map(len, drafting(TEXTS, [drafting.take() for _ in TEXTS], costs=costs))) == wanted
 
 
-def test_a_pass_is_not_larger_than_its_costs_are_known() -> None:
+def test_a_pass_is_not_larger_than_its_costs_are_known():
     drafting = Drafting()
     drafts = drafting(TEXTS, [drafting.take() for _ in TEXTS], costs=np.ones(10))
     assert sum(map(len, drafts)) == 10 - 3
 
 
-def test_a_text_whose_drafts_were_right_has_longer_ones_and_one_whose_were_wrong_shorter() -> None:
+def test_a_text_whose_drafts_were_right_has_longer_ones_and_one_whose_were_wrong_shorter():
     said = {}
     for right in (True, False):
         drafting = Drafting()
@@ -92,13 +88,13 @@ def test_a_text_whose_drafts_were_right_has_longer_ones_and_one_whose_were_wrong
     assert said[True][-1] > said[True][0] > said[False][-1]
 
 
-def test_what_stands_in_other_texts_is_not_drafted() -> None:
+def test_what_stands_in_other_texts_is_not_drafted():
     drafting = Drafting()
     drafting(TEXTS[:1], [drafting.take()])
     assert drafting([TEXTS[0][:1]], [drafting.take()]) == [[]]
 
 
-def test_slots_are_used_again_and_forget_their_text() -> None:
+def test_slots_are_used_again_and_forget_their_text():
     drafting = Drafting()
     slots = [drafting.take() for _ in range(5)]
     assert sorted(slot.slot for slot in slots) == [0, 1, 2, 3, 4]
@@ -110,7 +106,7 @@ def test_slots_are_used_again_and_forget_their_text() -> None:
     assert drafting(TEXTS[:1], slots[:1]) == [TEXTS[0][:NODES]], "others stay"
 
 
-def test_more_slots_keep_what_there_was() -> None:
+def test_more_slots_keep_what_there_was():
     drafting = Drafting()
     first = drafting.take()
     drafting(TEXTS[:1], [first])
@@ -119,7 +115,7 @@ def test_more_slots_keep_what_there_was() -> None:
     assert drafting([[*TEXTS[0], 0]], [first]) == [TEXTS[0][1 : NODES + 1]]
 
 
-def test_a_text_that_grows_is_found_as_a_whole() -> None:
+def test_a_text_that_grows_is_found_as_a_whole():
     drafting, slot = Drafting(), None
     slot = drafting.take()
     text = np.random.default_rng(0).permutation(100).tolist()
@@ -128,13 +124,13 @@ def test_a_text_that_grows_is_found_as_a_whole() -> None:
     assert drafting([[*text, *text[3:6]]], [slot]) == [text[6 : 6 + NODES]]
 
 
-def test_a_long_match_is_copied_and_where_it_ends_all_that_is_known_is_asked_again() -> None:
+def test_a_long_match_is_copied_and_where_it_ends_all_that_is_known_is_asked_again():
     """Only the chain's nodes within a copy have a single candidate."""
     drafting, slot = Drafting(), None
     slot = drafting.take()
     said = list(range(20, 60))
     text = [*said, 90, *said[:20]]
-    chances: list[float] = []
+    chances = []
     for end in range(30, len(text) + 1):  # until the calibration has seen that long matches are right
         (made,) = drafting([text[:end]], [slot])
         chances.append(float(drafting.arrays.trees.chances[slot.slot, 0, 0]))
@@ -148,7 +144,7 @@ def test_a_long_match_is_copied_and_where_it_ends_all_that_is_known_is_asked_aga
     assert made[6:] == said[: NODES - 6], "what followed the text's own end"
 
 
-def test_what_earlier_texts_said_is_copied_up_to_their_end() -> None:
+def test_what_earlier_texts_said_is_copied_up_to_their_end():
     drafting, slot = Drafting(), None
     slot = drafting.take()
     said, prompt = list(range(20)), list(range(60, 80))

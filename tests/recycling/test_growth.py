@@ -1,21 +1,18 @@
 """Trees that grow: mixtures by hand, and the growth against a search over all trees."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.matrices import Grower, close, matrix_of
 
-from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.nodes import CHILDREN
 from token_recycling.recycling.recycler import Options, Recycler
 
 # What may follow
 
 
-def test_a_longer_context_counts_two_fifths_against_the_shorter_ones() -> None:
+def test_a_longer_context_counts_two_fifths_against_the_shorter_ones():
     rows = {(5,): {10: 0.5, 11: 0.25}, (4, 5): {11: 0.5, 12: 0.5}, (3, 4, 5): {12: 1.0}}
     one = {10: 0.8 * 0.5, 11: 0.8 * 0.25}
     two = {11: 0.6 * one[11] + 0.4 * 0.5, 10: 0.6 * one[10], 12: 0.4 * 0.5}
@@ -28,7 +25,7 @@ def test_a_longer_context_counts_two_fifths_against_the_shorter_ones() -> None:
         close(grower.children(), dict(sorted(wanted.items(), key=lambda item: -item[1])))
 
 
-def test_an_unknown_longer_context_takes_nothing_away() -> None:
+def test_an_unknown_longer_context_takes_nothing_away():
     grower = Grower(matrix_of({(5,): {10: 0.5}, (3, 4, 5): {11: 1.0}}, orders=3), [9, 9, 5])
     grower.grow(1)
     close(grower.children(), {10: 0.4})
@@ -37,7 +34,7 @@ def test_an_unknown_longer_context_takes_nothing_away() -> None:
 @pytest.mark.parametrize(
     ("repeated", "weight"), [(1, 0.1), (2, 0.15), (3, 0.25), (4, 0.35), (5, 0.5), (8, 0.6), (16, 0.8)]
 )
-def test_the_suffix_counts_the_more_the_longer_the_match(repeated: int, weight: float) -> None:
+def test_the_suffix_counts_the_more_the_longer_the_match(repeated, weight):
     again = list(range(20, 20 + repeated))
     text = [*again, 7, 8, *again]
     grower = Grower(matrix_of({(again[-1],): {10: 0.5}}), text, suffix=True)
@@ -49,13 +46,13 @@ def test_the_suffix_counts_the_more_the_longer_the_match(repeated: int, weight: 
     close(grower.children(), {10: 0.4})
 
 
-def test_the_suffix_of_a_drafted_path_is_followed_too() -> None:
+def test_the_suffix_of_a_drafted_path_is_followed_too():
     grower = Grower(matrix_of({(5,): {20: 0.9}}), [20, 21, 22, 23, 5], suffix=True)
     assert grower.paths(grower.grow(3)) == [(20,), (20, 21), (20, 21, 22)]
     assert Grower(grower.matrix, [20, 21, 22, 23, 5]).grow(3) == 2
 
 
-def test_a_drafted_path_has_its_own_contexts() -> None:
+def test_a_drafted_path_has_its_own_contexts():
     rows = {(5,): {10: 0.9}, (4, 5): {10: 0.9}, (10,): {1: 0.9}, (5, 10): {2: 0.9}, (4, 5, 10): {3: 0.9}}
     grower = Grower(matrix_of(rows, orders=3), [4, 5])
     assert grower.paths(grower.grow(1)) == [(10,)]
@@ -63,14 +60,14 @@ def test_a_drafted_path_has_its_own_contexts() -> None:
     assert grower.growing.mixture.recent[:4].tolist() == [10, 5, 4, -1]
 
 
-def test_no_more_candidates_are_looked_at_than_there_is_room_for() -> None:
+def test_no_more_candidates_are_looked_at_than_there_is_room_for():
     row = {token: 0.03 - 0.001 * token for token in range(CHILDREN + 4)}
     grower = Grower(matrix_of({(39,): row}), [39])
     assert grower.grow(50, depth=1) == CHILDREN + 1
     assert list(grower.children()) == list(range(CHILDREN))
 
 
-def test_without_candidates_the_root_is_alone() -> None:
+def test_without_candidates_the_root_is_alone():
     for suffix in (False, True):
         assert Grower(matrix_of({(5,): {10: 1.0}}), [6, 7], suffix).grow(9) == 1
         assert Grower(matrix_of({(5,): {10: 1.0}}), [6, 7], suffix).grow_for([1.0] * 9) == 1
@@ -82,7 +79,7 @@ def test_without_candidates_the_root_is_alone() -> None:
 ROWS = st.dictionaries(st.integers(0, 4), st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=1, max_size=5)
 
 
-def chain_of_rows(drawn: dict[int, list[int]], seed: int) -> NgramMatrix:
+def chain_of_rows(drawn, seed):
     """A matrix of five tokens and up to three candidates each, of unequal probabilities."""
     generator = np.random.default_rng(seed)
     rows = {}
@@ -93,9 +90,9 @@ def chain_of_rows(drawn: dict[int, list[int]], seed: int) -> NgramMatrix:
     return matrix_of(rows, vocab_size=5)
 
 
-def values(matrix: NgramMatrix, root: int, depth: int) -> dict[tuple[int, ...], float]:
+def values(matrix, root, depth):
     """Every path to `depth` and its probability, from the rows alone."""
-    found: dict[tuple[int, ...], float] = {}
+    found = {}
     layer = {(): 1.0}
     for _ in range(depth):
         layer = {
@@ -107,7 +104,7 @@ def values(matrix: NgramMatrix, root: int, depth: int) -> dict[tuple[int, ...], 
     return found
 
 
-def likely_after(matrix: NgramMatrix, text: tuple[int, ...]) -> dict[int, float]:
+def likely_after(matrix, text):
     """The row of the last token, against the candidates beside it."""
     beside = matrix.look_up(text[-2]) if len(text) > 1 else []
     mixed = {token: 0.1 * share for token, share in beside if share and token != text[-1]}
@@ -118,7 +115,7 @@ def likely_after(matrix: NgramMatrix, text: tuple[int, ...]) -> dict[int, float]
 
 
 @given(ROWS, st.integers(0, 4), st.integers(0, 1000), st.integers(1, 30), st.integers(1, 4))
-def test_nodes_grow_best_first(drawn: dict[int, list[int]], root: int, seed: int, nodes: int, depth: int) -> None:
+def test_nodes_grow_best_first(drawn, root, seed, nodes, depth):
     matrix = chain_of_rows(drawn, seed)
     grower = Grower(matrix, [root])
     made = grower.grow(nodes, depth)
@@ -131,7 +128,7 @@ def test_nodes_grow_best_first(drawn: dict[int, list[int]], root: int, seed: int
     well_formed(grower, made, depth)
 
 
-def well_formed(grower: Grower, made: int, depth: int) -> None:
+def well_formed(grower, made, depth):
     """Parents before children, siblings of distinct tokens and ranks, none too deep."""
     growing = grower.growing
     assert growing.parents[0] == -1
@@ -152,9 +149,7 @@ def well_formed(grower: Grower, made: int, depth: int) -> None:
     st.lists(st.floats(0.0, 0.6), min_size=0, max_size=14),
     st.integers(1, 5),
 )
-def test_as_many_nodes_as_bring_the_most_tokens_per_time(
-    drawn: dict[int, list[int]], root: int, seed: int, rises: list[float], depth: int
-) -> None:
+def test_as_many_nodes_as_bring_the_most_tokens_per_time(drawn, root, seed, rises, depth):
     """Against all sizes; whatever the shape of the costs, steps and plateaus too."""
     matrix = chain_of_rows(drawn, seed)
     costs = np.cumsum([1.0, *rises])
@@ -167,7 +162,7 @@ def test_as_many_nodes_as_bring_the_most_tokens_per_time(
     assert all(rates[:made] <= rates[made - 1] * (1 + 1e-5))
 
 
-def test_no_depth_means_no_nodes() -> None:
+def test_no_depth_means_no_nodes():
     matrix = matrix_of({(token,): {token + 1: 0.9, token + 2: 0.1} for token in range(10)})
     assert Grower(matrix, [0]).grow(5, depth=0) == 1
     assert Grower(matrix, [0]).fill("0 00", depth=0) == 1
@@ -175,7 +170,7 @@ def test_no_depth_means_no_nodes() -> None:
     assert grower.paths(grower.grow(9, depth=1)) == [(1,), (2,)]
 
 
-def test_the_arrays_serve_one_growth_after_another() -> None:
+def test_the_arrays_serve_one_growth_after_another():
     matrix = matrix_of({(token,): {(token + 1) % 5: 0.6, (token + 2) % 5: 0.3} for token in range(5)}, vocab_size=5)
     used, text = Recycler(matrix, Options(k=2, orders=1), 50), None
     for root, depth in ((0, 4), (3, 2), (2, 9), (4, 1)):
@@ -190,14 +185,14 @@ def test_the_arrays_serve_one_growth_after_another() -> None:
 # Templates
 
 
-def test_a_template_is_filled_by_rank() -> None:
+def test_a_template_is_filled_by_rank():
     matrix = matrix_of({(5,): {10: 0.5, 11: 0.3, 12: 0.1}, (10,): {20: 0.5, 21: 0.2}, (11,): {30: 0.9}})
     grower = Grower(matrix, [5])
     assert grower.paths(grower.fill("0 1 2 00 01 10")) == [(10,), (11,), (12,), (10, 20), (10, 21), (11, 30)]
     assert grower.growing.ranks[:7].tolist() == [0, 0, 1, 2, 0, 1, 0]
 
 
-def test_where_a_candidate_is_missing_so_is_all_below_it() -> None:
+def test_where_a_candidate_is_missing_so_is_all_below_it():
     matrix = matrix_of({(5,): {10: 0.5, 11: 0.3}, (10,): {20: 0.5}})
     grower = Grower(matrix, [5])
     made = grower.fill("0 1 2 00 01 10 20 000 200")
@@ -206,12 +201,12 @@ def test_where_a_candidate_is_missing_so_is_all_below_it() -> None:
     assert grower.growing.parents[:made].tolist() == [-1, 0, 0, 1, 1, 2]
 
 
-def test_a_template_is_cut_at_the_depth() -> None:
+def test_a_template_is_cut_at_the_depth():
     grower = Grower(matrix_of({(token,): {token + 1: 1.0} for token in range(10)}), [0])
     assert grower.paths(grower.fill("0 00 000 0000", depth=2)) == [(1,), (1, 2)]
 
 
 @given(ROWS, st.integers(0, 4), st.integers(0, 1000), st.integers(1, 4))
-def test_filled_templates_are_well_formed(drawn: dict[int, list[int]], root: int, seed: int, depth: int) -> None:
+def test_filled_templates_are_well_formed(drawn, root, seed, depth):
     grower = Grower(chain_of_rows(drawn, seed), [root])
     well_formed(grower, grower.fill("0 1 2 00 01 02 10 11 20 000 001 010 100 0000 0010", depth), depth)

@@ -1,22 +1,18 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import trees
 
-from token_recycling import AdjacencyMatrix, Tree
+from token_recycling import AdjacencyMatrix
 from token_recycling.drafters.published import Published
 
 
-def rows(count: int, k: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
+def rows(count, k, vocab_size, seed=0):
     return torch.randint(0, vocab_size, (count, k), generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_new_matrix_is_zero_and_small() -> None:
+def test_a_new_matrix_is_zero_and_small():
     matrix = AdjacencyMatrix(32_000, 8)
     assert matrix.candidates.dtype == torch.int32
     assert not matrix.candidates.any()
@@ -25,12 +21,12 @@ def test_a_new_matrix_is_zero_and_small() -> None:
 
 
 @pytest.mark.parametrize(("vocab_size", "k"), [(0, 1), (8, 0), (8, 9)])
-def test_sizes_that_make_no_matrix_are_refused(vocab_size: int, k: int) -> None:
+def test_sizes_that_make_no_matrix_are_refused(vocab_size, k):
     with pytest.raises(ValueError, match="k from 1 to its size"):
         AdjacencyMatrix(vocab_size, k)
 
 
-def test_what_was_written_is_looked_up() -> None:
+def test_what_was_written_is_looked_up():
     matrix = AdjacencyMatrix(10, 3)
     matrix.update(torch.tensor([4, 7]), torch.tensor([[1, 2, 3], [9, 8, 0]]))
     found = matrix.look_up(torch.tensor([7, 4, 4, 0]), torch.tensor([0, 2, 0, 1]))
@@ -43,9 +39,7 @@ def test_what_was_written_is_looked_up() -> None:
 @pytest.mark.parametrize("update", [AdjacencyMatrix.update, AdjacencyMatrix.write], ids=["cpu", "accelerator"])
 @pytest.mark.parametrize("rule", ["last", "first"])
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 700])
-def test_the_winner_is_the_same_however_many_rows_are_written(
-    update: Callable[..., None], rule: str, count: int
-) -> None:
+def test_the_winner_is_the_same_however_many_rows_are_written(update, rule, count):
     vocab_size, k = 50, 4
     tokens = rows(count, 1, vocab_size, seed=count)[:, 0]
     candidates = torch.arange(count * k).view(count, k)
@@ -59,7 +53,7 @@ def test_the_winner_is_the_same_however_many_rows_are_written(
 
 
 @given(trees(), st.integers(0, 10**6))
-def test_a_tree_is_filled_with_candidates_of_parents(tree: Tree, seed: int) -> None:
+def test_a_tree_is_filled_with_candidates_of_parents(tree, seed):
     """On a CPU node by node, on an accelerator layer by layer, with the same tokens."""
     matrix = AdjacencyMatrix(30, 24)
     matrix.candidates.copy_(rows(30, 24, 30, seed))
@@ -72,13 +66,13 @@ def test_a_tree_is_filled_with_candidates_of_parents(tree: Tree, seed: int) -> N
         assert tokens.dtype == torch.int64
 
 
-def test_an_unordered_write_keeps_one_of_the_rows() -> None:
+def test_an_unordered_write_keeps_one_of_the_rows():
     matrix = AdjacencyMatrix(10, 2)
     matrix.update(torch.tensor([4, 2, 4]), torch.tensor([[1, 2], [3, 4], [5, 6]]), "unordered")
     assert matrix.candidates[4].tolist() in ([1, 2], [5, 6])
     assert matrix.candidates[2].tolist() == [3, 4]
 
 
-def test_other_rules_are_refused() -> None:
+def test_other_rules_are_refused():
     with pytest.raises(ValueError, match="last, first, unordered, got 'newest'"):
         Published(update="newest")

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ UNCHECKED = {**HEADER, "version": "1"}
 """As before there were checksums."""
 
 
-def filled(vocab_size: int = 50, k: int = 4, seed: int = 0) -> AdjacencyMatrix:
+def filled(vocab_size=50, k=4, seed=0):
     matrix = AdjacencyMatrix(vocab_size, k)
     generator = torch.Generator().manual_seed(seed)
     matrix.candidates.copy_(torch.randint(0, vocab_size, (vocab_size, k), generator=generator))
@@ -27,13 +24,13 @@ def filled(vocab_size: int = 50, k: int = 4, seed: int = 0) -> AdjacencyMatrix:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path):
     path = tmp_path / "matrix.safetensors"
     filled().save(path, "abc")
     return path
 
 
-def refused(path: Path, message: str, tokenizer: str = "abc") -> None:
+def refused(path, message, tokenizer="abc"):
     """Loading fails with a clear error that names the file, and the matrix in memory stays as it was."""
     matrix = filled(seed=1)
     before = matrix.candidates.clone()
@@ -43,7 +40,7 @@ def refused(path: Path, message: str, tokenizer: str = "abc") -> None:
     assert torch.equal(matrix.candidates, before)
 
 
-def test_a_saved_matrix_is_loaded_as_it_was(saved: Path) -> None:
+def test_a_saved_matrix_is_loaded_as_it_was(saved):
     matrix = AdjacencyMatrix(50, 4)
     candidates = matrix.candidates
     matrix.load(saved, "abc")
@@ -54,7 +51,7 @@ def test_a_saved_matrix_is_loaded_as_it_was(saved: Path) -> None:
     assert header == HEADER
 
 
-def test_a_matrix_of_an_unknown_tokenizer_is_taken(saved: Path, tmp_path: Path) -> None:
+def test_a_matrix_of_an_unknown_tokenizer_is_taken(saved, tmp_path):
     AdjacencyMatrix(50, 4).load(saved)
     unnamed = tmp_path / "unnamed"
     filled().save(unnamed)
@@ -63,7 +60,7 @@ def test_a_matrix_of_an_unknown_tokenizer_is_taken(saved: Path, tmp_path: Path) 
     assert torch.equal(matrix.candidates, filled().candidates)
 
 
-def test_saving_makes_folders_and_replaces_what_was_there(tmp_path: Path) -> None:
+def test_saving_makes_folders_and_replaces_what_was_there(tmp_path):
     path = tmp_path / "new" / "folder" / "matrix"
     filled(seed=1).save(path)
     filled(seed=2).save(path)
@@ -71,7 +68,7 @@ def test_saving_makes_folders_and_replaces_what_was_there(tmp_path: Path) -> Non
     assert os.listdir(path.parent) == ["matrix"]
 
 
-def test_a_saved_file_has_the_usual_permissions(tmp_path: Path) -> None:
+def test_a_saved_file_has_the_usual_permissions(tmp_path):
     before = os.umask(0o027)
     try:
         filled().save(tmp_path / "matrix")
@@ -82,12 +79,10 @@ def test_a_saved_file_has_the_usual_permissions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["pathlib.Path.write_bytes", "os.replace", "os.fsync"])
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-def test_a_failed_write_leaves_the_old_file(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, failing: str, error: BaseException
-) -> None:
+def test_a_failed_write_leaves_the_old_file(saved, monkeypatch, failing, error):
     old = saved.read_bytes()
 
-    def fail(*args: object, **kwargs: object) -> None:
+    def fail(*args, **kwargs):
         if failing.endswith("write_bytes"):
             Path(str(args[0])).write_text("half")
         raise error
@@ -99,28 +94,28 @@ def test_a_failed_write_leaves_the_old_file(
     assert os.listdir(saved.parent) == [saved.name]
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="no matrix file at"):
         AdjacencyMatrix(50, 4).load(tmp_path / "none")
 
 
-def test_a_folder_is_no_matrix(tmp_path: Path) -> None:
+def test_a_folder_is_no_matrix(tmp_path):
     refused(tmp_path, "cannot be read")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.3, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_refused(saved: Path, share: float) -> None:
+def test_a_truncated_file_is_refused(saved, share):
     whole = saved.read_bytes()
     saved.write_bytes(whole[: int(len(whole) * share)])
     refused(saved, "cannot be read|expected a saved adjacency matrix")
 
 
-def test_bytes_too_many_are_refused(saved: Path) -> None:
+def test_bytes_too_many_are_refused(saved):
     saved.write_bytes(saved.read_bytes() + b"\0\0\0\0")
     refused(saved, "cannot be read")
 
 
-def test_a_file_with_any_changed_bit_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_any_changed_bit_is_refused(tmp_path):
     """In its header, which states the checksum, as in its rows."""
     path = tmp_path / "matrix"
     filled(4, 1).save(path, "abc")
@@ -136,21 +131,21 @@ def test_a_file_with_any_changed_bit_is_refused(tmp_path: Path) -> None:
     assert torch.equal(read_matrix(path)[0].candidates, filled(4, 1).candidates)
 
 
-def test_a_changed_id_is_said_to_be_damage(saved: Path) -> None:
+def test_a_changed_id_is_said_to_be_damage(saved):
     damaged = bytearray(saved.read_bytes())
     damaged[-4] ^= 1  # another id of the vocabulary
     saved.write_bytes(damaged)
     refused(saved, "of checksum [0-9a-f]{64}, got [0-9a-f]{64}: the file is damaged")
 
 
-def test_a_file_without_a_checksum_is_read_still(tmp_path: Path) -> None:
+def test_a_file_without_a_checksum_is_read_still(tmp_path):
     save_file({"candidates": filled().candidates}, tmp_path / "matrix", metadata=UNCHECKED)
     matrix, header = read_matrix(tmp_path / "matrix")
     assert torch.equal(matrix.candidates, filled().candidates)
     assert header == UNCHECKED
 
 
-def test_a_file_of_another_model_is_refused(tmp_path: Path, saved: Path) -> None:
+def test_a_file_of_another_model_is_refused(tmp_path, saved):
     filled(vocab_size=60).save(tmp_path / "vocabulary")
     filled(k=5).save(tmp_path / "k")
     refused(tmp_path / "vocabulary", "a vocabulary of 50, got 60")
@@ -166,9 +161,7 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path, saved: Path) -> None
         (lambda ids: ids[49, 3].fill_(-1), "candidates from 0 to 49, got -1"),
     ],
 )
-def test_ids_out_of_range_are_refused(
-    tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor], message: str
-) -> None:
+def test_ids_out_of_range_are_refused(tmp_path, change, message):
     candidates = filled().candidates
     change(candidates)
     save_file({"candidates": candidates}, tmp_path / "matrix", metadata=UNCHECKED)
@@ -201,20 +194,18 @@ def test_ids_out_of_range_are_refused(
         ({"candidates": filled().candidates, "more": torch.zeros(1)}, {}, "another safetensors file"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], header: dict[str, str | None], message: str
-) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path, tensors, header, message):
     metadata = {key: value for key, value in {**UNCHECKED, **header}.items() if value is not None}
     save_file(tensors, tmp_path / "matrix", metadata=metadata)
     refused(tmp_path / "matrix", message)
 
 
-def test_a_safetensors_file_without_metadata_is_refused(tmp_path: Path) -> None:
+def test_a_safetensors_file_without_metadata_is_refused(tmp_path):
     save_file({"candidates": filled().candidates}, tmp_path / "matrix")
     refused(tmp_path / "matrix", "another safetensors file")
 
 
-def test_a_fingerprint_names_the_meaning_of_ids(tokenizer) -> None:
+def test_a_fingerprint_names_the_meaning_of_ids(tokenizer):
     before = fingerprint(tokenizer)
     assert before == fingerprint(tiny.tokenizer())
     assert len(before) == 16

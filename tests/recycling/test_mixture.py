@@ -1,9 +1,5 @@
 """What may follow a place: the share of each source by hand, and what is true of every mixture."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,18 +13,18 @@ from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.occurrences import BREAK
 
 
-def mixed(matrix: NgramMatrix, text: list[int], suffix: bool = False) -> dict[int, float]:
+def mixed(matrix, text, suffix=False):
     """What may follow a text, the likeliest first."""
     grower = Grower(matrix, text, suffix)
     grower.grow(1)
     return grower.children()
 
 
-def ordered(wanted: dict[int, float]) -> dict[int, float]:
+def ordered(wanted):
     return dict(sorted(wanted.items(), key=lambda item: -item[1]))
 
 
-def with_past(past: list[int], rows: dict[tuple[int, ...], dict[int, float]], **sizes: Any) -> NgramMatrix:
+def with_past(past, rows, **sizes):
     matrix = matrix_of(rows, past=256, **sizes)
     matrix.past.extend(past)
     return matrix
@@ -40,13 +36,13 @@ def with_past(past: list[int], rows: dict[tuple[int, ...], dict[int, float]], **
 @pytest.mark.parametrize(
     ("repeated", "weight"), [(1, 0.1), (2, 0.15), (3, 0.25), (4, 0.35), (5, 0.5), (8, 0.6), (16, 0.8), (32, 0.8)]
 )
-def test_the_past_counts_the_more_the_longer_the_match(repeated: int, weight: float) -> None:
+def test_the_past_counts_the_more_the_longer_the_match(repeated, weight):
     again = list(range(20, 20 + repeated))
     matrix = with_past([*again, 7, BREAK], {(again[-1],): {10: 0.5}}, vocab_size=60)
     close(mixed(matrix, again), ordered({10: 0.4 * (1 - weight), 7: weight}))
 
 
-def test_this_text_counts_against_the_past() -> None:
+def test_this_text_counts_against_the_past():
     """Three tokens match in the past, and one here."""
     matrix = with_past([1, 2, 3, 7], {(3,): {10: 0.5}})
     text = [3, 8, 1, 2, 3]
@@ -54,14 +50,14 @@ def test_this_text_counts_against_the_past() -> None:
     close(mixed(matrix, text), ordered({10: 0.4 * 0.75, 7: 0.25}))
 
 
-def test_places_of_longer_matches_count_more_and_the_longest_says_how_much_all_do() -> None:
+def test_places_of_longer_matches_count_more_and_the_longest_says_how_much_all_do():
     """Three places of one token, one of two and one of three: 1, 1, 1, 4 and 10 of 17."""
     past = [30, 3, 7, 31, 3, 7, 32, 3, 8, 33, 2, 3, 8, 34, 1, 2, 3, 9]
     matrix = with_past(past, {(39,): {10: 0.5}})
     close(mixed(matrix, [1, 2, 3]), {9: 0.25 * 10 / 17, 8: 0.25 * 5 / 17, 7: 0.25 * 2 / 17})
 
 
-def test_what_follows_in_both_is_one_candidate() -> None:
+def test_what_follows_in_both_is_one_candidate():
     matrix = with_past([3, 7], {(3,): {7: 0.5}})
     close(mixed(matrix, [3, 7, 3], suffix=True), {7: (0.4 * 0.9 + 0.1) * 0.9 + 0.1})
 
@@ -69,7 +65,7 @@ def test_what_follows_in_both_is_one_candidate() -> None:
 # Beside the newest token
 
 
-def test_what_was_likely_besides_the_newest_token_is_likely_to_come_next() -> None:
+def test_what_was_likely_besides_the_newest_token_is_likely_to_come_next():
     """Alone where nothing else is known, and without the token itself."""
     matrix = matrix_of({(5,): {10: 0.5, 11: 0.25, 12: 0.125}})
     close(mixed(matrix, [5, 11]), {10: 0.05, 12: 0.0125})
@@ -77,18 +73,18 @@ def test_what_was_likely_besides_the_newest_token_is_likely_to_come_next() -> No
     assert mixed(matrix, [5, 39, 38]) == {}
 
 
-def test_the_candidates_beside_are_those_of_the_longest_context() -> None:
+def test_the_candidates_beside_are_those_of_the_longest_context():
     matrix = matrix_of({(4, 5): {11: 0.5, 12: 0.25}, (5,): {10: 0.5}}, orders=2)
     close(mixed(matrix, [4, 5, 39]), {11: 0.05, 12: 0.025})
     close(mixed(matrix, [3, 5, 39]), {10: 0.05})
 
 
-def test_they_fade_behind_the_row_of_the_newest_token() -> None:
+def test_they_fade_behind_the_row_of_the_newest_token():
     matrix = matrix_of({(5,): {6: 0.5, 10: 0.5}, (6,): {20: 0.5}})
     close(mixed(matrix, [5, 6]), {20: 0.4, 10: 0.2 * 0.05})
 
 
-def test_what_follows_those_beside_follows_the_newest_token() -> None:
+def test_what_follows_those_beside_follows_the_newest_token():
     """39 came where 10 and 11 were foreseen: what would have followed these is known from contexts of three tokens."""
     beside = {(5,): {10: 0.5, 11: 0.25}}
     after = {(4, 5, 10): {20: 0.5, 21: 0.25}, (4, 5, 11): {20: 1.0}}
@@ -104,12 +100,12 @@ def test_what_follows_those_beside_follows_the_newest_token() -> None:
     )
 
 
-def test_contexts_of_one_or_two_tokens_do_not_tell_what_follows_those_beside() -> None:
+def test_contexts_of_one_or_two_tokens_do_not_tell_what_follows_those_beside():
     rows = {(5, 10): {20: 1.0}, (5,): {10: 0.5}, (10,): {20: 1.0}}
     close(mixed(matrix_of(rows, orders=3), [4, 5, 39]), {10: 0.05})
 
 
-def test_four_are_looked_beside_and_four_after_each() -> None:
+def test_four_are_looked_beside_and_four_after_each():
     row = {10 + one: 0.2 - 0.01 * one for one in range(6)}
     after = {(4, 5, 10 + one): {60 + 6 * one + place: 0.1 for place in range(6)} for one in range(6)}
     matrix = matrix_of({**after, (5,): row}, vocab_size=100, orders=3)
@@ -125,12 +121,12 @@ def test_four_are_looked_beside_and_four_after_each() -> None:
 # The calibration
 
 
-def cell(share: float, rank: int, text: int = 0, past: int = 0) -> int:
+def cell(share, rank, text=0, past=0):
     return cell_of(np.float32(share), rank, text * 4 + past, 4 * MATCHES)
 
 
 @pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (2, 1), (3, 2), (5, 2), (7, 2), (8, 3), (20, 3)])
-def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated: int, kind: int) -> None:
+def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated, kind):
     again = list(range(20, 20 + repeated))
     matrix = with_past([*again, 7], {(0,): {10: 0.5}})
     grower = Grower(matrix, again)
@@ -142,7 +138,7 @@ def test_candidates_that_the_past_supports_are_kinds_of_their_own(repeated: int,
     np.testing.assert_array_equal(matrix.calibration, wanted)
 
 
-def test_support_of_both_texts_is_a_kind_of_its_own() -> None:
+def test_support_of_both_texts_is_a_kind_of_its_own():
     matrix = with_past([1, 2, 3, 7], {(39,): {10: 0.5}})
     grower = Grower(matrix, [3, 7, 1, 2, 3], suffix=True)
     grower.grow(1)
@@ -152,7 +148,7 @@ def test_support_of_both_texts_is_a_kind_of_its_own() -> None:
     np.testing.assert_array_equal(matrix.calibration, wanted)
 
 
-def test_cells_without_a_past_are_those_of_matches() -> None:
+def test_cells_without_a_past_are_those_of_matches():
     calibration = mixture_calibration()
     assert len(calibration) == 4 * CELLS
     cells = matching_cells(calibration)
@@ -170,9 +166,7 @@ TEXTS = st.lists(TOKENS, min_size=1, max_size=40)
 
 
 @given(TEXTS, TEXTS, st.integers(1, 4), st.integers(0, 1000))
-def test_candidates_are_distinct_and_their_probabilities_within_one(
-    past: list[int], text: list[int], orders: int, seed: int
-) -> None:
+def test_candidates_are_distinct_and_their_probabilities_within_one(past, text, orders, seed):
     """Raw ones add up to one at most; calibrated ones are at least each a probability."""
     generator = np.random.default_rng(seed)
     matrix = NgramMatrix(6, k=3, orders=orders, memory=0.01, past=64)

@@ -1,9 +1,5 @@
 """The file of a matrix of contexts: the same after loading, and refused where it is damaged or another's."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +16,7 @@ from token_recycling.recycling.occurrences import BREAK
 PAST = [1, 2, 0, 3]
 
 
-def taught(**options: float) -> NgramMatrix:
+def taught(**options):
     matrix = NgramMatrix(**{"vocab_size": 50, "k": 2, "orders": 3, "memory": 0.01, "past": 8, **options})
     learn(matrix, ([7, 8, 9], {3: 0.5, 4: 0.25}), ([1, 2, 3], {4: 0.75, 5: 0.125}))
     matrix.calibration[3] = [2, 5]
@@ -28,21 +24,21 @@ def taught(**options: float) -> NgramMatrix:
     return matrix
 
 
-def same(matrix: NgramMatrix, wanted: NgramMatrix) -> bool:
+def same(matrix, wanted):
     """Whether both hold the same, and would be found the same in."""
     ours, theirs = ([*one.rows, one.calibration, one.past.tokens] for one in (matrix, wanted))
     return all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path):
     path = tmp_path / "matrix.safetensors"
     taught().save(path, "abc")
     return path
 
 
 @pytest.mark.parametrize("orders", [1, 3])
-def test_a_saved_matrix_is_loaded_as_it_was(tmp_path: Path, orders: int) -> None:
+def test_a_saved_matrix_is_loaded_as_it_was(tmp_path, orders):
     path, wanted = tmp_path / "matrix", taught(orders=orders)
     wanted.save(path, "abc")
     matrix = NgramMatrix(50, k=2, orders=orders, memory=0.01, past=8)
@@ -53,7 +49,7 @@ def test_a_saved_matrix_is_loaded_as_it_was(tmp_path: Path, orders: int) -> None
     assert matrix.look_up(9) == wanted.look_up(9) != []
 
 
-def test_the_adjacency_matrix_of_the_file_can_be_read_alone(saved: Path) -> None:
+def test_the_adjacency_matrix_of_the_file_can_be_read_alone(saved):
     """By the published method, which has no use for the rest."""
     matrix, header = read_matrix(saved)
     np.testing.assert_array_equal(matrix.candidates.numpy(), taught().candidates)
@@ -63,7 +59,7 @@ def test_the_adjacency_matrix_of_the_file_can_be_read_alone(saved: Path) -> None
     assert published.candidates[9].tolist() == [3, 4]
 
 
-def refused(path: Path, message: str, tokenizer: str = "abc") -> None:
+def refused(path, message, tokenizer="abc"):
     matrix = taught()
     with pytest.raises(MatrixFileError, match=message) as caught:
         matrix.load(path, tokenizer)
@@ -71,12 +67,12 @@ def refused(path: Path, message: str, tokenizer: str = "abc") -> None:
     assert same(matrix, taught())
 
 
-def test_a_file_of_the_published_method_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_the_published_method_is_refused(tmp_path):
     AdjacencyMatrix(50, 2).save(tmp_path / "matrix")
     refused(tmp_path / "matrix", "a matrix with probabilities, got one of the drafter 'published'")
 
 
-def test_a_file_of_primed_rows_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_primed_rows_is_refused(tmp_path):
     tensors = {"candidates": torch.zeros(50, 2, dtype=torch.int32), "shares": torch.zeros(50, 2, dtype=torch.uint16)}
     write_matrix(tmp_path / "matrix", tensors)
     refused(tmp_path / "matrix", "a matrix with contexts, got rows of single tokens alone")
@@ -90,12 +86,12 @@ def test_a_file_of_primed_rows_is_refused(tmp_path: Path) -> None:
         ({"orders": 2}, "orders of 3, got 2"),
     ],
 )
-def test_a_file_of_another_size_is_refused(tmp_path: Path, options: dict[str, float], message: str) -> None:
+def test_a_file_of_another_size_is_refused(tmp_path, options, message):
     NgramMatrix(**{"vocab_size": 50, "k": 2, "orders": 3, "memory": 0.01, **options}).save(tmp_path / "matrix")
     refused(tmp_path / "matrix", message)
 
 
-def test_a_file_of_another_tokenizer_is_refused(saved: Path) -> None:
+def test_a_file_of_another_tokenizer_is_refused(saved):
     refused(saved, "tokenizer of other, got abc", tokenizer="other")
     NgramMatrix(50, k=2, orders=3, memory=0.01).load(saved)
 
@@ -121,14 +117,14 @@ def test_a_file_of_another_tokenizer_is_refused(saved: Path) -> None:
         ("past", lambda held: held[:, None], "expected past of"),
     ],
 )
-def test_a_damaged_file_is_refused(saved: Path, name: str, change: object, message: str) -> None:
+def test_a_damaged_file_is_refused(saved, name, change, message):
     header = {**read_matrix_file(saved)[1], "version": "1"}  # which has no checksum
     tensors = load_file(saved)
     save_file({**tensors, name: change(tensors[name]).contiguous()}, saved, metadata=header)
     refused(saved, message)
 
 
-def test_a_file_without_a_part_is_refused(saved: Path) -> None:
+def test_a_file_without_a_part_is_refused(saved):
     header = {**read_matrix_file(saved)[1], "version": "1"}  # which has no checksum
     for name in load_file(saved).keys() - {"past"}:
         tensors = {other: tensor for other, tensor in load_file(saved).items() if other != name}
@@ -137,7 +133,7 @@ def test_a_file_without_a_part_is_refused(saved: Path) -> None:
         refused(path, "another safetensors file")
 
 
-def test_a_new_file_without_its_past_is_refused(saved: Path) -> None:
+def test_a_new_file_without_its_past_is_refused(saved):
     """Those that knew none had a calibration of fewer kinds."""
     tensors = {name: tensor for name, tensor in load_file(saved).items() if name != "past"}
     write_matrix(saved, tensors, "abc", orders=3)
@@ -145,7 +141,7 @@ def test_a_new_file_without_its_past_is_refused(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_files_of_older_versions_are_read(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_older_versions_are_read(tmp_path, version, monkeypatch):
     """They have every place of the table, free ones too, no past, and kinds of matches in the own text alone."""
     path, old = tmp_path / "matrix", taught(past=0)
     old.calibration[:] = 0
@@ -175,7 +171,7 @@ def test_files_of_older_versions_are_read(tmp_path: Path, version: str, monkeypa
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.00004, 0.02])
-def test_a_matrix_of_another_memory_takes_what_fits(saved: Path, memory: float) -> None:
+def test_a_matrix_of_another_memory_takes_what_fits(saved, memory):
     """It finds what it would have learned itself, in the places that it has for that."""
     matrix, wanted = taught(memory=memory), taught()
     learn(matrix, ([40, 41, 42], {1: 1.0, 2: 0.0}))
@@ -190,21 +186,21 @@ def test_a_matrix_of_another_memory_takes_what_fits(saved: Path, memory: float) 
 
 
 @pytest.mark.parametrize("past", [0, 2, 4, 64])
-def test_a_matrix_of_another_past_takes_the_newest(saved: Path, past: int) -> None:
+def test_a_matrix_of_another_past_takes_the_newest(saved, past):
     matrix = taught(past=past)
     matrix.load(saved, "abc")
     assert matrix.past.tokens.tolist() == ([BREAK, *PAST][-past:] if past else [])
     assert matrix.past.capacity == past
 
 
-def test_only_contexts_that_are_known_take_room_in_the_file(tmp_path: Path) -> None:
+def test_only_contexts_that_are_known_take_room_in_the_file(tmp_path):
     for memory in (0.1, 10.0):
         taught(memory=memory).save(tmp_path / str(memory))
     assert load_file(tmp_path / "10.0")["context_keys"].shape == (4,)
     assert (tmp_path / "10.0").stat().st_size == (tmp_path / "0.1").stat().st_size
 
 
-def test_a_past_that_went_round_is_saved_in_order(tmp_path: Path) -> None:
+def test_a_past_that_went_round_is_saved_in_order(tmp_path):
     first, second = taught(), taught()
     first.past.extend([10, 11, 12, 13, 14])
     first.save(tmp_path / "matrix", "abc")

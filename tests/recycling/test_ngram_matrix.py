@@ -1,7 +1,5 @@
 """Candidates after contexts: rows worked out by hand, what is forgotten and what is kept, the file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,16 +13,16 @@ BIT = 1 / 65_535
 """The step between two probabilities of 16 bits."""
 
 
-def found(matrix: NgramMatrix, *context: int) -> dict[int, float]:
+def found(matrix, *context):
     return dict(matrix.look_up(*context))
 
 
-def close(row: dict[int, float], wanted: dict[int, float]) -> None:
+def close(row, wanted):
     assert list(row) == list(wanted)
     assert list(row.values()) == pytest.approx(list(wanted.values()), abs=BIT)
 
 
-def test_a_row_is_found_by_each_of_its_contexts() -> None:
+def test_a_row_is_found_by_each_of_its_contexts():
     matrix = NgramMatrix(50, k=2, orders=3)
     learn(matrix, ([7, 8, 9], {3: 0.5, 4: 0.25}))
     for context in ([9], [8, 9], [7, 8, 9]):
@@ -34,7 +32,7 @@ def test_a_row_is_found_by_each_of_its_contexts() -> None:
     assert (int(matrix.filled.sum()), matrix.ngrams) == (1, 2)
 
 
-def test_before_the_beginning_of_a_text_there_is_no_context() -> None:
+def test_before_the_beginning_of_a_text_there_is_no_context():
     matrix = NgramMatrix(50, k=1, orders=4)
     learn(matrix, ([5], {1: 1.0}), ([5, 6], {2: 1.0}), ([0, 6], {3: 1.0}))
     assert matrix.ngrams == 2
@@ -45,7 +43,7 @@ def test_before_the_beginning_of_a_text_there_is_no_context() -> None:
     assert matrix.look_up(0, 5) == []
 
 
-def test_a_row_remembers_a_share_of_what_it_held() -> None:
+def test_a_row_remembers_a_share_of_what_it_held():
     """Old 0.6 and 0.2 at a quarter, new 0.4 and 0.3 at three quarters; of four candidates two stay."""
     matrix = NgramMatrix(50, k=2, orders=2)
     learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}))
@@ -54,7 +52,7 @@ def test_a_row_remembers_a_share_of_what_it_held() -> None:
         close(found(matrix, *context), {10: 0.25 * 0.6 + 0.75 * 0.3, 12: 0.75 * 0.4})
 
 
-def test_a_new_row_has_nothing_to_remember() -> None:
+def test_a_new_row_has_nothing_to_remember():
     matrix = NgramMatrix(50, k=2, orders=2)
     learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}), remembers=0.9)
     close(found(matrix, 1, 5), {10: 0.6, 11: 0.2})
@@ -72,20 +70,20 @@ def test_a_new_row_has_nothing_to_remember() -> None:
         (ABSENT, 0.5, {10: 0.6, 11: 0.3, 12: 0.1}),
     ],
 )
-def test_an_emitted_token_is_favoured(chosen: int, favours: float, wanted: dict[int, float]) -> None:
+def test_an_emitted_token_is_favoured(chosen, favours, wanted):
     matrix = NgramMatrix(50, k=3, orders=1)
     learn(matrix, ([5], {10: 0.6, 11: 0.3, 12: 0.1}), chosen=[chosen], favours=favours)
     close(found(matrix, 5), wanted)
 
 
-def test_a_row_of_tiny_probabilities_is_known_all_the_same() -> None:
+def test_a_row_of_tiny_probabilities_is_known_all_the_same():
     matrix = NgramMatrix(50, k=2, orders=1)
     learn(matrix, ([5], {10: 1e-7, 11: 1e-8}))
     assert matrix.filled.tolist() == [token == 5 for token in range(50)]
     assert [token for token, _ in matrix.look_up(5)] == [10, 11]
 
 
-def test_where_memory_is_small_newer_contexts_take_the_places_of_older_ones() -> None:
+def test_where_memory_is_small_newer_contexts_take_the_places_of_older_ones():
     matrix = NgramMatrix(50, k=2, orders=2, memory=0.0002)
     places = len(matrix.rows.keys)
     assert places == 10
@@ -100,7 +98,7 @@ def test_where_memory_is_small_newer_contexts_take_the_places_of_older_ones() ->
         close(found(matrix, first, 5), {first: 0.5, 49: 0.25})
 
 
-def test_an_overwritten_context_is_not_remembered() -> None:
+def test_an_overwritten_context_is_not_remembered():
     """All contexts share one place: what another one held there is no part of the mean."""
     matrix = NgramMatrix(50, k=1, orders=2, memory=15e-6)
     assert len(matrix.rows.keys) == 1
@@ -112,14 +110,14 @@ def test_an_overwritten_context_is_not_remembered() -> None:
 @pytest.mark.parametrize(
     "matrix", [NgramMatrix(50, k=2, orders=2, memory=0), NgramMatrix(50, k=2, orders=4, memory=1e-6)]
 )
-def test_without_room_for_longer_contexts_single_tokens_are_known(matrix: NgramMatrix) -> None:
+def test_without_room_for_longer_contexts_single_tokens_are_known(matrix):
     learn(matrix, ([1, 2, 3, 5], {10: 0.6, 11: 0.2}))
     close(found(matrix, 5), {10: 0.6, 11: 0.2})
     assert matrix.look_up(3, 5) == []
     assert (len(matrix.rows.keys), matrix.ngrams) == (0, 0)
 
 
-def test_memory_is_bounded() -> None:
+def test_memory_is_bounded():
     """For Llama's 32,000 tokens and 8 candidates a row the rows take under 2 MB; a token of the past takes 20 bytes."""
     none = NgramMatrix(32_000, k=8, orders=1)
     assert sum(array.nbytes for array in none.rows) == 32_000 * 8 * (4 + 2) == 1_536_000
@@ -136,12 +134,12 @@ def test_memory_is_bounded() -> None:
 
 
 @given(st.data())
-def test_rows_are_those_of_a_dictionary(data: st.DataObject) -> None:
+def test_rows_are_those_of_a_dictionary(data):
     """With room for all, whatever is learned in whatever order: the last row of each context, and no other context."""
     orders = data.draw(st.integers(1, MAX_ORDER))
     texts = data.draw(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=1, max_size=12))
     matrix = NgramMatrix(6, k=2, orders=orders, memory=20)
-    wanted: dict[tuple[int, ...], dict[int, float]] = {}
+    wanted = {}
     for place, text in enumerate(texts):
         row = {place % 6: 0.5, (place + 1) % 6: 0.25 * (place % 2)}
         learn(matrix, (text, row))
@@ -159,9 +157,7 @@ def test_rows_are_those_of_a_dictionary(data: st.DataObject) -> None:
     st.floats(0, 0.95),
     st.integers(0, 1000),
 )
-def test_rows_stay_in_order_and_within_one(
-    steps: list[tuple[int, int, int]], remembers: float, favours: float, seed: int
-) -> None:
+def test_rows_stay_in_order_and_within_one(steps, remembers, favours, seed):
     """Whatever is averaged and favoured: probabilities descend and add up to one at most, and no token comes twice."""
     k, generator = 4, np.random.default_rng(seed)
     matrix = NgramMatrix(10, k=k, orders=2)
@@ -177,13 +173,13 @@ def test_rows_stay_in_order_and_within_one(
             assert sum(shares) <= 1 + k * BIT
 
 
-def test_ngrams_of_places_in_rows() -> None:
+def test_ngrams_of_places_in_rows():
     tokens = np.array([[10, 11, 12, 13], [20, 21, 22, 23]], np.int32)
     found = ngrams_at(tokens, np.array([1, 3]), np.array([2, 1]), 3)
     assert found.tolist() == [[10, -1, -1], [11, 10, -1], [23, 22, 21]]
 
 
-def test_what_is_surprising_is_what_no_row_or_another_says_first() -> None:
+def test_what_is_surprising_is_what_no_row_or_another_says_first():
     matrix = NgramMatrix(100, k=2, orders=2, memory=0.01)
     ngrams = np.array([[7, 3], [8, 3], [9, 3], [6, ABSENT]])
     logits = np.zeros((4, 100), np.float32)
@@ -208,12 +204,12 @@ def test_what_is_surprising_is_what_no_row_or_another_says_first() -> None:
         ({"past": -1}, "past of 0 tokens or more, got -1"),
     ],
 )
-def test_sizes_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:
+def test_sizes_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         NgramMatrix(**{"vocab_size": 10, "k": 2, **options})
 
 
-def test_a_token_that_no_logit_stands_for_is_skipped() -> None:
+def test_a_token_that_no_logit_stands_for_is_skipped():
     """Some models embed more ids than they can say; nothing is kept for those, nor found, and nothing else is hurt."""
     matrix = NgramMatrix(10, k=2, orders=2)
     learn(matrix, ([1, 5], {3: 0.5, 4: 0.25}))
@@ -223,25 +219,25 @@ def test_a_token_that_no_logit_stands_for_is_skipped() -> None:
     assert matrix.look_up(10) == matrix.look_up(99_999) == matrix.look_up(5, 10) == matrix.look_up(-1) == []
 
 
-def test_a_context_of_no_token_is_refused() -> None:
+def test_a_context_of_no_token_is_refused():
     with pytest.raises(ValueError, match="expected 1 to 3 tokens, got 0"):
         NgramMatrix(10, k=2).look_up()
     with pytest.raises(ValueError, match="expected 1 to 2 tokens, got 3"):
         NgramMatrix(10, k=2, orders=2).look_up(1, 2, 3)
 
 
-def test_rows_of_another_width_are_refused() -> None:
+def test_rows_of_another_width_are_refused():
     with pytest.raises(ValueError, match=r"expected candidates and probabilities of 1 x 2, got \(1, 3\) and \(1, 3\)"):
         learn(NgramMatrix(10, k=2), ([5], {1: 0.5, 2: 0.2, 3: 0.1}))
 
 
-def test_a_matrix_says_how_full_it_is() -> None:
+def test_a_matrix_says_how_full_it_is():
     matrix = NgramMatrix(1000, k=2, orders=2, memory=0.02)
     learn(matrix, ([1, 5], {10: 0.6, 11: 0.2}))
     assert repr(matrix) == "NgramMatrix(1,000 tokens x 2, 1 rows filled, 1 of 1,000 longer contexts)"
 
 
-def test_a_row_foresees_the_token_that_it_has_first() -> None:
+def test_a_row_foresees_the_token_that_it_has_first():
     matrix = NgramMatrix(50, k=2, orders=2, memory=0.1)
     learn(matrix, ([4, 5], {7: 0.6, 8: 0.4}))
     ngrams = np.array([[5, 4], [5, 4], [5, 4], [5, 9], [6, 5]])

@@ -1,7 +1,5 @@
 """Where tokens stood before: against a search through the whole text, and what is kept of many texts."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -17,7 +15,7 @@ from token_recycling.recycling.recycler import Recorder
 WALKED, LONG = 16, 3
 
 
-def found(index: Occurrences, text: list[int]) -> list[tuple[int, int]]:
+def found(index, text):
     """What followed, and the length of the match, at each place."""
     places, lengths = np.zeros(FOUND, np.int64), np.zeros(FOUND, np.int64)
     count = occurrences(index.arrays, last_ngram(np.array(text, np.int64), LONGEST), places, lengths)
@@ -25,13 +23,13 @@ def found(index: Occurrences, text: list[int]) -> list[tuple[int, int]]:
     return list(zip(followed, lengths[:count].tolist(), strict=True))
 
 
-def bucket(last: list[int], buckets: int) -> int:
+def bucket(last, buckets):
     """Which chain a place belongs to: other tokens may share it."""
     with np.errstate(over="ignore"):
         return int(module._bucket(*last[::-1], *[BREAK] * (LONG - len(last)), buckets))
 
 
-def searched(added: list[int], capacity: int, text: list[int]) -> list[tuple[int, int]]:
+def searched(added, capacity, text):
     """The same by going through all that was added; of each chain the newest places alone."""
     held = added[-capacity:] if capacity else []
     wanted = []
@@ -63,7 +61,7 @@ TEXTS = st.lists(st.one_of(TOKENS, TOKENS, TOKENS, TOKENS, st.just(BREAK)), max_
 
 
 @given(TEXTS, st.sampled_from([1, 2, 8, 32, 64]), st.lists(TOKENS, min_size=1, max_size=40), st.integers(1, 30))
-def test_what_is_found_is_what_a_search_finds(added: list[int], capacity: int, text: list[int], piece: int) -> None:
+def test_what_is_found_is_what_a_search_finds(added, capacity, text, piece):
     """In a ring that went round, with chains that several tokens share, whatever the pieces that it was added in."""
     index = Occurrences(capacity=capacity)
     for start in range(0, len(added), piece):
@@ -74,7 +72,7 @@ def test_what_is_found_is_what_a_search_finds(added: list[int], capacity: int, t
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=90), st.integers(1, 30))
-def test_an_index_without_a_capacity_grows(text: list[int], piece: int) -> None:
+def test_an_index_without_a_capacity_grows(text, piece):
     """In a text that grows, where its own end stood before."""
     index = Occurrences(text[:piece])
     for start in range(piece, len(text), piece):
@@ -83,13 +81,13 @@ def test_an_index_without_a_capacity_grows(text: list[int], piece: int) -> None:
     assert found(index, text) == searched(text, len(index.arrays.tokens), text)
 
 
-def test_no_more_of_a_match_is_compared_than_the_longest() -> None:
+def test_no_more_of_a_match_is_compared_than_the_longest():
     text = [*range(50), 99, *range(50)]
     assert found(Occurrences(text), text) == [(99, LONGEST)]
 
 
 @given(st.lists(TOKENS, max_size=60), st.integers(1, 40))
-def test_the_longest_match_is_found_and_its_newest_places_first(text: list[int], compared: int) -> None:
+def test_the_longest_match_is_found_and_its_newest_places_first(text, compared):
     """Against a search of the whole text, where as many places are looked at."""
     ends = [
         next((size for size in range(compared, 0, -1) if text[max(0, end - size) : end] == text[-size:]), 0)
@@ -104,20 +102,20 @@ def test_the_longest_match_is_found_and_its_newest_places_first(text: list[int],
     assert sorted(places.tolist()) == wanted
 
 
-def test_of_many_places_the_newest_are_looked_at() -> None:
+def test_of_many_places_the_newest_are_looked_at():
     text = np.array([9, 1, 2, 3, 4, *[1, 2, 3] * 5, 9, 1, 2, 3])
     index = Occurrences(text).arrays
     assert [length for _, length in (longest_match(index, text[-8:], walked) for walked in (2, 6, 7))] == [3, 3, 4]
 
 
 @pytest.mark.parametrize(("capacity", "room"), [(0, 0), (1, 1), (5, 8), (8, 8), (100, 128)])
-def test_the_capacity_is_a_power_of_two(capacity: int, room: int) -> None:
+def test_the_capacity_is_a_power_of_two(capacity, room):
     index = Occurrences(range(200), capacity)
     assert index.tokens.tolist() == list(range(200))[200 - room :]
     assert sum(array.nbytes for array in index.arrays) == 20 * room + 8
 
 
-def test_places_are_counted_anew_before_their_numbers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_counted_anew_before_their_numbers_end(monkeypatch):
     monkeypatch.setattr(module, "_RENUMBERED", 40)
     generator = np.random.default_rng(0)
     added, index = generator.integers(0, 3, 200).tolist(), Occurrences(capacity=16)
@@ -133,9 +131,9 @@ def test_places_are_counted_anew_before_their_numbers_end(monkeypatch: pytest.Mo
 # The past of many texts
 
 
-def texts_of(past: Occurrences) -> list[list[int]]:
+def texts_of(past):
     """What stands between breaks."""
-    pieces: list[list[int]] = [[]]
+    pieces = [[]]
     for token in past.tokens.tolist():
         if token == BREAK:
             pieces.append([])
@@ -144,21 +142,21 @@ def texts_of(past: Occurrences) -> list[list[int]]:
     return [piece for piece in pieces if piece]
 
 
-def written(past: Occurrences, text: list[int], each: int) -> None:
+def written(past, text, each):
     recorder = Recorder(past)
     for start in range(0, len(text), each):
         recorder.add(text[start : start + each], ends=start + each >= len(text))
 
 
 @pytest.mark.parametrize("each", [1, 3, 32, 100])
-def test_a_text_alone_is_stored_as_it_is(each: int) -> None:
+def test_a_text_alone_is_stored_as_it_is(each):
     past, text = Occurrences(capacity=256), list(range(100))
     written(past, text, each)
     assert texts_of(past) == [text]
 
 
 @pytest.mark.parametrize("length", [1, 5, 31])
-def test_a_short_text_is_stored_at_its_end(length: int) -> None:
+def test_a_short_text_is_stored_at_its_end(length):
     past = Occurrences(capacity=256)
     recorder = Recorder(past)
     recorder.add(range(length - 1))
@@ -170,7 +168,7 @@ def test_a_short_text_is_stored_at_its_end(length: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), max_size=30))
-def test_texts_that_are_written_at_once_do_not_mix(turns: list[tuple[int, int]]) -> None:
+def test_texts_that_are_written_at_once_do_not_mix(turns):
     """Each text counts up in thousands of its own: whatever stands together is a piece of one, in order."""
     past = Occurrences(capacity=4096)
     recorders, said = [Recorder(past) for _ in range(3)], [0, 0, 0]
@@ -189,7 +187,7 @@ def test_texts_that_are_written_at_once_do_not_mix(turns: list[tuple[int, int]])
         assert all(second[0] == first[-1] - 7 for first, second in itertools.pairwise(own))
 
 
-def test_a_text_that_was_there_is_not_stored_again() -> None:
+def test_a_text_that_was_there_is_not_stored_again():
     past, text = Occurrences(capacity=1024), list(range(128))
     for _ in range(3):
         written(past, text, 32)
@@ -198,7 +196,7 @@ def test_a_text_that_was_there_is_not_stored_again() -> None:
     assert texts_of(past)[1:] == [[*text[-8:], *range(500, 532)]], "what is new is, with what it follows"
 
 
-def test_a_text_that_repeats_itself_is_stored_about_once() -> None:
+def test_a_text_that_repeats_itself_is_stored_about_once():
     """And what follows its end is known: its beginning, which stood there already."""
     past, again = Occurrences(capacity=4096), list(range(64))
     written(past, again * 20, 32)
@@ -206,21 +204,21 @@ def test_a_text_that_repeats_itself_is_stored_about_once() -> None:
     assert found(past, again) == [(0, LONGEST)]
 
 
-def test_what_follows_a_piece_that_was_there_is_not_joined_to_another() -> None:
+def test_what_follows_a_piece_that_was_there_is_not_joined_to_another():
     """The second half of the second round is left out; what comes then begins with its end."""
     past, again = Occurrences(capacity=4096), list(range(64))
     written(past, [*again, *again, *range(200, 232)], 32)
     assert texts_of(past) == [[*again, *again[:32]], [*again[-8:], *range(200, 232)]]
 
 
-def test_without_room_nothing_is_stored() -> None:
+def test_without_room_nothing_is_stored():
     past = Occurrences(capacity=0)
     written(past, list(range(100)), 7)
     assert len(past.tokens) == 0
     assert not past.holds(list(range(100)))
 
 
-def test_only_the_end_of_a_text_is_looked_for() -> None:
+def test_only_the_end_of_a_text_is_looked_for():
     past = Occurrences(range(100), capacity=128)
     assert past.holds([7, 7, 7, *range(40)])
     assert past.holds(list(range(60, 100)))
@@ -231,7 +229,7 @@ def test_only_the_end_of_a_text_is_looked_for() -> None:
     assert not past.holds([*range(39), 50])
 
 
-def test_masked_tokens_match_and_are_never_said_to_follow() -> None:
+def test_masked_tokens_match_and_are_never_said_to_follow():
     index = Occurrences([*masked(np.array([1, 2, 3, 4])).tolist(), 5, 6])
     for text, wanted in (([1, 2, 3, 4], [(5, 4)]), ([3, 4, 5], [(6, 3)]), ([1, 2, 3], []), ([4], [(5, 1)])):
         assert found(index, text) == wanted

@@ -1,17 +1,13 @@
 """After warming up, no option of a drafter has anything compiled during decoding."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
 from support import runs, tiny
-from transformers import LlamaForCausalLM
 
 import token_recycling as tr
-from token_recycling import Drafter
 from token_recycling.drafters.fuse import merge
 from token_recycling.drafters.recycling import Recycling, warm_up
 from token_recycling.model.tree_model import TreeModel
@@ -20,7 +16,7 @@ from token_recycling.recycling import occurrences
 CPU = torch.device("cpu")
 
 
-def forgotten() -> list[Dispatcher]:
+def forgotten():
     """All compiled functions of the package, with nothing compiled."""
     modules = [module for name, module in sys.modules.items() if name.startswith("token_recycling.")]
     ours = list({one for module in modules for one in vars(module).values() if isinstance(one, Dispatcher)})
@@ -32,13 +28,13 @@ def forgotten() -> list[Dispatcher]:
     return ours
 
 
-def decode(model: LlamaForCausalLM, drafter: Drafter) -> None:
+def decode(model, drafter):
     """Three texts that repeat themselves, one of a single token, and a batch."""
     for ids in (tiny.prompt(0, 9).repeat(1, 3), tiny.prompt(0, 1), tiny.prompt(1, 12).repeat(2, 2)):
         tr.generate(model, ids, drafter=drafter, max_new_tokens=24)
 
 
-def check(model: LlamaForCausalLM, drafter: Drafter) -> None:
+def check(model, drafter):
     """Once a drafter has begun a text, nothing is compiled for it."""
     ours = forgotten()
     runs.begun(drafter, [0], TreeModel(model))
@@ -66,16 +62,16 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_recycling_compiles_nothing_later(options: dict, model: LlamaForCausalLM) -> None:
+def test_recycling_compiles_nothing_later(options, model):
     check(model, Recycling(**options))
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "prompt_lookup", "fuse:recycling+suffix+prompt_lookup"])
-def test_others_compile_nothing_later(drafter: str, model: LlamaForCausalLM) -> None:
+def test_others_compile_nothing_later(drafter, model):
     check(model, tr.make_drafter(drafter))
 
 
-def test_only_what_the_options_need_is_compiled() -> None:
+def test_only_what_the_options_need_is_compiled():
     ours = forgotten()
     warm_up(CPU, remembers=False, favours=False)
     made = {one.py_func.__name__ for one in ours if one.signatures}

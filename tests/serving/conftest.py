@@ -1,7 +1,5 @@
 """One model that speaks, its tokenizer with a chat template, and a server of both for all tests that change neither."""
 
-from __future__ import annotations
-
 import pytest
 from support import tiny
 from support.serving import chatty, serving, speaking_llama

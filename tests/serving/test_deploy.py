@@ -1,7 +1,5 @@
 """What the server is deployed with: linted by the tools for it, and every option that is named exists."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -14,7 +12,7 @@ from support.commandline import run
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-def test_the_unit_is_one(tmp_path: Path) -> None:
+def test_the_unit_is_one(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
     unit = tmp_path / "token-recycling.service"
@@ -24,7 +22,7 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     assert not [line for line in found.stderr.splitlines() if unit.name in line], found.stderr
 
 
-def test_the_dockerfile_is_one() -> None:
+def test_the_dockerfile_is_one():
     hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if hadolint is None:
         pytest.skip("needs hadolint")
@@ -32,7 +30,7 @@ def test_the_dockerfile_is_one() -> None:
     assert not found.stdout, found.stdout
 
 
-def test_every_option_that_is_named_exists() -> None:
+def test_every_option_that_is_named_exists():
     known = run("serve", "--help").stdout
     for name in ("Dockerfile", "token-recycling.service"):
         text = "\n".join(

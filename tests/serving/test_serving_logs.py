@@ -1,10 +1,7 @@
 """What the server logs: an event for every answer and generation, as lines of JSON, and nothing of what was said."""
 
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Iterator
 
 import httpx2
 import pytest
@@ -17,12 +14,12 @@ SECRET = "a secret that is in no log"
 
 
 @pytest.fixture
-def access(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def access(caplog):
     with caplog.at_level(logging.INFO, "token_recycling.serving.access"):
         yield caplog
 
 
-def test_answers_and_generations_are_events_without_texts(access: pytest.LogCaptureFixture) -> None:
+def test_answers_and_generations_are_events_without_texts(access):
     with serving(speaking_llama(), tiny.tokenizer(), keys=keys("ann", "bob")) as server:
         said = server.post("/v1/completions", {"prompt": SECRET, "max_tokens": 12}, "secret-ann").json()
         assert server.post("/v1/completions", {"prompt": SECRET, "max_tokens": -1}, "secret-bob").status_code == 400
@@ -39,7 +36,7 @@ def test_answers_and_generations_are_events_without_texts(access: pytest.LogCapt
         assert word not in logged
 
 
-def test_histograms_are_by_key() -> None:
+def test_histograms_are_by_key():
     with serving(speaking_llama(), tiny.tokenizer(), keys=keys("ann", "bob", "metrics")) as server:
         for user in ("ann", "ann", "bob"):
             server.post("/v1/completions", {"prompt": "for index in", "max_tokens": 8}, f"secret-{user}")
@@ -50,7 +47,7 @@ def test_histograms_are_by_key() -> None:
         assert metrics[f'token_recycling_{name}_count{{key="bob"}}'] == 1
 
 
-def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd):
     root, own, other = (logging.getLogger(name) for name in ("", "token_recycling", "transformers"))
     before = [(logger, logger.handlers[:], logger.propagate) for logger in (root, own, other)]
     try:
@@ -69,7 +66,7 @@ def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd: pytest
     assert second["logger"] == "somebody.else"
 
 
-def test_unknown_paths_are_not_logged_as_they_came(access: pytest.LogCaptureFixture) -> None:
+def test_unknown_paths_are_not_logged_as_they_came(access):
     with serving(speaking_llama(), tiny.tokenizer()) as server:
         httpx2.get(f"{server.url}/{SECRET.replace(' ', '-')}")
     assert [record.fields["path"] for record in access.records if record.name.endswith("access")] == ["other"]

@@ -1,7 +1,5 @@
 """Drafts as values: what is left of one that is cut, or of which the first path is taken."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given
@@ -12,7 +10,7 @@ from token_recycling import Draft, Tree
 BRANCHED = Tree.from_paths([(0,), (1,), (1, 0), (0, 2), (0, 3), (0, 2, 0)])
 
 
-def test_the_first_path_keeps_what_is_said_of_its_nodes() -> None:
+def test_the_first_path_keeps_what_is_said_of_its_nodes():
     """Nodes 1, 3 and 6: of every node the first child, whatever its rank."""
     shares = {3: torch.tensor([0.5, 0.5]), 4: torch.tensor([0.2, 0.8]), 6: torch.tensor([0.1, 0.9])}
     draft = Draft(BRANCHED, torch.arange(7), shares, np.arange(7, dtype=np.float32), frozenset({1, 2, 6}))
@@ -28,7 +26,7 @@ def test_the_first_path_keeps_what_is_said_of_its_nodes() -> None:
 
 
 @given(drafts())
-def test_a_first_path_is_a_path_of_the_draft_and_its_own_first_path(draft: Draft) -> None:
+def test_a_first_path_is_a_path_of_the_draft_and_its_own_first_path(draft):
     chain = draft.chain()
     assert all(len(children) <= 1 for children in chain.tree.children)
     places = chain.places_in(draft)
@@ -37,7 +35,7 @@ def test_a_first_path_is_a_path_of_the_draft_and_its_own_first_path(draft: Draft
 
 
 @given(drafts())
-def test_a_part_is_what_its_nodes_say(draft: Draft) -> None:
+def test_a_part_is_what_its_nodes_say(draft):
     """Of the most likely nodes, which are closed under parents, however many there are."""
     sure = np.linspace(1, 0.3, len(draft.tree)).astype(np.float32)
     chances = Draft(draft.tree, draft.tokens, confidence=sure).chances

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from math import prod
 
@@ -15,7 +13,7 @@ from token_recycling.trees.templates import chain, grow, paper, parse_paths, tem
 CPU = torch.device("cpu")
 
 
-def test_the_template_is_that_of_the_paper() -> None:
+def test_the_template_is_that_of_the_paper():
     tree = paper()
     assert len(tree) == 81
     assert tree.layer_sizes == (8, 21, 25, 15, 8, 3)
@@ -24,19 +22,19 @@ def test_the_template_is_that_of_the_paper() -> None:
     assert paper() is tree
 
 
-def test_a_template_keeps_the_order_within_layers() -> None:
+def test_a_template_keeps_the_order_within_layers():
     tree = parse_paths("01 1 0 00")
     assert tree.paths == ((), (1,), (0,), (0, 1), (0, 0))
     assert tree.parents == (-1, 0, 0, 2, 2)
     assert tree.ranks == (0, 1, 0, 1, 0)
 
 
-def test_ranks_past_nine_are_written_with_points() -> None:
+def test_ranks_past_nine_are_written_with_points():
     assert parse_paths("0 0.12 12.").paths == ((), (0,), (12,), (0, 12))
 
 
 @pytest.mark.parametrize("text", ["a", "0 0x", "0 -1", ".", "0 ²"])
-def test_words_that_are_no_paths_are_refused(text: str) -> None:
+def test_words_that_are_no_paths_are_refused(text):
     with pytest.raises(ValueError, match="expected rank paths"):
         parse_paths(text)
 
@@ -49,7 +47,7 @@ def test_words_that_are_no_paths_are_refused(text: str) -> None:
         ([(0,), (0, -1)], "ranks of 0 or more"),
     ],
 )
-def test_paths_that_make_no_tree_are_refused(paths: list[tuple[int, ...]], message: str) -> None:
+def test_paths_that_make_no_tree_are_refused(paths, message):
     with pytest.raises(ValueError, match=message):
         Tree.from_paths(paths)
 
@@ -64,12 +62,12 @@ def test_paths_that_make_no_tree_are_refused(paths: list[tuple[int, ...]], messa
         ((-1, -1), (0, 0), "parent of node 1"),
     ],
 )
-def test_parents_that_make_no_tree_are_refused(parents: tuple[int, ...], ranks: tuple[int, ...], message: str) -> None:
+def test_parents_that_make_no_tree_are_refused(parents, ranks, message):
     with pytest.raises(ValueError, match=message):
         Tree(parents, ranks)
 
 
-def test_a_chain_is_a_tree_with_one_branch() -> None:
+def test_a_chain_is_a_tree_with_one_branch():
     tree = chain(3)
     assert tree.parents == (-1, 0, 1, 2)
     assert tree.layer_sizes == (1, 1, 1)
@@ -79,7 +77,7 @@ def test_a_chain_is_a_tree_with_one_branch() -> None:
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.integers(1, 12))
-def test_no_node_left_out_is_better_than_one_taken(acceptance: list[float], nodes: int) -> None:
+def test_no_node_left_out_is_better_than_one_taken(acceptance, nodes):
     tree = grow(acceptance, nodes, max_depth=4)
     everything = [path for depth in range(1, 5) for path in itertools.product(range(len(acceptance)), repeat=depth)]
     assert len(tree) - 1 == min(nodes, len(everything))
@@ -89,18 +87,18 @@ def test_no_node_left_out_is_better_than_one_taken(acceptance: list[float], node
 
 
 @pytest.mark.parametrize(("acceptance", "nodes"), [([0.5], 0), ([], 3), ([1.5], 3), ([-0.1], 3)])
-def test_a_tree_cannot_be_grown_from_nonsense(acceptance: list[float], nodes: int) -> None:
+def test_a_tree_cannot_be_grown_from_nonsense(acceptance, nodes):
     with pytest.raises(ValueError, match="expected"):
         grow(acceptance, nodes)
 
 
-def test_a_tree_is_drawn_a_node_a_line() -> None:
+def test_a_tree_is_drawn_a_node_a_line():
     tree = parse_paths("0 1 00 01")
     assert tree.drawn() == "root\n├─ 0\n│  ├─ 0\n│  └─ 1\n└─ 1"
     assert tree.drawn(["a", "b", "c", "d", "e"]) == "a\n├─ b\n│  ├─ d\n│  └─ e\n└─ c"
 
 
-def test_a_tree_can_be_specified_in_many_ways(tmp_path) -> None:
+def test_a_tree_can_be_specified_in_many_ways(tmp_path):
     file = tmp_path / "tree.txt"
     file.write_text("0 1\n00\n")
     assert template_from("paper") is paper()
@@ -112,13 +110,13 @@ def test_a_tree_can_be_specified_in_many_ways(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["", "nonsense", "chain:", "chain:x", "chain:0", "0 00 11", 0, -3, "no/such/file"])
-def test_a_tree_that_cannot_be_made_is_refused(spec: str | int) -> None:
+def test_a_tree_that_cannot_be_made_is_refused(spec):
     with pytest.raises(ValueError, match="expected"):
         template_from(spec)
 
 
 @given(trees())
-def test_ancestors_are_the_transitive_closure_of_parents(tree: Tree) -> None:
+def test_ancestors_are_the_transitive_closure_of_parents(tree):
     n = len(tree)
     step = torch.eye(n, dtype=torch.bool)
     for node, parent in enumerate(tree.parents[1:], start=1):
@@ -131,7 +129,7 @@ def test_ancestors_are_the_transitive_closure_of_parents(tree: Tree) -> None:
 
 
 @given(trees())
-def test_the_views_of_a_tree_agree(tree: Tree) -> None:
+def test_the_views_of_a_tree_agree(tree):
     shape = tree.on(CPU)
     assert shape.parents.tolist() == [max(parent, 0) for parent in tree.parents]
     assert shape.depths.tolist() == list(tree.depths)
@@ -147,12 +145,12 @@ def test_the_views_of_a_tree_agree(tree: Tree) -> None:
 
 
 @given(trees(), st.integers(0, 6))
-def test_cutting_drops_exactly_the_deeper_nodes(tree: Tree, depth: int) -> None:
+def test_cutting_drops_exactly_the_deeper_nodes(tree, depth):
     kept = tree.cut(depth)
     assert kept.paths == tuple(path for path in tree.paths if len(path) <= depth)
 
 
 @given(trees())
-def test_paths_make_the_tree_again(tree: Tree) -> None:
+def test_paths_make_the_tree_again(tree):
     again = Tree.from_paths(tree.paths)
     assert (again.parents, again.ranks) == (tree.parents, tree.ranks)

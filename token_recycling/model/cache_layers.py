@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from .compat import DynamicIndexedLayer, LinearAttentionLayer, OwnLayer, left_by_crop
+from .recurrence import keep_states, recurrent_layers
 from .remembered import lasting
 
 _GRAIN = 128
@@ -120,6 +121,48 @@ class TreeLayer(DynamicLayer):
 
     def reset(self) -> None:
         self.length = 0
+
+
+class KeptSlots:
+    """The slots of a cache whose layers are those of this file, or will be."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self._stores: list[SlotStore] = []
+        self._layers: list[Any] = []
+        self._indexed: list[Any] = []
+        """The layers that keep index keys too."""
+        self._recurrent = bool(recurrent_layers(cache))
+
+    def _take_over(self) -> None:
+        raise NotImplementedError
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+        """Of the slots from `held` on, one a node, keep those of the `accepted` nodes (ascending) of each text, moved
+        to the end of its `lengths[row]` slots, and forget the rest.
+        """
+        if self._recurrent:
+            keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
+        if not self._layers:
+            self._take_over()
+        # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
+        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
+            for place, node in enumerate(nodes):
+                if length + place != held + node:
+                    for store in self._stores:
+                        slots = store.buffer.narrow(1, row, 1)
+                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
+                    for layer in self._indexed:
+                        layer.move(row, held + node, length + place)
+        self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))
+
+    def _cut(self, slots: int) -> None:
+        for layer in self._layers:
+            layer.length = slots
+        for layer in self._indexed:
+            layer.keep(slots)
 
 
 class OffloadedTreeLayer(TreeLayer):

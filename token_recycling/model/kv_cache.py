@@ -19,6 +19,7 @@ from .._util.device import synchronize
 from .cache_layers import (
     BlockTreeLayer,
     IndexedTreeLayer,
+    KeptSlots,
     OffloadedTreeLayer,
     RecurrentTreeLayer,
     SlotStore,
@@ -34,7 +35,7 @@ from .compat import (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
-from .recurrence import join_states, keep_states, recurrent_layers, select_states, take_over_states
+from .recurrence import join_states, recurrent_layers, select_states, take_over_states
 from .remembered import lasting
 
 _SLIDING = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
@@ -42,18 +43,13 @@ _OTHERS = (*_SLIDING, DynamicLayer, DynamicIndexedLayer, DummyLayer, LinearAtten
 _TAKEN = (TreeLayer, OffloadedTreeLayer, IndexedTreeLayer, BlockTreeLayer, RecurrentTreeLayer, TokenCount)
 
 
-class TreeCache:
+class TreeCache(KeptSlots):
     """Keeps accepted slots in a `DynamicCache`, whose layers it takes over as soon as there is something in them.
     Afterwards the cache works wherever it did before, in plain `generate` too.
     """
 
     def __init__(self, cache: Cache) -> None:
-        self.cache = cache
-        self._stores: list[SlotStore] = []
-        self._layers: list[Any] = []
-        self._indexed: list[Any] = []
-        """The layers that keep index keys too."""
-        self._recurrent = bool(recurrent_layers(cache))
+        super().__init__(cache)
         if cache.get_seq_length():
             self._take_over()
 
@@ -65,26 +61,6 @@ class TreeCache:
         self._layers = [layer for layer in self.cache.layers if hasattr(layer, "parts")]
         self._indexed = [layer for layer in self._layers if hasattr(layer, "move")]
         self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def keep(self, held: int, lengths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
-        """Of the slots from `held` on, one a node, keep those of the `accepted` nodes (ascending) of each text, moved
-        to the end of its `lengths[row]` slots, and forget the rest.
-        """
-        if self._recurrent:
-            keep_states(self.cache, [nodes[-1] if nodes else None for nodes in accepted])
-        self._take_over()
-        # A slot only moves towards the text, onto one that has moved or is forgotten: no copy reads what another wrote.
-        for row, (length, nodes) in enumerate(zip(lengths, accepted, strict=True)):
-            for place, node in enumerate(nodes):
-                if length + place != held + node:
-                    for store in self._stores:
-                        slots = store.buffer.narrow(1, row, 1)
-                        slots.narrow(3, length + place, 1).copy_(slots.narrow(3, held + node, 1))
-                    for layer in self._indexed:
-                        layer.move(row, held + node, length + place)
-        self._cut(max(length + len(nodes) for length, nodes in zip(lengths, accepted, strict=True)))
 
     @lasting()
     def shift(self, places: Sequence[int], slots: int) -> None:
@@ -131,12 +107,6 @@ class TreeCache:
             store.resize(len(rows))
         select_states(self.cache, rows)
         self._cut(slots)
-
-    def _cut(self, slots: int) -> None:
-        for layer in self._layers:
-            layer.length = slots
-        for layer in self._indexed:
-            layer.keep(slots)
 
 
 def unsupported_cache(cache: Cache) -> str | None:
