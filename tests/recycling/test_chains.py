@@ -6,7 +6,8 @@ import pytest
 from token_recycling.costs.budget import NO_COSTS
 from token_recycling.recycling.nodes import PAST, TEXT
 from token_recycling.recycling.occurrences import BREAK, masked
-from token_recycling.recycling.recycler import Options, Recycler
+from token_recycling.recycling.options import Options
+from token_recycling.recycling.recycler import Recycler
 
 NODES, SLACK = 12, 0.05
 TEXTS = [list(range(place, place + 20)) * 3 for place in (0, 30, 60)]

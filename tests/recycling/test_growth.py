@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from support.matrices import Grower, close, matrix_of
 
 from token_recycling.recycling.nodes import CHILDREN
-from token_recycling.recycling.recycler import Options, Recycler
+from token_recycling.recycling.options import Options
+from token_recycling.recycling.recycler import Recycler
 
 # What may follow
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.matrices import Grower, close, learn, matrix_of
 
-from token_recycling.recycling.calibration import CELLS, MATCHES, cell_of, new_calibration
+from token_recycling.recycling.calibration import CELLS, MATCHES, cell_of
 from token_recycling.recycling.growth import count_chosen
-from token_recycling.recycling.mixture import matching_cells, mixture_calibration
+from token_recycling.recycling.mixture import cells_without, mixture_calibration
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.occurrences import BREAK
 
@@ -122,7 +122,7 @@ def test_four_are_looked_beside_and_four_after_each():
 
 
 def cell(share, rank, text=0, past=0):
-    return cell_of(np.float32(share), rank, text * 4 + past, 4 * MATCHES)
+    return cell_of(np.float32(share), rank, text * 4 + past, 4 * MATCHES + 3)
 
 
 @pytest.mark.parametrize(("repeated", "kind"), [(1, 1), (2, 1), (3, 2), (5, 2), (7, 2), (8, 3), (20, 3)])
@@ -148,15 +148,16 @@ def test_support_of_both_texts_is_a_kind_of_its_own():
     np.testing.assert_array_equal(matrix.calibration, wanted)
 
 
-def test_cells_without_a_past_are_those_of_matches():
+def test_cells_of_older_files_are_some_of_todays():
+    """Those where nothing is foreseen, and before that those where nothing in the past supports a candidate."""
     calibration = mixture_calibration()
-    assert len(calibration) == 4 * CELLS
-    cells = matching_cells(calibration)
-    assert cells.shape == new_calibration().shape
+    with_past, without = (cells_without(calibration, past=past) for past in (False, True))
+    assert with_past.size == 4 * without.size == 2 * 4 * CELLS
     for share, rank, text in ((0.001, 0, 0), (0.5, 1, 3), (0.99, 2, 7)):
-        cells[cell_of(np.float32(share), rank, text)] = 1
+        place = cell_of(np.float32(share), rank, text)
+        without[divmod(place, MATCHES)] = 1
         assert calibration[cell(share, rank, text)].tolist() == [1, 1]
-    assert calibration.sum() == 2 * 3
+    assert calibration.sum() == with_past.sum() == 2 * 3
 
 
 # Whatever is known

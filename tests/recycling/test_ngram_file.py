@@ -12,6 +12,7 @@ from token_recycling.recycling.matrix import read_matrix
 from token_recycling.recycling.matrix_file import FORMAT, read_matrix_file, write_matrix
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.occurrences import BREAK
+from token_recycling.recycling.states import StateSums
 
 PAST = [1, 2, 0, 3]
 
@@ -106,7 +107,7 @@ def test_a_file_of_another_tokenizer_is_refused(saved):
         ("context_shares", lambda held: held.to(torch.float32), "expected context_shares of"),
         ("context_keys", lambda held: held[:, None], "expected context_keys of"),
         ("context_keys", lambda held: held.to(torch.int32), "expected context_keys of"),
-        ("calibration", lambda held: held[1:], "expected a calibration of 1344 kinds, got 1343; start a new one"),
+        ("calibration", lambda held: held[1:], "expected a calibration of 1470 kinds, got 1469; start a new one"),
         ("calibration", lambda held: held.to(torch.int64), "expected calibration of"),
         ("calibration", lambda held: held * float("nan"), "expected counts in calibration"),
         ("calibration", lambda held: held - 1, "expected counts in calibration"),
@@ -137,7 +138,7 @@ def test_a_new_file_without_its_past_is_refused(saved):
     """Those that knew none had a calibration of fewer kinds."""
     tensors = {name: tensor for name, tensor in load_file(saved).items() if name != "past"}
     write_matrix(saved, tensors, "abc", orders=3)
-    refused(saved, "expected a calibration of 336 kinds, got 1344; start a new one")
+    refused(saved, "expected a calibration of 336 kinds, got 1470; start a new one")
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
@@ -168,6 +169,51 @@ def test_files_of_older_versions_are_read(tmp_path, version, monkeypatch):
     assert not len(matrix.past.tokens), "what was there before is gone"
     assert same(matrix, old)
     assert read_matrix_file(path)[1]["version"] == version
+
+
+def test_a_file_that_knows_no_states_is_read(tmp_path):
+    """Of version 3: kinds of candidates by matches alone."""
+    path, old = tmp_path / "matrix", taught()
+    old.save(path, "abc")
+    tensors, counts = load_file(path), np.zeros((42, 32, 2), np.float32)
+    counts[3, 7] = [1, 4]
+    write_matrix(path, {**{name: held.numpy() for name, held in tensors.items()}, "calibration": counts.reshape(-1, 2)})
+    matrix = taught()
+    matrix.load(path)
+    assert matrix.states is None
+    assert matrix.calibration.reshape(42, 35, 2)[3, 7].tolist() == [1, 4]
+    assert matrix.calibration.sum() == 5
+
+
+def test_what_was_learned_of_states_is_kept(tmp_path):
+    path, matrix, found = tmp_path / "matrix", taught(), taught()
+    numbers = np.random.default_rng(0)
+    products, targets, tokens = (numbers.random(shape, np.float32) for shape in ((7, 7), (7, 3), 50))
+    matrix.states = StateSums(products, targets, tokens)
+    matrix.save(path, "abc")
+    found.load(path, "abc")
+    for name, array in matrix.states.arrays().items():
+        np.testing.assert_array_equal(found.states.arrays()[name], array)
+    taught().save(path, "abc")
+    found.load(path, "abc")
+    assert found.states is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("products", lambda held: held[1:], "expected state_products of"),
+        ("targets", lambda held: held[1:], "expected state_targets of"),
+        ("tokens", lambda held: held[1:], "expected state_tokens of"),
+        ("targets", lambda held: held * np.float32("nan"), "expected finite numbers in state_targets"),
+    ],
+)
+def test_damaged_states_are_refused(tmp_path, name, change, message):
+    matrix = taught()
+    matrix.states = StateSums.empty(3, 50)
+    setattr(matrix.states, name, change(getattr(matrix.states, name)))
+    matrix.save(tmp_path / "matrix", "abc")
+    refused(tmp_path / "matrix", message)
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.00004, 0.02])

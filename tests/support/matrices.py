@@ -10,7 +10,8 @@ from token_recycling.costs.budget import NO_COSTS
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.ngrams import ABSENT
 from token_recycling.recycling.nodes import GrowingTree
-from token_recycling.recycling.recycler import Options, Recycler
+from token_recycling.recycling.options import Options
+from token_recycling.recycling.recycler import Foresee, Recycler
 
 DEEP = 99
 
@@ -36,9 +37,16 @@ class Grower:
         self.matrix, self.tokens = matrix, np.array(text)
         self._options = Options(k=matrix.k, orders=matrix.orders, suffix=suffix)
 
-    def grow(self, nodes: int, depth: int = DEEP, costs: np.ndarray = NO_COSTS, template: Tree | None = None) -> int:
+    def grow(
+        self,
+        nodes: int,
+        depth: int = DEEP,
+        costs: np.ndarray = NO_COSTS,
+        template: Tree | None = None,
+        foresee: Foresee | None = None,
+    ) -> int:
         recycler = Recycler(self.matrix, self._options, nodes, template=template)
-        self.growing = recycler.draft_one(recycler.begin(self.tokens), self.tokens, depth, costs)
+        self.growing = recycler.draft_one(recycler.begin(self.tokens), self.tokens, depth, costs, foresee)
         return len(self.growing.tokens)
 
     def grow_for(self, costs: list[float], depth: int = DEEP) -> int:

@@ -17,7 +17,8 @@ import numpy as np
 from .._util.options import check_above, read_options
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
-from ..recycling.recycler import Options, Recycler, warm_up
+from ..recycling.options import Options
+from ..recycling.recycler import Recycler, warm_up
 
 logger = logging.getLogger("token_recycling")
 

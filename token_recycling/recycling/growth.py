@@ -98,7 +98,7 @@ def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
         carray(_int32s(addresses[slot, 2]), (2, capacity)),
         carray(_int64s(addresses[slot, 3]), (1,)),
     )
-    return Sources(known.rows, index, known.past, known.calibration)
+    return Sources(known.rows, index, known.past, known.calibration, known.foreseen)
 
 
 @compiled
@@ -134,7 +134,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
                 corrections[one] = _correction(texts.wrong, slot)
         else:
             node = texts.made[slot]
-            attach(tree, node, parents[one], ranks[one])
+            attach(tree, node, parents[one], ranks[one], sources.foreseen)
             if chains:
                 tree.values[node] = gains[one]
             expected += gains[one]
@@ -169,6 +169,7 @@ def _read(texts: TextArrays, asked: Asked, one: int, tree: GrowingTree, sources:
     for place in range(LONGEST):
         tree.recent[place] = np.int64(asked.tokens[row, length - 1 - place]) if place < length else np.int64(ABSENT)
     tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1
+    tree.entries[0] = 0 if sources.foreseen.filled[0] else -1
     texts.read[slot] = length
 
 

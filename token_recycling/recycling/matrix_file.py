@@ -3,8 +3,9 @@
 `candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
 too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
 `calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two, lower ones masked
-(`occurrences`). The header has the fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the
-SHA-256 of the whole file, in which its own digits count as zeros: a file with any changed bit is refused.
+(`occurrences`). From version 4 on it may have what was learned of hidden states (`states`). The header has the
+fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the SHA-256 of the whole file, in which
+its own digits count as zeros: a file with any changed bit is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,8 @@ from .._util.files import replacing
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT, VERSION = "token_recycling.adjacency_matrix", "3"
-_WITHOUT_CHECKSUM, _WITHOUT_PAST = "1", "2"
+FORMAT, VERSION = "token_recycling.adjacency_matrix", "4"
+_WITHOUT_CHECKSUM, _WITHOUT_PAST, _WITHOUT_STATES = "1", "2", "3"
 _UNKNOWN = "0" * 64
 """Stands for the checksum where that is not known yet."""
 _KINDS = (
@@ -35,6 +36,8 @@ _KINDS = (
     {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration"},
     {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration", "past"},
 )
+_STATES = {"state_products", "state_targets", "state_tokens"}
+"""What a matrix of the last kind may have besides."""
 
 
 class MatrixFileError(ValueError):
@@ -75,12 +78,12 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
             f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
         ) from None
     header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
-    if header.get("format") != FORMAT or tensors.keys() not in _KINDS:
+    if header.get("format") != FORMAT or tensors.keys() not in (*_KINDS, _KINDS[-1] | _STATES):
         raise MatrixFileError(
             f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
         )
     version, checksum = header.get("version"), header.pop("sha256", None)
-    if version not in (VERSION, _WITHOUT_PAST, _WITHOUT_CHECKSUM):
+    if version not in (VERSION, _WITHOUT_STATES, _WITHOUT_PAST, _WITHOUT_CHECKSUM):
         raise MatrixFileError(f"{path}: expected format version {VERSION}, got {version}; update token_recycling")
     if checksum is not None or version != _WITHOUT_CHECKSUM:
         found = hashlib.sha256(_with_checksum(contents, str(checksum), _UNKNOWN)).hexdigest()
@@ -96,9 +99,11 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
 
 
 def read_ngram_matrix(
-    path: str | os.PathLike[str], ours: Mapping[str, object], kinds: int, kinds_without_past: int
-) -> dict[str, np.ndarray]:
-    """The checked tensors of the file of a `NgramMatrix`; as `read_matrix_file`."""
+    path: str | os.PathLike[str], ours: Mapping[str, object], kinds: Sequence[int]
+) -> tuple[dict[str, np.ndarray], int]:
+    """The checked tensors of the file of a `NgramMatrix`, as `read_matrix_file`, and which of the calibrations of
+    `kinds` it has: that of today, of files without states, or of those without a past too.
+    """
     read, header = read_matrix_file(path)
     if "shares" not in read:
         raise MatrixFileError(
@@ -110,12 +115,10 @@ def read_ngram_matrix(
             f"{path}: expected a matrix with contexts, got rows of single tokens alone; give a file written by --matrix"
         )
     check_header(path, ours, header)
-    wanted = kinds if "past" in read else kinds_without_past
-    if len(read["calibration"]) != wanted:
-        raise MatrixFileError(
-            f"{path}: expected a calibration of {wanted} kinds, got {len(read['calibration'])}; start a new one"
-        )
-    return read
+    possible, found = (kinds[:2] if "past" in read else kinds[2:]), len(read["calibration"])
+    if found not in possible:
+        raise MatrixFileError(f"{path}: expected a calibration of {possible[0]} kinds, got {found}; start a new one")
+    return read, kinds.index(found)
 
 
 def _with_checksum(contents: bytes, old: str, new: str) -> bytes:
@@ -159,6 +162,13 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
         wanted["calibration"] = ("float32", (len(tensors["calibration"]), 2))
     if "past" in tensors:
         wanted["past"] = ("int32", (tensors["past"].size,))
+    if "state_targets" in tensors:
+        hidden = tensors["state_targets"].shape[-1]
+        wanted |= {
+            "state_products": ("float32", (2 * hidden + 1, 2 * hidden + 1)),
+            "state_targets": ("float32", (2 * hidden + 1, hidden)),
+            "state_tokens": ("float32", candidates.shape[:1]),
+        }
     for name in wanted.keys() & tensors.keys():
         found = (str(tensors[name].dtype), tensors[name].shape)
         if found != wanted[name]:
@@ -174,6 +184,9 @@ def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < least or high >= vocab_size:
                 return f"expected {name} from {least} to {vocab_size - 1}, got {low} to {high}"
+    for name in _STATES & tensors.keys():
+        if not np.isfinite(tensors[name]).all():
+            return f"expected finite numbers in {name}, got others"
     if "calibration" in tensors:
         chosen, seen = tensors["calibration"].T
         if not ((chosen >= 0) & (chosen <= seen) & np.isfinite(seen)).all():

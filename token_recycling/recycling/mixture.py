@@ -17,6 +17,7 @@ import numpy as np
 
 from .._util.compiled import compiled_part
 from .calibration import MATCHES, RANKS, cell_of, chance, match_kind, new_calibration
+from .foreseen import Foreseen
 from .ngrams import FULL, Rows, find_row
 from .occurrences import FOUND, LONGEST, OccurrenceArrays, occurrences, token_at
 
@@ -32,8 +33,13 @@ _BESIDE, _AFTER = 4, 4
 """How many candidates beside it what follows is looked up of, and how many of these are taken."""
 _LONG = 3
 """What follows them is known where that was read off a context of so many tokens."""
-_PAST_KINDS = 4
-_KINDS = MATCHES * _PAST_KINDS
+_FORESEEN_WEIGHT, _FORESEEN_LIKELY = np.float32(0.5), np.float32(0.2)
+"""Of what hidden states foresee, against all rows; from which probability on a candidate is one that they hold likely.
+"""
+_PAST_KINDS, _FORESEEN_KINDS = 4, 3
+_MATCHED = MATCHES * _PAST_KINDS
+_KINDS = _MATCHED + _FORESEEN_KINDS
+"""Candidates are told apart by the matches that support them, and where none does, by what states foresee of them."""
 
 
 class Sources(NamedTuple):
@@ -43,6 +49,7 @@ class Sources(NamedTuple):
     text: OccurrenceArrays  # Of the text so far; empty where it is not to be searched
     past: OccurrenceArrays  # Of the texts before it; may be empty
     calibration: np.ndarray  # `mixture_calibration`
+    foreseen: Foreseen  # by hidden states, of one draft
 
 
 class Mixture(NamedTuple):
@@ -53,6 +60,7 @@ class Mixture(NamedTuple):
     beside: np.ndarray  # (orders,) int64: an n-gram with another newest token, to look up
     tokens: np.ndarray  # (c,) int64: the candidates, each once
     shares: np.ndarray  # (c,) float32: of the mixture
+    foreseen: np.ndarray  # (c,) float32: probabilities that hidden states give, 0 for none
     matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this text and the past
     cells: np.ndarray  # (c,) int64: kinds, for the calibration
     chances: np.ndarray  # (c,) float32: calibrated probabilities
@@ -62,7 +70,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def empty(cls, orders: int, k: int) -> Mixture:
-        most = (orders + 1) * k + _BESIDE * _AFTER + 2 * FOUND
+        most = (orders + 1) * k + _BESIDE * _AFTER + 2 * FOUND + k
         ints, floats = (lambda n: np.zeros(n, np.int64)), (lambda n: np.zeros(n, np.float32))
         return cls(
             orders,
@@ -70,6 +78,7 @@ class Mixture(NamedTuple):
             beside=ints(orders),
             tokens=ints(most),
             shares=floats(most),
+            foreseen=floats(most),
             matches=np.zeros((2, most), np.int64),
             cells=ints(most),
             chances=floats(most),
@@ -84,14 +93,19 @@ def mixture_calibration() -> np.ndarray:
     return new_calibration(_KINDS)
 
 
-def matching_cells(calibration: np.ndarray) -> np.ndarray:
-    """(cells of kinds of matches, 2): those of `mixture_calibration` that nothing in the past supports; a view."""
-    return calibration.reshape(-1, _PAST_KINDS, 2)[:, 0]
+def cells_without(calibration: np.ndarray, past: bool) -> np.ndarray:
+    """(cells, 2): those of `mixture_calibration` where nothing is foreseen, or also, with `past`, nothing in the past
+    supports a candidate; a view.
+    """
+    matched = calibration.reshape(-1, _KINDS, 2)[:, :_MATCHED]
+    return matched[:, ::_PAST_KINDS] if past else matched
 
 
 @compiled_part
-def mix(mixture: Mixture, sources: Sources) -> int:
-    """Finds the candidates after `mixture.recent` and how likely they are; returns their number."""
+def mix(mixture: Mixture, sources: Sources, entry: int) -> int:
+    """Finds the candidates after `mixture.recent` and how likely they are; returns their number. `entry`: of what is
+    foreseen there, -1 for none.
+    """
     rows, shares = sources.rows, mixture.shares
     found, known = _mix_beside(mixture, rows), False
     for order in range(1, mixture.orders + 1):
@@ -101,6 +115,8 @@ def mix(mixture: Mixture, sources: Sources) -> int:
         weight, known = _LONGER_WEIGHT if known else _SHORTEST_WEIGHT, True
         _fade(mixture, found, weight)
         found = _mix_row(mixture, found, rows, row, weight, rows.candidates.shape[1], np.int64(-1))
+    if entry >= 0:
+        found = _mix_foreseen(mixture, found, sources.foreseen, entry)
     found = _mix_text(mixture, found, sources.past, np.int64(1))
     found = _mix_text(mixture, found, sources.text, np.int64(0))
     for place in range(found):
@@ -112,6 +128,9 @@ def mix(mixture: Mixture, sources: Sources) -> int:
         past = mixture.matches[1, place]
         past_kind = 0 if past == 0 else 1 if past < 3 else 2 if past < 6 else 3
         kind = mixture.matches[0, place] * _PAST_KINDS + past_kind
+        if entry >= 0 and kind == 0:
+            foreseen = mixture.foreseen[place]
+            kind = _MATCHED + (0 if foreseen <= 0 else 1 if foreseen < _FORESEEN_LIKELY else 2)
         mixture.cells[place] = cell_of(shares[place], rank, kind, _KINDS)
         mixture.chances[place] = chance(sources.calibration, mixture.cells[place], shares[place])
     return found
@@ -164,6 +183,18 @@ def _mix_row(mixture: Mixture, found: int, rows: Rows, row: int, weight: float, 
 
 
 @compiled_part
+def _mix_foreseen(mixture: Mixture, found: int, foreseen: Foreseen, entry: int) -> int:
+    """Adds what hidden states foresee; returns the number of candidates."""
+    _fade(mixture, found, _FORESEEN_WEIGHT)
+    for rank in range(foreseen.candidates.shape[1]):
+        share = foreseen.shares[entry, rank]
+        place = _add(mixture, found, foreseen.candidates[entry, rank], _FORESEEN_WEIGHT * share)
+        mixture.foreseen[place] = share
+        found = max(found, place + 1)
+    return found
+
+
+@compiled_part
 def _mix_text(mixture: Mixture, found: int, text: OccurrenceArrays, which: int) -> int:
     """Adds what followed in a text; returns the number of candidates."""
     places, total = occurrences(text, mixture.recent, mixture.places, mixture.lengths), np.float32(0)
@@ -197,6 +228,6 @@ def _add(mixture: Mixture, found: int, token: int, share: float) -> int:
         if mixture.tokens[place] == token:
             mixture.shares[place] += share
             return place
-    mixture.tokens[found], mixture.shares[found] = token, share
+    mixture.tokens[found], mixture.shares[found], mixture.foreseen[found] = token, share, 0
     mixture.matches[0, found] = mixture.matches[1, found] = 0
     return found

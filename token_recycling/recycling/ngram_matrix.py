@@ -17,10 +17,12 @@ import numpy as np
 
 from .._util.compiled import compiled, compiled_part
 from .._util.topk import exceeded
+from .foreseen import NOTHING_FORESEEN, Foreseen
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
-from .mixture import Sources, matching_cells, mixture_calibration
+from .mixture import Sources, cells_without, mixture_calibration
 from .ngrams import ABSENT, FULL, Rows, find_row, key_of
 from .occurrences import OccurrenceArrays, Occurrences
+from .states import StateSums
 
 MAX_ORDER = 4
 _NO_TEXT = OccurrenceArrays.empty(0)
@@ -55,6 +57,8 @@ class NgramMatrix:
         self.calibration = mixture_calibration()
         self.past = Occurrences(capacity=past)
         """The newest tokens of all texts."""
+        self.states: StateSums | None = None
+        """What was learned of hidden states, where somebody learns of them."""
 
     @property
     def candidates(self) -> np.ndarray:
@@ -136,9 +140,9 @@ class NgramMatrix:
         """
         return surprising(self.rows, np.ascontiguousarray(ngrams, np.int64), np.ascontiguousarray(logits, np.float32))
 
-    def sources(self) -> Sources:
+    def sources(self, foreseen: Foreseen = NOTHING_FORESEEN) -> Sources:
         """What candidates come from, without a text."""
-        return Sources(self.rows, _NO_TEXT, self.past.arrays, self.calibration)
+        return Sources(self.rows, _NO_TEXT, self.past.arrays, self.calibration, foreseen)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file; as `AdjacencyMatrix.save`."""
@@ -151,18 +155,18 @@ class NgramMatrix:
             "context_keys": self.rows.keys[known],
             "calibration": self.calibration,
             "past": self.past.tokens,
+            **({} if self.states is None else self.states.arrays()),
         }
         write_matrix(path, held, tokenizer, orders=self.orders)
 
     def load(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
-        """As `AdjacencyMatrix.load`, and of the same orders; keeps as many contexts and past tokens as there is room
-        for.
-        """
+        """As `AdjacencyMatrix.load`, and of the same orders; keeps what contexts and past tokens there is room for."""
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
         calibration = mixture_calibration()
-        # Files of version 2 and before knew no past.
-        read = read_ngram_matrix(path, ours, len(calibration), len(matching_cells(calibration)))
-        counted = calibration if "past" in read else matching_cells(calibration)
+        # Older files knew nothing that is foreseen, and before that no past.
+        counts = (calibration, cells_without(calibration, past=False), cells_without(calibration, past=True))
+        read, version = read_ngram_matrix(path, ours, [cells.size // 2 for cells in counts])
+        counted = counts[version]
         counted[...] = read["calibration"].reshape(counted.shape)
         self.calibration[:] = calibration
         self.candidates[:], self.shares[:] = read["candidates"], read["shares"]
@@ -175,6 +179,7 @@ class NgramMatrix:
             self.rows.candidates[self.vocab_size + places] = read["context_candidates"][known]
             self.rows.shares[self.vocab_size + places] = read["context_shares"][known]
         self.past = Occurrences(read.get("past", ()), capacity=self.past.capacity)
+        self.states = StateSums.of(read)
 
 
 class Observations(NamedTuple):

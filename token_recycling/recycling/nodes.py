@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._util.compiled import compiled_part
+from .foreseen import Foreseen, entry_below
 from .mixture import Mixture, Sources, mix
 from .ngrams import ABSENT
 from .occurrences import LONGEST, token_at
@@ -37,12 +38,13 @@ class GrowingTree(NamedTuple):
     cells: np.ndarray  # (capacity, CHILDREN) int64: kinds, for the calibration
     known: np.ndarray  # (capacity,) int64: number of candidates
     drafted: np.ndarray  # (capacity,) int64: how many of them became children
+    entries: np.ndarray  # (capacity,) int64: of `Foreseen`, -1 where nothing is foreseen
     mixture: Mixture
 
     @classmethod
     def empty(cls, slots: int, nodes: int, orders: int, k: int) -> GrowingTree:
         """For `slots` texts of `nodes` nodes each, the root included; for rows of `orders` and k."""
-        ints = ("tokens", "parents", "depths", "ranks", "known", "drafted")
+        ints = ("tokens", "parents", "depths", "ranks", "known", "drafted", "entries")
         return cls(
             **{name: np.zeros((slots, nodes), np.int64) for name in ints},
             values=np.zeros((slots, nodes), np.float32),
@@ -69,17 +71,19 @@ def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
         trees.cells[slot],
         trees.known[slot],
         trees.drafted[slot],
+        trees.entries[slot],
         trees.mixture,
     )
 
 
 @compiled_part
-def attach(tree: GrowingTree, node: int, parent: int, rank: int) -> None:
+def attach(tree: GrowingTree, node: int, parent: int, rank: int, foreseen: Foreseen) -> None:
     """Makes the candidate of that rank a child, the newest node."""
     tree.tokens[node], tree.parents[node] = tree.candidates[parent, rank], parent
     tree.ranks[node], tree.depths[node] = rank, tree.depths[parent] + 1
     tree.values[node] = tree.values[parent] * tree.chances[parent, rank]
     tree.drafted[parent] = max(tree.drafted[parent], rank + 1)
+    tree.entries[node] = entry_below(foreseen, tree.entries[parent], tree.tokens[node])
 
 
 @compiled_part
@@ -99,7 +103,7 @@ def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sour
             mixture.recent[place], above = tree.tokens[above], tree.parents[above]
         else:
             mixture.recent[place] = tree.recent[place - depth]
-    for candidate in range(mix(mixture, sources)):
+    for candidate in range(mix(mixture, sources, tree.entries[node])):
         likely, place = mixture.chances[candidate], known
         while place > 0 and tree.chances[node, place - 1] < likely:
             if place < CHILDREN:

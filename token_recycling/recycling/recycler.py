@@ -1,29 +1,26 @@
 """The recycler: drafts for one text or many, and learns from what the target said (Luo et al., 2408.08696, and more).
 
-What is learned is an `NgramMatrix`, which recyclers may share. The drafter `recycling` has a recycler for every text,
-an engine one for all requests of a replica, whose drafts grow in one call. Nothing here imports transformers, torch or
-an engine. What is learned follows from tokens and logits, never from clocks or random numbers, so that the ranks of a
-tensor-parallel engine learn the same.
-
-Cost per step: some twenty microseconds, a few a text, and what `growth` says of nodes; to learn, a comparison of the
-logits at every node, and a top-k where they say something new.
+What is learned is an `NgramMatrix`, which recyclers may share. Nothing here imports transformers, torch or an engine,
+and what is learned follows from tokens and logits, never from clocks or random numbers: the ranks of a tensor-parallel
+engine learn the same. Cost per step: some twenty microseconds, a few a text, and what `growth` says of nodes.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
+from .foreseen import NOTHING_FORESEEN, Foreseen
 from .growth import Asked, Shape, TextArrays, count_chosen, draft
-from .ngram_matrix import NgramMatrix, check_options
+from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree
 from .occurrences import BREAK, LONGEST, Occurrences, masked
+from .options import Options
 
 if TYPE_CHECKING:
     import torch
@@ -33,31 +30,10 @@ if TYPE_CHECKING:
 _OURS = "token_recycling"
 _PIECE, _LEAD = 32, 8
 """Tokens of a piece of a text, and how many of the piece before it stand before these again."""
+_LEVELS, _SURE = 2, 0.9
+"""Levels of a tree that are foreseen, where its first token is less likely."""
 _UNFINISHED = 16
 """Tokens of a piece that is added to the past where nobody says when a text ends: what is left over is lost then."""
-
-
-@dataclass(kw_only=True)
-class Options:
-    """How much is remembered, wherever drafts are recycled."""
-
-    k: int = 8
-    """Candidates kept after every context."""
-    orders: int = 3
-    """Most tokens of a context, 1 to 4; 1 is the adjacency matrix of the paper."""
-    memory: float = 16.0
-    """Megabytes for contexts of two tokens and more: some 290,000 of them."""
-    suffix: bool = True
-    """Draft what followed where the last tokens stood in the text before."""
-    past: int = 1_048_576
-    """How many tokens of earlier outputs are kept, the newest: drafted is what followed there too; up to 20 MB."""
-
-    def __post_init__(self) -> None:
-        check_options(self.k, self.orders, self.memory, self.past)
-
-    def new_matrix(self, vocab_size: int) -> NgramMatrix:
-        """An empty matrix of these sizes; raises ValueError for more candidates than tokens."""
-        return NgramMatrix(vocab_size, self.k, self.orders, self.memory, self.past)
 
 
 class Recorder:
@@ -86,6 +62,11 @@ class Recorder:
                 self._written_to = len(self._past)
         self._held = self._held[-_LEAD:]
         self._lead = len(self._held)
+
+
+Foresee = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Candidates (n, k) int64 and probabilities (n, k) float32 after new entries of `Foreseen`: parents (n,), tokens (n,).
+"""
 
 
 class Text:
@@ -132,6 +113,7 @@ class Recycler:
             float(slack),
             corrected,
         )
+        self._foreseen = Foreseen.empty(options.k)
         self._free: list[int] = []
         self._indices: list[Occurrences] = []
         self._texts = self._empty(0)
@@ -171,12 +153,13 @@ class Recycler:
         lengths: np.ndarray,
         rooms: np.ndarray,
         costs: np.ndarray = NO_COSTS,
+        foreseen: Foreseen = NOTHING_FORESEEN,
     ) -> np.ndarray:
         """(n,) int64: how many nodes the draft of each of n texts has, the root included; `tree` has them.
 
         The texts lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node stands deeper than
         `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
-        all texts take, in any unit; none where every node pays.
+        all texts take, in any unit; none where every node pays. `foreseen`: of the draft of a single text.
         """
         for text, row, length, room in zip(texts, rows.tolist(), lengths.tolist(), rooms.tolist(), strict=True):
             if length > text.recorded:
@@ -189,13 +172,39 @@ class Recycler:
                 self._indices[slot].reserve(int(lengths[place] - self._texts.read[slot]))
                 self._locate(slot)
         asked = Asked(tokens, rows, slots, lengths, rooms, self.learns)
-        draft(self._texts, asked, self.matrix.sources(), self._shape, costs, counts)
+        draft(self._texts, asked, self.matrix.sources(foreseen), self._shape, costs, counts)
         return counts
 
-    def draft_one(self, text: Text, tokens: np.ndarray, room: int, costs: np.ndarray = NO_COSTS) -> GrowingTree:
-        """The nodes of a draft for one text (length,): as `draft`."""
+    def draft_one(
+        self,
+        text: Text,
+        tokens: np.ndarray,
+        room: int,
+        costs: np.ndarray = NO_COSTS,
+        foresee: Foresee | None = None,
+    ) -> GrowingTree:
+        """The nodes of a draft for one text (length,): as `draft`. Unless it is sure of the first token, it grows anew
+        with what `foresee` says after the root, and once more after the tokens below it.
+        """
         one = np.array([0, len(tokens), room])
-        return self.tree(text, int(self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs)[0]))
+
+        def grown(foreseen: Foreseen) -> GrowingTree:
+            counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, foreseen)
+            return self.tree(text, int(counts[0]))
+
+        tree = grown(NOTHING_FORESEEN)
+        if foresee is None or room < 1 or (tree.known[0] and tree.chances[0, 0] > _SURE):
+            return tree
+        foreseen, parents, new = self._foreseen, np.array([-1]), tree.tokens[:1].copy()
+        foreseen.filled[0] = 0
+        for _ in range(_LEVELS):
+            foreseen.add(parents, new, *foresee(parents, new))
+            self.forget_draft(text)
+            tree = grown(foreseen)
+            parents, new = foreseen.wanted(tree.entries, tree.parents, tree.tokens)
+            if not len(new):
+                break
+        return tree
 
     def tree(self, text: Text, nodes: int) -> GrowingTree:
         """The first nodes of a text's draft, in order of growth: views that hold until the next draft."""

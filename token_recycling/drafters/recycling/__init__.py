@@ -12,6 +12,7 @@ Cost per step: a top-k over the logits of all nodes; some microseconds a node in
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -29,12 +30,14 @@ from ...recycling.matrix_file import check_vocabulary
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT, ngrams_at
 from ...recycling.nodes import CHILDREN
-from ...recycling.recycler import Options, Recycler
+from ...recycling.options import Options
+from ...recycling.recycler import Recycler
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only, size_in_words, template_from
 from ...trees.tree import Tree
 from .._base import Drafter, DrafterTraits, TextDrafter
 from .priming import prime
+from .states import Foresight, States, last_state
 
 _DEEPEST = 64
 
@@ -55,12 +58,17 @@ class Recycling(Drafter, Options):
     """Share of probability that an emitted token takes from the other candidates of its row."""
     primed: bool = False
     """Ask the model for its candidates after every single token first: seconds, once a model, kept in a file."""
+    states: bool = False
+    """Draft from the target's hidden states too, by a map that is learned while decoding; it is kept with the matrix.
+    """
     matrix: NgramMatrix | None = field(default=None, init=False)
     """What has been learned; made at the first text."""
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(learns_prompt=self.learns_prompt, on_host=True, top_k=self.k)
+        return DrafterTraits(
+            learns_prompt=self.learns_prompt, on_host=True, top_k=self.k, states=last_state if self.states else None
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,13 +81,15 @@ class Recycling(Drafter, Options):
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
         self._making = Lock()
+        self._states: States | None = None
 
     def warm_up(self, device: torch.device) -> None:
         warm_up(device, self.remembers > 0, self.favours > 0)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> RecyclingText:
         self.warm_up(target.device)
-        return RecyclingText(self, self.prepare(target), prompt.cpu().numpy(), costs)
+        matrix = self.prepare(target)
+        return RecyclingText(self, matrix, prompt.cpu().numpy(), costs, self._states_for(target, matrix))
 
     def prepare(self, target: TreeModel) -> NgramMatrix:
         """The matrix for this target; raises ValueError if it is of another vocabulary or of other options."""
@@ -97,9 +107,23 @@ class Recycling(Drafter, Options):
             )
         return self.matrix
 
+    def _states_for(self, target: TreeModel, matrix: NgramMatrix) -> States | None:
+        """What learns from states, anew for another matrix or target."""
+        if not self.states:
+            return None
+        with self._making:
+            if self._states is None or not self._states.serves(target, matrix):
+                self._states = States(target, matrix)
+            return self._states
+
     def describe(self) -> str:
         parts = [f"{self.k} candidates", f"contexts of {self.orders}"]
-        said = {"suffix": self.suffix, "earlier outputs": self.past, "primed": self.primed}
+        said = {
+            "suffix": self.suffix,
+            "earlier outputs": self.past,
+            "primed": self.primed,
+            "hidden states": self.states,
+        }
         parts += [name for name, used in said.items() if used]
         return f"recycling: tree {self.template or size_in_words(self.tree)}; {', '.join(parts)}"
 
@@ -109,8 +133,18 @@ class RecyclingText(TextDrafter):
 
     drafter: Recycling
 
-    def __init__(self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: Costs) -> None:
+    def __init__(
+        self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: Costs, states: States | None
+    ) -> None:
         super().__init__(drafter)
+        self._states = states
+        self._before: torch.Tensor | None = None
+        """(hidden,): the state that the root follows, where it is known."""
+        self._learned = [0.0, 0.0]
+        """Pairs of states that were learned from, and the seconds that it took."""
+        if states is not None:
+            states.see_text(prompt)
+            self._prompt_ids = prompt
         self._costs, template = None, drafter.template
         """What passes cost, where the tree is to pay."""
         if template is not None:
@@ -135,6 +169,10 @@ class RecyclingText(TextDrafter):
         chosen = np.append(known[len(known) - len(tokens) + 1 :], ABSENT)
         self._learn(ngrams, *top_candidates(logits, self.drafter.k), chosen)
 
+    def read_prompt(self, states: torch.Tensor) -> None:
+        if self._states is not None and len(states):
+            self._before = self._states.see_prompt(states, self._prompt_ids)
+
     def draft(self, context: Context) -> Draft:
         if self._rest:
             self._rest -= 1
@@ -142,7 +180,7 @@ class RecyclingText(TextDrafter):
         began = _now()
         times = self._times()
         tree = self._recycler.draft_one(
-            self._text, context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1), times
+            self._text, context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1), times, self._foresight()
         )
         nodes = self._believed(tree.values, times)
         self._values = tree.values[:nodes].copy()
@@ -157,6 +195,11 @@ class RecyclingText(TextDrafter):
         draft = Draft(shape, torch.from_numpy(tree.tokens[order]), confidence=confidence)
         self._spent = _now() - began
         return draft
+
+    def _foresight(self) -> Foresight | None:
+        if self._states is None or self._before is None or not self._states.known:
+            return None
+        return self._states.foresight(self._before, self.drafter.k)
 
     def _times(self) -> np.ndarray:
         """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
@@ -173,6 +216,19 @@ class RecyclingText(TextDrafter):
         return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
 
     def observe(self, step: Step) -> None:
+        if self._states is not None:
+            self._before = self._states.see(self._before, step)
+        self._learn_from(step)
+        if self._states is not None and step.finished:
+            self._learned = [sum(pair) for pair in zip(self._learned, self._states.learn(), strict=True)]
+
+    def statistics(self) -> Mapping[str, float]:
+        if self._states is None:
+            return {}
+        counts, self._learned = dict(zip(("state_pairs", "state_seconds"), self._learned, strict=True)), [0.0, 0.0]
+        return counts
+
+    def _learn_from(self, step: Step) -> None:
         values, self._values = self._values, self._values[:0]
         if not len(values):
             self._recycler.observe(self._text, step.tokens, step.finished)

@@ -1,0 +1,135 @@
+"""Candidates from hidden states: texts stay the same, and what can be learned of a model is learned."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from support import tiny, ways
+from support.architectures import SUPPORTED, model_of
+from support.matrices import Grower, learn
+from support.recurrent_architectures import RECURRENT
+
+import token_recycling as tr
+from token_recycling.drafters.recycling.states import States
+from token_recycling.model.tree_model import TreeModel
+from token_recycling.recycling.ngram_matrix import NgramMatrix
+from token_recycling.recycling.states import StateSums
+
+WAYS = [ways.greedy, ways.sampled, ways.end_of_sequence, ways.padded_batch, ways.stop_strings, ways.conversation]
+
+
+def experienced(model, **options):
+    """A drafter that has learned of enough states of a model."""
+    drafter = tr.make_drafter("recycling", states=True, **options)
+    for seed in range(12):
+        stats = tr.Stats()
+        tr.generate(
+            model, tiny.prompt(seed, 9, model.config.vocab_size), drafter=drafter, max_new_tokens=60, stats=stats
+        )
+        assert stats.drafter_statistics["state_pairs"] > 0
+    assert drafter._states.known
+    return drafter
+
+
+@pytest.mark.parametrize("tree", ["auto", 12])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_texts_are_those_of_generate(way, tree):
+    model = ways.model_for(way)
+    drafter = experienced(model, tree=tree)
+    found = way(model, lambda *inputs, **arguments: tr.generate(model, *inputs, drafter=drafter, **arguments))
+    ways.assert_as_wanted(way, found)
+
+
+def test_states_that_are_foreseen_bring_tokens():
+    """With nothing else to draft from: no rows, no texts."""
+    model, ids = tiny.llama(context=1.0), tiny.prompt(50, 9)
+    drafter = experienced(model, tree=8)
+    without, drafter.matrix.rows.shares[:] = copy.deepcopy(drafter), 0
+    drafter.matrix.rows.keys[:] = 0
+    stats = tr.Stats()
+    tr.generate(model, ids, drafter=drafter, max_new_tokens=3, stats=stats)
+    assert stats.drafted > 0
+    assert without.matrix.states is not drafter.matrix.states
+
+
+def foreseeing(candidates):
+    """What is foreseen after a token, with a probability of 0.9."""
+
+    def foresee(parents, tokens):
+        found = np.array([[candidates.get(int(token), 0)] for token in tokens])
+        return found, np.where(found > 0, 0.9, 0).astype(np.float32)
+
+    return foresee
+
+
+def test_two_levels_are_foreseen_and_mixed_with_rows():
+    matrix = NgramMatrix(50, k=1, orders=1)
+    learn(matrix, ([5], {7: 0.3}), ([21], {8: 0.9}))
+    grower = Grower(matrix, [5])
+    paths = grower.paths(grower.grow(9, foresee=foreseeing({5: 20, 20: 21, 21: 22})))
+    assert {(20,), (7,), (20, 21), (20, 21, 8)} <= set(paths)
+    assert (20, 21, 22) not in paths, "the third level is not foreseen"
+
+
+def test_nothing_is_foreseen_where_rows_are_sure():
+    matrix = NgramMatrix(50, k=1, orders=1)
+    learn(matrix, ([5], {7: 0.99}))
+    matrix.calibration[:] = 100
+    grower = Grower(matrix, [5])
+
+    def never(parents, tokens):
+        raise AssertionError("asked")
+
+    grower.grow(3, foresee=never)
+    assert grower.growing.tokens[1] == 7
+
+
+def test_a_linear_world_is_learned():
+    """Where the next state is a linear function of state and embedding, the map finds the token that it says."""
+    model = tiny.llama()
+    hidden, vocabulary = model.config.hidden_size, model.config.vocab_size
+    numbers = torch.Generator().manual_seed(0)
+    by_state, by_token = (torch.randn(hidden, hidden, generator=numbers) / hidden**0.5 for _ in range(2))
+    tokens, states = torch.randint(vocabulary, (4000,), generator=numbers), torch.randn(4000, hidden, generator=numbers)
+    embedded = model.get_input_embeddings()(tokens).detach()
+    following = states @ by_state + embedded @ by_token + 0.5
+    matrix = NgramMatrix(vocabulary, k=4)
+    states_of = States(TreeModel(model), matrix)
+    assert not states_of.known
+    states_of._waiting.append((states, tokens, following))
+    states_of.see_text(range(vocabulary))
+    assert states_of.learn()[0] == 4000
+    right = 0
+    for place in range(100):
+        ids, shares = states_of.foresight(states[place], 4)(np.array([-1]), tokens[place : place + 1].numpy())
+        wanted = int((model.lm_head.weight @ following[place]).argmax())
+        right += int(ids[0, 0]) == wanted
+        assert shares[0, 0] >= shares[0, -1] > 0
+    assert right >= 90
+
+
+def test_what_one_learns_another_does_not_know():
+    model = tiny.llama()
+    drafter = experienced(model, tree=8)
+    other, pairs = drafter.fork(), drafter.matrix.states.pairs
+    tr.generate(model, tiny.prompt(60, 9), drafter=other, max_new_tokens=30)
+    assert other.matrix.states.pairs > pairs == drafter.matrix.states.pairs
+
+
+def test_a_matrix_of_other_states_is_refused():
+    model, drafter = tiny.llama(), tr.make_drafter("recycling:states=true")
+    drafter.matrix = drafter.new_matrix(64)
+    drafter.matrix.states = StateSums.empty(3, 64)
+    with pytest.raises(ValueError, match="expected a matrix that learned from states of"):
+        tr.generate(model, tiny.prompt(0, 9), drafter=drafter, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "granite", "qwen3_next", "gpt2"])
+def test_other_families(family):
+    """Some scale what they embed or their logits; some have states over the text."""
+    model = model_of(next(case for case in [*SUPPORTED, *RECURRENT] if case.family == family))
+    drafter = experienced(model, tree=6)
+    ids = tiny.prompt(70, 9, model.config.vocab_size)
+    found = tr.generate(model, ids, drafter=drafter, max_new_tokens=30, do_sample=False)
+    assert found.tolist() == model.generate(ids, max_new_tokens=30, do_sample=False).tolist()
