@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -49,8 +50,8 @@ def made(path, draft=None, **options):
 
 
 def recycled(path, num_pred_tokens=10, **options):
-    """The same, attached."""
-    draft = TokenRecycling(num_pred_tokens, **options)
+    """The same, attached; by default as on a GPU, whatever the clock says."""
+    draft = TokenRecycling(num_pred_tokens, **{"token_cost": 0.02, **options})
     llama = made(path, draft)
     draft.attach(llama)
     return llama, draft
@@ -235,6 +236,45 @@ def test_a_longer_chain_costs_more_than_a_shorter(path):
         for prompt in prompts(4, 5, 30):
             say(llama, prompt, 60)
     assert sum(sizes[0.5]) < sum(sizes[0.0])
+
+
+def by_clock(path, monkeypatch, cost):
+    """A `Llama` whose passes take 1 for their first token and `cost` for each further one; the sizes of its passes."""
+    clock, draft, evaluate = [0.0], TokenRecycling(10), Llama.eval
+
+    def working(self, tokens):
+        clock[0] += 1 + cost * (len(tokens) - 1)
+        evaluate(self, tokens)
+
+    monkeypatch.setattr(Llama, "eval", working)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    llama = made(path, draft)
+    draft.attach(llama)
+    return llama, draft, passes(llama)
+
+
+@pytest.mark.parametrize(("cost", "pays"), [(0.02, True), (0.95, False)])
+def test_what_passes_take_is_learned(path, monkeypatch, cost, pays):
+    llama, draft, sizes = by_clock(path, monkeypatch, cost)
+    said = sum(len(say(llama, prompt, 100)) for prompt in prompts(8))
+    learned = draft.passes.seconds / draft.passes.seconds[0]
+    decoding = [size for size in sizes if size <= 11][-300:]
+    if pays:
+        assert learned[5] < 1.5
+        assert len(sizes) < said / 1.3
+    else:
+        assert learned[1] > 1.4
+        assert sum(decoding) < 1.1 * len(decoding), "next to nothing is drafted"
+
+
+def test_the_last_tokens_of_a_text_are_drafted_when_it_comes_again(path):
+    llama, _ = recycled(path, orders=1, k=1)
+    (prompt,) = prompts(1, 20, 20)
+    first = say(llama, prompt, 40)
+    say(llama, prompts(2, 30, 31)[1], 5)
+    sizes = passes(llama)
+    assert say(llama, prompt, 40) == first
+    assert len(sizes) <= 7, sizes
 
 
 def test_wrong_use_says_what_to_do(path):

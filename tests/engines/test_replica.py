@@ -56,6 +56,20 @@ def test_a_text_that_is_not_a_continuation_is_read_anew():
     assert chain(recycler, request, [7, 3, 7, 3, 7, 3, 7, 3], 2) == [7, 3]
 
 
+def test_the_last_tokens_of_a_text_are_drafted_when_it_comes_again():
+    """Its end is known when its request is gone, or another text takes its place."""
+    recycler, request, text = chains(k=1, orders=1), SimpleNamespace(), [1, 2, 3, *range(5, 16), 4]
+    chain(recycler, request, text[:3])
+    chain(recycler, request, text)
+    assert chain(recycler, SimpleNamespace(), text[:10]) == [], "it may go on"
+    del request
+    assert chain(recycler, SimpleNamespace(), text[:10]) == text[10:]
+    again = SimpleNamespace()
+    for other in ([1, 2, 9], [1, 2, 9, 12, 7, 4, 8, 14], [8, 8, 8]):
+        chain(recycler, again, other)
+    assert chain(recycler, SimpleNamespace(), [1, 2, 9, 12])[:4] == [7, 4, 8, 14]
+
+
 def test_what_is_told_is_not_counted_again():
     """As where a step is observed before the next draft; and where a draft was not verified, nothing is."""
     recycler = taught(suffix=False)

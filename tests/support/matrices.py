@@ -7,11 +7,12 @@ import pytest
 
 from token_recycling import Tree
 from token_recycling.costs.budget import NO_COSTS
+from token_recycling.recycling.foreseen import Foresee
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.ngrams import ABSENT
 from token_recycling.recycling.nodes import GrowingTree
 from token_recycling.recycling.options import Options
-from token_recycling.recycling.recycler import Foresee, Recycler
+from token_recycling.recycling.recycler import Recycler
 
 DEEP = 99
 

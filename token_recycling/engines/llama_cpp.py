@@ -9,11 +9,16 @@ position after the other for as long as the tokens drawn are the drafted ones: a
 without it. The logits stay in `Llama.scores`; `Llama.eval` of the one object that is attached is wrapped, since only
 there is it certain which tokens the rows of a pass belong to (Luo et al., 2408.08696, with the means of `recycling`).
 
+A second token in a pass may cost as much as the first here, and each further one half as much (quantised weights on a
+CPU), or next to nothing (on a GPU): so what passes take is learned from all of them, drafting and learning included,
+and nothing is drafted where it does not pay.
+
 Cost per step: a top-k over the logits of what is new, and some microseconds a drafted token.
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any
 
@@ -29,12 +34,16 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from ..recycling.matrix_file import vocabulary_fingerprint
 from ..recycling.ngrams import ngrams_at
 from ..recycling.recycler import Text
-from .replica import EngineOptions, Replica
+from .replica import EngineOptions, PassCosts, Replica
 from .versions import check_signature, check_version
 
 LOWEST, BEYOND = (0, 3, 36), (0, 4)
 """llama-cpp-python from the first to before the second has this interface."""
 _EVAL = ("self", "tokens")
+_SECOND, _FURTHER, _PASS = 0.7, 0.2, 0.02
+"""What the second token of a pass adds to the first, and each further one, as long as nothing is known; seconds of a
+pass over one token then.
+"""
 
 
 class TokenRecycling(LlamaDraftModel):
@@ -54,6 +63,11 @@ class TokenRecycling(LlamaDraftModel):
         if num_pred_tokens < 1:
             raise ValueError(f"expected num_pred_tokens of 1 or more, got {num_pred_tokens}")
         self.num_pred_tokens, self.options = num_pred_tokens, EngineOptions.parse(options)
+        more = np.arange(num_pred_tokens + 1)
+        self.passes = PassCosts(options, _PASS * (1 + _SECOND * (more > 0) + _FURTHER * np.maximum(more - 1, 0)))
+        """What passes take."""
+        self._drafting = 0.0
+        """Seconds of this step's drafting."""
         self.recycler: Replica | None = None
         """What was learned; None until `attach`."""
 
@@ -71,9 +85,10 @@ class TokenRecycling(LlamaDraftModel):
         def observed(tokens: Any) -> None:
             evaluating = owner()
             assert evaluating is not None, "called through itself"
-            start = evaluating.n_tokens
+            start, began = evaluating.n_tokens, time.perf_counter()
             original(evaluating, tokens)
-            self._observe(evaluating, start)
+            if self._observe(evaluating, start):
+                self.passes.took(len(tokens), self._drafting + time.perf_counter() - began)
 
         llama.eval = observed
         weakref.finalize(llama, self.recycler.save)
@@ -82,28 +97,32 @@ class TokenRecycling(LlamaDraftModel):
         """The likeliest continuation of a text (n,) as far as it pays: (m,) intc; m may be 0."""
         if self.recycler is None:
             raise RuntimeError("expected draft.attach(llama) before the first text, got none; call it once")
+        began = time.perf_counter()
         goes_on = len(self._read) and np.array_equal(input_ids[: len(self._read)], self._read)
         self._read = input_ids.astype(np.int32)
         if not goes_on:
             self._text = self.recycler.begin(self._read, self._text)
-        costs = 1 + self.options.token_cost * np.arange(self.num_pred_tokens + 1)
         assert self._text is not None
-        chain = self.recycler.draft_one(self._text, self._read, self.num_pred_tokens, costs)
+        chain = self.recycler.draft_one(self._text, self._read, self.num_pred_tokens, self.passes.seconds)
         draft = chain.tokens[1:].astype(np.intc)
         self._evaluated_next = np.append(self._read[-1:], draft)
         self.recycler.save_if_due()
+        self._drafting = time.perf_counter() - began
         return draft
 
-    def _observe(self, llama: llama_cpp.Llama, start: int) -> None:
-        """Learns from a pass over the tokens from `start` on, the drafted ones included."""
+    def _observe(self, llama: llama_cpp.Llama, start: int) -> bool:
+        """Learns from a pass over the tokens from `start` on, the drafted ones included. Returns whether it verified
+        the last draft and nothing else.
+        """
         assert self.recycler is not None
         end, tokens = llama.n_tokens, np.asarray(llama.input_ids, np.int32)
         counted = np.array([end - 1]), np.array([end - start])
         self.recycler.learn_logits(ngrams_at(tokens[None], *counted, self.options.orders), llama.scores[start:end])
-        evaluated = np.array_equal(tokens[start:end], self._evaluated_next)
-        if self._text is not None and (start != len(self._read) - 1 or not evaluated):
+        verifies = start == len(self._read) - 1 and np.array_equal(tokens[start:end], self._evaluated_next)
+        if self._text is not None and not verifies:
             # A prompt: what follows there was not generated, and shows nothing about the draft.
             self.recycler.forget_draft(self._text)
+        return verifies
 
     def _check(self, llama: llama_cpp.Llama) -> None:
         if self.recycler is not None:

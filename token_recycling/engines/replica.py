@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from .._util.options import check_above, read_options
+from ..costs.costs import OnlineCurve
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
 from ..recycling.options import Options
-from ..recycling.recycler import Recycler, warm_up
+from ..recycling.recycler import Recycler
+from ..recycling.warm_up import warm_up
 
 logger = logging.getLogger("token_recycling")
 
@@ -51,6 +53,26 @@ class EngineOptions(Options):
         if not isinstance(given, Mapping):
             raise ValueError(f"expected the options of token_recycling as an object of names and values, got {given!r}")
         return cls(**read_options(cls, "token_recycling", given=given))
+
+
+class PassCosts:
+    """What passes over 1, 2, ... tokens take: learned from all of them, or as `token_cost` says where that is given."""
+
+    def __init__(self, given: Mapping[str, Any], usual: np.ndarray) -> None:
+        """`given`: the options as the user gave them; `usual` (n,) float64: seconds, as long as nothing is known."""
+        cost = given.get("token_cost")
+        self._learned = OnlineCurve(usual) if cost is None else None
+        self._given = 1 + float(cost or 0) * np.arange(len(usual))
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """(n,) float64: in seconds where they are learned, else in passes of one token."""
+        return self._given if self._learned is None else self._learned.seconds
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """What a pass of so many tokens took, with drafting and learning."""
+        if self._learned is not None:
+            self._learned.took(tokens, seconds)
 
 
 class Replica(Recycler):

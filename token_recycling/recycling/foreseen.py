@@ -6,6 +6,7 @@ stay what they are while the tree is grown anew.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,10 @@ from .._util.compiled import compiled_part
 
 ENTRIES = 64
 """Most places of a draft."""
+
+
+Foresee = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Candidates (n, k) int64 and probabilities (n, k) float32 after new entries: parents (n,), tokens (n,)."""
 
 
 class Foreseen(NamedTuple):

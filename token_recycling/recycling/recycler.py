@@ -8,14 +8,14 @@ engine learn the same. Cost per step: some twenty microseconds, a few a text, an
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
-from .foreseen import NOTHING_FORESEEN, Foreseen
+from .foreseen import NOTHING_FORESEEN, Foresee, Foreseen
 from .growth import Asked, Shape, TextArrays, count_chosen, draft
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree
@@ -64,16 +64,10 @@ class Recorder:
         self._lead = len(self._held)
 
 
-Foresee = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Candidates (n, k) int64 and probabilities (n, k) float32 after new entries of `Foreseen`: parents (n,), tokens (n,).
-"""
-
-
 class Text:
     """One text that is being written, kept by whoever asks for its drafts."""
 
     slot: int
-    recorder: Recorder
     read = recorded = 0
     """Tokens that were seen, and given to the recorder."""
     last = -1
@@ -116,6 +110,9 @@ class Recycler:
         self._foreseen = Foreseen.empty(options.k)
         self._free: list[int] = []
         self._indices: list[Occurrences] = []
+        self._recorders: list[Recorder] = []
+        self._ended: list[Recorder] = []
+        """Of texts that are gone: what they still hold is added with the next draft."""
         self._texts = self._empty(0)
 
     # Texts
@@ -130,7 +127,9 @@ class Recycler:
         arrays.made[slot] = arrays.read[slot] = arrays.wrong[slot] = 0
         self._indices[slot] = Occurrences()
         self._locate(slot)
-        text.recorder = Recorder(self.matrix.past, tokens, _UNFINISHED) if self._prompts else Recorder(self.matrix.past)
+        past, recorders = self.matrix.past, self._recorders
+        self._ended.append(recorders[slot])
+        recorders[slot] = Recorder(past, tokens, _UNFINISHED) if self._prompts else Recorder(past)
         text.read = text.recorded = len(tokens)
         text.last = int(tokens[-1])
         return text
@@ -161,6 +160,8 @@ class Recycler:
         `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
         all texts take, in any unit; none where every node pays. `foreseen`: of the draft of a single text.
         """
+        while self._ended:
+            self._ended.pop().add((), ends=True)
         for text, row, length, room in zip(texts, rows.tolist(), lengths.tolist(), rooms.tolist(), strict=True):
             if length > text.recorded:
                 self._record(text, tokens[row, text.recorded : length].tolist(), room <= 0)
@@ -259,7 +260,7 @@ class Recycler:
 
     def _record(self, text: Text, written: Sequence[int], ends: bool) -> None:
         if self.learns:
-            text.recorder.add(written, ends)
+            self._recorders[text.slot].add(written, ends)
         text.recorded += len(written)
 
     # Slots
@@ -277,25 +278,17 @@ class Recycler:
             new.wrong[-1] = old.wrong[-1]
             added = range(slots, len(new.read))
             self._indices += [Occurrences() for _ in added]
+            self._recorders += [Recorder(self.matrix.past) for _ in added]
             self._free += reversed(added)
         return self._free.pop()
 
     def _give_back(self, slot: int) -> None:
+        """In whatever thread the last reference to a text goes, at any moment: nothing here may wait."""
         self._indices[slot] = Occurrences()
+        self._ended.append(self._recorders[slot])
         self._free.append(slot)
 
     def _locate(self, slot: int) -> None:
         index = self._indices[slot].arrays
         self._texts.capacities[slot] = len(index.tokens)
         self._texts.addresses[slot] = [array.__array_interface__["data"][0] for array in index]
-
-
-def warm_up(tokens: type[np.integer], **how: Any) -> None:
-    """Compile what drafting and learning take, for texts of `tokens` of that type; `how` as of `NgramMatrix.learn`."""
-    small = Options(k=1, orders=1, past=LONGEST)
-    recycler, ids = Recycler(small.new_matrix(2), small, 1), np.zeros(2, tokens)
-    text = recycler.begin(ids)
-    recycler.draft_one(text, ids, 1)
-    recycler.observe(text, [0] * LONGEST, ends=True)
-    ngrams = recycler.ngrams(text, np.array([-1, 0]), np.zeros(2, np.int64))
-    recycler.learn(ngrams, *top_candidates(np.zeros((2, 2), np.float32), 1), **how)

@@ -25,13 +25,13 @@ from ..._util.topk import top_candidates
 from ...costs.budget import NO_COSTS
 from ...costs.costs import Costs, Work, paying_nodes, tokens_by_size
 from ...model.tree_model import TreeModel
-from ...recycling import recycler
 from ...recycling.matrix_file import check_vocabulary
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT, ngrams_at
 from ...recycling.nodes import CHILDREN
 from ...recycling.options import Options
 from ...recycling.recycler import Recycler
+from ...recycling.warm_up import warm_up as compile_drafting
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only, size_in_words, template_from
 from ...trees.tree import Tree
@@ -263,7 +263,7 @@ class RecyclingText(TextDrafter):
 @cache
 def warm_up(device: torch.device, remembers: bool, favours: bool) -> None:
     """Compiles what drafting for a target on `device` takes, where rows remember or favour."""
-    recycler.warm_up(np.int64, remembers=remembers / 2, favours=favours / 2)
+    compile_drafting(np.int64, remembers=remembers / 2, favours=favours / 2)
     top_candidates(torch.zeros(2, 2, device=device), 1)
     NgramMatrix(2, 1, 1).foresees(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))
 

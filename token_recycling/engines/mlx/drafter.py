@@ -9,9 +9,8 @@ from typing import Any
 import mlx_lm
 import numpy as np
 
-from ...costs.costs import OnlineCurve
 from ...recycling.matrix_file import check_vocabulary, fingerprint
-from ..replica import EngineOptions, Replica
+from ..replica import EngineOptions, PassCosts, Replica
 from ..versions import check_version
 from .cache import layers_of
 
@@ -39,10 +38,9 @@ class TokenRecycling:
         self.recycler: Replica | None = None
         """What was learned; None until the first text."""
         self._model: weakref.ref | None = None
-        self._given = 1 + self.options.token_cost * np.arange(self.most + 1)
-        self._learns = "token_cost" not in options
-        self._passes: OnlineCurve | None = None
-        """Where they are learned: of the model."""
+        self._given = options
+        self._passes: PassCosts
+        """Of the model."""
         self._tokenizer = ""
         self._texts: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
         """By the layer of a cache."""
@@ -54,7 +52,8 @@ class TokenRecycling:
             raise ValueError("expected the model of earlier calls, got another; make a TokenRecycling for each model")
         if attached is None:
             self._model = weakref.ref(model)
-            self._passes = OnlineCurve(_PASS * self._given) if self._learns else None
+            usual = _PASS * (1 + self.options.token_cost * np.arange(self.most + 1))
+            self._passes = PassCosts(self._given, usual)
             self._tokenizer = fingerprint(tokenizer) if self.options.matrix else ""
 
     def prepare(self, vocab_size: int) -> Replica:
@@ -80,12 +79,11 @@ class TokenRecycling:
 
     def costs(self) -> np.ndarray:
         """(most + 1,) float64: what passes of 1, 2, ... tokens take, as given by `token_cost`, else as learned."""
-        return self._given if self._passes is None else self._passes.seconds
+        return self._passes.seconds
 
     def took(self, tokens: int, seconds: float) -> None:
         """What a pass of so many tokens took, with drafting and learning."""
-        if self._passes is not None:
-            self._passes.took(tokens, seconds)
+        self._passes.took(tokens, seconds)
 
 
 def _with_lengths(cache: Sequence[Any]) -> Iterator[Any]:

@@ -1,0 +1,23 @@
+"""Compiles what drafting takes before a text waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._util.topk import top_candidates
+from .occurrences import LONGEST
+from .options import Options
+from .recycler import Recycler
+
+
+def warm_up(tokens: type[np.integer], **how: Any) -> None:
+    """Compile what drafting and learning take, for texts of `tokens` of that type; `how` as of `NgramMatrix.learn`."""
+    small = Options(k=1, orders=1, past=LONGEST)
+    recycler, ids = Recycler(small.new_matrix(2), small, 1), np.zeros(2, tokens)
+    text = recycler.begin(ids)
+    recycler.draft_one(text, ids, 1)
+    recycler.observe(text, [0] * LONGEST, ends=True)
+    ngrams = recycler.ngrams(text, np.array([-1, 0]), np.zeros(2, np.int64))
+    recycler.learn(ngrams, *top_candidates(np.zeros((2, 2), np.float32), 1), **how)
