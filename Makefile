@@ -178,7 +178,7 @@ test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, c
 .venv-llama-cpp/.ready:
 	$(PYTHON) -m venv .venv-llama-cpp
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF" .venv-llama-cpp/bin/python -m pip install \
-		--quiet --disable-pip-version-check --constraint constraints.txt --editable '.[llama-cpp]' gguf pytest hypothesis
+		--quiet --disable-pip-version-check --constraint constraints.txt --editable '.[llama-cpp,gguf]' pytest hypothesis
 	touch $@
 
 test-llama-cpp: .venv-llama-cpp/.ready ## Token Recycling in llama-cpp-python, built in .venv-llama-cpp (C++ compiler, minutes)

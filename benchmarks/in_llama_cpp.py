@@ -1,14 +1,14 @@
 """Token Recycling in llama-cpp-python next to its own prompt lookup and none: `make bench-llama-cpp`.
 
-The shipped model in float32 as a GGUF file decodes the 24 shipped prompts greedily, one after the other, with a fresh
-`Llama` for each method. MAT is generated tokens a pass, the one over the prompt left out. The text of a row is a digest
-of all tokens: equal for equal texts. The time is that of the processor, with one thread. Prints one JSON line a method.
+SmolLM2-135M-Instruct, as its file has it (4 bits) and in float32, answers questions greedily: `fresh` are five of the
+demo's, with one `Llama` and one drafter for each method; `again` the same ones once more; `edit` the demo's edit of a
+file. Methods take turns from question to question. MAT is tokens a pass, the one over the prompt left out; `speed` how
+many times as fast as without drafts, by processor time after the first token. One JSON line for each method and kind.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import sys
@@ -20,85 +20,114 @@ from typing import Any
 
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from token_recycling.engines.llama_cpp import TokenRecycling
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.gguf_files import write_gguf  # noqa: E402
 
+from benchmarks.real_model import fetched  # noqa: E402
+from token_recycling import load  # noqa: E402
+from token_recycling.engines.llama_cpp import TokenRecycling  # noqa: E402
+
 METHODS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
-    "prompt lookup, as it comes (10 tokens)": LlamaPromptLookupDecoding,
-    "prompt lookup, 2 tokens": lambda: LlamaPromptLookupDecoding(num_pred_tokens=2),
+    "prompt lookup (10)": LlamaPromptLookupDecoding,
+    "prompt lookup (2)": lambda: LlamaPromptLookupDecoding(num_pred_tokens=2),
     "Token Recycling": TokenRecycling,
-    "Token Recycling, whole chains": lambda: TokenRecycling(token_cost=0),
-    "Token Recycling, 10 tokens at most": lambda: TokenRecycling(10),
     "Token Recycling, token_cost 0.2": lambda: TokenRecycling(token_cost=0.2),
 }
 
 
 def main() -> None:
-    """Runs all methods on the shipped model."""
+    """Measures all methods on both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--limit", type=int, help="number of prompts")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--weights", choices=("Q4_1", "F32"), action="append", help="may be repeated; both by default")
+    parser.add_argument("--method", choices=METHODS, action="append", help="beside none; may be repeated")
     arguments = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "target")
-    texts = [path.read_text() for path in sorted((ROOT / "models" / "prompts").glob("*.py"))][: arguments.limit]
-    prompts = tokenizer(texts)["input_ids"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "target.gguf"
-        model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "target", dtype="float32")
-        write_gguf(model, path, tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
-        for name, make in METHODS.items():
-            found = measure(path, make(), prompts, arguments.max_new_tokens, arguments.threads)
-            print(json.dumps({"method": name, **found}), flush=True)
-
-
-def measure(path: Path, draft: Any, prompts: list[list[int]], new_tokens: int, threads: int) -> dict[str, Any]:
-    """MAT, how many drafted tokens were accepted, and what a token after the prompts took."""
-    llama = Llama(
-        str(path),
-        n_ctx=1024,
-        draft_model=draft,
-        logits_all=True,
-        n_threads=threads,
-        n_threads_batch=threads,
-        verbose=False,
-    )
-    if isinstance(draft, TokenRecycling):
-        draft.attach(llama)
-    passes = evaluated = 0
-    evaluate = llama.eval
-
-    def counting(tokens: list[int]) -> None:
-        nonlocal passes, evaluated
-        passes, evaluated = passes + 1, evaluated + len(tokens)
-        evaluate(tokens)
-
-    llama.eval = counting
-    steps = drafted = 0
-    seconds, said = 0.0, []
-    for prompt in prompts:
-        generating = llama.generate(prompt, temp=0)
-        first = next(generating)
-        passes = evaluated = 0
-        began = time.process_time()
-        said.append([first, *itertools.islice(generating, new_tokens - 1)])
-        seconds += time.process_time() - began
-        steps, drafted = steps + passes, drafted + evaluated - passes
-    generated = sum(map(len, said)) - len(prompts)
-    return {
-        "mat": round(generated / steps, 2),
-        "drafted": drafted,
-        "accepted": generated - steps,
-        "processor_ms_a_token": round(1000 * seconds / generated, 2),
-        "text": hashlib.sha256(repr(said).encode()).hexdigest()[:8],
+    packed = fetched()
+    model, tokenizer = load(packed)
+    chats = {
+        path.stem: tokenizer.apply_chat_template(
+            [{"role": "user", "content": path.read_text()}], add_generation_prompt=True, return_dict=False
+        )
+        for path in sorted((ROOT / "examples" / "demo").glob("*.txt"))
     }
+    methods = {"none": METHODS["none"], **{name: METHODS[name] for name in arguments.method or METHODS}}
+    with tempfile.TemporaryDirectory() as folder:
+        for weights in arguments.weights or ("Q4_1", "F32"):
+            path = packed
+            if weights == "F32":
+                path = Path(folder) / "F32.gguf"
+                write_gguf(model, path, tokenizer.convert_ids_to_tokens(range(model.config.vocab_size)))
+            said = {name: Said(path, make(), arguments) for name, make in methods.items()}
+            for kind, names in {
+                "fresh": sorted(chats.keys() - {"edit"}),
+                "again": sorted(chats.keys() - {"edit"}),
+                "edit": ["edit"],
+            }.items():
+                for name, one in itertools.product(names, said.values()):
+                    one.answer(chats[name])
+                plain = said["none"].seconds_a_token
+                for method, one in said.items():
+                    print(
+                        json.dumps({"weights": weights, "kind": kind, "method": method, **one.found(plain)}), flush=True
+                    )
+
+
+class Said:
+    """One method, with what it said since the figures were asked for last."""
+
+    def __init__(self, path: Path, draft: Any, arguments: argparse.Namespace) -> None:
+        threads, self._tokens = arguments.threads, arguments.max_new_tokens
+        self._llama = Llama(
+            str(path), n_ctx=2048, draft_model=draft, logits_all=True, n_threads=threads, n_threads_batch=threads,
+            verbose=False,
+        )  # fmt: skip
+        if isinstance(draft, TokenRecycling):
+            draft.attach(self._llama)
+        evaluate = self._llama.eval
+
+        def counting(tokens: list[int]) -> None:
+            self._passes, self._evaluated = self._passes + 1, self._evaluated + len(tokens)
+            evaluate(tokens)
+
+        self._llama.eval = counting
+        self._begin()
+
+    def _begin(self) -> None:
+        self._generated = self._passes = self._evaluated = 0
+        self._seconds = 0.0
+
+    def answer(self, prompt: list[int]) -> None:
+        """Answers a prompt; the pass over it counts neither as a pass nor as time."""
+        generating = self._llama.generate(prompt, temp=0)
+        before = self._passes, self._evaluated
+        next(generating)
+        self._passes, self._evaluated = before
+        began = time.process_time()
+        ends = (self._llama.token_eos(), 2)
+        self._generated += sum(
+            1 for _ in itertools.takewhile(lambda token: token not in ends, itertools.islice(generating, self._tokens))
+        )
+        self._seconds += time.process_time() - began
+
+    @property
+    def seconds_a_token(self) -> float:
+        return self._seconds / self._generated
+
+    def found(self, plain: float) -> dict[str, Any]:
+        """The figures, against so many seconds a token without drafts; then it begins anew."""
+        found = {
+            "tokens": self._generated,
+            "mat": round(self._generated / self._passes, 2),
+            "drafted": self._evaluated - self._passes,
+            "speed": round(plain / self.seconds_a_token, 2),
+        }
+        self._begin()
+        return found
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 from support import tiny
-from support.serving import serving, speaking_llama
+from support.serving import serving
+from support.speaking import speaking_llama
 
 BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 

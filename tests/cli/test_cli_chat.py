@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from support.commandline import CONTEXT, assert_refused, interrupt, run
-from support.serving import TEMPLATE
+from support.speaking import TEMPLATE
 
 from token_recycling import Conversation
 from token_recycling.cli.commands import chat as command

@@ -1,22 +1,30 @@
-"""One model that speaks, its tokenizer with a chat template, and a server of both for all tests that change neither."""
+"""One model that speaks, its tokenizer with a chat template, and a server of both for all tests that change neither.
+
+Imported where they are used: the core tests run where no client of a server is installed.
+"""
 
 import pytest
 from support import tiny
-from support.serving import chatty, serving, speaking_llama
 
 
 @pytest.fixture(scope="session")
 def model():
+    from support.speaking import speaking_llama
+
     return speaking_llama()
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
+    from support.speaking import chatty
+
     return chatty(tiny.tokenizer())
 
 
 @pytest.fixture(scope="session")
 def server(model, tokenizer):
+    from support.serving import serving
+
     with serving(model, tokenizer) as running:
         yield running
 

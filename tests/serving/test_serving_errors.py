@@ -5,7 +5,8 @@ import contextlib
 
 import pytest
 from support import tiny
-from support.serving import chatty, keys, matrix_path, serving
+from support.serving import keys, matrix_path, serving
+from support.speaking import chatty
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving.service import Service

@@ -6,7 +6,8 @@ import logging
 import httpx2
 import pytest
 from support import tiny
-from support.serving import keys, serving, speaking_llama
+from support.serving import keys, serving
+from support.speaking import speaking_llama
 
 from token_recycling.serving.metrics import JsonLines, log_json_lines
 

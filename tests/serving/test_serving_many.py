@@ -11,7 +11,8 @@ import pytest
 import torch
 from support import architectures, tiny
 from support.runs import fix_costs, fix_work
-from support.serving import chatty, keys, matrix_path, serving, speaking_llama, wait_for
+from support.serving import keys, matrix_path, serving, wait_for
+from support.speaking import chatty, speaking_llama
 
 import token_recycling as tr
 from token_recycling.model.loading import Loaded

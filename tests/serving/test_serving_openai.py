@@ -6,7 +6,8 @@ import openai
 import pytest
 import torch
 from support import tiny
-from support.serving import CONTEXT, PROMPT, serving
+from support.serving import PROMPT, serving
+from support.speaking import CONTEXT
 
 MESSAGES = [{"role": "user", "content": "import os"}]
 

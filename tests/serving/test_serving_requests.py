@@ -9,7 +9,8 @@ import httpx2
 import openai
 import pytest
 from support import tiny
-from support.serving import chatty, keys, serving, speaking_llama, wait_for
+from support.serving import keys, serving, wait_for
+from support.speaking import chatty, speaking_llama
 from transformers import SequenceBiasLogitsProcessor
 
 from token_recycling.serving.errors import ApiError

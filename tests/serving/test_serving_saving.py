@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from support import tiny
 from support.commandline import run
-from support.serving import chatty, matrix_path, serving, speaking_llama, wait_for
+from support.serving import matrix_path, serving, wait_for
+from support.speaking import chatty, speaking_llama
 
 from token_recycling.recycling.matrix_file import fingerprint, read_matrix_file
 

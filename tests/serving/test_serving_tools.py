@@ -12,7 +12,8 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from support import tiny
 from support.openai_answers import chat, completion, streamed_chat
-from support.serving import TEMPLATE, serving, speaking_llama
+from support.serving import serving
+from support.speaking import TEMPLATE, speaking_llama
 from transformers import LogitsProcessor
 
 from token_recycling.model.loading import Loaded

@@ -13,37 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import torch
 from openai import DefaultHttpxClient, OpenAI
-from support import tiny
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from token_recycling.serving import create_app, parse_keys
 from token_recycling.serving.http_server import ConnectionLimits, HttpServer
 
-CONTEXT = 4096
 _TLS = ssl.create_default_context()
 """Made once: every request would read all certificates of the machine."""
 PROMPT = "for index in"
-TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
-
-
-def speaking_llama() -> LlamaForCausalLM:
-    """A random llama that emits ASCII when greedy, so that every token is a whole character or more."""
-    model, tokenizer = tiny.llama(vocab_size=300, max_position_embeddings=CONTEXT), tiny.tokenizer()
-    with torch.no_grad():
-        for token in range(300):
-            if not tokenizer.decode([token]).isascii() or token == tokenizer.eos_token_id:
-                model.lm_head.weight[token] = 0
-    return model
-
-
-def chatty(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
 
 
 class Serving:

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 import uvicorn
 from support import tiny
-from support.serving import matrix_path, speaking_llama, wait_for
+from support.serving import matrix_path, wait_for
+from support.speaking import speaking_llama
 
 from token_recycling.model.loading import Loaded
 from token_recycling.recycling.matrix_file import read_matrix_file

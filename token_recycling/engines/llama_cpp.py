@@ -40,7 +40,7 @@ from .versions import check_signature, check_version
 LOWEST, BEYOND = (0, 3, 36), (0, 4)
 """llama-cpp-python from the first to before the second has this interface."""
 _EVAL = ("self", "tokens")
-_SECOND, _FURTHER, _PASS = 0.7, 0.2, 0.02
+_SECOND, _FURTHER, _PASS = 0.9, 0.3, 0.02
 """What the second token of a pass adds to the first, and each further one, as long as nothing is known; seconds of a
 pass over one token then.
 """
@@ -56,6 +56,10 @@ class TokenRecycling(LlamaDraftModel):
     """The ids of the text so far."""
     _evaluated_next: np.ndarray
     """Those that the next pass should evaluate: the newest and the draft."""
+    _values: np.ndarray
+    """(n,) float32: how likely each of these is accepted."""
+    _verified = False
+    """Whether the last pass did that and nothing else."""
 
     def __init__(self, num_pred_tokens: int = 32, **options: Any) -> None:
         """`num_pred_tokens`: most drafted tokens of a pass; fewer are drafted where they do not pay."""
@@ -77,7 +81,9 @@ class TokenRecycling(LlamaDraftModel):
         """
         self._check(llama)
         tokenizer = _gguf_fingerprint(llama) if self.options.matrix else ""
-        self.recycler = Replica(llama.n_vocab(), self.num_pred_tokens, self.options, tokenizer, chains=True)
+        self.recycler = Replica(
+            llama.n_vocab(), self.num_pred_tokens, self.options, tokenizer, chains=True, corrected=True
+        )
         self.recycler.warm_up(np.int32)
         self._read = self._evaluated_next = np.empty(0, np.int32)
         original, owner = type(llama).eval, weakref.ref(llama)
@@ -87,7 +93,8 @@ class TokenRecycling(LlamaDraftModel):
             assert evaluating is not None, "called through itself"
             start, began = evaluating.n_tokens, time.perf_counter()
             original(evaluating, tokens)
-            if self._observe(evaluating, start):
+            self._verified = self._observe(evaluating, start)
+            if self._verified:
                 self.passes.took(len(tokens), self._drafting + time.perf_counter() - began)
 
         llama.eval = observed
@@ -98,13 +105,16 @@ class TokenRecycling(LlamaDraftModel):
         if self.recycler is None:
             raise RuntimeError("expected draft.attach(llama) before the first text, got none; call it once")
         began = time.perf_counter()
-        goes_on = len(self._read) and np.array_equal(input_ids[: len(self._read)], self._read)
-        self._read = input_ids.astype(np.int32)
-        if not goes_on:
+        read, self._read = self._read, input_ids.astype(np.int32)
+        if not len(read) or not np.array_equal(self._read[: len(read)], read):
             self._text = self.recycler.begin(self._read, self._text)
+            self.passes.begin_text()
+        elif self._verified:
+            self.passes.gave(len(self._read) - len(read), self._values)
         assert self._text is not None
         chain = self.recycler.draft_one(self._text, self._read, self.num_pred_tokens, self.passes.seconds)
-        draft = chain.tokens[1:].astype(np.intc)
+        self._values = chain.values[: self.passes.paying(chain.values)].copy()
+        draft = chain.tokens[1 : len(self._values)].astype(np.intc)
         self._evaluated_next = np.append(self._read[-1:], draft)
         self.recycler.save_if_due()
         self._drafting = time.perf_counter() - began

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .._util.options import check_above, read_options
-from ..costs.costs import OnlineCurve
+from ..costs.costs import Costs, OnlineCurve, Work, paying_nodes, tokens_by_size
 from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.ngrams import ngrams_at
 from ..recycling.options import Options
@@ -63,6 +63,8 @@ class PassCosts:
         cost = given.get("token_cost")
         self._learned = OnlineCurve(usual) if cost is None else None
         self._given = 1 + float(cost or 0) * np.arange(len(usual))
+        self._work = Work()
+        self.begin_text()
 
     @property
     def seconds(self) -> np.ndarray:
@@ -73,6 +75,24 @@ class PassCosts:
         """What a pass of so many tokens took, with drafting and learning."""
         if self._learned is not None:
             self._learned.took(tokens, seconds)
+
+    def begin_text(self) -> None:
+        """Forecasts of a new text are trusted as those of all texts were."""
+        curve = self._learned or OnlineCurve(self._given)
+        self._costs = Costs(lambda texts, length: curve, 1, 1)
+
+    def paying(self, values: np.ndarray) -> int:
+        """How many nodes of a draft pay by what came of such forecasts before, of the chances (n,) that each is
+        accepted, the root first; all of them where costs are given.
+        """
+        if self._learned is None:
+            return len(values)
+        gains = self._costs.trust(self._work) * values[1:]
+        return 1 + paying_nodes(tokens_by_size(gains), self.seconds[: len(values)])
+
+    def gave(self, tokens: int, values: np.ndarray) -> None:
+        """What a step brought whose draft had nodes of these chances (n,), the root first."""
+        self._costs.rest(self._work, tokens, self._costs.of(len(values)), own=0.0, foreseen=float(values.sum()))
 
 
 class Replica(Recycler):
