@@ -37,7 +37,7 @@ from ...trees.templates import root_only, size_in_words, template_from
 from ...trees.tree import Tree
 from .._base import Drafter, DrafterTraits, TextDrafter
 from .priming import prime
-from .states import Foresight, States, last_state
+from .states import States, TextStates, last_state
 
 _DEEPEST = 64
 
@@ -137,14 +137,7 @@ class RecyclingText(TextDrafter):
         self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: Costs, states: States | None
     ) -> None:
         super().__init__(drafter)
-        self._states = states
-        self._before: torch.Tensor | None = None
-        """(hidden,): the state that the root follows, where it is known."""
-        self._learned = [0.0, 0.0]
-        """Pairs of states that were learned from, and the seconds that it took."""
-        if states is not None:
-            states.see_text(prompt)
-            self._prompt_ids = prompt
+        self._states = None if states is None else TextStates(states, prompt)
         self._costs, template = None, drafter.template
         """What passes cost, where the tree is to pay."""
         if template is not None:
@@ -170,8 +163,8 @@ class RecyclingText(TextDrafter):
         self._learn(ngrams, *top_candidates(logits, self.drafter.k), chosen)
 
     def read_prompt(self, states: torch.Tensor) -> None:
-        if self._states is not None and len(states):
-            self._before = self._states.see_prompt(states, self._prompt_ids)
+        if self._states is not None:
+            self._states.read_prompt(states)
 
     def draft(self, context: Context) -> Draft:
         if self._rest:
@@ -179,9 +172,9 @@ class RecyclingText(TextDrafter):
             return Draft(root_only(), context.root)
         began = _now()
         times = self._times()
-        tree = self._recycler.draft_one(
-            self._text, context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1), times, self._foresight()
-        )
+        foresee = None if self._states is None else self._states.foresight(self.drafter.k)
+        tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
+        tree = self._recycler.draft_one(self._text, tokens, room, times, foresee)
         nodes = self._believed(tree.values, times)
         self._values = tree.values[:nodes].copy()
         # In order of depth.
@@ -195,11 +188,6 @@ class RecyclingText(TextDrafter):
         draft = Draft(shape, torch.from_numpy(tree.tokens[order]), confidence=confidence)
         self._spent = _now() - began
         return draft
-
-    def _foresight(self) -> Foresight | None:
-        if self._states is None or self._before is None or not self._states.known:
-            return None
-        return self._states.foresight(self._before, self.drafter.k)
 
     def _times(self) -> np.ndarray:
         """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
@@ -216,17 +204,12 @@ class RecyclingText(TextDrafter):
         return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
 
     def observe(self, step: Step) -> None:
-        if self._states is not None:
-            self._before = self._states.see(self._before, step)
         self._learn_from(step)
-        if self._states is not None and step.finished:
-            self._learned = [sum(pair) for pair in zip(self._learned, self._states.learn(), strict=True)]
+        if self._states is not None:
+            self._states.observe(step)
 
     def statistics(self) -> Mapping[str, float]:
-        if self._states is None:
-            return {}
-        counts, self._learned = dict(zip(("state_pairs", "state_seconds"), self._learned, strict=True)), [0.0, 0.0]
-        return counts
+        return {} if self._states is None else self._states.statistics()
 
     def _learn_from(self, step: Step) -> None:
         values, self._values = self._values, self._values[:0]

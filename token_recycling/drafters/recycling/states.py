@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -179,6 +179,39 @@ class States:
         raw, found = raw - raw.mean(), logits[some.to(logits.device)].float().to(hidden.device)
         scale = float(raw @ (found - found.mean()) / (raw @ raw).clamp(min=1e-9))
         return scale if 0 < scale < float("inf") else 1.0
+
+
+class TextStates:
+    """The states of one text."""
+
+    def __init__(self, states: States, prompt: np.ndarray) -> None:
+        self._of_all, self._prompt = states, prompt
+        self._before: torch.Tensor | None = None
+        """(hidden,): the state that the root follows, where it is known."""
+        self._learned = (0, 0.0)
+        """Pairs that were learned from, and the seconds that it took."""
+        states.see_text(prompt)
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        """Takes the states (n, hidden) at the n tokens before the prompt's last one."""
+        if len(states):
+            self._before = self._of_all.see_prompt(states, self._prompt)
+
+    def foresight(self, k: int) -> Foresight | None:
+        """What is foreseen of the next draft, if anything can be."""
+        if self._before is None or not self._of_all.known:
+            return None
+        return self._of_all.foresight(self._before, k)
+
+    def observe(self, step: Step) -> None:
+        """Takes the states of a step; learns when the text has ended, so that no token waits for it."""
+        self._before = self._of_all.see(self._before, step)
+        if step.finished:
+            self._learned = self._of_all.learn()
+
+    def statistics(self) -> Mapping[str, float]:
+        (pairs, seconds), self._learned = self._learned, (0, 0.0)
+        return {"state_pairs": pairs, "state_seconds": seconds}
 
 
 class Foresight:
