@@ -15,7 +15,7 @@ from .real_model import NoRealModelError, fetched
 
 ROOT = Path(__file__).parent.parent
 MODEL = "SmolLM2-135M-Instruct"
-NEW_TOKENS = 96
+NEW_TOKENS = 64
 
 
 def arguments() -> list[str]:
