@@ -89,7 +89,7 @@ build/library.datastore: $(VENV)/.ready
 	library=$$($(RUN)/python -c "import sysconfig; print(sysconfig.get_path('stdlib'))"); \
 	$(RUN)/token-recycling datastore build $(foreach part,$(LIBRARY),$$library/$(part)/*.py) --model $(REAL) --output $@
 
-bench: setup build/library.datastore ## all methods on SmolLM2-135M, Spec-Bench and MBPP (DATA='spec_bench=FILE ...'), 3 hours, into docs/results; goes on where it was stopped
+bench: setup build/library.datastore ## all methods on SmolLM2-135M, Spec-Bench and MBPP (DATA='spec_bench=FILE ...'), 6 hours, into docs/results; goes on where it was stopped
 	for dtype in float32 bfloat16; do $(ON_REAL) --dtype $$dtype --output docs/results/$$dtype \
 		$(foreach method,$(METHODS),--method '$(method)') || exit 1; \
 		$(RUN)/token-recycling report docs/results/$$dtype --clock processor || exit 1; done

@@ -108,7 +108,7 @@ class Said:
         next(generating)
         self._passes, self._evaluated = before
         began = time.process_time()
-        ends = (self._llama.token_eos(), 2)
+        ends = (self._llama.token_eos(), 2)  # the end of a turn, which a file that was written here does not name
         self._generated += sum(
             1 for _ in itertools.takewhile(lambda token: token not in ends, itertools.islice(generating, self._tokens))
         )

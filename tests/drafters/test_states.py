@@ -1,6 +1,7 @@
 """Candidates from hidden states: texts stay the same, and what can be learned of a model is learned."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def experienced(model, **options):
             model, tiny.prompt(seed, 9, model.config.vocab_size), drafter=drafter, max_new_tokens=60, stats=stats
         )
         assert stats.drafter_statistics["state_pairs"] > 0
-    assert drafter._states.known
+    assert drafter._learners[model].known
     return drafter
 
 
@@ -107,6 +108,30 @@ def test_a_linear_world_is_learned():
         right += int(ids[0, 0]) == wanted
         assert shares[0, 0] >= shares[0, -1] > 0
     assert right >= 90
+
+
+@pytest.mark.parametrize("copied", [tr.Drafter.fork, lambda drafter: pickle.loads(pickle.dumps(drafter))])
+def test_a_copy_knows_the_same_and_holds_nothing_of_the_model(copied):
+    model = tiny.llama()
+    drafter = experienced(model, tree=8)
+    other = copied(drafter)
+    assert not other._learners
+    assert other.matrix.states.pairs == drafter.matrix.states.pairs
+    ids = tiny.prompt(60, 9)
+    found = tr.generate(model, ids, drafter=other, max_new_tokens=30, do_sample=False)
+    assert found.tolist() == model.generate(ids, max_new_tokens=30, do_sample=False).tolist()
+    assert other._learners[model].known
+
+
+def test_of_a_long_text_the_newest_pairs_wait():
+    model = tiny.llama()
+    states = States(TreeModel(model), NgramMatrix(model.config.vocab_size, k=4))
+    one = torch.ones(1000, model.config.hidden_size)
+    for token in range(20):
+        states._note(one, torch.full((1000,), token), one)
+    assert [int(tokens[0]) for _, tokens, _ in states._waiting] == list(range(11, 20))
+    assert states.learn()[0] == 8192
+    assert states.learn()[0] == 0
 
 
 def test_what_one_learns_another_does_not_know():

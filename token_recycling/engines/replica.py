@@ -64,6 +64,7 @@ class PassCosts:
         self._learned = OnlineCurve(usual) if cost is None else None
         self._given = 1 + float(cost or 0) * np.arange(len(usual))
         self._work = Work()
+        """What drafts of all texts brought, where costs are learned."""
         self.begin_text()
 
     @property
@@ -78,8 +79,8 @@ class PassCosts:
 
     def begin_text(self) -> None:
         """Forecasts of a new text are trusted as those of all texts were."""
-        curve = self._learned or OnlineCurve(self._given)
-        self._costs = Costs(lambda texts, length: curve, 1, 1)
+        if (curve := self._learned) is not None:
+            self._costs = Costs(lambda texts, length: curve, 1, 1)
 
     def paying(self, values: np.ndarray) -> int:
         """How many nodes of a draft pay by what came of such forecasts before, of the chances (n,) that each is
@@ -92,7 +93,8 @@ class PassCosts:
 
     def gave(self, tokens: int, values: np.ndarray) -> None:
         """What a step brought whose draft had nodes of these chances (n,), the root first."""
-        self._costs.rest(self._work, tokens, self._costs.of(len(values)), own=0.0, foreseen=float(values.sum()))
+        if self._learned is not None:
+            self._costs.rest(self._work, tokens, self._costs.of(len(values)), own=0.0, foreseen=float(values.sum()))
 
 
 class Replica(Recycler):

@@ -45,12 +45,8 @@ class Foreseen(NamedTuple):
         """Appends n entries: (n,), (n,), (n, k), (n, k)."""
         begin = int(self.filled[0])
         new = slice(begin, begin + len(tokens))
-        self.parents[new], self.tokens[new], self.candidates[new], self.shares[new] = (
-            parents,
-            tokens,
-            candidates,
-            shares,
-        )
+        for held, added in zip(self[:-1], (parents, tokens, candidates, shares), strict=True):
+            held[new] = added
         self.filled[0] = new.stop
 
     def wanted(self, entries: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -33,7 +33,7 @@ _PIECE, _LEAD = 32, 8
 _LEVELS, _SURE = 2, 0.9
 """Levels of a tree that are foreseen, where its first token is less likely."""
 _UNFINISHED = 16
-"""Tokens of a piece that is added to the past where nobody says when a text ends: what is left over is lost then."""
+"""Tokens of a piece that is added to the past where nobody says when a text ends."""
 
 
 class Recorder:

@@ -36,8 +36,9 @@ from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only, size_in_words, template_from
 from ...trees.tree import Tree
 from .._base import Drafter, DrafterTraits, TextDrafter
+from .._shared.pairing import Pairs
 from .priming import prime
-from .states import States, TextStates, last_state
+from .states import States, TextStates
 
 _DEEPEST = 64
 
@@ -66,9 +67,8 @@ class Recycling(Drafter, Options):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(
-            learns_prompt=self.learns_prompt, on_host=True, top_k=self.k, states=last_state if self.states else None
-        )
+        last = (lambda layers: [layers]) if self.states else None
+        return DrafterTraits(learns_prompt=self.learns_prompt, on_host=True, top_k=self.k, states=last)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +81,8 @@ class Recycling(Drafter, Options):
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
         self._making = Lock()
-        self._states: States | None = None
+        self._learners = Pairs[States]()
+        """What learns from the states of each target."""
 
     def warm_up(self, device: torch.device) -> None:
         warm_up(device, self.remembers > 0, self.favours > 0)
@@ -112,9 +113,10 @@ class Recycling(Drafter, Options):
         if not self.states:
             return None
         with self._making:
-            if self._states is None or not self._states.serves(target, matrix):
-                self._states = States(target, matrix)
-            return self._states
+            learner = self._learners.get(target.model)
+            if learner is None or not learner.serves(target, matrix):
+                learner = self._learners[target.model] = States(target, matrix)
+            return learner
 
     def describe(self) -> str:
         parts = [f"{self.k} candidates", f"contexts of {self.orders}"]

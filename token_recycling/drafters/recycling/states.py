@@ -12,7 +12,7 @@ the square of twice the hidden size for every pair, and now and then its cube.
 from __future__ import annotations
 
 import time
-import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,11 +48,6 @@ class _Map(NamedTuple):
     pairs: int
 
 
-def last_state(layers: int) -> Sequence[int]:
-    """Of a target of so many layers the state that enters its output layer."""
-    return [layers]
-
-
 class States:
     """Learns from the states of all texts of one target, and foresees candidates; kept in a matrix with the rest."""
 
@@ -73,17 +68,19 @@ class States:
                 f"expected a matrix that learned from states of {hidden} numbers, as this target has, got "
                 f"{matrix.states.hidden}; leave out states=true, or start a new matrix"
             )
-        self._sums, self._device, self._target = matrix.states, target.device, weakref.ref(target)
-        self._waiting: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self._learning = Lock()
+        self._sums, self._device = matrix.states, target.device
+        self._waiting: deque[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = deque()
+        self._count = 0
+        """How many pairs wait."""
+        self._noting, self._learning = Lock(), Lock()
         self._scale: float | None = None
         """Logits by the output layer's products; None as long as it is not known."""
         self._map: _Map | None = None
         self._fit()
 
     def serves(self, target: TreeModel, matrix: NgramMatrix) -> bool:
-        """Whether it learns for this target, into this matrix."""
-        return self._target() is target and self._sums is matrix.states
+        """Whether it learns where this target is, into this matrix."""
+        return self._device == target.device and self._sums is matrix.states
 
     @property
     def known(self) -> bool:
@@ -97,7 +94,7 @@ class States:
         states = states[-_OF_PROMPT - 1 :].float()
         following = torch.from_numpy(tokens[-len(states) : -1]).to(self._device)
         if len(following):
-            self._waiting.append((states[:-1], following, states[1:]))
+            self._note(states[:-1], following, states[1:])
         return states[-1].clone()
 
     def see_text(self, tokens: np.ndarray | Sequence[int]) -> None:
@@ -119,15 +116,24 @@ class States:
         if before is not None:
             nodes, states = [0, *nodes], torch.cat([before[None], states])
         if nodes:
-            self._waiting.append((states, step.draft.tokens.to(self._device)[nodes], hidden[nodes]))
+            self._note(states, step.draft.tokens.to(self._device)[nodes], hidden[nodes])
         self.see_text(step.tokens)
         return hidden[step.accepted[-1]].clone()
+
+    def _note(self, states: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor) -> None:
+        """Lets pairs wait; of those before them the ones go that are too old to be learned."""
+        with self._noting:
+            self._waiting.append((states, tokens, following))
+            self._count += len(tokens)
+            while self._count - len(self._waiting[0][1]) >= _WAITING:
+                self._count -= len(self._waiting.popleft()[1])
 
     def learn(self) -> tuple[int, float]:
         """Learns from all pairs that wait; returns how many there were, and the seconds that it took."""
         began = time.perf_counter()
         with self._learning:
-            waiting, self._waiting = self._waiting, []
+            with self._noting:
+                waiting, self._waiting, self._count = self._waiting, deque(), 0
             if not waiting:
                 return 0, 0.0
             states, tokens, following = (torch.cat(part)[-_WAITING:] for part in zip(*waiting, strict=True))
