@@ -59,7 +59,6 @@ def test_what_was_learned_is_kept_with_a_model_and_goes_with_it():
     counts = [said(model, None)[1] for model in models]
     kept = [engine._kept[id(model)] for model in models]
     assert kept[0] is not kept[1]
-    kept[0]._given = kept[1]._given = np.ones(TokenRecycling.most + 1)
     assert all(said(model, None)[1] > max(30, count) for model, count in zip(models, counts, strict=True))
     del models
     gc.collect()
@@ -72,16 +71,16 @@ def test_drafts_end_where_they_do_not_pay(llama):
     said(llama, warm)
     accepted = {}
     for cost in (0.0, 0.5, 0.99):
-        warm._given = 1 + cost * np.arange(warm.most + 1)
+        warm._passes._given = 1 + cost * np.arange(warm.most + 1)
         accepted[cost] = said(llama, warm)[1]
     assert accepted[0.0] > 30
-    warm._given = np.append(1.0, np.full(warm.most, 50.0))
+    warm._passes._given = np.append(1.0, np.full(warm.most, 50.0))
     assert said(llama, warm) == (plain(llama), 0)
 
 
 def test_tokens_that_are_read_again_are_part_of_what_a_pass_costs(llama):
     draft = drafter()
-    draft._given = np.array([1.0, 1.0, 1.0, 9.0, 9.0])
+    draft._passes._given = np.array([1.0, 1.0, 1.0, 9.0, 9.0])
     drafting = mlx_model.Drafting(llama, make_prompt_cache(llama), draft, 31, 10, None)
     assert drafting._paying(np.full(4, 0.9)) == 2
     drafting._again = [5]
@@ -204,7 +203,7 @@ def test_wrong_use_says_what_to_do(llama):
         said(llama, None, max_tokens=0)
     with pytest.raises(TypeError, match="colour"):
         said(llama, None, colour="red")
-    with pytest.raises(ValueError, match="got depth"):
+    with pytest.raises(ValueError, match="got 'depth'"):
         TokenRecycling(depth=3)
     draft = drafter()
     said(llama, draft)

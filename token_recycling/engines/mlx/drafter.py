@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import mlx_lm
@@ -38,8 +39,9 @@ class TokenRecycling:
         self.recycler: Replica | None = None
         """What was learned; None until the first text."""
         self._model: weakref.ref | None = None
-        self._given = options
-        self._passes: PassCosts
+        usual = _PASS * (1 + self.options.token_cost * np.arange(self.most + 1))
+        self._new_passes = partial(PassCosts, options, usual)
+        self._passes = self._new_passes()
         """Of the model."""
         self._tokenizer = ""
         self._texts: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
@@ -52,8 +54,7 @@ class TokenRecycling:
             raise ValueError("expected the model of earlier calls, got another; make a TokenRecycling for each model")
         if attached is None:
             self._model = weakref.ref(model)
-            usual = _PASS * (1 + self.options.token_cost * np.arange(self.most + 1))
-            self._passes = PassCosts(self._given, usual)
+            self._passes = self._new_passes()
             self._tokenizer = fingerprint(tokenizer) if self.options.matrix else ""
 
     def prepare(self, vocab_size: int) -> Replica:
