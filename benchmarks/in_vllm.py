@@ -1,10 +1,10 @@
-"""Token Recycling in vLLM next to vLLM's own drafters and none, on the shipped model: `make bench-vllm`.
+"""Token Recycling in vLLM next to vLLM's own drafters and none, on SmolLM2-135M-Instruct: `make bench-vllm`.
 
-The work: the shipped prompts, the same prompts again, and sixteen edits of one file, greedily, one request at a time, 8
-and 32 at once. Each method has an engine of its own in a process of its own, and all take turns batch by batch, so that
-what else the machine does falls on all alike. Measured are tokens a step, counted step by step as the engine gives
-them, and tokens a second: of processor time, one thread, the engine's whole process; or by the clock (`--clock wall`),
-as on a card.
+The work: questions of Spec-Bench or any other set, the same again, and sixteen edits of one file, greedily, one request
+at a time, 8 and 32 at once; one at a time only the first eight of each. Each method has an engine of its own in a
+process of its own, and all take turns batch by batch, so that what else the machine does falls on all alike. Measured
+are tokens a step, counted step by step as the engine gives them, and tokens a second: of processor time, one thread,
+the engine's whole process; or by the clock (`--clock wall`), as on a card.
 
 A part is one round of one number of requests at once, with new engines. Its rows are appended to `--rows` as soon as it
 is over, and parts that stand there are not run again. The report is written from all rows.
@@ -21,11 +21,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.real_model import fetched  # noqa: E402
+from token_recycling.bench.run.data import load  # noqa: E402
+from token_recycling.model.sources import resolved  # noqa: E402
+
 NONE = "none"
 SUFFIX, OURS = "vLLM's suffix", "Token Recycling"
 
@@ -48,7 +54,11 @@ METHODS: dict[str, dict[str, Any] | None] = {
 }
 CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
 AT_ONCE = (1, 8, 32)
-WORKS = ("prompts", "again", "edits")
+ALONE = 8
+"""Questions that are asked one at a time, which takes longest."""
+WORKS = ("fresh", "again", "edits")
+_LONGEST = 4000
+"""Characters of a question at most."""
 SURROUNDINGS = {
     "OMP_NUM_THREADS": "1",
     "NUMBA_NUM_THREADS": "1",  # with more vLLM's ngram waits for threads on a small machine, 30 times as long
@@ -68,25 +78,35 @@ def main() -> None:
     parser.add_argument("--engine", choices=METHODS, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no part after so many")
-    parser.add_argument("--limit", type=int, help="number of prompts and edits")
-    parser.add_argument("--max-new-tokens", type=int, default=120)
+    parser.add_argument("--model", help="SmolLM2-135M-Instruct, fetched, unless given")
+    parser.add_argument("--data", action="append", help="questions, as of `token-recycling bench`; may be repeated")
+    parser.add_argument("--limit", type=int, default=32, help="number of questions and edits at most")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--work", choices=WORKS, action="append", help="may be repeated; all unless given")
+    parser.add_argument("--method", choices=METHODS, action="append", help="may be repeated; all unless given")
+    parser.add_argument(
+        "--at-once", type=int, choices=AT_ONCE, action="append", help="may be repeated; all unless given"
+    )
     parser.add_argument("--clock", choices=CLOCKS, default="processor", help="what seconds are counted by")
     parser.add_argument("--rows", type=Path, default=ROOT / "build" / "vllm.jsonl", help="results so far")
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "results" / "vllm.md")
     arguments = parser.parse_args()
+    model = arguments.model or resolved(str(fetched()))
     if arguments.engine:
-        serve(arguments.engine, arguments.max_new_tokens, CLOCKS[arguments.clock])
+        serve(arguments.engine, model, arguments.max_new_tokens, CLOCKS[arguments.clock])
         return
+    methods = {NONE, *(arguments.method or METHODS)}
+    work = works(arguments.data or ["spec_bench"], arguments.limit, arguments.work or WORKS)
     began, rows = time.monotonic(), read(arguments.rows)
     done = {(row["round"], row["at_once"]) for row in rows}
-    for part in [(turn, at_once) for turn in range(arguments.rounds) for at_once in AT_ONCE]:
+    options = ["--model", model, "--max-new-tokens", str(arguments.max_new_tokens), "--clock", arguments.clock]
+    for part in [(turn, at_once) for turn in range(arguments.rounds) for at_once in arguments.at_once or AT_ONCE]:
         if part in done:
             continue
         if time.monotonic() - began > 60 * arguments.minutes:
             print("there is more to do: run it again")
             return
-        options = ["--max-new-tokens", str(arguments.max_new_tokens), "--clock", arguments.clock]
-        made = measure(*part, works(arguments.limit), options)
+        made = measure(*part, work, [method for method in METHODS if method in methods], options)
         arguments.rows.parent.mkdir(parents=True, exist_ok=True)
         with arguments.rows.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in made)
@@ -97,32 +117,36 @@ def main() -> None:
     print(arguments.report.read_text())
 
 
-def works(limit: int | None) -> dict[str, list[str]]:
-    """Texts to continue, by the name of the work."""
-    prompts = [path.read_text() for path in sorted((ROOT / "models" / "prompts").glob("*.py"))][:limit]
+def works(data: list[str], limit: int, names: Sequence[str]) -> dict[str, list[str]]:
+    """What a user asks, by the name of the work."""
+    questions = load(data, -(-limit // 7))
+    fresh = [question.turns[0] for question in questions if len(question.turns[0]) < _LONGEST][:limit]
     file = (ROOT / "models" / "train.py").read_text()[:1200]
-    names = list(dict.fromkeys(re.findall(r"\b[a-z_]{5,}\b", file)))[:16]
-    edits = [re.sub(rf"\b{name}\b", f"{name}_new", file) for name in names][:limit]
-    return dict(zip(WORKS, (prompts, prompts, edits), strict=True))
+    words = list(dict.fromkeys(re.findall(r"\b[a-z_]{5,}\b", file)))[: min(limit, 16)]
+    edits = [f"```python\n{file}\n```\n\nRename {word} to {word}_new and give back the whole file." for word in words]
+    return {name: {"fresh": fresh, "again": fresh, "edits": edits}[name] for name in names}
 
 
-def measure(turn: int, at_once: int, texts: dict[str, list[str]], options: list[str]) -> list[dict[str, Any]]:
+def measure(
+    turn: int, at_once: int, asked: dict[str, list[str]], methods: list[str], options: list[str]
+) -> list[dict[str, Any]]:
     """One part: a row for each method and work; `options` are those of the engines' processes."""
     command = [sys.executable, __file__, *options, "--engine"]
     environment = {**os.environ, **SURROUNDINGS}
     engines = {}
-    for method in METHODS:
+    for method in methods:
         engines[method] = subprocess.Popen(
             [*command, method], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        ask(engines[method], texts["prompts"][:1])  # loads, and compiles what it needs
+        ask(engines[method], ["Hello."])  # loads, and compiles what it needs
     rows = []
-    for work, asked in texts.items():
-        sums = {method: {"tokens": 0, "steps": 0, "seconds": 0.0, "texts": ""} for method in METHODS}
-        for number, first in enumerate(range(0, len(asked), at_once)):
-            order = list(METHODS)[number % len(METHODS) :] + list(METHODS)[: number % len(METHODS)]
+    for work, questions in asked.items():
+        sums = {method: {"tokens": 0, "steps": 0, "seconds": 0.0, "texts": ""} for method in methods}
+        some = questions[:ALONE] if at_once == 1 else questions
+        for number, first in enumerate(range(0, len(some), at_once)):
+            order = methods[number % len(methods) :] + methods[: number % len(methods)]
             for method in order:
-                answer = ask(engines[method], asked[first : first + at_once])
+                answer = ask(engines[method], some[first : first + at_once])
                 for name, value in answer.items():
                     sums[method][name] += value
         for method, found in sums.items():
@@ -145,29 +169,30 @@ def ask(engine: subprocess.Popen[str], texts: list[str]) -> dict[str, Any]:
     raise RuntimeError(f"expected an answer of the engine, got its end, with {engine.wait()}; see above")
 
 
-def serve(method: str, max_new_tokens: int, clock: Callable[[], float]) -> None:
-    """Answers every line of texts on standard input."""
+def serve(method: str, model: str, max_new_tokens: int, clock: Callable[[], float]) -> None:
+    """Answers every line of questions on standard input."""
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     llm = LLM(
-        model=str(ROOT / "models" / "target"),
+        model=model,
+        max_model_len=2048,
         dtype="float32",
         enforce_eager=True,
         enable_prefix_caching=False,
         speculative_config=METHODS[method],
     )
-    parameters = SamplingParams(
-        temperature=0, max_tokens=max_new_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
-    )
+    parameters = SamplingParams(temperature=0, max_tokens=max_new_tokens, output_kind=RequestOutputKind.DELTA)
+    tokenizer = llm.get_tokenizer()
     numbers = iter(range(10**9))
     for line in sys.stdin:
         said: dict[str, list[int]] = {}
         began, steps = clock(), 0
-        for text in json.loads(line):
-            name = str(next(numbers))
+        for question in json.loads(line):
+            name, chat = str(next(numbers)), [{"role": "user", "content": question}]
+            ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
             said[name] = []
-            llm.llm_engine.add_request(name, text, parameters)
+            llm.llm_engine.add_request(name, {"prompt_token_ids": ids}, parameters)
         for request, tokens in stepped(llm.llm_engine):
             said[request] += tokens
             steps += 1
@@ -195,6 +220,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def report(rows: list[dict[str, Any]], max_new_tokens: int, clock: str) -> str:
     """The tables, from all rounds."""
+    places = list(dict.fromkeys((row["work"], row["at_once"]) for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
 
     def of(method: str, work: str, at_once: int) -> list[dict[str, Any]]:
         return [r for r in rows if (r["method"], r["work"], r["at_once"]) == (method, work, at_once)]
@@ -209,7 +236,7 @@ def report(rows: list[dict[str, Any]], max_new_tokens: int, clock: str) -> str:
         return statistics.median(other["seconds"] / own["seconds"] for other, own in pairs)
 
     def line(title: str, cell: Any) -> str:
-        cells = [cell(work, at_once) for work in WORKS for at_once in AT_ONCE]
+        cells = [cell(*place) for place in places]
         return "| " + " | ".join([title, *(each if isinstance(each, str) else f"{each:.2f}" for each in cells)]) + " |"
 
     def table(titles: Any, cell: Any) -> list[str]:
@@ -220,34 +247,28 @@ def report(rows: list[dict[str, Any]], max_new_tokens: int, clock: str) -> str:
         "tokens a step": lambda work, at_once: mat(OURS, work, at_once) / mat(SUFFIX, work, at_once),
         "tokens a second": lambda work, at_once: speed(OURS, SUFFIX, work, at_once),
     }
-    same = all(
-        len({row["texts"] for method in METHODS for row in of(method, work, at)}) == 1
-        for work in WORKS
-        for at in AT_ONCE
-    )
+    same = all(len({row["texts"] for method in methods for row in of(method, *place)}) == 1 for place in places)
     rounds = len({row["round"] for row in rows})
     return "\n".join(
         [
             "# In vLLM",
             "",
-            f"Made by `make bench-vllm`, rounds: {rounds}. The shipped model in float32, "
+            f"Made by `make bench-vllm`, rounds: {rounds}. SmolLM2-135M-Instruct in float32, "
             f"{'on a CPU, one thread, ' if clock == 'processor' else ''}greedy, {max_new_tokens} tokens a request; 1, "
             f"8 and 32 requests at once. Texts of all rows are {'identical' if same else 'NOT identical'}.",
             "",
             "Tokens a step:",
             "",
-            *table(METHODS, mat),
+            *table(methods, mat),
             "",
             f"Tokens a second against none, by {clock} time of the whole engine with its prompts, the median of the "
             "rounds:",
             "",
-            *table(METHODS, lambda method, work, at_once: speed(method, NONE, work, at_once)),
-            "",
-            f"{OURS} against {SUFFIX}:",
-            "",
-            *table(against, lambda title, work, at_once: against[title](work, at_once)),
+            *table(methods, lambda method, work, at_once: speed(method, NONE, work, at_once)),
             "",
         ]
+        + [f"{OURS} against {SUFFIX}:", "", *table(against, lambda title, *place: against[title](*place)), ""]
+        * ({OURS, SUFFIX} <= set(methods))
     )
 
 

@@ -74,7 +74,7 @@ def test_models_with_recurrent_layers_are_refused(kind):
 def test_wrong_options_are_refused():
     wrong = config()
     wrong.additional_config = {"token_recycling": {"tree": 8}}
-    with pytest.raises(ValueError, match=r"expected options of k.*got tree"):
+    with pytest.raises(ValueError, match=r"expected an option of token_recycling: k.*got 'tree'"):
         adapter.TokenRecycling(wrong)
 
 

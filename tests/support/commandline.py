@@ -5,7 +5,6 @@ import json
 from typer.testing import CliRunner
 
 from token_recycling.cli.app import app
-from token_recycling.drafters.recycling import RecyclingText
 
 PROMPT = "def add(a, b):"
 CONTEXT = 96
@@ -38,6 +37,8 @@ def reference(loaded, prompt, **arguments):
 
 def interrupt(monkeypatch, draft):
     """Ctrl-C at that draft of the next text, once."""
+    from token_recycling.drafters.recycling import RecyclingText  # with numba, which vLLM must not find as it starts
+
     usual, calls = RecyclingText.draft, []
 
     def draft_or_interrupt(self, context):
