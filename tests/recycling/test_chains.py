@@ -62,7 +62,7 @@ def test_a_pass_brings_nearly_the_most_tokens_per_time_and_as_many_as_it_can(tok
     grown = drafting.arrays
     gains = np.sort(grown.trees.values[[slot.slot for slot in slots], 1:].ravel())[::-1]
     rates = (3 + np.append(0, gains.cumsum())) / (1 + token_cost * np.arange(len(gains) + 1))
-    wanted = int(np.flatnonzero(rates >= (1 - SLACK) * rates.max())[-1])
+    wanted = int(np.flatnonzero(rates >= (1 - SLACK / len(TEXTS)) * rates.max())[-1])
     costs = np.append(np.ones(2), 1 + token_cost * np.arange(100))
     drafting = Drafting()
     assert sum(map(len, drafting(TEXTS, [drafting.take() for _ in TEXTS], costs=costs))) == wanted
