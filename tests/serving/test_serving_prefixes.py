@@ -152,3 +152,54 @@ def test_speculation_can_be_limited_and_left_out(model, tokenizer, monkeypatch):
         for wrong in ({"enabled": 3}, {"nodes": 0}, {"node": 1}, 5):
             with pytest.raises(openai.BadRequestError, match="speculation"):
                 asked(extra_body={"speculation": wrong})
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_predictions_are_drafted_from_and_counted(model, tokenizer, concurrency):
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "import os"}], "max_tokens": 40}
+    with serving(model, tokenizer, concurrency=concurrency, isolation=Isolation.per_request) as server:
+        create = server.client().chat.completions.create
+        plain = create(**asked, temperature=0)
+        assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
+        text = plain.choices[0].message.content
+        for content in (text, [{"type": "text", "text": text}]):
+            predicted = create(**asked, temperature=0, prediction={"type": "content", "content": content})
+            assert predicted.choices[0].message.content == text
+            details = predicted.usage.completion_tokens_details
+            length = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+            assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == length
+            assert details.accepted_prediction_tokens > 0.8 * length
+            steps = [said.usage.model_extra["speculation"]["steps"] for said in (plain, predicted)]
+            assert steps[1] < 0.7 * steps[0]
+        wrong = create(**asked, temperature=0, prediction={"type": "content", "content": "99 " * 40}, n=2)
+        assert {choice.message.content for choice in wrong.choices} == {text}
+        assert wrong.usage.completion_tokens_details.rejected_prediction_tokens > 60
+        for prediction in ({"type": "text", "content": "a"}, {"type": "content"}, "a"):
+            with pytest.raises(openai.BadRequestError, match="prediction"):
+                create(**asked, prediction=prediction)
+    with serving(model, tokenizer, drafter="suffix") as server, pytest.raises(openai.BadRequestError, match="drafter"):
+        server.client().chat.completions.create(**asked, prediction={"type": "content", "content": "a"})
+
+
+def test_a_prediction_is_private_to_its_request(model, tokenizer):
+    """Even with one drafter for all: what was predicted and not said is drafted for nobody else."""
+    asked = {"prompt": "import os", "max_tokens": 30, "temperature": 0}
+    secret = "the secret word of the day is swordfish " * 3
+    with serving(model, tokenizer) as clean:
+        clean.complete(prompt="import os\nfor", max_tokens=4, temperature=0)
+        unplanted = [step["draft"] for name, step in clean.steps(**asked) if name == "step"]
+    with serving(model, tokenizer) as server:
+        server.complete(prompt="import os\nfor", max_tokens=4, temperature=0)
+        service = server.service
+        with service.pool.acquire("") as drafter:
+            before = drafter.matrix.past.tokens.tolist()
+        messages = [{"role": "user", "content": "swordfish is"}]
+        server.client().chat.completions.create(
+            model="tiny", messages=messages, max_tokens=1, prediction={"type": "content", "content": secret}
+        )
+        with service.pool.acquire("") as drafter:
+            learned = drafter.matrix.past.tokens.tolist()[len(before) :]
+        ids = tokenizer(secret, add_special_tokens=False)["input_ids"]
+        assert len(learned) <= 3
+        assert ids[:4] != learned[:4]
+        assert len(unplanted) == len([step for name, step in server.steps(**asked) if name == "step"])
