@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import openai
 
@@ -168,6 +169,33 @@ def chat(clients: Clients, draws: random.Random) -> tuple[str, str]:
     return clients.compared(wish, made.choices[0].message.content or "")
 
 
+def conversation(clients: Clients, draws: random.Random) -> tuple[str, str]:
+    """Several turns, each sent with all before it, by one key; some turns are left in the middle, some histories are
+    edited. What is kept of a prompt is less than all of it.
+    """
+    before: list[tuple[str, str]] = []
+    with clients.client(draws) as client:
+        for _ in range(draws.randrange(3, 7)):
+            wish = Wish(draws.choice(clients.plain.prompts), draws.choice((4, 12)), chat=True, before=tuple(before))
+            messages = [{"role": role, "content": text} for role, text in (*before, ("user", wish.prompt))]
+            ask = partial(client.chat.completions.create, model=clients.server.model, messages=messages)
+            if draws.random() < 0.2:
+                with contextlib.closing(ask(max_tokens=400, stream=True)) as stream:
+                    next(iter(stream), None)
+            made = ask(**_arguments(wish))
+            outcome = clients.compared(wish, made.choices[0].message.content or "")
+            cached = made.usage.prompt_tokens_details.cached_tokens
+            if not 0 <= cached < made.usage.prompt_tokens:
+                return "wrong", f"expected fewer than {made.usage.prompt_tokens} cached tokens, got {cached}"
+            if outcome[0] != "good":
+                return outcome
+            answer = "so it is" if draws.random() < 0.2 else made.choices[0].message.content or ""
+            before += [("user", wish.prompt), ("assistant", answer)]
+            if draws.random() < 0.2:
+                del before[: 2 * draws.randrange(len(before) // 2)]
+    return "good", ""
+
+
 def leaves(clients: Clients, draws: random.Random) -> tuple[str, str]:
     """Goes away in the middle of a long answer."""
     with clients.client(draws) as client:
@@ -227,6 +255,7 @@ KINDS: dict[str, tuple[Callable[[Clients, random.Random], tuple[str, str]], floa
     "completion": (completion, 8),
     "stream": (streamed, 6),
     "chat": (chat, 4),
+    "conversation": (conversation, 3),
     "seeded": (seeded, 2),
     "several texts": (several, 2),
     "leaves": (leaves, 3),

@@ -26,6 +26,8 @@ class Wish:
     """Drawn with that seed; None: greedy."""
     stop: str | None = None
     chat: bool = False
+    before: tuple[tuple[str, str], ...] = ()
+    """Of a chat, the role and the text of every message before the prompt."""
 
 
 class Plain:
@@ -67,7 +69,8 @@ class Plain:
         return None
 
     def _inputs(self, wish: Wish) -> torch.Tensor:
-        prompt = f"user: {wish.prompt}\nassistant: " if wish.chat else wish.prompt
+        before = "".join(f"{role}: {text}\n" for role, text in wish.before)
+        prompt = f"{before}user: {wish.prompt}\nassistant: " if wish.chat else wish.prompt
         return self._loaded.tokenizer(prompt, return_tensors="pt", add_special_tokens=not wish.chat)["input_ids"]
 
     def _generated(self, wish: Wish) -> str:

@@ -99,13 +99,17 @@ def _text(found: Found, plots: str) -> str:
         "the key that planted them, and compared with what a server does that never saw them. How far the times of two "
         "servers differ anyway was measured first, with beginnings of texts that were never planted.",
         "",
-        "| key | probes | texts, steps and drafts | tokens a step, planted and not | time of a step | p |",
-        "|---|---|---|---|---|---|",
+        "| key | probes | texts, steps, drafts, tokens kept | tokens a step, planted and not | time of a step | p "
+        "| to the first token |",
+        "|---|---|---|---|---|---|---|",
     ]
     for one, who in zip(found.seen, ("another key, before", "another key", "the one that planted them"), strict=False):
         same = "the same" if one.equal else "differ"
         mat = f"{one.mat[0]:.2f}, {one.mat[1]:.2f}"
-        lines.append(f"| {who} | {one.probes} | {same} | {mat} | {one.seconds:.3f} times | {one.chance:.2g} |")
+        lines.append(
+            f"| {who} | {one.probes} | {same} | {mat} | {one.seconds:.3f} times | {one.chance:.2g} "
+            f"| {one.first:.3f} times |"
+        )
     lines += [
         "",
         "p is the chance that times of one distribution differ as much, for the steps of all probes. What no isolation "

@@ -45,6 +45,20 @@ def test_a_request_that_was_answered_before_is_drafted_from_its_first_token():
     assert ask(batches, [SimpleNamespace()], [[1, 2, *PROMPT[-3:]]]) == [SAID[:8]], "an edit of it too"
 
 
+def test_a_request_may_say_what_is_expected_to_be_answered(caplog):
+    """As token ids or as a text; the first token of the answer is there before anything is drafted."""
+    batches, said = made(), list(range(60, 90))
+    batches._tokenizer = lambda: lambda text, add_special_tokens: {"input_ids": list(map(int, text.split()))}
+    for given in (said, " ".join(map(str, said))):
+        asked = SimpleNamespace(extra_args={"prediction": given})
+        record = SimpleNamespace(sampling_params=asked, output_token_ids=said[:1])
+        assert ask(batches, [record], [PROMPT + said[:1]]) == [said[1:9]]
+    for wrong in ([1000], ["a"], 5, {}):
+        record = SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"prediction": wrong}))
+        assert ask(batches, [record], [[1, 2, 3]]) == [[]]
+    assert caplog.text.count("expected prediction as a text, or as token ids below 100") == 4
+
+
 def test_prompts_are_never_drafted_in_other_requests():
     batches = made()
     write(batches, PROMPT, SAID)

@@ -107,7 +107,7 @@ def test_a_file_of_another_tokenizer_is_refused(saved):
         ("context_shares", lambda held: held.to(torch.float32), "expected context_shares of"),
         ("context_keys", lambda held: held[:, None], "expected context_keys of"),
         ("context_keys", lambda held: held.to(torch.int32), "expected context_keys of"),
-        ("calibration", lambda held: held[1:], "expected a calibration of 1470 kinds, got 1469; start a new one"),
+        ("calibration", lambda held: held[1:], "expected a calibration of 1848 kinds, got 1469; start a new one"),
         ("calibration", lambda held: held.to(torch.int64), "expected calibration of"),
         ("calibration", lambda held: held * float("nan"), "expected counts in calibration"),
         ("calibration", lambda held: held - 1, "expected counts in calibration"),
@@ -138,7 +138,7 @@ def test_a_new_file_without_its_past_is_refused(saved):
     """Those that knew none had a calibration of fewer kinds."""
     tensors = {name: tensor for name, tensor in load_file(saved).items() if name != "past"}
     write_matrix(saved, tensors, "abc", orders=3)
-    refused(saved, "expected a calibration of 336 kinds, got 1470; start a new one")
+    refused(saved, "expected a calibration of 336 kinds, got 1848; start a new one")
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
@@ -181,7 +181,20 @@ def test_a_file_that_knows_no_states_is_read(tmp_path):
     matrix = taught()
     matrix.load(path)
     assert matrix.states is None
-    assert matrix.calibration.reshape(42, 35, 2)[3, 7].tolist() == [1, 4]
+    assert matrix.calibration.reshape(42, 44, 2)[3, 7].tolist() == [1, 4]
+    assert matrix.calibration.sum() == 5
+
+
+def test_a_file_that_knows_no_copies_is_read(tmp_path):
+    """Of version 4: kinds of candidates by matches and by what is foreseen."""
+    path, old = tmp_path / "matrix", taught()
+    old.save(path, "abc")
+    tensors, counts = load_file(path), np.zeros((42, 35, 2), np.float32)
+    counts[3, 34] = [1, 4]
+    write_matrix(path, {**{name: held.numpy() for name, held in tensors.items()}, "calibration": counts.reshape(-1, 2)})
+    matrix = taught()
+    matrix.load(path)
+    assert matrix.calibration.reshape(42, 44, 2)[3, 34].tolist() == [1, 4]
     assert matrix.calibration.sum() == 5
 
 

@@ -1,10 +1,16 @@
-"""Waits for a device."""
+"""Waits for a device, and says how much memory it has."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
 
 import torch
 
 from .locks import CAPTURING
+
+_OF_CONTAINER, _UNKNOWN = Path("/sys/fs/cgroup/memory.max"), 8 * 2**30
 
 
 def synchronize(device: torch.device) -> None:
@@ -12,3 +18,15 @@ def synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         with CAPTURING:
             torch.accelerator.synchronize(device)
+
+
+def memory(device: torch.device) -> int:
+    """Bytes of memory that a device has in all; of the host, that this process may use."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else _UNKNOWN
+    with contextlib.suppress(OSError, ValueError):  # "max" where a container has no limit
+        held = min(held, int(_OF_CONTAINER.read_text()))
+    return held

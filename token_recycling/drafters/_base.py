@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ..model.tree_model import TreeModel
 
 
+PREDICTED = "predicted_tokens"
+"""Among the statistics of a text: its tokens that a prediction had."""
+
+
 @dataclass(frozen=True)
 class DrafterTraits:
     """Needs and abilities of a drafter."""
@@ -40,6 +44,8 @@ class DrafterTraits:
     """Drafts from the text in the memory of the host: on an accelerator `Context.tokens` is not copied there."""
     top_k: int = 0
     """Likeliest tokens after every node that it asks each step for, `step.top(k)`; 0 if none."""
+    predictions: bool = False
+    """Drafts from what is expected to follow, where a caller says (`TextDrafter.predict`)."""
     draws: bool = False
     """May draw tokens at random where the text is sampled (`Draft.drawn_from`)."""
 
@@ -64,6 +70,12 @@ class TextDrafter:
 
         Called only where `traits.learns_prompt` is true. The prompt's last token is not among them: it is the first
         root.
+        """
+
+    def predict(self, tokens: torch.Tensor) -> None:
+        """Take what is expected to follow the prompt, tokens (n,), which the target never reads: a source of drafts.
+
+        Called at most once, before the first `draft`, and only where `traits.predictions` is true.
         """
 
     def read_prompt(self, states: torch.Tensor) -> None:

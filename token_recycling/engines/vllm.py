@@ -10,7 +10,8 @@ runner's `_sample(logits, spec_decode_metadata)`, which is wrapped here, once a 
 checked when the class is loaded. vLLM verifies no trees, so that the draft of a request is the likeliest chain, and of
 all chains in a step as many tokens are sent as pay (Luo et al., 2408.08696, with the means of the drafter `recycling`).
 
-Cost per step: what `recycling.recycler` says.
+A request may carry what is expected to be answered, as `prediction` of the `extra_args` of its sampling parameters: a
+text, or token ids in a list. Cost per step: what `recycling.recycler` says.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections.abc import Sequence
 from multiprocessing import util
 from typing import Any
 
@@ -64,13 +66,14 @@ class TokenRecycling:
                 "expected a model with a KV cache alone, got one with recurrent layers, from whose state vLLM's runner "
                 "for proposers of one's own does not take rejected tokens back; serve it without speculation"
             )
+        self._tokenizer = functools.cache(functools.partial(_tokenizer, model))
         options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}))
         first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
         self.recycler = Replica(
             model.get_vocab_size(),
             vllm_config.speculative_config.num_speculative_tokens,
             options,
-            _tokenizer_fingerprint(model) if options.matrix else "",
+            fingerprint(self._tokenizer()) if options.matrix and not model.skip_tokenizer_init else "",
             saves=first,
             chains=True,
             slack=_SLACK,
@@ -139,10 +142,32 @@ class TokenRecycling:
             self.passes.took(self._tokens, now - self._began)
         self._tokens, self._began = 0, now
         ends = zip(records, rows.tolist(), lengths.tolist(), strict=True)
-        texts = [self.recycler.text_of(record, tokens[row, :length]) for record, row, length in ends]
+        texts = [
+            self.recycler.text_of(
+                record, tokens[row, :length], functools.partial(self._predicted, record), _answered(record)
+            )
+            for record, row, length in ends
+        ]
         costs = NO_COSTS if self.passes is None else self.passes.seconds
         counts = self.recycler.draft(texts, tokens, rows, lengths, rooms, costs)
         return [self.recycler.chain(text, count) for text, count in zip(texts, counts.tolist(), strict=True)]
+
+    def _predicted(self, request: Any) -> Sequence[int]:
+        """What a request expects to be answered: token ids, or a text, as `prediction` of its `extra_args`."""
+        asked = getattr(request, "sampling_params", None)
+        given = None if asked is None else (getattr(asked, "extra_args", None) or {}).get("prediction")
+        if isinstance(given, str):
+            given = self._tokenizer()(given, add_special_tokens=False)["input_ids"]
+        vocabulary = self.recycler.matrix.vocab_size
+        if isinstance(given, list) and all(type(one) is int and 0 <= one < vocabulary for one in given):
+            return given
+        if given is not None:
+            logger.warning(
+                "expected prediction as a text, or as token ids below %d in a list, got %.40r; nothing is predicted",
+                vocabulary,
+                given,
+            )
+        return ()
 
     def _room(self, request: Any, length: int) -> int:
         """How many drafted tokens may be accepted within all limits. None where a request has a seed of its own: vLLM
@@ -158,16 +183,18 @@ class TokenRecycling:
         return min(left - 1, self.recycler.nodes)
 
 
-def _tokenizer_fingerprint(model: Any) -> str:
-    """The fingerprint of the target's tokenizer; empty, that is not stated, where vLLM runs without one."""
-    if model.skip_tokenizer_init:
-        return ""
+def _tokenizer(model: Any) -> Any:
+    """The target's tokenizer, by vLLM's configuration of the model."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
+    return AutoTokenizer.from_pretrained(
         model.tokenizer, revision=model.tokenizer_revision, trust_remote_code=model.trust_remote_code
     )
-    return fingerprint(tokenizer)
+
+
+def _answered(request: Any) -> int:
+    """How many tokens of a request are no prompt."""
+    return len(getattr(request, "output_token_ids", ()))
 
 
 def _hook() -> None:

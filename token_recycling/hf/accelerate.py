@@ -7,7 +7,7 @@ says how. `generate` and `custom_generate` leave the model as it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from ..cuda_graphs import runner_of, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.stats import Stats
+from ..loop.text import NOTHING_KNOWN, Known
 from ..model.compat import with_cache
 from ..model.self_test import ready
+from ..model.tree_model import TreeModel
 from .acceleration import Acceleration, is_accelerated, make_accelerated, make_plain, view
 from .generate_call import GenerateCall
 from .run_call import run_call
@@ -77,21 +79,46 @@ def generate(
     drafter: str | Drafter = "recycling",
     fast: bool = False,
     stats: Stats | None = None,
+    prediction: str | Sequence[int] | torch.Tensor | None = None,
     **arguments: Any,
 ) -> Any:
     """One call of `model.generate(*inputs, **arguments)`, accelerated; the same arguments and the same return.
+
+    `prediction` is what is expected to follow, as ids (n,) or as a text, with the `tokenizer` among the arguments: it
+    is drafted from first, and never read by the model. Raises ValueError where the drafter has no use for it.
 
     Pass one made drafter again to keep what it learned; `fast` is as in `accelerate`. `stats` is filled in; with
     `return_dict_in_generate=True` the statistics are in the output too. Raises UnsupportedModelError where `accelerate`
     does; a call that cannot be accelerated is left to transformers with a warning.
     """
     way = way_of(fast)
-    acceleration = Acceleration(make_drafter(drafter), way, ready(model))
+    made, target = make_drafter(drafter), ready(model)
+    known = NOTHING_KNOWN if prediction is None else Known(prediction=_predicted(prediction, made, target, arguments))
+    acceleration = Acceleration(made, way, target, known=known)
     acceleration.stats.synchronize = bool(stats and stats.synchronize)
     result = view(model, acceleration).generate(*inputs, **arguments)
     if stats is not None:
         vars(stats).update(vars(stats + acceleration.stats))
     return result
+
+
+def _predicted(
+    prediction: str | Sequence[int] | torch.Tensor, drafter: Drafter, target: TreeModel, arguments: dict[str, Any]
+) -> torch.Tensor:
+    """A prediction as ids (n,) int64; raises ValueError."""
+    if not drafter.traits.predictions:
+        raise ValueError(
+            f"expected a drafter that drafts from predictions, got {drafter.describe()}; use recycling, or leave the "
+            "prediction out"
+        )
+    if isinstance(prediction, str):
+        if arguments.get("tokenizer") is None:
+            raise ValueError("expected tokenizer=... with a prediction that is a text, got none; or give token ids")
+        prediction = arguments["tokenizer"](prediction, add_special_tokens=False)["input_ids"]
+    ids = torch.as_tensor(prediction, dtype=torch.long).flatten()
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
+        raise ValueError(f"expected a prediction of token ids below {target.vocab_size}, got {int(ids.max())}")
+    return ids
 
 
 def custom_generate(drafter: str | Drafter = "recycling", *, fast: bool = False, **options: Any) -> Callable[..., Any]:

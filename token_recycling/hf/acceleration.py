@@ -28,6 +28,7 @@ from .._util.locks import Lock
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.stats import Stats
+from ..loop.text import NOTHING_KNOWN, Known
 from ..model.compat import with_cache
 from ..model.support import UnsupportedModelError
 from ..model.tree_model import TreeModel
@@ -62,6 +63,8 @@ class Acceleration:
     """Whether the call that ended last came to be decoded, rather than refused as it was prepared."""
     decode: Callable[..., GenerateDecoderOnlyOutput | torch.Tensor] = run_call
     """Decodes a call."""
+    known: Known = NOTHING_KNOWN
+    """What is known of the texts of all calls."""
 
     _said: set[str] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
@@ -177,7 +180,8 @@ class _Accelerated(PreTrainedModel):
                 call.fall_back(str(reason))
             else:
                 call.fallback, call.reached = None, True
-                return acceleration.decode(target, given, acceleration.drafter, call.stats, acceleration.way)
+                how = acceleration.drafter, call.stats, acceleration.way, acceleration.known
+                return acceleration.decode(target, given, *how)
             return super()._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )

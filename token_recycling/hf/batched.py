@@ -22,7 +22,7 @@ from ..drafters._base import Drafter
 from ..loop.continuous import RunningBatch
 from ..loop.draws import Draws
 from ..loop.stats import Stats
-from ..loop.text import Row
+from ..loop.text import NOTHING_KNOWN, Known, Row
 from ..model.kv_cache import slots
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
@@ -48,9 +48,10 @@ class DecodingThread:
         self._thread = threading.Thread(target=self._decode, name="decoding", daemon=True)
         self._thread.start()
 
-    def model(self, drafter: Drafter, seed: int) -> PreTrainedModel:
+    def model(self, drafter: Drafter, seed: int, known: Known = NOTHING_KNOWN) -> PreTrainedModel:
         """A view whose `generate` decodes in this thread, with the text that it has alone after `manual_seed(seed)`."""
-        return view(self._model, Acceleration(drafter, ordinary, self.target, decode=partial(self._decoded, seed)))
+        decode = partial(self._decoded, seed)
+        return view(self._model, Acceleration(drafter, ordinary, self.target, decode=decode, known=known))
 
     def between_steps(self, function: Callable[[], T]) -> Future[T]:
         """Call a function in the decoding thread, between two steps; in this one if that thread has ended."""
@@ -75,14 +76,14 @@ class DecodingThread:
         self._thread.join()
 
     def _decoded(
-        self, seed: int, target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way
+        self, seed: int, target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way, known: Known
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache):
             torch.manual_seed(seed)
-            return run_call(target, call, drafter, stats, way)
+            return run_call(target, call, drafter, stats, way, known)
         (sequence,), (selector,) = beginnings(call)
-        row, ended, streamer = Row(sequence, selector, drafter, stats), Future[None](), call.streamer
+        row, ended, streamer = Row(sequence, selector, drafter, stats, known=known), Future[None](), call.streamer
 
         def take(step: Step) -> None:
             if streamer is not None:

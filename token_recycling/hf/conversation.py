@@ -1,9 +1,10 @@
-"""A conversation with a model: turn after turn through its chat template, on one key/value cache.
+"""A conversation with a model: turn after turn through its chat template, each read behind those before.
 
-A chat template writes the whole conversation anew for every turn. The tokens that it begins with and that the cache
-holds from the turns before are not read again, so that a turn costs what is new in it: the question, and of the last
-answer what the template writes otherwise than the model did. The prompt is always the template's, so that the text is
-that of a cold cache; in 16 bits nearly equal candidates may change places, as between any two ways to read a text.
+A chat template writes the whole conversation anew for every turn. The tokens that it begins with and whose keys and
+values are kept of the turns before (`model.prefixes`) are not read again, so that a turn costs what is new in it: the
+question, and of the last answer what the template writes otherwise than the model did. The prompt is always the
+template's, so that the text is that of a cold cache; in 16 bits nearly equal candidates may change places, as between
+any two ways to read a text.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache
 
+from .._util.device import memory
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
 from ..cuda_graphs import way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..loop.stats import Stats
-from ..model.inspection import accepts, context_length
-from ..model.kv_cache import slots
+from ..loop.text import Known
+from ..model.inspection import context_length
 from ..model.prefill import checked_prompt
+from ..model.prefixes import PrefixCache
 from ..model.self_test import ready
 from .acceleration import Acceleration, view
 
@@ -45,15 +47,10 @@ class Turn:
 class Conversation:
     """Turns of a chat, each read behind those before.
 
-    `messages` holds the conversation, as `{"role": ..., "content": ...}`, and may be edited between turns: the cache is
-    cut back to what still holds. `last` is the last `Turn`, or None; `acceleration` has the drafter. Not to be shared
+    `messages` holds the conversation, as `{"role": ..., "content": ...}`, and may be edited between turns: what still
+    holds is not read again. `last` is the last `Turn`, or None; `acceleration` has the drafter. Not to be shared
     by threads.
     """
-
-    _text: torch.Tensor
-    """(length,) ids of the conversation up to the last answer."""
-    _cache: Cache
-    """Of all of them but the last."""
 
     def __init__(
         self,
@@ -79,6 +76,7 @@ class Conversation:
         self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
         self._target = ready(model)
         self.acceleration = Acceleration(make_drafter(drafter), way_of(fast), self._target)
+        self._limit = memory(self._target.device) // 8
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()
 
@@ -86,7 +84,7 @@ class Conversation:
         """Begins anew, with the system message alone."""
         self.messages: list[dict[str, str]] = [*self._system]
         self.last: Turn | None = None
-        self._forget()
+        self.acceleration.known = Known(PrefixCache(self._target, self._limit).of(""))
 
     def say(self, text: str, on_text: Callable[[str], Any] | None = None, **arguments: Any) -> str:
         """The answer to `text`; both become messages. `on_text` is called with pieces of the answer as they come,
@@ -104,26 +102,19 @@ class Conversation:
                 on_text(piece)
 
         recorder = StepRecorder(lambda tokens: show(shown.push(tokens)))
-        cached, cache = self._reused(ids), self._cache
-        self._forget()  # until the answer is complete: what an error leaves in a cache is not known
-        kept = {"past_key_values": cache} if accepts(self.model, "past_key_values") else {}
         try:
-            sequences = view(self.model, self.acceleration).generate(**asked, **kept, streamer=recorder)
+            view(self.model, self.acceleration).generate(**asked, streamer=recorder)
             show(shown.flush())
         except KeyboardInterrupt:
             if recorder.tokens:
-                self._keep(question, asked, cached, recorder.tokens)
+                self._keep(question, asked, recorder.tokens)
             raise
-        answer = self._keep(question, asked, cached, recorder.tokens)
-        # A cache that does not say how much it has read, or that another loop left, may not be read on.
-        if self.acceleration.fallback is None and slots(cache) == sequences.shape[1] - 1:
-            self._text, self._cache = sequences[0], cache
-        return answer
+        return self._keep(question, asked, recorder.tokens)
 
-    def _keep(self, question: dict[str, str], asked: dict[str, Any], cached: int, tokens: list[int]) -> str:
-        answer = decoded(self.tokenizer, tokens)
+    def _keep(self, question: dict[str, str], asked: dict[str, Any], tokens: list[int]) -> str:
+        answer, stats = decoded(self.tokenizer, tokens), self.acceleration.stats
         self.messages += [question, {"role": "assistant", "content": answer}]
-        self.last = Turn(asked, cached, tokens, self.acceleration.stats)
+        self.last = Turn(asked, stats.cached_tokens, tokens, stats)
         return answer
 
     def _encoded(self, messages: list[dict[str, str]]) -> torch.Tensor:
@@ -150,21 +141,3 @@ class Conversation:
                 )
             asked["max_new_tokens"] = min(asked["max_new_tokens"], context - len(ids))
         return {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], **asked}
-
-    def _forget(self) -> None:
-        self._text, self._cache = torch.zeros(0, dtype=torch.long), self._target.new_cache()
-
-    def _reused(self, ids: torch.Tensor) -> int:
-        """Cuts the cache to the tokens that `ids` (length,) begins with, but for the last, and returns how many."""
-        support, held = self._target.support, slots(self._cache)
-        n = min(held, len(ids) - 1)
-        common = int((ids[:n] == self._text[:n].to(ids.device)).int().cumprod(0).sum())
-        border = support.border
-        # Beyond some borders all of a text is computed otherwise than what is in the cache was.
-        across = border is not None and not border.repeats and max(held, len(ids)) > border.at
-        if across or (support.recurrent and common < held) or support.cannot_read_on(common, len(ids)):
-            self._forget()
-            return 0
-        if common < held:
-            self._cache.crop(common - held)
-        return common

@@ -6,14 +6,15 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import torch
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.stats import Stats
 from ..loop.step import decode
-from ..loop.text import Sequence, TokenSelector
+from ..loop.text import NOTHING_KNOWN, Known, Sequence, TokenSelector
+from ..model.kv_cache import slots
 from ..model.remembered import say_once
 from ..model.tree_model import TreeModel
 from .batch_stopping import BatchStopping
@@ -29,7 +30,12 @@ class Output(GenerateDecoderOnlyOutput):
 
 
 def run_call(
-    target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way = ordinary
+    target: TreeModel,
+    call: GenerateCall,
+    drafter: Drafter,
+    stats: Stats,
+    way: Way = ordinary,
+    known: Known = NOTHING_KNOWN,
 ) -> Output | torch.Tensor:
     """Decodes what `call` asks for: ids (batch, length), or an `Output` where the call wants one."""
     if type(call.cache) is StaticCache:
@@ -41,31 +47,44 @@ def run_call(
     sequences, selectors = beginnings(call)
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
-    with target.alone(), way(target, sequences, selectors, drafter, handover.cache) as stepping:
+    cache, held, whole = handover.cache, handover.lengths, False
+    prefixes = known.prefixes if _begins_anew(call) else None
+    if prefixes is not None:
+        cache, held[0] = prefixes.take(sequences[0].on_host)
+        stats.cached_tokens += held[0]
+    with target.alone(), way(target, sequences, selectors, drafter, cache) as stepping:
         passes = decode(
             target,
             sequences,
             drafter,
             selectors,
-            handover.cache,
+            cache,
             stats,
-            held=handover.lengths,
+            held=held,
             after_pass=stopping.apply if call.joint_criteria else None,
             stepper=stepping.stepper,
             kind=stepping.kind,
             streamed=call.streamer is not None,
             keeps_all=call.cache_is_seen,
+            known=known,
         )
-        with closing(passes):  # whatever ends the call, before the next one begins
-            for steps in passes:
-                if call.streamer is not None:
-                    call.streamer.put(torch.tensor(steps[0].tokens))
+        try:
+            with closing(passes):  # whatever ends the call, before the next one begins
+                for steps in passes:
+                    whole = True  # where the streamer ends the text, too
+                    if call.streamer is not None:
+                        call.streamer.put(torch.tensor(steps[0].tokens))
+                    whole = False
+            whole = True
+        finally:
+            if prefixes is not None and whole:
+                prefixes.keep(sequences[0].on_host, cache)
     if call.streamer is not None:
         call.streamer.end()
     stats.tokens -= stopping.withdrawn
     for sequence, selector in zip(sequences, selectors, strict=True):
         selector.forget(sequence.columns - call.input_ids.shape[1])
-    if call.cache_is_seen:
+    if call.cache_is_seen and prefixes is None:
         if len({sequence.columns for sequence in sequences}) > 1:
             assert call.padding_token is not None, "texts of a batch end apart only where they are padded"
             fill_up(target, sequences, selectors, handover.cache, call.padding_token)
@@ -76,6 +95,12 @@ def run_call(
     scores = _by_step([sequence.scores for sequence in sequences])
     logits = _by_step([selector.logits for selector in selectors])
     return Output(sequences=ids, scores=scores, logits=logits, past_key_values=call.cache, stats=stats)
+
+
+def _begins_anew(call: GenerateCall) -> bool:
+    """Whether nobody sees the cache of a call's only text, so that it may begin with what is kept of others."""
+    alone = len(call.input_ids) == 1 and not call.config.return_dict_in_generate
+    return alone and type(call.cache) is DynamicCache and not call.cache.offloading and not slots(call.cache)
 
 
 def beginnings(call: GenerateCall) -> tuple[list[Sequence], list[TokenSelector]]:

@@ -113,6 +113,9 @@ class RunningBatch:
         while self._joining and left > 0:
             run, take = self._joining[0]
             (row,) = run.rows
+            if row.known.prefixes is not None and not row.held:  # by now others may have read what it begins with
+                run.cache, row.held = row.known.prefixes.take(row.sequence.on_host)
+                row.stats.cached_tokens += row.held
             unread = row.sequence.length - row.held
             # Who needs the states of a prompt needs those of all of it.
             in_pieces = self.target.support.reads_on and row.traits.states is None
@@ -139,13 +142,15 @@ class RunningBatch:
         run.clock.restart()
         alone = begin(run, TreeStepper)
         _step(run, alone, [take])
-        if not run.rows[0].going:
+        row = run.rows[0]
+        _keep_text(run, 0)
+        if not row.going:
             return
         if self._stepper is None:
             self._stepper = alone
         else:
             self._stepper.join(alone)
-        self._takes[run.rows[0]] = take
+        self._takes[row] = take
 
     def _pass(self, stepper: TreeStepper) -> None:
         """Make one pass over all texts; its time counts for each of them."""
@@ -154,8 +159,10 @@ class RunningBatch:
         run.clock.stats = spent = Stats(run.rows[0].stats.synchronize)
         run.clock.restart()
         _step(run, stepper, [self._takes[row] for row in run.rows])
-        for row in run.rows:
+        for place, row in enumerate(run.rows):
             row.stats.spend(spent)
+            if not row.going:
+                _keep_text(run, place)
 
     def _drop(self) -> list[Row]:
         """Remove the texts that have ended, and return them."""
@@ -176,7 +183,17 @@ def _step(run: Run, stepper: TreeStepper, takes: Sequence[Take]) -> None:
     """Make one step of each text of a run, give it to its `takes`, then learn from it."""
     steps = stepper.step(list(range(len(run.rows))))
     count(run, steps)
+    for row in run.rows:
+        row.whole = False
     for step in steps:
+        run.rows[step.row].whole = True
         with run.rows[step.row].guarded():
             takes[step.row](step)
     learn(run, stepper)
+
+
+def _keep_text(run: Run, place: int) -> None:
+    """Keep the slots of a text for those that begin as it does, unless its last step failed."""
+    row = run.rows[place]
+    if row.known.prefixes is not None and row.whole:
+        row.known.prefixes.keep(row.sequence.on_host, run.cache, place)

@@ -98,9 +98,8 @@ def share_nodes(drafts: list[Draft], going: list[int], costs: np.ndarray) -> Non
     whole = max((len(drafts[row].tree) for row, known in chances.items() if known is None), default=1)
     size = paying_size([np.ones(1) if known is None else known for known in chances.values()], costs, whole)
     for row, known in chances.items():
-        if known is not None and len(known) > size:
-            likeliest = np.argsort(-known, kind="stable")[:size]
-            drafts[row] = drafts[row].part(sorted(likeliest.tolist()))
+        if known is not None:
+            drafts[row] = drafts[row].likeliest(size)
 
 
 def check_held(held: int, length: int) -> None:

@@ -33,6 +33,8 @@ class Stats:
     steps: int = 0
     """Decoding steps: forward passes that verified a draft, or a lone root; a prompt's pass may be one."""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of prompts whose keys and values were kept of earlier texts, and not read again."""
     prefill_seconds: float = 0.0
     """Seconds up to the first tokens: of the pass that reads the prompt and verifies the first draft."""
     first_tokens: int = 0

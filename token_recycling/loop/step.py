@@ -28,7 +28,7 @@ from ..trees.templates import root_only
 from .accept import accept_greedy, accept_walk
 from .run import Run, check_held, share_nodes
 from .stats import Clock, Stats
-from .text import Row, Sequence, TokenSelector
+from .text import NOTHING_KNOWN, Known, Row, Sequence, TokenSelector
 
 
 class Stepper(Protocol):
@@ -219,6 +219,7 @@ def decode(
     kind: str = "",
     streamed: bool = False,
     keeps_all: bool = True,
+    known: Known = NOTHING_KNOWN,
 ) -> Generator[list[Step]]:
     """Yields the steps of one forward pass after another, one step for every text that had not ended, until all have.
 
@@ -227,9 +228,10 @@ def decode(
     leave it when they end, and rows of steps are places among those left: passes over fewer texts take less time.
     `after_pass` is called after every pass and may end texts. `stepper` makes the steps, and `kind` names them.
     `streamed`: the first token is waited for, so the pass over a long prompt verifies no draft, which would delay it.
+    `known`: of every text.
     """
     rows = [
-        Row(sequence, selector, drafter, stats, cached)
+        Row(sequence, selector, drafter, stats, cached, known)
         for sequence, selector, cached in zip(
             sequences, selectors, held or [slots(cache)] * len(sequences), strict=True
         )

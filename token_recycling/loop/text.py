@@ -16,6 +16,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
+from ..model.prefixes import Prefixes
 from ..model.tree_model import TreeModel
 from ..trees.draft import Context, Draft
 from .draws import Draws
@@ -175,6 +176,21 @@ class TokenSelector:
                 del kept[tokens:]
 
 
+@dataclass(frozen=True)
+class Known:
+    """What may be known of a text before it is decoded; the text is the same without."""
+
+    prefixes: Prefixes | None = None
+    """The texts among which its beginning is looked for, and kept."""
+    prediction: torch.Tensor | None = None
+    """(n,) int64: what is expected to follow; drafted from, never read by the target."""
+    nodes: int | None = None
+    """Drafted tokens of a pass at most; None for no limit but the drafter's own."""
+
+
+NOTHING_KNOWN = Known()
+
+
 @dataclass(eq=False)
 class Row:
     """One text of a batch: its tokens, how they are chosen, and what drafts for it."""
@@ -185,12 +201,16 @@ class Row:
     stats: Stats
     held: int = 0
     """Tokens that the cache holds before the prompt is read, from slot 0 on."""
+    known: Known = NOTHING_KNOWN
+    """What is known of it before it is decoded."""
     draws: Draws | None = None
     """Random numbers of this text alone; None to draw from torch's generator."""
     isolated: bool = False
     """Whether an error in this text's own parts ends this text alone."""
     error: Exception | None = field(default=None, init=False)
     """The error that ended it early, if one did."""
+    whole: bool = field(default=False, init=False)
+    """Whether its last step was accepted and its slots were kept; set where texts share passes."""
     text_drafter: TextDrafter | None = field(default=None, init=False)
     """Drafts for it; None until it is started."""
 
@@ -219,6 +239,8 @@ class Row:
         """Return the text's drafter, started when it is first needed."""
         if self.text_drafter is None:
             self.text_drafter = self.drafter.start(self.prompt.to(target.device), target, costs)
+            if self.known.prediction is not None:
+                self.text_drafter.predict(self.known.prediction)
         return self.text_drafter
 
     def draft(self, target: TreeModel, costs: Costs) -> Draft:
@@ -233,6 +255,8 @@ class Row:
                 f"{self.started(target, costs).describe()}; give `context.root` as the first of the tokens"
             )
         draft = draft.cut(self.deepest(target))
+        if self.known.nodes is not None:
+            draft = draft.likeliest(1 + self.known.nodes)
         if not support.branches:
             draft = draft.chain()
         if support.border is None or support.fits(sequence.length - 1, len(draft.tree)):

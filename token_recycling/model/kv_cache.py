@@ -62,6 +62,29 @@ class TreeCache(KeptSlots):
         self._indexed = [layer for layer in self._layers if hasattr(layer, "move")]
         self._stores = list({id(store): store for layer in self._layers for store, _ in layer.parts}.values())
 
+    @classmethod
+    def of_length(cls, cache: Cache, slots: int) -> TreeCache:
+        """Of a cache whose layers were taken over and have room for `slots` slots, which are yet to be written."""
+        for layer in cache.layers:
+            if hasattr(layer, "parts"):
+                layer.length = slots
+            if getattr(layer, "indexer_keys", None) is not None:
+                layer.indexer_keys = layer.indexer_keys.new_empty(1, slots, layer.indexer_keys.shape[2])
+        return cls(cache)
+
+    @property
+    def stores(self) -> list[SlotStore]:
+        """The tensors that its layers share."""
+        return self._stores
+
+    def parts(self, row: int, first: int, last: int) -> list[torch.Tensor]:
+        """What it holds of slots of one text, as views: keys and values, (tensors, heads, n, size) for every store, and
+        index keys, (n, size) for every layer that has some.
+        """
+        states = [store.buffer[:, row, :, first:last] for store in self._stores]
+        keys = [layer.indexer_keys for layer in self._indexed if layer.indexer_keys is not None]
+        return [*states, *(key[row, first:last] for key in keys)]
+
     @lasting()
     def shift(self, places: Sequence[int], slots: int) -> None:
         """Move each text by `places[row]` slots, to the right if positive, behind zeros; there are `slots` then."""

@@ -19,11 +19,12 @@ from numba.extending import intrinsic
 
 from .._util.compiled import compiled, compiled_part
 from ..costs.budget import may_pay
+from .alignment import Copying, begin_draft, follow, follows_from
 from .calibration import count
 from .mixture import Sources
 from .ngrams import ABSENT
 from .nodes import NOTHING, GrowingTree, attach, consider, tree_of
-from .occurrences import LONGEST, OccurrenceArrays, append
+from .occurrences import LONGEST, OccurrenceArrays, append_one
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
 """Expected wrong tokens of all texts that a text begins with; what a text and all texts keep with every step."""
@@ -39,6 +40,7 @@ class TextArrays(NamedTuple):
     wrong: np.ndarray  # (s + 1, 2) float64: tokens wrong of late, and expected so; at last of all texts
     addresses: np.ndarray  # (s, 4) int64: of the arrays of an index
     capacities: np.ndarray  # (s,) int64: of the index; 0 where the text is not searched
+    copying: Copying  # where texts are copied from
 
     @classmethod
     def empty(cls, slots: int, *sizes: int) -> TextArrays:
@@ -46,7 +48,7 @@ class TextArrays(NamedTuple):
         made, read, capacities = np.zeros((3, slots), np.int64)
         copied, addresses = np.zeros((slots, 2), np.int64), np.zeros((slots, 4), np.int64)
         trees, wrong = GrowingTree.empty(slots, *sizes), np.zeros((slots + 1, 2))
-        return cls(trees, made, read, copied, wrong, addresses, capacities)
+        return cls(trees, made, read, copied, wrong, addresses, capacities, Copying.empty(slots))
 
 
 class Asked(NamedTuple):
@@ -98,7 +100,8 @@ def _sources_of(texts: TextArrays, slot: int, known: Sources) -> Sources:
         carray(_int32s(addresses[slot, 2]), (2, capacity)),
         carray(_int64s(addresses[slot, 3]), (1,)),
     )
-    return Sources(known.rows, index, known.past, known.calibration, known.foreseen)
+    copying = Copying(texts.copying.state[slot], texts.copying.rules[slot])
+    return Sources(known.rows, index, known.past, known.calibration, known.foreseen, copying)
 
 
 @compiled
@@ -135,7 +138,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
                 corrections[one] = _correction(texts.wrong, slot)
         else:
             node = texts.made[slot]
-            attach(tree, node, parents[one], ranks[one], sources.foreseen)
+            attach(tree, node, parents[one], ranks[one], sources)
             if chains:
                 tree.values[node] = gains[one]
             expected += gains[one]
@@ -158,20 +161,38 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
 def _read(texts: TextArrays, asked: Asked, one: int, tree: GrowingTree, sources: Sources) -> None:
     """Counts what of the last tree was right, adds what is new to the index, and begins a new tree."""
     slot, row, length = asked.slots[one], asked.rows[one], asked.lengths[one]
-    written = np.empty(length - texts.read[slot], np.int64)
+    read = texts.read[slot]
+    written = np.empty(length - read, np.int64)
     for place in range(len(written)):
-        written[place] = asked.tokens[row, texts.read[slot] + place]
+        written[place] = asked.tokens[row, read + place]
     if texts.made[slot]:
         if asked.learns:
             count_chosen(tree, texts.made[slot], written, sources.calibration)
         _count_wrong(texts, slot, tree, written)
     if len(sources.text.tokens):
-        append(sources.text, written)
+        _append(written, read, sources)
+        begin_draft(sources.copying, sources.text, tree.places[0])
     for place in range(LONGEST):
         tree.recent[place] = np.int64(asked.tokens[row, length - 1 - place]) if place < length else np.int64(ABSENT)
     tree.tokens[0], tree.parents[0], tree.ranks[0], tree.depths[0], tree.values[0] = tree.recent[0], -1, 0, 0, 1
     tree.entries[0] = 0 if sources.foreseen.filled[0] else -1
     texts.read[slot] = length
+
+
+@compiled_part
+def _append(written: np.ndarray, read: int, sources: Sources) -> None:
+    """Adds tokens to the index of a text behind `read` of them, and follows where they are copied from."""
+    for place in range(len(written)):
+        if read + place >= follows_from(sources.copying):
+            follow(sources.copying, sources.text, written[place])
+        append_one(sources.text, written[place])
+
+
+@compiled
+def read_on(texts: TextArrays, slot: int, written: np.ndarray, known: Sources) -> None:
+    """Reads the last tokens of a text, which no draft follows."""
+    _append(written, texts.read[slot], _sources_of(texts, slot, known))
+    texts.read[slot] += len(written)
 
 
 @compiled_part

@@ -3,7 +3,8 @@
 `candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
 too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
 `calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two, lower ones masked
-(`occurrences`). From version 4 on it may have what was learned of hidden states (`states`). The header has the
+(`occurrences`). From version 4 on it may have what was learned of hidden states (`states`); from version 5 on the
+calibration tells copies apart. The header has the
 fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the SHA-256 of the whole file, in which
 its own digits count as zeros: a file with any changed bit is refused.
 """
@@ -26,8 +27,8 @@ from .._util.files import replacing
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT, VERSION = "token_recycling.adjacency_matrix", "4"
-_WITHOUT_CHECKSUM, _WITHOUT_PAST, _WITHOUT_STATES = "1", "2", "3"
+FORMAT, VERSION = "token_recycling.adjacency_matrix", "5"
+_WITHOUT_CHECKSUM, _OLDER = "1", ("2", "3", "4")
 _UNKNOWN = "0" * 64
 """Stands for the checksum where that is not known yet."""
 _KINDS = (
@@ -83,7 +84,7 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
             f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
         )
     version, checksum = header.get("version"), header.pop("sha256", None)
-    if version not in (VERSION, _WITHOUT_STATES, _WITHOUT_PAST, _WITHOUT_CHECKSUM):
+    if version not in (VERSION, *_OLDER, _WITHOUT_CHECKSUM):
         raise MatrixFileError(f"{path}: expected format version {VERSION}, got {version}; update token_recycling")
     if checksum is not None or version != _WITHOUT_CHECKSUM:
         found = hashlib.sha256(_with_checksum(contents, str(checksum), _UNKNOWN)).hexdigest()
@@ -102,7 +103,7 @@ def read_ngram_matrix(
     path: str | os.PathLike[str], ours: Mapping[str, object], kinds: Sequence[int]
 ) -> tuple[dict[str, np.ndarray], int]:
     """The checked tensors of the file of a `NgramMatrix`, as `read_matrix_file`, and which of the calibrations of
-    `kinds` it has: that of today, of files without states, or of those without a past too.
+    `kinds` it has: that of today, of files without copies, without states too, or without a past too.
     """
     read, header = read_matrix_file(path)
     if "shares" not in read:
@@ -115,7 +116,7 @@ def read_ngram_matrix(
             f"{path}: expected a matrix with contexts, got rows of single tokens alone; give a file written by --matrix"
         )
     check_header(path, ours, header)
-    possible, found = (kinds[:2] if "past" in read else kinds[2:]), len(read["calibration"])
+    possible, found = (kinds[:3] if "past" in read else kinds[3:]), len(read["calibration"])
     if found not in possible:
         raise MatrixFileError(f"{path}: expected a calibration of {possible[0]} kinds, got {found}; start a new one")
     return read, kinds.index(found)

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .._util.compiled import compiled_part
+from .alignment import HYPOTHESES, Copying, candidates, weight
+from .alignment import KINDS as COPIED
 from .calibration import MATCHES, RANKS, cell_of, chance, match_kind, new_calibration
 from .foreseen import Foreseen
 from .ngrams import FULL, Rows, find_row
@@ -38,8 +40,14 @@ _FORESEEN_WEIGHT, _FORESEEN_LIKELY = np.float32(0.5), np.float32(0.2)
 """
 _PAST_KINDS, _FORESEEN_KINDS = 4, 3
 _MATCHED = MATCHES * _PAST_KINDS
-_KINDS = _MATCHED + _FORESEEN_KINDS
-"""Candidates are told apart by the matches that support them, and where none does, by what states foresee of them."""
+_CERTAIN = np.float32(1 - 1e-6)
+"""The most that is believed, so that a node brings less than a whole token."""
+_LONG_MATCH = 6
+"""The kind of a match from which on it says more than that copying goes on there."""
+_KINDS = _MATCHED + _FORESEEN_KINDS + COPIED
+"""Candidates are told apart by the matches that support them, and where none does, by what states foresee of them;
+those that are copied where no long match says so, by how they are.
+"""
 
 
 class Sources(NamedTuple):
@@ -50,6 +58,7 @@ class Sources(NamedTuple):
     past: OccurrenceArrays  # Of the texts before it; may be empty
     calibration: np.ndarray  # `mixture_calibration`
     foreseen: Foreseen  # by hidden states, of one draft
+    copying: Copying  # where the text is copied from
 
 
 class Mixture(NamedTuple):
@@ -62,6 +71,8 @@ class Mixture(NamedTuple):
     shares: np.ndarray  # (c,) float32: of the mixture
     foreseen: np.ndarray  # (c,) float32: probabilities that hidden states give, 0 for none
     matches: np.ndarray  # (2, c) int64: kinds of the longest matches in this text and the past
+    copied: np.ndarray  # (c,) int64: kinds of copies, -1 for none
+    found: np.ndarray  # (2, 3) int64: for `alignment.candidates`
     cells: np.ndarray  # (c,) int64: kinds, for the calibration
     chances: np.ndarray  # (c,) float32: calibrated probabilities
     places: np.ndarray  # (FOUND,) int64: of what followed in a text
@@ -70,7 +81,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def empty(cls, orders: int, k: int) -> Mixture:
-        most = (orders + 1) * k + _BESIDE * _AFTER + 2 * FOUND + k
+        most = (orders + 1) * k + _BESIDE * _AFTER + 2 * FOUND + k + 2 * HYPOTHESES
         ints, floats = (lambda n: np.zeros(n, np.int64)), (lambda n: np.zeros(n, np.float32))
         return cls(
             orders,
@@ -80,6 +91,8 @@ class Mixture(NamedTuple):
             shares=floats(most),
             foreseen=floats(most),
             matches=np.zeros((2, most), np.int64),
+            copied=ints(most),
+            found=np.zeros((2, 3), np.int64),
             cells=ints(most),
             chances=floats(most),
             places=ints(FOUND),
@@ -93,18 +106,18 @@ def mixture_calibration() -> np.ndarray:
     return new_calibration(_KINDS)
 
 
-def cells_without(calibration: np.ndarray, past: bool) -> np.ndarray:
-    """(cells, 2): those of `mixture_calibration` where nothing is foreseen, or also, with `past`, nothing in the past
-    supports a candidate; a view.
+def cells_by_age(calibration: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Views of `mixture_calibration`, (..., 2): all cells, then those that older files have: where nothing is copied,
+    also nothing is foreseen, also nothing in the past supports a candidate.
     """
-    matched = calibration.reshape(-1, _KINDS, 2)[:, :_MATCHED]
-    return matched[:, ::_PAST_KINDS] if past else matched
+    kinds = calibration.reshape(-1, _KINDS, 2)
+    return kinds, kinds[:, : _MATCHED + _FORESEEN_KINDS], kinds[:, :_MATCHED], kinds[:, :_MATCHED:_PAST_KINDS]
 
 
 @compiled_part
-def mix(mixture: Mixture, sources: Sources, entry: int) -> int:
+def mix(mixture: Mixture, sources: Sources, entry: int, places: np.ndarray) -> int:
     """Finds the candidates after `mixture.recent` and how likely they are; returns their number. `entry`: of what is
-    foreseen there, -1 for none.
+    foreseen there, -1 for none; `places` (HYPOTHESES, 4): where copying may go on.
     """
     rows, shares = sources.rows, mixture.shares
     found, known = _mix_beside(mixture, rows), False
@@ -119,6 +132,7 @@ def mix(mixture: Mixture, sources: Sources, entry: int) -> int:
         found = _mix_foreseen(mixture, found, sources.foreseen, entry)
     found = _mix_text(mixture, found, sources.past, np.int64(1))
     found = _mix_text(mixture, found, sources.text, np.int64(0))
+    found = _mix_copied(mixture, found, sources, places)
     for place in range(found):
         rank = 0
         for other in range(found):
@@ -131,8 +145,11 @@ def mix(mixture: Mixture, sources: Sources, entry: int) -> int:
         if entry >= 0 and kind == 0:
             foreseen = mixture.foreseen[place]
             kind = _MATCHED + (0 if foreseen <= 0 else 1 if foreseen < _FORESEEN_LIKELY else 2)
+        if mixture.copied[place] >= 0 and mixture.matches[0, place] < _LONG_MATCH:
+            kind = _MATCHED + _FORESEEN_KINDS + mixture.copied[place]
         mixture.cells[place] = cell_of(shares[place], rank, kind, _KINDS)
-        mixture.chances[place] = chance(sources.calibration, mixture.cells[place], shares[place])
+        likely = chance(sources.calibration, mixture.cells[place], shares[place])
+        mixture.chances[place] = min(likely, _CERTAIN)
     return found
 
 
@@ -215,6 +232,28 @@ def _mix_text(mixture: Mixture, found: int, text: OccurrenceArrays, which: int) 
 
 
 @compiled_part
+def _mix_copied(mixture: Mixture, found: int, sources: Sources, places: np.ndarray) -> int:
+    """Adds what is to be copied; returns the number of candidates."""
+    most, total = np.float32(0), np.float32(0)
+    for row in range(HYPOTHESES):
+        for one in range(candidates(sources.copying, sources.text, places[row], mixture.found)):
+            share = weight(mixture.found[one, 1]) * np.float32(mixture.found[one, 2]) / np.float32(256)
+            most, total = max(most, weight(mixture.found[one, 1])), total + share
+    if total <= 0:
+        return found
+    _fade(mixture, found, most)
+    for row in range(HYPOTHESES):
+        for one in range(candidates(sources.copying, sources.text, places[row], mixture.found)):
+            kind = mixture.found[one, 1]
+            share = weight(kind) * np.float32(mixture.found[one, 2]) / np.float32(256)
+            place = _add(mixture, found, mixture.found[one, 0], most * share / total)
+            if mixture.copied[place] < 0:
+                mixture.copied[place] = kind
+            found = max(found, place + 1)
+    return found
+
+
+@compiled_part
 def _fade(mixture: Mixture, found: int, weight: float) -> None:
     """Makes room for a source of that weight."""
     for place in range(found):
@@ -230,4 +269,5 @@ def _add(mixture: Mixture, found: int, token: int, share: float) -> int:
             return place
     mixture.tokens[found], mixture.shares[found], mixture.foreseen[found] = token, share, 0
     mixture.matches[0, found] = mixture.matches[1, found] = 0
+    mixture.copied[found] = -1
     return found

@@ -17,15 +17,16 @@ import numpy as np
 
 from .._util.compiled import compiled, compiled_part
 from .._util.topk import exceeded
+from .alignment import Copying
 from .foreseen import NOTHING_FORESEEN, Foreseen
 from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
-from .mixture import Sources, cells_without, mixture_calibration
+from .mixture import Sources, cells_by_age, mixture_calibration
 from .ngrams import ABSENT, FULL, Rows, find_row, key_of
 from .occurrences import OccurrenceArrays, Occurrences
 from .states import StateSums
 
 MAX_ORDER = 4
-_NO_TEXT = OccurrenceArrays.empty(0)
+_NO_TEXT, _NOT_COPIED = OccurrenceArrays.empty(0), Copying.empty()
 
 
 def check_options(k: int, orders: int, memory: float, past: int) -> None:
@@ -142,7 +143,7 @@ class NgramMatrix:
 
     def sources(self, foreseen: Foreseen = NOTHING_FORESEEN) -> Sources:
         """What candidates come from, without a text."""
-        return Sources(self.rows, _NO_TEXT, self.past.arrays, self.calibration, foreseen)
+        return Sources(self.rows, _NO_TEXT, self.past.arrays, self.calibration, foreseen, _NOT_COPIED)
 
     def save(self, path: str | os.PathLike[str], tokenizer: str = "") -> None:
         """Writes a safetensors file; as `AdjacencyMatrix.save`."""
@@ -163,8 +164,7 @@ class NgramMatrix:
         """As `AdjacencyMatrix.load`, and of the same orders; keeps what contexts and past tokens there is room for."""
         ours = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders, "tokenizer": tokenizer}
         calibration = mixture_calibration()
-        # Older files knew nothing that is foreseen, and before that no past.
-        counts = (calibration, cells_without(calibration, past=False), cells_without(calibration, past=True))
+        counts = cells_by_age(calibration)
         read, version = read_ngram_matrix(path, ours, [cells.size // 2 for cells in counts])
         counted = counts[version]
         counted[...] = read["calibration"].reshape(counted.shape)

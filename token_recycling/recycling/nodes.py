@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .._util.compiled import compiled_part
-from .foreseen import Foreseen, entry_below
+from .alignment import HYPOTHESES, find, go_on, has_rules
+from .foreseen import entry_below
 from .mixture import Mixture, Sources, mix
 from .ngrams import ABSENT
 from .occurrences import LONGEST, token_at
@@ -39,6 +40,7 @@ class GrowingTree(NamedTuple):
     known: np.ndarray  # (capacity,) int64: number of candidates
     drafted: np.ndarray  # (capacity,) int64: how many of them became children
     entries: np.ndarray  # (capacity,) int64: of `Foreseen`, -1 where nothing is foreseen
+    places: np.ndarray  # (capacity, HYPOTHESES, 4) int64: where copying may go on
     mixture: Mixture
 
     @classmethod
@@ -52,6 +54,7 @@ class GrowingTree(NamedTuple):
             candidates=np.zeros((slots, nodes, CHILDREN), np.int64),
             chances=np.zeros((slots, nodes, CHILDREN), np.float32),
             cells=np.zeros((slots, nodes, CHILDREN), np.int64),
+            places=np.full((slots, nodes, HYPOTHESES, 4), -1, np.int64),
             mixture=Mixture.empty(orders, k),
         )
 
@@ -72,18 +75,20 @@ def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
         trees.known[slot],
         trees.drafted[slot],
         trees.entries[slot],
+        trees.places[slot],
         trees.mixture,
     )
 
 
 @compiled_part
-def attach(tree: GrowingTree, node: int, parent: int, rank: int, foreseen: Foreseen) -> None:
+def attach(tree: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
     """Makes the candidate of that rank a child, the newest node."""
     tree.tokens[node], tree.parents[node] = tree.candidates[parent, rank], parent
     tree.ranks[node], tree.depths[node] = rank, tree.depths[parent] + 1
     tree.values[node] = tree.values[parent] * tree.chances[parent, rank]
     tree.drafted[parent] = max(tree.drafted[parent], rank + 1)
-    tree.entries[node] = entry_below(foreseen, tree.entries[parent], tree.tokens[node])
+    tree.entries[node] = entry_below(sources.foreseen, tree.entries[parent], tree.tokens[node])
+    go_on(sources.copying, sources.text, tree.places[parent], tree.tokens[node], tree.places[node])
 
 
 @compiled_part
@@ -103,7 +108,7 @@ def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sour
             mixture.recent[place], above = tree.tokens[above], tree.parents[above]
         else:
             mixture.recent[place] = tree.recent[place - depth]
-    for candidate in range(mix(mixture, sources, tree.entries[node])):
+    for candidate in range(mix(mixture, sources, tree.entries[node], tree.places[node])):
         likely, place = mixture.chances[candidate], known
         while place > 0 and tree.chances[node, place - 1] < likely:
             if place < CHILDREN:
@@ -117,7 +122,9 @@ def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sour
             known = min(known + 1, np.int64(CHILDREN))
     tree.known[node], tree.drafted[node] = known, 0
     copied[0] = NOTHING
-    if chain and known and tree.chances[node, 0] >= _SURE:
+    if node == 0:
+        find(sources.copying, tree.places[0], mixture.longest[0, 1], mixture.longest[0, 0])
+    if chain and known and tree.chances[node, 0] >= _SURE and not has_rules(sources.copying):
         for origin in (PAST, TEXT):
             place = mixture.longest[origin, 1]
             if mixture.longest[origin, 0] >= _LEAST and _token(sources, origin, place) == tree.candidates[node, 0]:

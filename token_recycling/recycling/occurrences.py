@@ -76,25 +76,31 @@ def _unmasked(token: int) -> int:
 @compiled(allocates=False)
 def append(index: OccurrenceArrays, added: np.ndarray) -> None:
     """Appends tokens (n,) int64; the oldest make room where there is none."""
-    capacity, chains, count = len(index.tokens), index.newest.shape[1], index.added[0]
     for new in range(len(added)):
-        token, place = np.int64(added[new]), count % capacity
-        index.tokens[place] = token
-        index.before[0, place] = index.before[1, place] = -1
-        token = _unmasked(token)
-        if token >= 0:
-            bucket = _bucket(token, BREAK, BREAK, chains)
-            index.before[0, place] = index.newest[0, bucket]
-            index.newest[0, bucket] = count
-            if count >= _LONG - 1:
-                second = _unmasked(np.int64(index.tokens[(count - 1) % capacity]))
-                third = _unmasked(np.int64(index.tokens[(count - 2) % capacity]))
-                if second >= 0 and third >= 0:
-                    bucket = _bucket(token, second, third, chains)
-                    index.before[1, place] = index.newest[1, bucket]
-                    index.newest[1, bucket] = count
-        count += 1
-    index.added[0] = count
+        append_one(index, np.int64(added[new]))
+
+
+@compiled_part
+def append_one(index: OccurrenceArrays, token: int) -> None:
+    """Appends a token; the oldest makes room where there is none."""
+    capacity, chains, count = len(index.tokens), index.newest.shape[1], index.added[0]
+    place = count % capacity
+    index.tokens[place] = token
+    index.before[0, place] = index.before[1, place] = -1
+    index.added[0] = count + 1
+    token = _unmasked(token)
+    if token < 0:
+        return
+    bucket = _bucket(token, BREAK, BREAK, chains)
+    index.before[0, place] = index.newest[0, bucket]
+    index.newest[0, bucket] = count
+    if count >= _LONG - 1:
+        second = _unmasked(np.int64(index.tokens[(count - 1) % capacity]))
+        third = _unmasked(np.int64(index.tokens[(count - 2) % capacity]))
+        if second >= 0 and third >= 0:
+            bucket = _bucket(token, second, third, chains)
+            index.before[1, place] = index.newest[1, bucket]
+            index.newest[1, bucket] = count
 
 
 @compiled_part

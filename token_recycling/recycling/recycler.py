@@ -8,7 +8,7 @@ engine learn the same. Cost per step: some twenty microseconds, a few a text, an
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +16,12 @@ import numpy as np
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
 from .foreseen import NOTHING_FORESEEN, Foresee, Foreseen
-from .growth import Asked, Shape, TextArrays, count_chosen, draft
+from .growth import Asked, Shape, TextArrays, count_chosen, draft, read_on
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree
-from .occurrences import BREAK, LONGEST, Occurrences, masked
+from .occurrences import BREAK, Occurrences
 from .options import Options
+from .recorder import Recorder
 
 if TYPE_CHECKING:
     import torch
@@ -28,40 +29,10 @@ if TYPE_CHECKING:
     from ..trees.tree import Tree
 
 _OURS = "token_recycling"
-_PIECE, _LEAD = 32, 8
-"""Tokens of a piece of a text, and how many of the piece before it stand before these again."""
 _LEVELS, _SURE = 2, 0.9
 """Levels of a tree that are foreseen, where its first token is less likely."""
 _UNFINISHED = 16
 """Tokens of a piece that is added to the past where nobody says when a text ends."""
-
-
-class Recorder:
-    """Adds one text to the past of all, a piece at a time: texts that are written at once do not mix. A piece begins
-    with the end of the one before, unless that is the newest of the past. One that is there already is not added again.
-    """
-
-    def __init__(self, past: Occurrences, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
-        """`before` (n,): tokens before the text, matched and never drafted. `piece`: tokens that are added at once."""
-        self._past, self._piece, self._written_to = past, piece, -1
-        self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
-        """The end of the last piece, or of `before`, and the tokens since."""
-        self._lead = len(self._held)
-
-    def add(self, tokens: Iterable[int], ends: bool = False) -> None:
-        """Add what was written since the last call; `ends`: the text ends with it."""
-        self._held.extend(tokens)
-        if len(self._held) - self._lead < (1 if ends else self._piece):
-            return
-        with self._past.writing:
-            if self._past.holds(self._held):
-                self._written_to = -1  # the next piece does not follow what stands at the end
-            else:
-                alone = len(self._past) == self._written_to
-                self._past.extend(self._held[self._lead :] if alone else [BREAK, *self._held])
-                self._written_to = len(self._past)
-        self._held = self._held[-_LEAD:]
-        self._lead = len(self._held)
 
 
 class Text:
@@ -124,6 +95,7 @@ class Recycler:
             text.slot = self._take()
             weakref.finalize(text, self._give_back, text.slot)
         arrays, slot = self._texts, text.slot
+        arrays.copying.begin(slot, len(tokens))
         arrays.made[slot] = arrays.read[slot] = arrays.wrong[slot] = 0
         self._indices[slot] = Occurrences()
         self._locate(slot)
@@ -134,11 +106,29 @@ class Recycler:
         text.last = int(tokens[-1])
         return text
 
-    def text_of(self, record: Any, tokens: np.ndarray) -> Text:
-        """The text kept on an engine's record of a request; begun anew if it does not go on with `tokens` (length,)."""
+    def predict(self, text: Text, tokens: Sequence[int], answered: int = 0) -> None:
+        """What is expected to follow the prompt of a text that has just begun, tokens (n,): drafts are copied from it
+        first. `answered`: how many tokens of the text are no prompt any more.
+        """
+        if len(tokens):
+            self._indices[text.slot].extend([*tokens, BREAK])
+            self._locate(text.slot)
+            self._texts.copying.begin(text.slot, text.read - answered, len(tokens))
+
+    def predicted(self, text: Text) -> int:
+        """How many tokens of a text its prediction had, of those that were read; all of them once it has ended."""
+        return self._texts.copying.predicted(text.slot)
+
+    def text_of(
+        self, record: Any, tokens: np.ndarray, prediction: Callable[[], Sequence[int]] = tuple, answered: int = 0
+    ) -> Text:
+        """The text kept on an engine's record of a request; begun anew if it does not go on with `tokens` (length,),
+        then with what `prediction()` says of it, as of `predict`.
+        """
         text: Text | None = getattr(record, _OURS, None)
         if text is None or not text.read <= len(tokens) or tokens[text.read - 1] != text.last:
             text = self.begin(tokens, text)
+            self.predict(text, prediction(), answered)
             setattr(record, _OURS, text)
         return text
 
@@ -168,10 +158,11 @@ class Recycler:
             text.read, text.last = length, int(tokens[row, length - 1])
         slots, counts = np.array([text.slot for text in texts], np.int64), np.empty(len(texts), np.int64)
         if self.options.suffix:
-            for place in np.flatnonzero(lengths > self._texts.capacities[slots]):
-                slot = int(slots[place])
-                self._indices[slot].reserve(int(lengths[place] - self._texts.read[slot]))
-                self._locate(slot)
+            for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+                index, new = self._indices[slot], length - int(self._texts.read[slot])
+                if len(index) + new > self._texts.capacities[slot]:
+                    index.reserve(new)
+                    self._locate(slot)
         asked = Asked(tokens, rows, slots, lengths, rooms, self.learns)
         draft(self._texts, asked, self.matrix.sources(foreseen), self._shape, costs, counts)
         return counts
@@ -225,6 +216,10 @@ class Recycler:
         if made and self.learns:
             tree = self.tree(text, made)
             count_chosen(tree, made, np.array(written, np.int64), self.matrix.calibration)
+        if ends and self._texts.capacities[text.slot] and self._texts.copying.state[text.slot, 0] >= 0:
+            self._indices[text.slot].reserve(len(written))
+            self._locate(text.slot)
+            read_on(self._texts, text.slot, np.array(written, np.int64), self.matrix.sources())
         self._record(text, written, ends)
 
     def forget_draft(self, text: Text) -> None:
@@ -273,7 +268,7 @@ class Recycler:
         if not self._free:
             old, slots = self._texts, len(self._indices)
             self._texts = new = self._empty(max(1, 2 * slots))
-            for into, from_ in zip((*new.trees[:-1], *new[1:]), (*old.trees[:-1], *old[1:]), strict=True):
+            for into, from_ in zip(_flat(new), _flat(old), strict=True):
                 into[:slots] = from_[:slots]
             new.wrong[-1] = old.wrong[-1]
             added = range(slots, len(new.read))
@@ -292,3 +287,8 @@ class Recycler:
         index = self._indices[slot].arrays
         self._texts.capacities[slot] = len(index.tokens)
         self._texts.addresses[slot] = [array.__array_interface__["data"][0] for array in index]
+
+
+def _flat(texts: TextArrays) -> list[np.ndarray]:
+    """All arrays of texts that have a dimension of slots in front."""
+    return [*texts.trees[:-1], *texts[1:-1], *texts.copying]

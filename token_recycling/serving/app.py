@@ -131,7 +131,7 @@ async def _answer(
 ) -> Response:
     """The answer to a request, streamed where it asks for that."""
     service.check_model(body.model)
-    job = service.create_job(key, kind.prefix, drafter)
+    job = service.create_job(key, body, kind.prefix, drafter)
     with _cancelled_on_disconnect(request, job) as watch:
         answer = await kind.prepare(service, body, job)
         if body.stream or kind is StepsAnswer:

@@ -13,17 +13,18 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..drafters._base import Drafter
-from ..hf.accelerate import accelerated
-from ..hf.acceleration import Acceleration
+from ..drafters._base import PREDICTED, Drafter
+from ..hf.acceleration import Acceleration, view
 from ..hf.batched import DecodingThread
 from ..loop.stats import Stats
+from ..loop.text import NOTHING_KNOWN, Known
+from ..model.self_test import ready
 from .errors import ApiError, CancelledError, client_error, server_error
 from .logprobs import LogprobRecorder, Scored, scored_prompt
 from .stopping import with_own_stopping
@@ -45,6 +46,10 @@ class Text:
     """One of its processors, where log-probabilities are wanted."""
     scored_prompt: int | None = None
     """How many likeliest tokens are wanted for every token of the prompt; None: the prompt is not scored."""
+    known: Known = NOTHING_KNOWN
+    """What is known of it before it is decoded."""
+    first: bool = True
+    """Whether it is the first choice of its prompt: what was kept of that counts once."""
 
 
 @dataclass
@@ -78,6 +83,10 @@ class Job:
     """Seconds before its turn came."""
     started: bool = field(default=False, init=False)
     prompt_tokens: int = field(default=0, init=False)
+    cached_tokens: int = field(default=0, init=False)
+    """Tokens of its prompts that were kept of earlier texts."""
+    predicted_tokens: int = field(default=0, init=False)
+    """Tokens of its predictions, one for every text."""
     cancelled: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +129,7 @@ class Job:
 
     def usage(self, tokens: int) -> dict[str, Any]:
         """The usage block of an answer of that many tokens, with statistics of drafting."""
-        stats = self.stats
+        stats, said = self.stats, int(self.stats.drafter_statistics[PREDICTED])
         speculation = {
             "drafter": stats.drafter,
             "accelerated": self.fallback is None,
@@ -138,6 +147,11 @@ class Job:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": tokens,
             "total_tokens": self.prompt_tokens + tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": said,
+                "rejected_prediction_tokens": self.predicted_tokens - said,
+            },
             "speculation": speculation,
         }
 
@@ -204,22 +218,21 @@ class Job:
         arguments = {**with_own_stopping(text.arguments), "streamer": TokenStreamer(text, tell, self.check)}
         if self.together is None:
             torch.manual_seed(seed)
-            model = self.model
-            generating: AbstractContextManager[Acceleration] = accelerated(model, drafter)
+            model = view(self.model, Acceleration(drafter, target=ready(self.model), known=text.known))
         else:
-            model = self.together.model(drafter, seed)
-            generating = nullcontext(model.acceleration)
-        with generating as acceleration:
-            try:
-                model.generate(**arguments)
-            except (ValueError, TypeError) as error:
-                if acceleration.reached:
-                    raise
-                raise client_error(error) from error  # transformers refuses what the configuration of the request says
-            finally:
-                with self._changing:
-                    self.stats += acceleration.stats
-                    self.fallback = acceleration.fallback
+            model = self.together.model(drafter, seed, text.known)
+        acceleration = model.acceleration
+        try:
+            model.generate(**arguments)
+        except (ValueError, TypeError) as error:
+            if acceleration.reached:
+                raise
+            raise client_error(error) from error  # transformers refuses what the configuration of the request says
+        finally:
+            with self._changing:
+                self.stats += acceleration.stats
+                self.cached_tokens += acceleration.stats.cached_tokens if text.first else 0
+                self.fallback = acceleration.fallback
 
 
 class TokenStreamer:

@@ -34,6 +34,7 @@ class Metrics:
         self._fallbacks = counter("not_accelerated", "Generations left to transformers' own decoding.")
         self._tokens = counter("generated_tokens", "Emitted tokens.")
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self._cached_tokens = counter("cached_tokens", "Tokens of prompts that were kept of earlier texts.")
         self._steps = counter("steps", "Forward passes after the prompts'.")
         self._drafted = counter("drafted_tokens", "Drafted tokens.")
         self._accepted = counter("accepted_tokens", "Drafted tokens that were accepted.")
@@ -47,6 +48,7 @@ class Metrics:
         self.generating = gauge("texts_running", "Texts that are generated.")
         self.waiting = gauge("texts_waiting", "Texts that wait for their turn.")
         self.drafters = gauge("drafters", "Drafters, each with its matrix, that are kept.")
+        self.cached_bytes = gauge("cached_bytes", "Bytes of keys and values that are kept of earlier texts.")
         self._sums = [0, 0]
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
@@ -61,6 +63,7 @@ class Metrics:
         self._fallbacks.inc(job.fallback is not None)
         self._tokens.inc(stats.tokens)
         self._prompt_tokens.inc(stats.prompt_tokens)
+        self._cached_tokens.inc(stats.cached_tokens)
         self._steps.inc(stats.steps)
         self._drafted.inc(stats.drafted)
         self._accepted.inc(stats.accepted.total())
@@ -79,6 +82,7 @@ class Metrics:
             outcome=job.outcome,
             accelerated=job.fallback is None,
             prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
             tokens=stats.tokens,
             steps=stats.steps,
             mat=round(stats.mat, 3),

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
 from .errors import ApiError, invalid
 from .stopping import Stops
-from .templates import Message
+from .templates import Message, Part
 
 MOST_TEXTS = 128
 """Texts of one request, as in OpenAI's API."""
@@ -26,6 +26,26 @@ _Id = Annotated[int, Field(ge=0)]
 ToolChoice = Annotated[Literal["auto", "none"] | None, Field(description="`auto`, or `none`, which shows no tools")]
 Refused = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
+
+
+class Speculation(BaseModel, extra="forbid", strict=True):
+    """How far a request is drafted for; its text is the same."""
+
+    enabled: bool = True
+    nodes: int | None = Field(None, ge=1)
+
+
+class Prediction(BaseModel, extra="forbid", strict=True):
+    """What is expected to be answered."""
+
+    type: Literal["content"]
+    content: str | list[Part]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
 class Body(BaseModel, extra="forbid", strict=True):
@@ -42,6 +62,10 @@ class Body(BaseModel, extra="forbid", strict=True):
     stream: bool | None = Field(None, description="server-sent events, at the end `[DONE]`")
     generation_config: str | None = Field(
         None, description="of transformers' clients, JSON: as far as it says how tokens are chosen"
+    )
+
+    speculation: Speculation | None = Field(
+        None, description="`enabled`: false decodes plainly; `nodes`: drafted tokens of a pass at most"
     )
 
     harmless: ClassVar[tuple[str, ...]] = ()
@@ -207,6 +231,9 @@ class ChatBody(_Completing, Templated):
         None, description="where the template shows them and transformers can read the model's calls"
     )
     tool_choice: ToolChoice = None
+    prediction: Prediction | None = Field(
+        None, description="what is drafted from before all else; the model never reads it"
+    )
 
     refused = {
         "functions": ("use tools", ()),
@@ -216,7 +243,6 @@ class ChatBody(_Completing, Templated):
         "verbosity": ("say it in a message", ("medium",)),
         "modalities": ("answers are text", (["text"],)),
         "audio": ("answers are text", ()),
-        "prediction": ("drafts need none", ()),
         "web_search_options": ("leave it out", ()),
         "moderation": ("leave it out", ()),
         "service_tier": ("leave it out", ("auto", "default")),

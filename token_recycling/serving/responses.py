@@ -204,7 +204,7 @@ class ResponseAnswer(ChatAnswer):
         usage = self.usage()
         counted = {
             "input_tokens": usage.pop("prompt_tokens"),
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {**usage.pop("prompt_tokens_details"), "cache_write_tokens": 0},
             "output_tokens": usage.pop("completion_tokens"),
             "output_tokens_details": {"reasoning_tokens": 0},
             **usage,

@@ -13,21 +13,24 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from .._util.device import memory
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..hf.batched import DecodingThread
+from ..loop.text import Known
 from ..model.loading import Loaded
+from ..model.prefixes import PrefixCache
 from ..model.tree_model import TreeModel
 from .drafter_pool import DrafterPool, OfferedDrafters
-from .errors import ApiError
+from .errors import ApiError, invalid
 from .grammars import Grammars
 from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
 from .metrics import Metrics
-from .requests import ChatBody, Sampling, TextBody
+from .requests import Body, ChatBody, Prediction, Sampling, TextBody
 from .sampling import check_ids, config_of, processors_of
-from .settings import Settings
+from .settings import Isolation, Settings
 from .templates import check_template
 from .worker import Worker
 
@@ -41,6 +44,9 @@ class Service:
         check_template(loaded.tokenizer)
         self.loaded, self.settings, self.metrics = loaded, settings, Metrics()
         self.target = TreeModel(loaded.model)
+        limit = memory(self.target.device) // 8 if settings.cache is None else int(settings.cache * 1_000_000)
+        self.prefixes = PrefixCache(self.target, limit)
+        self.metrics.cached_bytes.set_function(lambda: self.prefixes.nbytes)
         self.pool = DrafterPool(
             loaded, settings.drafter, settings.isolation, settings.matrix, settings.max_keys, self.metrics.count_save
         )
@@ -77,11 +83,13 @@ class Service:
             )
             raise ApiError(400, message, "no_chat_template", "messages")
 
-    def create_job(self, key: Key | None, prefix: str, drafter: str = "accelerated") -> Job:
+    def create_job(self, key: Key | None, body: Body, prefix: str, drafter: str = "accelerated") -> Job:
         """A job for a request with that key, whose id begins with `prefix`. Its drafter is the server's own
         ("accelerated"), the same with nothing learned ("anew"), none ("plain") or an offered one. It must be ended or
         cancelled. Raises ApiError for another drafter, too many jobs, or a server that is shutting down.
         """
+        if body.speculation is not None and not body.speculation.enabled:
+            drafter = "plain"
         settings, name, retry = self.settings, key.name if key else "", {"Retry-After": "1"}
         if drafter == "accelerated":
             acquired: contextlib.AbstractContextManager[Drafter] = self.pool.acquire(name)
@@ -130,14 +138,33 @@ class Service:
         """
         config = config_of(body, self.loaded.model, default_tokens)
         self.limit(job, ids.shape[-1], config)
+        known = self.known(job, body, body.prediction if isinstance(body, ChatBody) else None)
         form = body.response_format
         grammar = None if form is None else await self.grammars.processor(form, job.key)
         texts = []
         for choice in range(body.n or 1):
             recorder = None if top is None else LogprobRecorder(top)
             seed = None if body.seed is None else body.seed + choice
-            texts.append(Text(self.arguments(body, ids, config, recorder, grammar), seed, recorder))
+            arguments = self.arguments(body, ids, config, recorder, grammar)
+            texts.append(Text(arguments, seed, recorder, known=known, first=not choice))
         return texts, config
+
+    def known(self, job: Job, body: Body, prediction: Prediction | None = None) -> Known:
+        """What is known of the texts of a request; raises ApiError for a prediction that nobody drafts from."""
+        nodes = None if body.speculation is None else body.speculation.nodes
+        alone = self.settings.isolation is Isolation.per_request or job.warm_up
+        prefixes = None if alone else self.prefixes.of(job.key)
+        if prediction is None or (body.speculation is not None and not body.speculation.enabled):
+            return Known(prefixes, nodes=nodes)
+        if not self.pool.base.traits.predictions:
+            raise invalid(
+                "prediction",
+                f"expected a server whose drafter drafts from predictions, got {self.pool.base.name}; start it with "
+                "--drafter recycling, or leave the prediction out",
+            )
+        ids = self.loaded.tokenizer(prediction.text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+        job.predicted_tokens += len(ids) * (getattr(body, "n", None) or 1)
+        return Known(prefixes, ids.long(), nodes)
 
     def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
         """The arguments of `generate` for a prompt (1, length); raises ApiError. `more` goes to `processors_of`."""

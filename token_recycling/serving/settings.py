@@ -54,6 +54,9 @@ class Settings:
     max_prompt_tokens: int | None = _limit(None, "Longest prompt; default the context.", 1)
     max_new_tokens: int | None = _limit(None, "Most tokens of an answer; default the context.", 1)
     concurrency: int = _limit(1, "Texts that are generated at once, in shared passes.", 1)
+    cache: float | None = _limit(
+        None, "Megabytes of keys and values kept of earlier texts; default an eighth of memory, 0: none.", 0
+    )
     max_requests: int = _limit(32, "Requests that run or wait; more are refused.", 1)
     max_requests_per_key: int | None = _limit(None, "The same of one key.", 1)
     max_body: float = _limit(2.0, "Megabytes of a request.", 0.001)

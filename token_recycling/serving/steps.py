@@ -66,7 +66,7 @@ class StepsAnswer(Answer):
             ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
         config = config_of(body, service.loaded.model)
         service.limit(job, ids.shape[-1], config)
-        text = Text(service.arguments(body, ids, config), body.seed)
+        text = Text(service.arguments(body, ids, config), body.seed, known=service.known(job, body))
         return cls(service, job, [text], [Choice(tokenizer, config)])
 
     async def events(self) -> AsyncGenerator[Event]:
@@ -136,6 +136,9 @@ class _ReportedText(TextDrafter):
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         self._inner.observe_prompt(tokens, logits)
+
+    def predict(self, tokens: torch.Tensor) -> None:
+        self._inner.predict(tokens)
 
     def read_prompt(self, states: torch.Tensor) -> None:
         self._inner.read_prompt(states)

@@ -47,6 +47,15 @@ class Draft:
             path.append(tree.children[path[-1]][0])
         return self if len(path) == len(tree) else self.part(path)
 
+    def likeliest(self, n: int) -> Draft:
+        """Sub-draft of the n likeliest nodes, the root included; the first ones where no chances are known, or some
+        were drawn.
+        """
+        if len(self.tree) <= n:
+            return self
+        chances = None if self.drawn_from else self.chances
+        return self.part(range(n) if chances is None else sorted(np.argsort(-chances, kind="stable")[:n].tolist()))
+
     def part(self, nodes: Sequence[int]) -> Draft:
         """Sub-draft of these nodes (sorted, with their parents)."""
         places = {node: place for place, node in enumerate(nodes)}

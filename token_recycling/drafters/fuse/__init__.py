@@ -26,7 +26,7 @@ from ...costs.costs import Costs
 from ...model.tree_model import TreeModel
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
-from .._base import Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
+from .._base import PREDICTED, Drafter, DrafterTraits, TextDrafter, check_auto_or_nodes
 from .._registry import make_drafter
 from .merge import FuseCalibration, MergedDraft, NodeValues, best, kept_first, merge_drafts, warm_up
 from .payoff import Forecast, MarginalValue
@@ -84,6 +84,7 @@ class Fuse(Drafter):
             states=self.states_of if any(part.states for part in parts) else None,
             on_host=all(part.on_host for part in parts),
             top_k=max(part.top_k for part in parts),
+            predictions=any(part.predictions for part in parts),
             draws=any(part.draws for part in parts),
         )
 
@@ -137,6 +138,11 @@ class FuseText(TextDrafter):
         for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):
             if drafter.traits.learns_prompt:
                 part.observe_prompt(tokens, logits)
+
+    def predict(self, tokens: torch.Tensor) -> None:
+        for part, drafter in zip(self._parts, self.drafter.drafters, strict=True):
+            if drafter.traits.predictions:
+                part.predict(tokens)
 
     def read_prompt(self, states: torch.Tensor) -> None:
         for number, part in enumerate(self._parts):
@@ -220,7 +226,9 @@ class FuseText(TextDrafter):
     def statistics(self) -> Mapping[str, float]:
         counts, self._counts = self._counts, Counter()
         for label, part in zip(self.drafter.labels, self._parts, strict=True):
-            counts.update({f"{label}.{name}": number for name, number in part.statistics().items()})
+            found = dict(part.statistics())
+            counts[PREDICTED] = max(counts[PREDICTED], int(found.pop(PREDICTED, 0)))
+            counts.update({f"{label}.{name}": number for name, number in found.items()})
         return counts
 
     def describe(self) -> str:

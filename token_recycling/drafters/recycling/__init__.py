@@ -35,12 +35,12 @@ from ...recycling.warm_up import warm_up as compile_drafting
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only, size_in_words, template_from
 from ...trees.tree import Tree
-from .._base import Drafter, DrafterTraits, TextDrafter
+from .._base import PREDICTED, Drafter, DrafterTraits, TextDrafter
 from .._shared.pairing import Pairs
 from .priming import prime
 from .states import States, TextStates
 
-_DEEPEST = 64
+_DEEPEST = 255
 
 
 @dataclass
@@ -68,7 +68,9 @@ class Recycling(Drafter, Options):
     @property
     def traits(self) -> DrafterTraits:
         last = (lambda layers: [layers]) if self.states else None
-        return DrafterTraits(learns_prompt=self.learns_prompt, on_host=True, top_k=self.k, states=last)
+        return DrafterTraits(
+            learns_prompt=self.learns_prompt, on_host=True, top_k=self.k, states=last, predictions=self.suffix
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,7 +154,7 @@ class RecyclingText(TextDrafter):
         self._text = self._recycler.begin(prompt)
         self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
-        self._rest = 0
+        self._rest, self._predicted = 0, False
         self._spent = 0.0
         self._values = np.empty(0, np.float32)
         """The probabilities of this step's nodes; none where no draft was made."""
@@ -163,6 +165,10 @@ class RecyclingText(TextDrafter):
         ngrams = ngrams_at(known[None], np.array([len(known) - 1]), np.array([len(tokens)]), self.drafter.orders)
         chosen = np.append(known[len(known) - len(tokens) + 1 :], ABSENT)
         self._learn(ngrams, *top_candidates(logits, self.drafter.k), chosen)
+
+    def predict(self, tokens: torch.Tensor) -> None:
+        self._predicted = True
+        self._recycler.predict(self._text, tokens.tolist())
 
     def read_prompt(self, states: torch.Tensor) -> None:
         if self._states is not None:
@@ -211,7 +217,8 @@ class RecyclingText(TextDrafter):
             self._states.observe(step)
 
     def statistics(self) -> Mapping[str, float]:
-        return {} if self._states is None else self._states.statistics()
+        own = {} if self._states is None else self._states.statistics()
+        return {**own, PREDICTED: self._recycler.predicted(self._text)} if self._predicted else own
 
     def _learn_from(self, step: Step) -> None:
         values, self._values = self._values, self._values[:0]

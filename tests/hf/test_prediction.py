@@ -1,0 +1,75 @@
+"""What is expected to follow: the text is the same whatever was predicted, in fewer steps where it was right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import tiny
+from support.runs import fix_costs, fix_work
+
+from token_recycling import Stats, generate
+
+pytestmark = pytest.mark.core
+
+TOKENS = 60
+
+
+@pytest.fixture
+def asked(model, monkeypatch):
+    fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
+    fix_work(monkeypatch)
+    ids = torch.randint(0, 60, (1, 12), generator=torch.Generator().manual_seed(2))
+    return {"input_ids": ids, "max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.llama()
+
+
+def said(model, asked, **more):
+    stats = Stats()
+    text = generate(model, stats=stats, **asked, **more)
+    return text[0, asked["input_ids"].shape[1] :].tolist(), stats
+
+
+@pytest.mark.parametrize("drafter", ["recycling", "recycling:tree=16", "fuse:recycling+suffix"])
+def test_a_right_prediction_takes_few_steps(model, asked, drafter):
+    wanted = model.generate(**asked)[0, 12:].tolist()
+    plain, before = said(model, asked, drafter=drafter)
+    text, stats = said(model, asked, drafter=drafter, prediction=wanted)
+    assert text == plain == wanted
+    assert stats.steps <= 8 < before.steps
+    assert stats.drafter_statistics["predicted_tokens"] == TOKENS
+    assert "predicted_tokens" not in before.drafter_statistics
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_wrong_prediction_changes_no_text(model, asked, sampled):
+    if sampled:
+        asked |= {"do_sample": True, "temperature": 1.0}
+    texts = []
+    for prediction in (None, [3] * 50, list(range(60)), []):
+        torch.manual_seed(5)
+        texts.append(said(model, asked, prediction=prediction)[0])
+    assert texts == [texts[0]] * 4
+
+
+def test_a_prediction_that_is_a_text(model, asked):
+    tokenizer = tiny.tokenizer()
+    model = tiny.llama(vocab_size=300)
+    text = tokenizer.decode(model.generate(**asked)[0, 12:])
+    _, stats = said(model, asked, prediction=text, tokenizer=tokenizer)
+    known = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert 0 < stats.drafter_statistics["predicted_tokens"] <= known
+
+
+def test_what_a_prediction_needs(model, asked):
+    with pytest.raises(ValueError, match="expected a drafter that drafts from predictions, got lookahead"):
+        generate(model, **asked, drafter="lookahead", prediction=[1])
+    with pytest.raises(ValueError, match="expected a drafter that drafts from predictions, got recycling"):
+        generate(model, **asked, drafter="recycling:suffix=false", prediction=[1])
+    with pytest.raises(ValueError, match="expected tokenizer="):
+        generate(model, **asked, prediction="a")
+    with pytest.raises(ValueError, match=r"token ids below \d+, got 1000000"):
+        generate(model, **asked, prediction=[1_000_000])

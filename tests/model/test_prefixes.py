@@ -1,0 +1,169 @@
+"""What is kept of earlier texts: found by the longest beginning, within the limit, and as a pass would leave it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import tiny
+from support.architectures import model_of, named
+from support.recurrent_architectures import RECURRENT
+
+from token_recycling.model.kv_cache import slots, unroll
+from token_recycling.model.prefill import prefill
+from token_recycling.model.prefixes import PrefixCache
+from token_recycling.model.self_test import ready
+
+FAMILIES = [
+    named("llama", ""),
+    named("mistral", "window of 8"),
+    named("deepseek_v32", "8 keys a query"),
+    *(case for case in RECURRENT if case.family in ("lfm2", "qwen3_5_text", "mamba")),
+]
+
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(autouse=True, scope="module")
+def decoding():
+    with torch.no_grad():
+        yield
+
+
+def read(target, text):
+    """A cache that holds all of `text`."""
+    cache = target.new_cache()
+    prefill(target, [torch.cat([text, text[-1:]])], cache)
+    return cache
+
+
+def after(target, text, cache=None):
+    """The logits after the rest of `text` behind a cache, or after all of it."""
+    cache = target.new_cache() if cache is None else cache
+    unroll(cache)
+    return target.read(text[None, slots(cache) :], cache, last=1)[0, -1]
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_a_text_goes_on_from_what_is_kept_as_from_its_own_cache(case):
+    target = ready(model_of(case))
+    kept = PrefixCache(target, 10**8)
+    text = torch.randint(0, target.vocab_size, (40,), generator=torch.Generator().manual_seed(1))
+    kept.keep(text[:20], read(target, text[:20]), "")
+    for _ in range(2):  # what is kept does not change
+        longer = text if target.support.reads_on else text[:21]
+        cache, n = kept.take(longer, "")
+        assert n == slots(cache) == 20
+        wanted = after(target, longer)
+        torch.testing.assert_close(after(target, longer, cache), wanted, atol=1e-4, rtol=1e-4)
+    assert target.support.reads_on or kept.take(text, "")[1] == 0
+    other = torch.cat([text[:12], text[:9]])
+    cache, n = kept.take(other, "")
+    assert n == slots(cache) == (0 if target.support.recurrent else 12)
+    wanted = after(target, other)
+    torch.testing.assert_close(after(target, other, cache), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return ready(tiny.llama())
+
+
+def of(*tokens):
+    return torch.tensor(tokens)
+
+
+def test_the_last_token_of_a_text_is_always_read(target):
+    kept = PrefixCache(target, 10**8)
+    kept.keep(of(1, 2, 3), read(target, of(1, 2, 3)), "")
+    assert kept.take(of(1, 2, 3), "")[1] == 2
+    assert kept.take(of(1), "")[1] == 0
+
+
+def test_keys_are_apart(target):
+    kept = PrefixCache(target, 10**8)
+    kept.of("a").keep(of(1, 2, 3, 4), read(target, of(1, 2, 3)))
+    assert kept.of("a").take(of(1, 2, 3, 4))[1] == 3
+    assert kept.of("b").take(of(1, 2, 3, 4))[1] == 0
+    assert kept.of("").take(of(1, 2, 3, 4))[1] == 0
+
+
+def test_a_beginning_is_held_once(target):
+    kept, text = PrefixCache(target, 10**8), torch.arange(30)
+    kept.keep(text, read(target, text), "")
+    once = kept.nbytes
+    for last in range(5):
+        branch = torch.cat([text[:20], of(last, last, last)])
+        kept.keep(branch, read(target, branch), "")
+    assert len(kept) == 30 + 5 * 3
+    assert kept.nbytes == once // 30 * len(kept)
+    kept.keep(text[:25], read(target, text[:25]), "")
+    assert len(kept) == 45
+
+
+def test_what_was_used_least_recently_makes_room(target):
+    texts = [torch.arange(10) + 20 * place for place in range(3)]
+    kept = PrefixCache(target, 10**8)
+    kept.keep(texts[0], read(target, texts[0]), "a")
+    small = PrefixCache(target, 2 * kept.nbytes)
+    for text in texts[:2]:
+        small.keep(text, read(target, text), "a")
+    assert small.nbytes == small.limit
+    small.take(texts[0], "a")
+    small.keep(texts[2], read(target, texts[2]), "b")
+    assert [small.take(text, key)[1] for text, key in zip(texts, "aab", strict=True)] == [9, 0, 9]
+    longer = torch.arange(25)
+    small.keep(longer, read(target, longer), "b")  # larger than all there is
+    assert [small.take(text, key)[1] for text, key in zip(texts, "aab", strict=True)] == [9, 0, 9]
+    nothing = PrefixCache(target, 0)
+    nothing.keep(texts[0], read(target, texts[0]), "")
+    assert nothing.take(texts[0], "")[1] == nothing.nbytes == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), max_size=12), st.integers(1, 40))
+def test_beginnings_are_the_longest_of_all_and_slots_are_right(target, texts, room):
+    """Against a list of all texts, with a limit that drops some and without."""
+    whole = PrefixCache(target, 10**8)
+    one = torch.zeros(1, dtype=torch.long)
+    whole.keep(one, read(target, one), "elsewhere")
+    limited = PrefixCache(target, room * whole.nbytes)
+    kept: list[list[int]] = []
+    for tokens in texts:
+        ids = torch.tensor(tokens)
+        longest = max((sum(np.cumprod([a == b for a, b in zip(tokens, one, strict=False)])) for one in kept), default=0)
+        cache, n = whole.take(ids, "")
+        assert n == min(longest, len(tokens) - 1)
+        for cached, held in ((cache, n), limited.take(ids, "")):
+            if held:
+                wanted = read(target, ids[:held])
+                for layer, own in zip(cached.layers, wanted.layers, strict=True):
+                    torch.testing.assert_close(layer.keys, own.keys, atol=1e-5, rtol=1e-5)
+                    torch.testing.assert_close(layer.values, own.values, atol=1e-5, rtol=1e-5)
+        for cached in (whole, limited):
+            cached.keep(ids, read(target, ids), "")
+            assert limited.nbytes <= limited.limit
+            assert cached.nbytes == sum(segment.nbytes for root in cached._roots.values() for segment in _below(root))
+        kept.append(tokens)
+
+
+def _below(segment):
+    for one in segment.below.values():
+        yield one
+        yield from _below(one)
+
+
+def test_a_row_of_a_batch_is_kept_alone(target):
+    kept = PrefixCache(target, 10**8)
+    texts = [torch.arange(9), torch.arange(5) + 30]
+    cache = target.new_cache()
+    prefill(target, [torch.cat([text, text[-1:]]) for text in texts], cache)
+    for row, text in enumerate(texts):
+        kept.keep(text, cache, "", row)
+    for text in texts:
+        found, n = kept.take(torch.cat([text, of(1)]), "")
+        assert n == len(text)
+        torch.testing.assert_close(found.layers[0].keys, read(target, text).layers[0].keys, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,162 @@
+"""Copies that go on behind an edit: what is drafted after every token of an answer that repeats a file."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from token_recycling.recycling.options import Options
+from token_recycling.recycling.recycler import Recycler
+
+FILE = list(range(100, 160))
+ASKED = [1, 2, 3]
+
+
+class Answering:
+    """A text that is answered token by token, and what is drafted for it."""
+
+    def __init__(self, prompt, prediction=None, nodes=12):
+        options = Options(k=4, memory=0.01, past=64)
+        self.recycler = Recycler(options.new_matrix(1000), options, nodes)
+        self.tokens = list(prompt)
+        self.text = self.recycler.begin(np.array(self.tokens))
+        if prediction is not None:
+            self.recycler.predict(self.text, np.array(prediction))
+
+    def draft(self, room=99):
+        """The tokens of the likeliest path."""
+        tree = self.recycler.draft_one(self.text, np.array(self.tokens), room)
+        path, node = [], 0
+        while True:
+            below = [other for other in range(1, len(tree.tokens)) if tree.parents[other] == node]
+            if not below:
+                return path
+            node = max(below, key=lambda other: tree.values[other])
+            path.append(int(tree.tokens[node]))
+
+    def drafted(self):
+        """The first tokens that may follow."""
+        tree = self.recycler.draft_one(self.text, np.array(self.tokens), 99)
+        return {int(tree.tokens[node]) for node in range(1, len(tree.tokens)) if tree.parents[node] == 0}
+
+    def say(self, *tokens, ends=False):
+        for token in tokens:
+            self.draft()
+            self.tokens.append(token)
+            self.recycler.observe(self.text, [token], ends and token == tokens[-1])
+
+
+def test_a_prediction_is_drafted_from_its_first_token():
+    answering = Answering(ASKED, FILE)
+    assert answering.draft() == FILE[:12]
+    answering.say(*FILE[:5])
+    assert answering.draft() == FILE[5:17]
+    assert Answering(ASKED).draft() == []
+
+
+def test_behind_a_replacement_the_copy_goes_on():
+    answering = Answering(ASKED, FILE)
+    answering.say(*FILE[:10], 900)
+    assert FILE[11] in answering.drafted()
+    answering.say(FILE[11])
+    assert answering.draft() == FILE[12:24]
+
+
+def test_behind_an_insertion_the_copy_goes_on():
+    answering = Answering(ASKED, FILE)
+    answering.say(*FILE[:10], 900, 901, 902)
+    assert FILE[10] in answering.drafted()
+    answering.say(FILE[10])
+    assert answering.draft()[:11] == FILE[11:22]
+
+
+def test_behind_what_was_left_out_the_copy_goes_on():
+    answering = Answering(ASKED, FILE)
+    answering.say(*FILE[:10], *FILE[30:32])
+    assert answering.draft() == FILE[32:44]
+
+
+def test_the_next_place_is_taken_where_several_have_the_same_tokens():
+    """Four functions that begin alike: the copy goes on in the one that it was in."""
+    parts = [[200, 201, 202, *range(300 + 20 * part, 310 + 20 * part), 203] for part in range(4)]
+    file = [token for part in parts for token in part]
+    for part in range(3):
+        answering = Answering(ASKED, file)
+        answering.say(*file[: 14 * part], 200, 201, 900, 202)
+        assert parts[part][3] in answering.drafted()
+        answering.say(parts[part][3])
+        assert answering.draft()[:9] == parts[part][4:13]
+
+
+def test_a_name_that_was_replaced_is_replaced_again():
+    """Of the old name's two tokens one is replaced, by two; elsewhere they stand apart."""
+    file = [*FILE[:8], 50, 51, *FILE[8:16], 50, 51, *FILE[16:30], 50, 51, *FILE[30:]]
+    edited = [*FILE[:8], 60, 61, 51, *FILE[8:16], 60, 61, 51, *FILE[16:30], 60, 61, 51, *FILE[30:]]
+    answering = Answering(ASKED, file)
+    answering.say(*edited[:14])
+    assert answering.draft(room=30)[:8] == edited[14:22]
+    answering.say(*edited[14:27])
+    assert answering.draft(room=30)[:8] == edited[27:35]
+
+
+def test_a_replacement_that_does_not_hold_is_given_up():
+    file = [token for part in range(7) for token in (*FILE[8 * part : 8 * part + 8], 50)]
+    edited = [*FILE[:8], 60, *file[9:]]
+    answering = Answering(ASKED, file)
+    answering.say(*edited[:11])
+    assert 60 in answering.draft()
+    answering.say(*edited[11:29])
+    assert answering.draft() == edited[29:41]
+
+
+def test_a_prompt_is_copied_from_as_a_prediction_is():
+    answering = Answering([*ASKED, *FILE, 4])
+    answering.say(*FILE[:6], 900, FILE[7], FILE[8])
+    assert answering.draft() == FILE[9:21]
+
+
+def test_a_text_of_its_own_leaves_the_prediction():
+    answering = Answering(ASKED, FILE)
+    answering.say(*range(500, 540))
+    assert not answering.drafted() & set(FILE)
+    assert answering.recycler.predicted(answering.text) == 0
+
+
+def test_tokens_that_a_prediction_had_are_counted():
+    answering = Answering(ASKED, FILE)
+    answering.say(*FILE[:20], 900, *FILE[21:40], ends=True)
+    assert answering.recycler.predicted(answering.text) == 39
+
+
+def test_predictions_are_of_one_text_alone():
+    answering = Answering(ASKED, FILE)
+    answering.say(*FILE[:5])
+    other = answering.recycler.begin(np.array(ASKED))
+    assert len(answering.recycler.draft_one(other, np.array([*ASKED, FILE[7]]), 9).tokens) == 1
+
+
+@pytest.mark.parametrize("chains", [False, True])
+@given(
+    file=st.lists(st.integers(0, 6), max_size=40),
+    answer=st.lists(st.integers(0, 6), min_size=1, max_size=60),
+    prompt=st.lists(st.integers(0, 6), min_size=1, max_size=30),
+    pieces=st.lists(st.integers(1, 5), min_size=1, max_size=60),
+)
+def test_any_text_is_drafted_for(chains, file, answer, prompt, pieces):
+    """Drafts are trees of tokens of the vocabulary, whatever was predicted and whatever is said."""
+    options = Options(k=2, memory=0.001, past=64)
+    recycler = Recycler(options.new_matrix(7), options, 9, chains=chains)
+    text, tokens = recycler.begin(np.array(prompt)), list(prompt)
+    recycler.predict(text, np.array(file, np.int64))
+    for piece in pieces:
+        if not answer:
+            break
+        tree = recycler.draft_one(text, np.array(tokens), 8)
+        assert tree.tokens[0] == tokens[-1]
+        assert ((tree.tokens >= 0) & (tree.tokens < 7)).all()
+        assert (tree.parents[1:] < np.arange(1, len(tree.parents))).all()
+        assert (tree.values > 0).all()
+        said, answer = answer[:piece], answer[piece:]
+        tokens += said
+        recycler.observe(text, said, not answer)
+    assert 0 <= recycler.predicted(text) <= len(file)

@@ -1,0 +1,205 @@
+"""What the server keeps between requests: texts are those of a cold cache, and every key has its own."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from support.runs import fix_costs, fix_work
+from support.serving import keys, serving
+
+from token_recycling.serving.settings import Isolation
+
+LONG = "import os\nfor index in range(10):\n    print(index)\n" * 6
+ASKED = {"max_tokens": 20, "temperature": 0}
+
+
+def talk(server, key="none", turns=4, **more):
+    """The answers of a conversation that is sent whole with every turn, and what of each prompt was kept."""
+    messages, answers, cached = [], [], []
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"{LONG if not turn else ''}add {turn}"})
+        answer = server.client(key).chat.completions.create(model="tiny", messages=messages, **ASKED, **more)
+        answers.append(answer.choices[0].message.content)
+        cached.append((answer.usage.prompt_tokens_details.cached_tokens, answer.usage.prompt_tokens))
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return answers, cached
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_conversation_goes_on_and_its_texts_are_those_of_a_cold_cache(model, tokenizer, concurrency):
+    with serving(model, tokenizer, cache=0, concurrency=concurrency) as server:
+        wanted, cached = talk(server)
+        assert [n for n, _ in cached] == [0] * 4
+    with serving(model, tokenizer, concurrency=concurrency) as server:
+        answers, cached = talk(server)
+        assert answers == wanted
+        assert cached[0][0] == 0
+        assert all(n > 100 for n, _ in cached[1:])
+        assert all(0 < length - n < 60 for n, length in cached[1:])
+        again, cached = talk(server)
+        assert again == wanted
+        assert [length - n for n, length in cached] == [1] * 4
+        metrics = server.metrics()
+        assert metrics["token_recycling_cached_bytes"] == server.service.prefixes.nbytes > 0
+        assert metrics["token_recycling_cached_tokens_total"] > 1000
+
+
+def test_no_key_begins_with_what_another_sent(model, tokenizer):
+    given = {"keys": keys("a", "b")}
+    for isolation in (Isolation.per_key, Isolation.shared):
+        with serving(model, tokenizer, isolation=isolation, **given) as server:
+            talk(server, "secret-a", 2)
+            _, cached = talk(server, "secret-b", 2)
+            assert cached[0][0] == 0 < cached[1][0]
+            assert talk(server, "secret-a", 2)[1][0][0] > 100
+    with serving(model, tokenizer, isolation=Isolation.per_request, **given) as server:
+        assert [talk(server, "secret-a", 2)[1][turn][0] for turn in (0, 1)] == [0, 0]
+        assert server.service.prefixes.nbytes == 0
+
+
+def test_edited_histories_begin_where_they_still_agree(model, tokenizer):
+    said = [
+        {"role": "user", "content": LONG},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "b"},
+    ]
+    edited = [said[0], {"role": "assistant", "content": "two"}, said[2]]
+    with serving(model, tokenizer, cache=0) as server:
+        wanted = server.client().chat.completions.create(model="tiny", messages=edited, **ASKED)
+    with serving(model, tokenizer) as server:
+        for messages in (said[:1], said, edited, said):
+            answer = server.client().chat.completions.create(model="tiny", messages=messages, **ASKED)
+            if messages is edited:
+                assert answer.choices[0].message.content == wanted.choices[0].message.content
+        assert answer.usage.prompt_tokens - answer.usage.prompt_tokens_details.cached_tokens == 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_cancelled_turn_keeps_what_was_read(model, tokenizer, concurrency):
+    with serving(model, tokenizer, concurrency=concurrency) as server:
+        stream = server.complete(prompt=LONG, max_tokens=400, stream=True, temperature=0)
+        next(stream)
+        stream.close()
+        server.wait_until_idle(10)
+        answer = server.complete(prompt=LONG, max_tokens=4, temperature=0)
+        assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1
+
+
+def test_texts_of_one_beginning_read_it_once(model, tokenizer):
+    read, lock = [], threading.Lock()
+
+    def count(module, args, kwargs):
+        with lock:
+            read.append(kwargs["input_ids"].numel())
+
+    with serving(model, tokenizer, concurrency=4) as server:
+        length = len(tokenizer(LONG)["input_ids"])
+        hook = model.register_forward_pre_hook(count, with_kwargs=True)
+        try:
+            several = server.complete(prompt=LONG, n=3, temperature=0, max_tokens=2)
+            assert len({choice.text for choice in several.choices}) == 1
+            assert sum(size for size in read if size > 40) < 1.5 * length
+            read.clear()
+            with ThreadPoolExecutor(4) as pool:
+                asked = [f"{LONG[::-1]} {end}" for end in "abcd"]
+                list(pool.map(lambda prompt: server.complete(prompt=prompt, max_tokens=2), asked))
+            length = len(tokenizer(LONG[::-1])["input_ids"])
+            assert sum(size for size in read if size > 40) < 1.5 * length
+        finally:
+            hook.remove()
+
+
+def test_the_items_of_responses_say_it_too(model, tokenizer):
+    with serving(model, tokenizer) as server:
+        for _ in range(2):
+            usage = server.post("/v1/responses", {"input": LONG, "max_output_tokens": 2}).json()["usage"]
+        assert usage["input_tokens_details"]["cached_tokens"] == usage["input_tokens"] - 1
+
+
+@pytest.mark.parametrize("limit", [0.05, 0.2])
+def test_memory_stays_under_the_limit(model, tokenizer, limit):
+    with serving(model, tokenizer, cache=limit) as server:
+        for place in range(12):
+            server.complete(prompt=f"{place} {LONG}", max_tokens=2)
+            assert server.service.prefixes.nbytes <= 1e6 * limit
+        assert server.service.prefixes.nbytes > 0.2e6 * limit
+
+
+# Each request for itself
+
+
+def test_speculation_can_be_limited_and_left_out(model, tokenizer, monkeypatch):
+    fix_costs(monkeypatch, (1, 64), (1.0, 1.1))
+    fix_work(monkeypatch)
+    with serving(model, tokenizer, drafter="recycling") as server:
+
+        def asked(**more):
+            answer = server.complete(prompt=LONG, max_tokens=40, temperature=0, **more)
+            return answer.choices[0].text, answer.usage.model_extra["speculation"]
+
+        text, usual = asked()
+        for given, most in ((None, None), ({"enabled": True}, None), ({"nodes": 3}, 3), ({"nodes": 1}, 1)):
+            said, stated = asked(extra_body={"speculation": given})
+            assert said == text
+            if most is not None:
+                assert 0 < stated["drafted_tokens"] <= most * stated["steps"] < usual["drafted_tokens"]
+        said, stated = asked(extra_body={"speculation": {"enabled": False}})
+        assert (said, stated["drafted_tokens"], stated["steps"]) == (text, 0, 40)
+        assert stated["drafter"].startswith("plain")
+        (_, *_, (_, end)) = server.steps(prompt=LONG, max_tokens=20, temperature=0, speculation={"nodes": 2})
+        assert end["usage"]["speculation"]["drafted_tokens"] <= 2 * end["usage"]["speculation"]["steps"]
+        for wrong in ({"enabled": 3}, {"nodes": 0}, {"node": 1}, 5):
+            with pytest.raises(openai.BadRequestError, match="speculation"):
+                asked(extra_body={"speculation": wrong})
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_predictions_are_drafted_from_and_counted(model, tokenizer, concurrency):
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "import os"}], "max_tokens": 40}
+    with serving(model, tokenizer, concurrency=concurrency, isolation=Isolation.per_request) as server:
+        create = server.client().chat.completions.create
+        plain = create(**asked, temperature=0)
+        assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
+        text = plain.choices[0].message.content
+        for content in (text, [{"type": "text", "text": text}]):
+            predicted = create(**asked, temperature=0, prediction={"type": "content", "content": content})
+            assert predicted.choices[0].message.content == text
+            details = predicted.usage.completion_tokens_details
+            length = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+            assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == length
+            assert details.accepted_prediction_tokens > 0.8 * length
+            steps = [said.usage.model_extra["speculation"]["steps"] for said in (plain, predicted)]
+            assert steps[1] < 0.7 * steps[0]
+        wrong = create(**asked, temperature=0, prediction={"type": "content", "content": "99 " * 40}, n=2)
+        assert {choice.message.content for choice in wrong.choices} == {text}
+        assert wrong.usage.completion_tokens_details.rejected_prediction_tokens > 60
+        for prediction in ({"type": "text", "content": "a"}, {"type": "content"}, "a"):
+            with pytest.raises(openai.BadRequestError, match="prediction"):
+                create(**asked, prediction=prediction)
+    with serving(model, tokenizer, drafter="suffix") as server, pytest.raises(openai.BadRequestError, match="drafter"):
+        server.client().chat.completions.create(**asked, prediction={"type": "content", "content": "a"})
+
+
+def test_a_prediction_is_private_to_its_request(model, tokenizer):
+    """Even with one drafter for all: what was predicted and not said is drafted for nobody else."""
+    asked = {"prompt": "import os", "max_tokens": 30, "temperature": 0}
+    secret = "the secret word of the day is swordfish " * 3
+    with serving(model, tokenizer) as clean:
+        clean.complete(prompt="import os\nfor", max_tokens=4, temperature=0)
+        unplanted = [step["draft"] for name, step in clean.steps(**asked) if name == "step"]
+    with serving(model, tokenizer) as server:
+        server.complete(prompt="import os\nfor", max_tokens=4, temperature=0)
+        service = server.service
+        with service.pool.acquire("") as drafter:
+            before = drafter.matrix.past.tokens.tolist()
+        messages = [{"role": "user", "content": "swordfish is"}]
+        server.client().chat.completions.create(
+            model="tiny", messages=messages, max_tokens=1, prediction={"type": "content", "content": secret}
+        )
+        with service.pool.acquire("") as drafter:
+            learned = drafter.matrix.past.tokens.tolist()[len(before) :]
+        ids = tokenizer(secret, add_special_tokens=False)["input_ids"]
+        assert len(learned) <= 3
+        assert ids[:4] != learned[:4]
+        assert len(unplanted) == len([step for name, step in server.steps(**asked) if name == "step"])
