@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -69,11 +70,15 @@ def main(
             break
 
 
-def follow(drafter: TextDrafter, text: torch.Tensor, at: int, logits: torch.Tensor) -> int:
-    """Decodes `text` (length,) from place `at` on, whose tokens have these `logits` (length, vocabulary); returns the
-    number of steps.
+def follow(
+    drafter: TextDrafter, text: torch.Tensor, at: int, logits: torch.Tensor, states: torch.Tensor | None = None
+) -> int:
+    """Decodes `text` (length,) from place `at` on, whose tokens have these `logits` (length, vocabulary) and, for a
+    drafter that asks for them, these last `states` (length, hidden); returns the number of steps.
     """
     steps, wanted = 0, text.tolist()
+    if states is not None:
+        drafter.read_prompt(states[: at - 1])
     while at < len(text):
         draft = drafter.draft(Context(text[:at], len(text) - at)).cut(len(text) - at - 1)
         node, count, drafted = 0, 1, draft.tokens.tolist()
@@ -83,7 +88,9 @@ def follow(drafter: TextDrafter, text: torch.Tensor, at: int, logits: torch.Tens
         written = wanted[at : at + count]
         at, steps = at + count, steps + 1
         path = list(range(count))
-        drafter.observe(Step(read, logits[at - count - 1 : at - 1], path, written, finished=at == len(text)))
+        seen = slice(at - count - 1, at - 1)
+        step = Step(read, logits[seen], path, written, finished=at == len(text))
+        drafter.observe(step if states is None else replace(step, states=states[seen]))
     return steps
 
 

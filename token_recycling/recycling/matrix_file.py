@@ -3,7 +3,8 @@
 `candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
 too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
 `calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two, lower ones masked
-(`occurrences`). From version 4 on it may have what was learned of hidden states (`states`). The header has the
+(`occurrences`). From version 4 on it may have what was learned of hidden states (`states`), from version 5 on with a
+hidden layer. The header has the
 fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the SHA-256 of the whole file, in which
 its own digits count as zeros: a file with any changed bit is refused.
 """
@@ -26,8 +27,8 @@ from .._util.files import replacing
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT, VERSION = "token_recycling.adjacency_matrix", "4"
-_WITHOUT_CHECKSUM, _WITHOUT_PAST, _WITHOUT_STATES = "1", "2", "3"
+FORMAT, VERSION = "token_recycling.adjacency_matrix", "5"
+_WITHOUT_CHECKSUM, _WITHOUT_PAST, _WITHOUT_STATES, _WITHOUT_LAYER = "1", "2", "3", "4"
 _UNKNOWN = "0" * 64
 """Stands for the checksum where that is not known yet."""
 _KINDS = (
@@ -37,7 +38,8 @@ _KINDS = (
     {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration", "past"},
 )
 _STATES = {"state_products", "state_targets", "state_tokens"}
-"""What a matrix of the last kind may have besides."""
+_LAYER = {"state_into", "state_out"}
+"""What a matrix of the last kind may have besides, the latter from version 5 on."""
 
 
 class MatrixFileError(ValueError):
@@ -78,12 +80,16 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
             f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
         ) from None
     header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
-    if header.get("format") != FORMAT or tensors.keys() not in (*_KINDS, _KINDS[-1] | _STATES):
+    if header.get("format") != FORMAT or tensors.keys() not in (
+        *_KINDS,
+        _KINDS[-1] | _STATES,
+        _KINDS[-1] | _STATES | _LAYER,
+    ):
         raise MatrixFileError(
             f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
         )
     version, checksum = header.get("version"), header.pop("sha256", None)
-    if version not in (VERSION, _WITHOUT_STATES, _WITHOUT_PAST, _WITHOUT_CHECKSUM):
+    if version not in (VERSION, _WITHOUT_LAYER, _WITHOUT_STATES, _WITHOUT_PAST, _WITHOUT_CHECKSUM):
         raise MatrixFileError(f"{path}: expected format version {VERSION}, got {version}; update token_recycling")
     if checksum is not None or version != _WITHOUT_CHECKSUM:
         found = hashlib.sha256(_with_checksum(contents, str(checksum), _UNKNOWN)).hexdigest()
@@ -169,6 +175,9 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
             "state_targets": ("float32", (2 * hidden + 1, hidden)),
             "state_tokens": ("float32", candidates.shape[:1]),
         }
+    if "state_out" in tensors:
+        width = tensors["state_out"].shape[0]
+        wanted |= {"state_into": ("float32", (2 * hidden + 1, width)), "state_out": ("float32", (width, hidden))}
     for name in wanted.keys() & tensors.keys():
         found = (str(tensors[name].dtype), tensors[name].shape)
         if found != wanted[name]:
@@ -184,7 +193,7 @@ def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < least or high >= vocab_size:
                 return f"expected {name} from {least} to {vocab_size - 1}, got {low} to {high}"
-    for name in _STATES & tensors.keys():
+    for name in (_STATES | _LAYER) & tensors.keys():
         if not np.isfinite(tensors[name]).all():
             return f"expected finite numbers in {name}, got others"
     if "calibration" in tensors:

@@ -182,26 +182,29 @@ class Recycler:
         tokens: np.ndarray,
         room: int,
         costs: np.ndarray = NO_COSTS,
-        foresee: Foresee | None = None,
+        foreseen: Foreseen = NOTHING_FORESEEN,
     ) -> GrowingTree:
-        """The nodes of a draft for one text (length,): as `draft`. Unless it is sure of the first token, it grows anew
-        with what `foresee` says after the root, and once more after the tokens below it.
-        """
+        """The nodes of a draft for one text (length,): as `draft`."""
         one = np.array([0, len(tokens), room])
+        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, foreseen)
+        return self.tree(text, int(counts[0]))
 
-        def grown(foreseen: Foreseen) -> GrowingTree:
-            counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, foreseen)
-            return self.tree(text, int(counts[0]))
+    def unsure(self, tree: GrowingTree, room: int) -> bool:
+        """Whether to foresee what may follow: the first token of a tree is not as good as certain."""
+        return room > 0 and not (tree.known[0] and tree.chances[0, 0] > _SURE)
 
-        tree = grown(NOTHING_FORESEEN)
-        if foresee is None or room < 1 or (tree.known[0] and tree.chances[0, 0] > _SURE):
-            return tree
-        foreseen, parents, new = self._foreseen, np.array([-1]), tree.tokens[:1].copy()
+    def draft_foreseen(
+        self, text: Text, tokens: np.ndarray, room: int, foresee: Foresee, costs: np.ndarray = NO_COSTS
+    ) -> GrowingTree:
+        """The last draft for one text, grown anew with what `foresee` says after the root, and once more after the
+        tokens below it.
+        """
+        foreseen, parents, new = self._foreseen, np.array([-1]), tokens[-1:].astype(np.int64)
         foreseen.filled[0] = 0
         for _ in range(_LEVELS):
             foreseen.add(parents, new, *foresee(parents, new))
             self.forget_draft(text)
-            tree = grown(foreseen)
+            tree = self.draft_one(text, tokens, room, costs, foreseen)
             parents, new = foreseen.wanted(tree.entries, tree.parents, tree.tokens)
             if not len(new):
                 break

@@ -28,7 +28,7 @@ from ...model.tree_model import TreeModel
 from ...recycling.matrix_file import check_vocabulary
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT, ngrams_at
-from ...recycling.nodes import CHILDREN
+from ...recycling.nodes import CHILDREN, GrowingTree
 from ...recycling.options import Options
 from ...recycling.recycler import Recycler
 from ...recycling.warm_up import warm_up as compile_drafting
@@ -74,6 +74,8 @@ class Recycling(Drafter, Options):
         super().__post_init__()
         self.work = Work()
         """Of the steps of all texts, where the tree is to pay."""
+        self.foreseeing = Work()
+        """The same of what states foresee in them: what it adds."""
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
@@ -140,7 +142,8 @@ class RecyclingText(TextDrafter):
     ) -> None:
         super().__init__(drafter)
         self._states = None if states is None else TextStates(states, prompt)
-        self._costs, template = None, drafter.template
+        self._passes, template = costs, drafter.template
+        self._costs: Costs | None = None
         """What passes cost, where the tree is to pay."""
         if template is not None:
             most = len(template) - 1
@@ -152,7 +155,8 @@ class RecyclingText(TextDrafter):
         self._text = self._recycler.begin(prompt)
         self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
-        self._rest = 0
+        self._rest = self._foresees_in = 0
+        """For how many steps nothing is drafted, and nothing foreseen."""
         self._spent = 0.0
         self._values = np.empty(0, np.float32)
         """The probabilities of this step's nodes; none where no draft was made."""
@@ -174,9 +178,10 @@ class RecyclingText(TextDrafter):
             return Draft(root_only(), context.root)
         began = _now()
         times = self._times()
-        foresee = None if self._states is None else self._states.foresight(self.drafter.k)
         tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
-        tree = self._recycler.draft_one(self._text, tokens, room, times, foresee)
+        tree = self._recycler.draft_one(self._text, tokens, room, times)
+        if self._states is not None and self._recycler.unsure(tree, room):
+            tree = self._foreseen(self._states, tree, tokens, room, times)
         nodes = self._believed(tree.values, times)
         self._values = tree.values[:nodes].copy()
         # In order of depth.
@@ -190,6 +195,33 @@ class RecyclingText(TextDrafter):
         draft = Draft(shape, torch.from_numpy(tree.tokens[order]), confidence=confidence)
         self._spent = _now() - began
         return draft
+
+    def _foreseen(
+        self, states: TextStates, tree: GrowingTree, tokens: np.ndarray, room: int, times: np.ndarray
+    ) -> GrowingTree:
+        """A draft with what states foresee, if anything; rests where that does not pay in the long run."""
+        foresee = states.foresight(self.drafter.k)
+        if foresee is None:
+            return tree
+        if self._foresees_in:
+            self._foresees_in -= 1
+            return tree
+        began, before = _now(), self._forecast(tree, times)
+        tree = self._recycler.draft_foreseen(self._text, tokens, room, foresee, times)
+        if self._costs is not None:
+            own = self._costs.in_passes(_now() - began)
+            tokens_more, passes_more = np.subtract(self._forecast(tree, times), before).tolist()
+            passes = 1 + self._costs.rate(self.drafter.work) * (passes_more + own)
+            work, gained = self.drafter.foreseeing, 1 + tokens_more
+            self._foresees_in = self._costs.rest(work, gained, passes, own=own, foreseen=gained)
+        return tree
+
+    def _forecast(self, tree: GrowingTree, times: np.ndarray) -> tuple[float, float]:
+        """Tokens that the nodes which pay are believed to bring, and the passes that they take."""
+        if self._costs is None:
+            return 0.0, 0.0
+        nodes = self._believed(tree.values, times)
+        return self._costs.trust(self.drafter.work) * float(tree.values[1:nodes].sum()), float(times[nodes - 1])
 
     def _times(self) -> np.ndarray:
         """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
@@ -206,21 +238,22 @@ class RecyclingText(TextDrafter):
         return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
 
     def observe(self, step: Step) -> None:
-        self._learn_from(step)
+        began, values, self._values = _now(), self._values, self._values[:0]
         if self._states is not None:
-            self._states.observe(step)
+            self._states.observe(step, self._passes.seconds / self._passes.texts)
+        self._recycler.observe(self._text, step.tokens, step.finished)
+        if len(values):
+            self._learn_from(step)
+            if self._costs is not None:
+                self._reckon(step, values, self._costs, self._spent + _now() - began)
+        if self._states is not None and step.finished:
+            self._states.learn()
 
     def statistics(self) -> Mapping[str, float]:
         return {} if self._states is None else self._states.statistics()
 
     def _learn_from(self, step: Step) -> None:
-        values, self._values = self._values, self._values[:0]
-        if not len(values):
-            self._recycler.observe(self._text, step.tokens, step.finished)
-            return
-        began = _now()
-        self._recycler.observe(self._text, step.tokens, step.finished)
-        # Nodes that other drafters proposed are as good to learn from.
+        """Learns what the target said; nodes that other drafters proposed are as good to learn from."""
         tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
         ngrams = self._recycler.ngrams(self._text, np.array(tree.parents), tokens)
         chosen = np.full(len(tree), ABSENT, np.int64)
@@ -229,8 +262,6 @@ class RecyclingText(TextDrafter):
         # A row that was right stays as it is.
         teaching = learnable[~self._recycler.matrix.foresees(ngrams[learnable], chosen[learnable])]
         self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
-        if self._costs is not None:
-            self._reckon(step, values, self._costs, self._spent + _now() - began)
 
     def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
         options = self.drafter
