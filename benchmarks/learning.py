@@ -1,16 +1,18 @@
 """What drafters learn: tokens a step on held-out chats, against the tokens of other chats that were read before.
 
-The model's own greedy answers are written once and kept in a file. The answers to other questions are then decoded one
-after another, in one shuffled order, by every drafter, and at some numbers of tokens a copy of each decodes every
-held-out answer, which teaches the next one nothing. The target reads each text in a single pass: so the tokens of the
-texts teach, and no rejected node does. A pass of 16 tokens is timed beside every text, and bounds what may be spent on
-learning as it does while decoding. A line is printed for every drafter at each number of tokens, as JSON.
+The model's own greedy answers are written once and kept in a folder, with the states of every text, so that another run
+reads nothing. The answers to other questions are then decoded one after another, in one shuffled order, by every
+drafter, and at some numbers of tokens a copy of each decodes every held-out answer, which teaches the next one nothing.
+The target reads each text in a single pass: so the tokens of the texts teach, and no rejected node does. A pass of 16
+tokens is timed beside every text, and bounds what may be spent on learning as it does while decoding. A line is printed
+for every drafter at each number of tokens, as JSON.
 
-    python -m benchmarks.learning --model MODEL --data FILE.jsonl --texts build/answers.jsonl --drafter ... [--plot FILE]
+    python -m benchmarks.learning --model MODEL --data FILE.jsonl --texts build/answers --drafter ...
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
@@ -19,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import torch
 import transformers
 import typer
@@ -29,7 +32,7 @@ from token_recycling.bench.run.data import Question, load
 from token_recycling.bench.run.prompts import BenchmarkConfig, prompt
 from token_recycling.drafters._base import Drafter
 from token_recycling.model import loading
-from token_recycling.model.inspection import hidden_states
+from token_recycling.model.inspection import hidden_states, output_layer
 from token_recycling.model.pass_times import costs_of
 from token_recycling.model.self_test import ready
 from token_recycling.model.tree_model import TreeModel
@@ -54,7 +57,7 @@ class Read(NamedTuple):
     category: str
     text: torch.Tensor  # (length,) int64
     begin: int  # tokens of the prompt
-    logits: torch.Tensor  # (length, vocabulary)
+    logits: torch.Tensor  # (length - begin + 1, vocabulary): from the prompt's last token on
     states: torch.Tensor  # (length, hidden)
     pass_seconds: float  # of a pass over 16 tokens
 
@@ -63,12 +66,14 @@ class Read(NamedTuple):
 def main(
     data: Annotated[list[str], typer.Option(help="questions, as of `bench --data`")],
     drafter: Annotated[list[str], typer.Option(help="a drafter with options, with a fixed number of nodes")],
-    texts: Annotated[Path, typer.Option(help="file of the model's answers: written where they are not there")],
+    texts: Annotated[
+        Path, typer.Option(help="folder of the model's answers, which are written where they are not there")
+    ],
     model: Annotated[Path, typer.Option(help="a local model folder")],
     first: Annotated[int, typer.Option(help="questions of each category that are left out")] = 0,
     held_out: Annotated[int, typer.Option(help="questions of each category, after these, to measure with")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="of an answer at most")] = 200,
-    marks: Annotated[list[int], typer.Option(help="tokens after which to measure")] = list(MARKS),
+    marks: Annotated[list[int], typer.Option(help="tokens after which to measure")] = MARKS,  # type: ignore[assignment]
     threads: Annotated[int, typer.Option(help="of torch")] = 1,
 ) -> None:
     """Prints tokens a step of every drafter on held-out answers after so many tokens."""
@@ -79,7 +84,7 @@ def main(
     measured, others = divided(load(data), first, held_out)
     answers = Answers(config, texts)
     target, drafters = ready(loaded.model), {spec: make_drafter(spec) for spec in drafter}
-    held = [read(target, answer) for answer in answers.of(measured)]
+    held = [read(target, answer, texts) for answer in answers.of(measured)]
     seen, waiting = 0, sorted(marks)
     for answer in answers.of(others):
         if not waiting:
@@ -87,7 +92,7 @@ def main(
         if seen >= waiting[0]:
             report(target, drafters, held, seen)
             waiting.pop(0)
-        known = read(target, answer)
+        known = read(target, answer, texts)
         for one in drafters.values():
             decode(target, one, known)
         seen += len(answer.following)
@@ -107,11 +112,11 @@ def divided(questions: Sequence[Question], first: int, held_out: int) -> tuple[l
 
 
 class Answers:
-    """The model's own answers, from a file where they are there."""
+    """The model's own answers, from a folder where they are there."""
 
-    def __init__(self, config: BenchmarkConfig, path: Path) -> None:
-        self._config, self._path = config, path
-        lines = path.read_text().splitlines() if path.exists() else []
+    def __init__(self, config: BenchmarkConfig, folder: Path) -> None:
+        self._config, self._path = config, folder / "answers.jsonl"
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
         self._known = {tuple(line["prompt"]): line["following"] for line in map(json.loads, lines)}
 
     def of(self, questions: Sequence[Question]) -> Iterator[Answer]:
@@ -142,14 +147,20 @@ class Answers:
                 file.write(json.dumps({"prompt": ids, "following": row[:length]}) + "\n")
 
 
-def read(target: TreeModel, answer: Answer) -> Read:
-    """Reads an answer in one pass."""
+def read(target: TreeModel, answer: Answer, folder: Path) -> Read:
+    """Reads an answer in one pass, or its states, in half precision, from the folder."""
     text = torch.tensor(answer.prompt + answer.following)
-    with hidden_states(target.model) as states:
-        logits = target.model(text[None]).logits[0]
+    kept = folder / "states" / f"{hashlib.sha256(text.numpy().tobytes()).hexdigest()[:16]}.npy"
+    if not kept.exists():
+        with hidden_states(target.model) as seen:
+            target.model(text[None])
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.save(kept, seen[0][0].half().numpy())
+    states, begin = torch.from_numpy(np.load(kept)).float(), len(answer.prompt)
+    logits = output_layer(target.model)(states[begin - 1 :])
     began = time.perf_counter()
     target.model(text[None, :_NODES])
-    return Read(answer.category, text, len(answer.prompt), logits, states[0][0], time.perf_counter() - began)
+    return Read(answer.category, text, begin, logits, states, time.perf_counter() - began)
 
 
 def decode(target: TreeModel, drafter: Drafter, known: Read) -> int:

@@ -56,7 +56,7 @@ def main(
         part = PARTS * done // total
         following = following[: total - done]
         text = torch.cat([prompt, following])
-        logits = target.model(text[None]).logits[0]
+        logits = target.model(text[None]).logits[0, len(prompt) - 1 :]
         for spec, one in drafters.items():
             costs = costs_of(target, 1, len(text))
             steps[spec][part] += follow(one.start(prompt, target, costs), text, len(prompt), logits)
@@ -73,10 +73,11 @@ def main(
 def follow(
     drafter: TextDrafter, text: torch.Tensor, at: int, logits: torch.Tensor, states: torch.Tensor | None = None
 ) -> int:
-    """Decodes `text` (length,) from place `at` on, whose tokens have these `logits` (length, vocabulary) and, for a
-    drafter that asks for them, these last `states` (length, hidden); returns the number of steps.
+    """Decodes `text` (length,) from place `at` on; returns the number of steps. `logits` (length - at + 1, vocabulary)
+    are those of its tokens from the one before on; `states` (length, hidden) the last ones of all, for a drafter that
+    asks for them.
     """
-    steps, wanted = 0, text.tolist()
+    steps, wanted, first = 0, text.tolist(), at - 1
     if states is not None:
         drafter.read_prompt(states[: at - 1])
     while at < len(text):
@@ -89,7 +90,8 @@ def follow(
         at, steps = at + count, steps + 1
         path = list(range(count))
         seen = slice(at - count - 1, at - 1)
-        step = Step(read, logits[seen], path, written, finished=at == len(text))
+        said = logits[seen.start - first : seen.stop - first]
+        step = Step(read, said, path, written, finished=at == len(text))
         drafter.observe(step if states is None else replace(step, states=states[seen]))
     return steps
 

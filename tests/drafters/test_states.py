@@ -22,15 +22,13 @@ from token_recycling.recycling.states import LearnedStates
 WAYS = [ways.greedy, ways.sampled, ways.end_of_sequence, ways.padded_batch, ways.stop_strings, ways.conversation]
 
 
-@pytest.fixture(autouse=True)
-def time_to_learn(monkeypatch):
-    """Passes of tiny models are so short that a small share of them is no step of learning."""
-    monkeypatch.setattr(states_module, "_SHARE", 50.0)
+LEARNING = 50.0
+"""Passes of tiny models are so short that a small share of them is no step of learning."""
 
 
 def experienced(model, **options):
     """A drafter that has learned of enough states of a model."""
-    drafter = tr.make_drafter("recycling", states=True, **options)
+    drafter = tr.make_drafter("recycling", states=True, learning=LEARNING, **options)
     for seed in range(12):
         stats = tr.Stats()
         tr.generate(
@@ -182,9 +180,8 @@ def pairs_of(model, n, token=1):
     return one, torch.full((n,), token), one
 
 
-def test_learning_is_bounded_in_a_text(monkeypatch):
+def test_learning_is_bounded_in_a_text():
     """The seconds of passes that a text took, of all texts that shared them, and what learning took."""
-    monkeypatch.setattr(states_module, "_SHARE", 0.02)
     model, drafter = tiny.llama(), tr.make_drafter("recycling", states=True, tree=4)
     passes, learned = 0.0, 0.0
     for seed in range(6):

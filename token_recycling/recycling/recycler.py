@@ -8,7 +8,7 @@ engine learn the same. Cost per step: some twenty microseconds, a few a text, an
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +16,12 @@ import numpy as np
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
 from .foreseen import NOTHING_FORESEEN, Foresee, Foreseen
-from .growth import Asked, Shape, TextArrays, count_chosen, draft
+from .growth import NO_NOISE, Asked, Drawn, Shape, TextArrays, count_chosen, draft
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree
-from .occurrences import BREAK, LONGEST, Occurrences, masked
+from .occurrences import Occurrences
 from .options import Options
+from .recorder import Recorder
 
 if TYPE_CHECKING:
     import torch
@@ -28,40 +29,10 @@ if TYPE_CHECKING:
     from ..trees.tree import Tree
 
 _OURS = "token_recycling"
-_PIECE, _LEAD = 32, 8
-"""Tokens of a piece of a text, and how many of the piece before it stand before these again."""
 _LEVELS, _SURE = 2, 0.9
 """Levels of a tree that are foreseen, where its first token is less likely."""
 _UNFINISHED = 16
 """Tokens of a piece that is added to the past where nobody says when a text ends."""
-
-
-class Recorder:
-    """Adds one text to the past of all, a piece at a time: texts that are written at once do not mix. A piece begins
-    with the end of the one before, unless that is the newest of the past. One that is there already is not added again.
-    """
-
-    def __init__(self, past: Occurrences, before: np.ndarray | None = None, piece: int = _PIECE) -> None:
-        """`before` (n,): tokens before the text, matched and never drafted. `piece`: tokens that are added at once."""
-        self._past, self._piece, self._written_to = past, piece, -1
-        self._held: list[int] = [] if before is None else masked(before[-LONGEST:]).tolist()
-        """The end of the last piece, or of `before`, and the tokens since."""
-        self._lead = len(self._held)
-
-    def add(self, tokens: Iterable[int], ends: bool = False) -> None:
-        """Add what was written since the last call; `ends`: the text ends with it."""
-        self._held.extend(tokens)
-        if len(self._held) - self._lead < (1 if ends else self._piece):
-            return
-        with self._past.writing:
-            if self._past.holds(self._held):
-                self._written_to = -1  # the next piece does not follow what stands at the end
-            else:
-                alone = len(self._past) == self._written_to
-                self._past.extend(self._held[self._lead :] if alone else [BREAK, *self._held])
-                self._written_to = len(self._past)
-        self._held = self._held[-_LEAD:]
-        self._lead = len(self._held)
 
 
 class Text:
@@ -108,6 +79,8 @@ class Recycler:
             corrected,
         )
         self._foreseen = Foreseen.empty(options.k)
+        self._used = NOTHING_FORESEEN
+        """What was foreseen of the last draft."""
         self._free: list[int] = []
         self._indices: list[Occurrences] = []
         self._recorders: list[Recorder] = []
@@ -153,12 +126,13 @@ class Recycler:
         rooms: np.ndarray,
         costs: np.ndarray = NO_COSTS,
         foreseen: Foreseen = NOTHING_FORESEEN,
+        drawn: Drawn | None = None,
     ) -> np.ndarray:
         """(n,) int64: how many nodes the draft of each of n texts has, the root included; `tree` has them.
 
         The texts lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node stands deeper than
         `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
-        all texts take, in any unit; none where every node pays. `foreseen`: of the draft of a single text.
+        all texts take, in any unit; none where every node pays. `foreseen`, `drawn`: of the draft of a single text.
         """
         while self._ended:
             self._ended.pop().add((), ends=True)
@@ -172,8 +146,12 @@ class Recycler:
                 slot = int(slots[place])
                 self._indices[slot].reserve(int(lengths[place] - self._texts.read[slot]))
                 self._locate(slot)
-        asked = Asked(tokens, rows, slots, lengths, rooms, self.learns)
-        draft(self._texts, asked, self.matrix.sources(foreseen), self._shape, costs, counts)
+        shape, noise = self._shape, NO_NOISE
+        if drawn is not None:
+            shape, noise = shape._replace(parents=drawn.parents, ranks=drawn.ranks), drawn.noise
+        asked = Asked(tokens, rows, slots, lengths, rooms, self.learns, noise)
+        draft(self._texts, asked, self.matrix.sources(foreseen), shape, costs, counts)
+        self._used = foreseen
         return counts
 
     def draft_one(
@@ -183,10 +161,11 @@ class Recycler:
         room: int,
         costs: np.ndarray = NO_COSTS,
         foreseen: Foreseen = NOTHING_FORESEEN,
+        drawn: Drawn | None = None,
     ) -> GrowingTree:
         """The nodes of a draft for one text (length,): as `draft`."""
         one = np.array([0, len(tokens), room])
-        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, foreseen)
+        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, foreseen, drawn)
         return self.tree(text, int(counts[0]))
 
     def unsure(self, tree: GrowingTree, room: int) -> bool:
@@ -209,6 +188,20 @@ class Recycler:
             if not len(new):
                 break
         return tree
+
+    def draw_one(self, text: Text, tokens: np.ndarray, room: int, nodes: int, uniform: np.ndarray) -> GrowingTree:
+        """The last draft for one text anew: its first `nodes` nodes are the shape, and its tokens are drawn, the
+        children of a node from its chances without replacement. `uniform` (nodes, CHILDREN) float32: random numbers
+        from 0 to less than 1. A node has fewer children where fewer candidates are known.
+        """
+        shape = self.tree(text, nodes)
+        with np.errstate(divide="ignore"):
+            noise = -np.log(-np.log(uniform))
+        parents = shape.parents.copy()
+        ranks = [np.count_nonzero(parents[1:node] == parents[node]) for node in range(nodes)]  # none is left out
+        drawn = Drawn(parents, np.array(ranks, np.int64), noise)
+        self.forget_draft(text)
+        return self.draft_one(text, tokens, room, foreseen=self._used, drawn=drawn)
 
     def tree(self, text: Text, nodes: int) -> GrowingTree:
         """The first nodes of a text's draft, in order of growth: views that hold until the next draft."""

@@ -40,8 +40,9 @@ class LearnedStates:
         """Nothing learned: a hidden layer that adds nothing."""
         inputs, width = 2 * hidden + 1, min(hidden, _WIDEST)
         into = np.random.default_rng(0).standard_normal((inputs, width), np.float32) / np.float32(inputs**0.5)
-        shapes = (inputs, inputs), (inputs, hidden), (vocab_size,)
-        return cls(*(np.zeros(shape, np.float32) for shape in shapes), into, np.zeros((width, hidden), np.float32))
+        products, targets = np.zeros((inputs, inputs), np.float32), np.zeros((inputs, hidden), np.float32)
+        out = np.zeros((width, hidden), np.float32)
+        return cls(products, targets, np.zeros(vocab_size, np.float32), into, out)
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> LearnedStates | None:

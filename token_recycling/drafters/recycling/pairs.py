@@ -10,7 +10,7 @@ import torch
 from ..._util.locks import Lock
 
 _BYTES = 16_000_000
-"""Most bytes of the pairs that are kept; a quarter of that may wait."""
+"""Most bytes of the pairs that are kept; half of that may wait."""
 
 
 class StatePairs(NamedTuple):
@@ -25,6 +25,7 @@ class StatePairs(NamedTuple):
 
 
 def joined(parts: list[StatePairs]) -> StatePairs:
+    """All pairs of the parts, in order."""
     return StatePairs._make(torch.cat(each) for each in zip(*parts, strict=True))
 
 
@@ -47,7 +48,7 @@ class PairRing:
         with self._adding:
             self._waiting.append(new)
             self._count += len(tokens)
-            while len(self._waiting) > 1 and self._count > self.most // 4:
+            while len(self._waiting) > 1 and self._count > self.most // 2:
                 self._count -= len(self._waiting.popleft().tokens)
 
     def take(self, most: int) -> StatePairs | None:

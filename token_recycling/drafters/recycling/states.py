@@ -38,8 +38,6 @@ _ENOUGH, _GROWTH = 4, 1.5
 """Pairs for every input before the first fit; by how much they must have grown since the last one."""
 _OF_PROMPT = 128
 """Most pairs that are learned from one prompt, the last ones."""
-_SHARE = 0.02
-"""Of the time of passes that learning may take."""
 _BLOCK, _BATCH, _PASSES = 256, 64, 2
 """Pairs that are summed up at once, and of a step of the hidden layer; how often it draws each pair, about."""
 _SAMPLES = 256
@@ -237,8 +235,9 @@ class States:
 class TextStates:
     """The states of one text."""
 
-    def __init__(self, states: States, prompt: np.ndarray) -> None:
-        self._of_all, self._prompt = states, prompt
+    def __init__(self, states: States, prompt: np.ndarray, share: float) -> None:
+        """`share`: of the time of passes, that learning may take."""
+        self._of_all, self._prompt, self._share = states, prompt, share
         self._before: torch.Tensor | None = None
         """(hidden,): the state that the root follows, where it is known."""
         self._lesson = Lesson()
@@ -258,7 +257,7 @@ class TextStates:
     def observe(self, step: Step, passed: float) -> None:
         """Takes the states of a step; `passed`: seconds of its pass."""
         self._before = self._of_all.see(self._before, step)
-        self._of_all.allow(_SHARE * passed)
+        self._of_all.allow(self._share * passed)
 
     def learn(self) -> None:
         """Learns when the text has ended, so that no token waits for it."""
