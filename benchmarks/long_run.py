@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,7 @@ def main(
         part = PARTS * done // total
         following = following[: total - done]
         text = torch.cat([prompt, following])
-        logits = target.model(text[None]).logits[0]
+        logits = target.model(text[None]).logits[0, len(prompt) - 1 :]
         for spec, one in drafters.items():
             costs = costs_of(target, 1, len(text))
             steps[spec][part] += follow(one.start(prompt, target, costs), text, len(prompt), logits)
@@ -69,11 +70,16 @@ def main(
             break
 
 
-def follow(drafter: TextDrafter, text: torch.Tensor, at: int, logits: torch.Tensor) -> int:
-    """Decodes `text` (length,) from place `at` on, whose tokens have these `logits` (length, vocabulary); returns the
-    number of steps.
+def follow(
+    drafter: TextDrafter, text: torch.Tensor, at: int, logits: torch.Tensor, states: torch.Tensor | None = None
+) -> int:
+    """Decodes `text` (length,) from place `at` on; returns the number of steps. `logits` (length - at + 1, vocabulary)
+    are those of its tokens from the one before on; `states` (length, hidden) the last ones of all, for a drafter that
+    asks for them.
     """
-    steps, wanted = 0, text.tolist()
+    steps, wanted, first = 0, text.tolist(), at - 1
+    if states is not None:
+        drafter.read_prompt(states[: at - 1])
     while at < len(text):
         draft = drafter.draft(Context(text[:at], len(text) - at)).cut(len(text) - at - 1)
         node, count, drafted = 0, 1, draft.tokens.tolist()
@@ -83,7 +89,10 @@ def follow(drafter: TextDrafter, text: torch.Tensor, at: int, logits: torch.Tens
         written = wanted[at : at + count]
         at, steps = at + count, steps + 1
         path = list(range(count))
-        drafter.observe(Step(read, logits[at - count - 1 : at - 1], path, written, finished=at == len(text)))
+        seen = slice(at - count - 1, at - 1)
+        said = logits[seen.start - first : seen.stop - first]
+        step = Step(read, said, path, written, finished=at == len(text))
+        drafter.observe(step if states is None else replace(step, states=states[seen]))
     return steps
 
 

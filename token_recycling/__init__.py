@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .hf.check import check
     from .hf.conversation import Conversation
     from .hf.stream import stream
+    from .hf.warm import warm
     from .loop.stats import Stats
     from .model.loading import load
     from .model.self_test import unsupported
@@ -61,6 +62,7 @@ __all__ = [
     "stream",
     "text_by_step",
     "unsupported",
+    "warm",
 ]
 
 _MODULES = {
@@ -73,6 +75,7 @@ _MODULES = {
     "hf.check": ("check",),
     "hf.conversation": ("Conversation",),
     "hf.stream": ("stream",),
+    "hf.warm": ("warm",),
     "loop.stats": ("Stats",),
     "model.loading": ("load",),
     "model.self_test": ("unsupported",),

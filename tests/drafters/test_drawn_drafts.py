@@ -44,12 +44,15 @@ DRAFTERS: dict[str, Callable[[], tr.Drafter]] = {
     **{mode: lambda mode=mode: drawing(mode) for mode in ("sequence", "tree", "graph")},
     "specdec_pp": stopping,
     "fuse": lambda: Fuse(["recycling:tree=6,k=3", drawing("tree")], nodes=8),
+    "recycling": lambda: tr.make_drafter("recycling:tree=6,k=3,draws=true"),
+    "states": lambda: tr.make_drafter("recycling:tree=6,k=3,draws=true,states=true"),
     "lookahead": lambda: tr.make_drafter("lookahead", window=2, ngram_size=3, guesses=2, pool_from_prompt=True),
 }
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS if name != "lookahead"]
+FAST = ["lookahead", "recycling"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DRAFTERS if name not in FAST]
 
 
-@pytest.mark.parametrize("name", ["lookahead", *SLOW])
+@pytest.mark.parametrize("name", [*FAST, *SLOW])
 def test_texts_have_the_distribution_of_generate(name):
     """Every text of 4 tokens over a vocabulary of 3, with a penalty that no drafter knows of."""
     model = small(7)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -12,24 +13,31 @@ from support.matrices import Grower, learn
 from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
+from token_recycling.drafters.recycling import states as states_module
 from token_recycling.drafters.recycling.states import States
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling.ngram_matrix import NgramMatrix
-from token_recycling.recycling.states import StateSums
+from token_recycling.recycling.states import LearnedStates
 
 WAYS = [ways.greedy, ways.sampled, ways.end_of_sequence, ways.padded_batch, ways.stop_strings, ways.conversation]
 
 
+LEARNING = 50.0
+"""Passes of tiny models are so short that a small share of them is no step of learning."""
+
+
 def experienced(model, **options):
     """A drafter that has learned of enough states of a model."""
-    drafter = tr.make_drafter("recycling", states=True, **options)
+    drafter = tr.make_drafter("recycling", states=True, learning=LEARNING, **options)
     for seed in range(12):
         stats = tr.Stats()
         tr.generate(
             model, tiny.prompt(seed, 9, model.config.vocab_size), drafter=drafter, max_new_tokens=60, stats=stats
         )
         assert stats.drafter_statistics["state_pairs"] > 0
+    assert stats.drafter_statistics["state_batches"] > 0
     assert drafter._learners[model].known
+    assert drafter.matrix.states.out.any()
     return drafter
 
 
@@ -98,9 +106,10 @@ def test_a_linear_world_is_learned():
     matrix = NgramMatrix(vocabulary, k=4)
     states_of = States(TreeModel(model), matrix)
     assert not states_of.known
-    states_of._waiting.append((states, tokens, following))
+    states_of.ring.add(states, tokens, following)
     states_of.see_text(range(vocabulary))
-    assert states_of.learn()[0] == 4000
+    states_of.allow(60)
+    assert states_of.learn().pairs == 4000
     right = 0
     for place in range(100):
         ids, shares = states_of.foresight(states[place], 4)(np.array([-1]), tokens[place : place + 1].numpy())
@@ -123,15 +132,112 @@ def test_a_copy_knows_the_same_and_holds_nothing_of_the_model(copied):
     assert other._learners[model].known
 
 
-def test_of_a_long_text_the_newest_pairs_wait():
+def test_a_world_that_is_not_linear_is_learned_by_the_hidden_layer():
+    """The next state is a product of two signs: nothing that a linear map could say."""
+    model = tiny.llama()
+    hidden, numbers = model.config.hidden_size, torch.Generator().manual_seed(0)
+    signs, tokens = (torch.randint(2, (6000,), generator=numbers) for _ in range(2))
+    direction, answer = torch.randn(2, hidden, generator=numbers)
+    embedding = model.get_input_embeddings()
+    embedding.weight.data[:2] = torch.randn(hidden, generator=numbers) * torch.tensor([[1.0], [-1.0]])
+    before = direction * (2 * signs[:, None] - 1.0)
+    after = answer * (2 * (signs ^ tokens)[:, None] - 1.0)
+    states_of = States(TreeModel(model), NgramMatrix(model.config.vocab_size, k=4))
+    states_of.ring.add(before, tokens, after)
+    states_of.allow(60)
+    assert states_of.learn().batches > 0
+    known = states_of._map
+    linear = known._replace(out=torch.zeros_like(known.out))
+
+    def error(by):
+        found = states_of.next_states(before, tokens.numpy(), by)
+        return float((found - after).square().mean() / after.square().mean())
+
+    assert error(known) < 0.2 < 0.8 < error(linear)
+
+
+def test_learning_takes_its_share_of_time_and_no_more(monkeypatch):
     model = tiny.llama()
     states = States(TreeModel(model), NgramMatrix(model.config.vocab_size, k=4))
-    one = torch.ones(1000, model.config.hidden_size)
+    clock = iter(range(1000))
+    monkeypatch.setattr(states_module.time, "perf_counter", lambda: next(clock))
+    for _ in range(4):
+        states.ring.add(*pairs_of(model, 256))
+    assert states.learn().pairs == 0, "nothing was allowed"
+    states.allow(4.5)  # the clock is read once before, once a block, once a batch, and once after
+    first = states.learn()
+    assert (first.pairs, first.seconds) == (256 * 2, 5)
+    states.allow(1.0)
+    assert states.learn().pairs == 0, "what it took too much is owed"
+    states.allow(50.0)
+    second = states.learn()
+    assert second.pairs == 512
+    assert 30 < second.batches < 50
+
+
+def pairs_of(model, n, token=1):
+    one = torch.ones(n, model.config.hidden_size)
+    return one, torch.full((n,), token), one
+
+
+def test_learning_is_bounded_in_a_text():
+    """The seconds of passes that a text took, of all texts that shared them, and what learning took."""
+    model, drafter = tiny.llama(), tr.make_drafter("recycling", states=True, tree=4)
+    passes, learned = 0.0, 0.0
+    for seed in range(6):
+        stats = tr.Stats()
+        tr.generate(model, tiny.prompt(seed, 9), drafter=drafter, max_new_tokens=60, stats=stats)
+        passes += sum(stats.seconds.values())
+        learned += stats.drafter_statistics["state_seconds"]
+    assert 0 < learned < 0.02 * passes + 0.05, "beyond the share one block or batch more"
+
+
+def test_learning_draws_nothing_from_torch():
+    model = tiny.llama()
+    states = States(TreeModel(model), NgramMatrix(model.config.vocab_size, k=4))
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    states.ring.add(*pairs_of(model, 1000))
+    states.allow(60)
+    assert states.learn().batches > 0
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_foreseeing_rests_where_it_does_not_pay(monkeypatch):
+    """What foreseeing takes is in the work of the drafter; where it is as dear as passes, little is foreseen."""
+    model, asked = tiny.llama(), []
+    drafter = experienced(model)
+    foresight = states_module.Foresight.__call__
+
+    def slow(self, parents, tokens):
+        asked.append(len(tokens))
+        time.sleep(0.05)
+        return foresight(self, parents, tokens)
+
+    tr.generate(model, tiny.prompt(60, 9), drafter=drafter.fork(), max_new_tokens=200, stats=(stats := tr.Stats()))
+    monkeypatch.setattr(states_module.Foresight, "__call__", slow)
+    work = drafter.work.of(4)
+    tr.generate(model, tiny.prompt(60, 9), drafter=drafter, max_new_tokens=200)
+    assert drafter.work.of(4) > work
+    assert len(asked) < stats.steps / 2
+
+
+def test_of_pairs_the_newest_wait_and_are_kept(monkeypatch):
+    monkeypatch.setattr("token_recycling.drafters.recycling.pairs._BYTES", 4000 * (4 * 32 + 8))
+    model = tiny.llama()
+    states = States(TreeModel(model), NgramMatrix(model.config.vocab_size, k=4))
     for token in range(20):
-        states._note(one, torch.full((1000,), token), one)
-    assert [int(tokens[0]) for _, tokens, _ in states._waiting] == list(range(11, 20))
-    assert states.learn()[0] == 8192
-    assert states.learn()[0] == 0
+        states.ring.add(*pairs_of(model, 100, token))
+    assert [int(part.tokens[0]) for part in states.ring._waiting] == list(range(10, 20))
+    states.allow(60)
+    assert states.learn().pairs == 1000
+    for _ in range(5):
+        states.ring.add(*pairs_of(model, 1000, 30))
+        states.learn()
+    assert len(states.ring.kept.tokens) == 4000
+    assert set(states.ring.kept.tokens.tolist()) == {30}
+    assert states.learn().pairs == 0
 
 
 def test_what_one_learns_another_does_not_know():
@@ -145,7 +251,7 @@ def test_what_one_learns_another_does_not_know():
 def test_a_matrix_of_other_states_is_refused():
     model, drafter = tiny.llama(), tr.make_drafter("recycling:states=true")
     drafter.matrix = drafter.new_matrix(64)
-    drafter.matrix.states = StateSums.empty(3, 64)
+    drafter.matrix.states = LearnedStates.empty(3, 64)
     with pytest.raises(ValueError, match="expected a matrix that learned from states of"):
         tr.generate(model, tiny.prompt(0, 9), drafter=drafter, max_new_tokens=3)
 

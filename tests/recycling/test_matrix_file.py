@@ -187,6 +187,7 @@ def test_ids_out_of_range_are_refused(tmp_path, change, message):
         ({"candidates": filled().candidates}, {"version": None}, "version 5, got None"),
         ({"candidates": filled().candidates}, {"version": "2"}, "of checksum None, got"),
         ({"candidates": filled().candidates}, {"version": "3"}, "of checksum None, got"),
+        ({"candidates": filled().candidates}, {"version": "4"}, "of checksum None, got"),
         ({"candidates": filled().candidates}, {"sha256": "0" * 64}, "of checksum 0+, got"),
         ({"candidates": filled().candidates}, {"format": None}, "another safetensors file"),
         ({"candidates": filled().candidates}, {"format": "pt"}, "another safetensors file"),

@@ -12,7 +12,7 @@ from token_recycling.recycling.matrix import read_matrix
 from token_recycling.recycling.matrix_file import FORMAT, read_matrix_file, write_matrix
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.occurrences import BREAK
-from token_recycling.recycling.states import StateSums
+from token_recycling.recycling.states import LearnedStates
 
 PAST = [1, 2, 0, 3]
 
@@ -200,9 +200,7 @@ def test_a_file_that_knows_no_copies_is_read(tmp_path):
 
 def test_what_was_learned_of_states_is_kept(tmp_path):
     path, matrix, found = tmp_path / "matrix", taught(), taught()
-    numbers = np.random.default_rng(0)
-    products, targets, tokens = (numbers.random(shape, np.float32) for shape in ((7, 7), (7, 3), 50))
-    matrix.states = StateSums(products, targets, tokens)
+    matrix.states = states_of_random_numbers()
     matrix.save(path, "abc")
     found.load(path, "abc")
     for name, array in matrix.states.arrays().items():
@@ -212,18 +210,41 @@ def test_what_was_learned_of_states_is_kept(tmp_path):
     assert found.states is None
 
 
+def states_of_random_numbers():
+    """Of states of 3 numbers."""
+    numbers, empty = np.random.default_rng(0), LearnedStates.empty(3, 50)
+    return LearnedStates(*(numbers.random(array.shape, np.float32) for array in empty.arrays().values()))
+
+
+def test_a_file_that_knows_no_hidden_layer_is_read(tmp_path, monkeypatch):
+    """Of version 4: its layer begins as a new one does."""
+    path, matrix, found, empty = tmp_path / "matrix", taught(), taught(), LearnedStates.empty(3, 50)
+    matrix.states = states_of_random_numbers()
+    matrix.save(path, "abc")
+    tensors = {name: held.numpy() for name, held in load_file(path).items() if name not in ("state_into", "state_out")}
+    monkeypatch.setattr("token_recycling.recycling.matrix_file.VERSION", "4")
+    write_matrix(path, tensors, "abc", orders=3)
+    found.load(path, "abc")
+    np.testing.assert_array_equal(found.states.targets, matrix.states.targets)
+    np.testing.assert_array_equal(found.states.into, empty.into)
+    assert not found.states.out.any()
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
         ("products", lambda held: held[1:], "expected state_products of"),
         ("targets", lambda held: held[1:], "expected state_targets of"),
         ("tokens", lambda held: held[1:], "expected state_tokens of"),
+        ("into", lambda held: held[1:], "expected state_into of"),
+        ("out", lambda held: held[:, 1:], "expected state_out of"),
         ("targets", lambda held: held * np.float32("nan"), "expected finite numbers in state_targets"),
+        ("out", lambda held: held + np.float32("inf"), "expected finite numbers in state_out"),
     ],
 )
 def test_damaged_states_are_refused(tmp_path, name, change, message):
     matrix = taught()
-    matrix.states = StateSums.empty(3, 50)
+    matrix.states = LearnedStates.empty(3, 50)
     setattr(matrix.states, name, change(getattr(matrix.states, name)))
     matrix.save(tmp_path / "matrix", "abc")
     refused(tmp_path / "matrix", message)

@@ -47,7 +47,10 @@ class Grower:
         foresee: Foresee | None = None,
     ) -> int:
         recycler = Recycler(self.matrix, self._options, nodes, template=template)
-        self.growing = recycler.draft_one(recycler.begin(self.tokens), self.tokens, depth, costs, foresee)
+        text = recycler.begin(self.tokens)
+        self.growing = recycler.draft_one(text, self.tokens, depth, costs)
+        if foresee is not None and recycler.unsure(self.growing, depth):
+            self.growing = recycler.draft_foreseen(text, self.tokens, depth, foresee, costs)
         return len(self.growing.tokens)
 
     def grow_for(self, costs: list[float], depth: int = DEEP) -> int:

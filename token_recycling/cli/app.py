@@ -22,6 +22,7 @@ from .commands.matrix import matrix
 from .commands.report import report
 from .commands.serve import serve
 from .commands.train import train
+from .commands.warm import warm
 from .console import OneLineErrors
 
 app = typer.Typer(
@@ -44,7 +45,7 @@ def main(
         print(context.get_help())
 
 
-for command in (generate, chat, compare, serve, bench, report, check, matrix, drafters):
+for command in (generate, chat, compare, serve, bench, report, check, warm, matrix, drafters):
     app.command()(command)
 app.add_typer(datastore, name="datastore")
 app.add_typer(train, name="train")

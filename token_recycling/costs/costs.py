@@ -207,6 +207,8 @@ class Costs:
         self.texts, self.length = texts, length
         self.nodes = 1
         """Nodes of the largest tree of the newest pass."""
+        self.seconds = 0.0
+        """What the newest pass took."""
         self._curve_of, self._agreed = curve_of, agreed
         self._curve: OnlineCurve | None = None
         """None as long as nobody has asked what passes cost."""
@@ -245,6 +247,7 @@ class Costs:
 
     def took(self, nodes: int, seconds: float, length: int) -> None:
         """Learn from a pass over `nodes` nodes of each text, the longest of `length` tokens by now."""
+        self.seconds = seconds
         if self._curve is not None:
             self.share(self.texts, max(length, self.length))
             self._curve.took(nodes, self._agreed(seconds))
@@ -253,6 +256,11 @@ class Costs:
         """The share of the tokens foreseen that has come, 1 at most: forecasts are corrected by it."""
         _, _, came, foreseen = self._steps.setdefault(work, work.begun())
         return min(1.0, came / foreseen)
+
+    def rate(self, work: Work) -> float:
+        """Tokens per time of t(1) of drafted steps in the long run."""
+        tokens, passes, *_ = self._steps.setdefault(work, work.begun())
+        return tokens / passes
 
     def rest(self, work: Work, tokens: int, passes: float, own: float, foreseen: float = 1.0) -> int:
         """Count a drafted step: its tokens, the `passes` it took, `own` of them for drafting; return for how many steps

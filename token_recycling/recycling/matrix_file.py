@@ -3,8 +3,8 @@
 `candidates` (vocabulary, k) int32 is the adjacency matrix. The file of a `NgramMatrix` has `shares` of the same shape
 too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidates`, `context_shares`, `context_keys`),
 `calibration`, and, from format version 3 on, `past`, the newest tokens of all texts, -1 between two, lower ones masked
-(`occurrences`). From version 4 on it may have what was learned of hidden states (`states`); from version 5 on the
-calibration tells copies apart. The header has the
+(`occurrences`). From version 4 on it may have what was learned of hidden states (`states`); from version 5 on with a
+hidden layer, and the calibration tells copies apart. The header has the
 fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the SHA-256 of the whole file, in which
 its own digits count as zeros: a file with any changed bit is refused.
 """
@@ -38,7 +38,8 @@ _KINDS = (
     {"candidates", "shares", "context_candidates", "context_shares", "context_keys", "calibration", "past"},
 )
 _STATES = {"state_products", "state_targets", "state_tokens"}
-"""What a matrix of the last kind may have besides."""
+_LAYER = {"state_into", "state_out"}
+"""What a matrix of the last kind may have besides, the latter from version 5 on."""
 
 
 class MatrixFileError(ValueError):
@@ -79,7 +80,11 @@ def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
             f"{path}: expected a safetensors file, got one that cannot be read ({error}); delete it to start anew"
         ) from None
     header = json.loads(contents[8 : 8 + int.from_bytes(contents[:8], "little")]).get("__metadata__") or {}
-    if header.get("format") != FORMAT or tensors.keys() not in (*_KINDS, _KINDS[-1] | _STATES):
+    if header.get("format") != FORMAT or tensors.keys() not in (
+        *_KINDS,
+        _KINDS[-1] | _STATES,
+        _KINDS[-1] | _STATES | _LAYER,
+    ):
         raise MatrixFileError(
             f"{path}: expected a saved adjacency matrix, got another safetensors file; give a file written by --matrix"
         )
@@ -170,6 +175,9 @@ def _wrong_shapes(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) 
             "state_targets": ("float32", (2 * hidden + 1, hidden)),
             "state_tokens": ("float32", candidates.shape[:1]),
         }
+    if "state_out" in tensors:
+        width = tensors["state_out"].shape[0]
+        wanted |= {"state_into": ("float32", (2 * hidden + 1, width)), "state_out": ("float32", (width, hidden))}
     for name in wanted.keys() & tensors.keys():
         found = (str(tensors[name].dtype), tensors[name].shape)
         if found != wanted[name]:
@@ -185,7 +193,7 @@ def _wrong_numbers(tensors: Mapping[str, np.ndarray]) -> str | None:
             low, high = int(tensors[name].min()), int(tensors[name].max())
             if low < least or high >= vocab_size:
                 return f"expected {name} from {least} to {vocab_size - 1}, got {low} to {high}"
-    for name in _STATES & tensors.keys():
+    for name in (_STATES | _LAYER) & tensors.keys():
         if not np.isfinite(tensors[name]).all():
             return f"expected finite numbers in {name}, got others"
     if "calibration" in tensors:

@@ -23,7 +23,7 @@ from .matrix_file import check_sizes, read_ngram_matrix, write_matrix
 from .mixture import Sources, cells_by_age, mixture_calibration
 from .ngrams import ABSENT, FULL, Rows, find_row, key_of
 from .occurrences import OccurrenceArrays, Occurrences
-from .states import StateSums
+from .states import LearnedStates
 
 MAX_ORDER = 4
 _NO_TEXT, _NOT_COPIED = OccurrenceArrays.empty(0), Copying.empty()
@@ -58,7 +58,7 @@ class NgramMatrix:
         self.calibration = mixture_calibration()
         self.past = Occurrences(capacity=past)
         """The newest tokens of all texts."""
-        self.states: StateSums | None = None
+        self.states: LearnedStates | None = None
         """What was learned of hidden states, where somebody learns of them."""
 
     @property
@@ -179,7 +179,7 @@ class NgramMatrix:
             self.rows.candidates[self.vocab_size + places] = read["context_candidates"][known]
             self.rows.shares[self.vocab_size + places] = read["context_shares"][known]
         self.past = Occurrences(read.get("past", ()), capacity=self.past.capacity)
-        self.states = StateSums.of(read)
+        self.states = LearnedStates.of(read)
 
 
 class Observations(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
 from .foreseen import NOTHING_FORESEEN, Foresee, Foreseen
-from .growth import Asked, Shape, TextArrays, count_chosen, draft, read_on
+from .growth import NO_NOISE, Asked, Drawn, Shape, TextArrays, count_chosen, draft, read_on
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree
 from .occurrences import BREAK, Occurrences
@@ -79,6 +79,8 @@ class Recycler:
             corrected,
         )
         self._foreseen = Foreseen.empty(options.k)
+        self._used = NOTHING_FORESEEN
+        """What was foreseen of the last draft."""
         self._free: list[int] = []
         self._indices: list[Occurrences] = []
         self._recorders: list[Recorder] = []
@@ -106,7 +108,7 @@ class Recycler:
         text.last = int(tokens[-1])
         return text
 
-    def predict(self, text: Text, tokens: Sequence[int], answered: int = 0) -> None:
+    def predict(self, text: Text, tokens: Sequence[int] | np.ndarray, answered: int = 0) -> None:
         """What is expected to follow the prompt of a text that has just begun, tokens (n,): drafts are copied from it
         first. `answered`: how many tokens of the text are no prompt any more.
         """
@@ -143,12 +145,13 @@ class Recycler:
         rooms: np.ndarray,
         costs: np.ndarray = NO_COSTS,
         foreseen: Foreseen = NOTHING_FORESEEN,
+        drawn: Drawn | None = None,
     ) -> np.ndarray:
         """(n,) int64: how many nodes the draft of each of n texts has, the root included; `tree` has them.
 
         The texts lie in `rows` (n,) of `tokens` (rows, longest) and have `lengths` (n,); no node stands deeper than
         `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
-        all texts take, in any unit; none where every node pays. `foreseen`: of the draft of a single text.
+        all texts take, in any unit; none where every node pays. `foreseen`, `drawn`: of the draft of a single text.
         """
         while self._ended:
             self._ended.pop().add((), ends=True)
@@ -163,8 +166,12 @@ class Recycler:
                 if len(index) + new > self._texts.capacities[slot]:
                     index.reserve(new)
                     self._locate(slot)
-        asked = Asked(tokens, rows, slots, lengths, rooms, self.learns)
-        draft(self._texts, asked, self.matrix.sources(foreseen), self._shape, costs, counts)
+        shape, noise = self._shape, NO_NOISE
+        if drawn is not None:
+            shape, noise = shape._replace(parents=drawn.parents, ranks=drawn.ranks), drawn.noise
+        asked = Asked(tokens, rows, slots, lengths, rooms, self.learns, noise)
+        draft(self._texts, asked, self.matrix.sources(foreseen), shape, costs, counts)
+        self._used = foreseen
         return counts
 
     def draft_one(
@@ -173,30 +180,48 @@ class Recycler:
         tokens: np.ndarray,
         room: int,
         costs: np.ndarray = NO_COSTS,
-        foresee: Foresee | None = None,
+        foreseen: Foreseen = NOTHING_FORESEEN,
+        drawn: Drawn | None = None,
     ) -> GrowingTree:
-        """The nodes of a draft for one text (length,): as `draft`. Unless it is sure of the first token, it grows anew
-        with what `foresee` says after the root, and once more after the tokens below it.
-        """
+        """The nodes of a draft for one text (length,): as `draft`."""
         one = np.array([0, len(tokens), room])
+        counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, foreseen, drawn)
+        return self.tree(text, int(counts[0]))
 
-        def grown(foreseen: Foreseen) -> GrowingTree:
-            counts = self.draft([text], tokens[None], one[:1], one[1:2], one[2:], costs, foreseen)
-            return self.tree(text, int(counts[0]))
+    def unsure(self, tree: GrowingTree, room: int) -> bool:
+        """Whether to foresee what may follow: the first token of a tree is not as good as certain."""
+        return room > 0 and not (tree.known[0] and tree.chances[0, 0] > _SURE)
 
-        tree = grown(NOTHING_FORESEEN)
-        if foresee is None or room < 1 or (tree.known[0] and tree.chances[0, 0] > _SURE):
-            return tree
-        foreseen, parents, new = self._foreseen, np.array([-1]), tree.tokens[:1].copy()
+    def draft_foreseen(
+        self, text: Text, tokens: np.ndarray, room: int, foresee: Foresee, costs: np.ndarray = NO_COSTS
+    ) -> GrowingTree:
+        """The last draft for one text, grown anew with what `foresee` says after the root, and once more after the
+        tokens below it.
+        """
+        foreseen, parents, new = self._foreseen, np.array([-1]), tokens[-1:].astype(np.int64)
         foreseen.filled[0] = 0
         for _ in range(_LEVELS):
             foreseen.add(parents, new, *foresee(parents, new))
             self.forget_draft(text)
-            tree = grown(foreseen)
+            tree = self.draft_one(text, tokens, room, costs, foreseen)
             parents, new = foreseen.wanted(tree.entries, tree.parents, tree.tokens)
             if not len(new):
                 break
         return tree
+
+    def draw_one(self, text: Text, tokens: np.ndarray, room: int, nodes: int, uniform: np.ndarray) -> GrowingTree:
+        """The last draft for one text anew: its first `nodes` nodes are the shape, and its tokens are drawn, the
+        children of a node from its chances without replacement. `uniform` (nodes, CHILDREN) float32: random numbers
+        from 0 to less than 1. A node has fewer children where fewer candidates are known.
+        """
+        shape = self.tree(text, nodes)
+        with np.errstate(divide="ignore"):
+            noise = -np.log(-np.log(uniform))
+        parents = shape.parents.copy()
+        ranks = [np.count_nonzero(parents[1:node] == parents[node]) for node in range(nodes)]  # none is left out
+        drawn = Drawn(parents, np.array(ranks, np.int64), noise)
+        self.forget_draft(text)
+        return self.draft_one(text, tokens, room, foreseen=self._used, drawn=drawn)
 
     def tree(self, text: Text, nodes: int) -> GrowingTree:
         """The first nodes of a text's draft, in order of growth: views that hold until the next draft."""

@@ -11,36 +11,29 @@ Cost per step: a top-k over the logits of all nodes; some microseconds a node in
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
 import torch
 
-from ..._util.compiled import compiling
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
-from ...costs.budget import NO_COSTS
-from ...costs.costs import Costs, Work, paying_nodes, tokens_by_size
+from ...costs.costs import Costs, Work
 from ...model.tree_model import TreeModel
 from ...recycling.matrix_file import check_vocabulary
 from ...recycling.ngram_matrix import NgramMatrix
-from ...recycling.ngrams import ABSENT, ngrams_at
 from ...recycling.nodes import CHILDREN
 from ...recycling.options import Options
-from ...recycling.recycler import Recycler
 from ...recycling.warm_up import warm_up as compile_drafting
-from ...trees.draft import Context, Draft, Step
-from ...trees.templates import root_only, size_in_words, template_from
+from ...trees.templates import size_in_words, template_from
 from ...trees.tree import Tree
-from .._base import PREDICTED, Drafter, DrafterTraits, TextDrafter
+from .._base import Drafter, DrafterTraits
 from .._shared.pairing import Pairs
-from .priming import prime
-from .states import States, TextStates
-
-_DEEPEST = 255
+from .priming import load_warmed, prime
+from .states import States
+from .text import RecyclingText
 
 
 @dataclass
@@ -62,6 +55,14 @@ class Recycling(Drafter, Options):
     states: bool = False
     """Draft from the target's hidden states too, by a map that is learned while decoding; it is kept with the matrix.
     """
+    learning: float = 0.02
+    """Time that learning from hidden states may take, as a share of that of passes."""
+    warmed: bool = False
+    """Begin with what the model has taught by text of its own (`token-recycling warm`), kept in a file."""
+    draws: bool = False
+    """Draw the tokens of drafts where the text is sampled: more are accepted, and the text has the same distribution,
+    but is not that which `generate` draws with the same seed.
+    """
     matrix: NgramMatrix | None = field(default=None, init=False)
     """What has been learned; made at the first text."""
 
@@ -69,16 +70,25 @@ class Recycling(Drafter, Options):
     def traits(self) -> DrafterTraits:
         last = (lambda layers: [layers]) if self.states else None
         return DrafterTraits(
-            learns_prompt=self.learns_prompt, on_host=True, top_k=self.k, states=last, predictions=self.suffix
+            learns_prompt=self.learns_prompt,
+            on_host=True,
+            top_k=self.k,
+            states=last,
+            draws=self.draws,
+            predictions=self.suffix,
         )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.work = Work()
         """Of the steps of all texts, where the tree is to pay."""
+        self.foreseeing = Work()
+        """The same of what states foresee in them: what it adds."""
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
+        if not 0 <= self.learning < math.inf:
+            raise ValueError(f"expected learning of 0 or more, got {self.learning}")
         self.template = template_from(self.tree)
         if self.template is not None and self.template.breadth > CHILDREN:
             raise ValueError(f"expected a template of ranks below {CHILDREN}, got rank {self.template.breadth - 1}")
@@ -99,6 +109,8 @@ class Recycling(Drafter, Options):
         with self._making:
             if self.matrix is None:
                 made = self.new_matrix(target.vocab_size)
+                if self.warmed:
+                    load_warmed(made, target)
                 if self.primed:
                     prime(made, target)
                 self.matrix = made
@@ -125,131 +137,13 @@ class Recycling(Drafter, Options):
         said = {
             "suffix": self.suffix,
             "earlier outputs": self.past,
+            "warmed": self.warmed,
             "primed": self.primed,
             "hidden states": self.states,
+            "drawn": self.draws,
         }
         parts += [name for name, used in said.items() if used]
         return f"recycling: tree {self.template or size_in_words(self.tree)}; {', '.join(parts)}"
-
-
-class RecyclingText(TextDrafter):
-    """One text and its recycler. The matrix is shared: each look-up is one call of compiled code, never interrupted."""
-
-    drafter: Recycling
-
-    def __init__(
-        self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: Costs, states: States | None
-    ) -> None:
-        super().__init__(drafter)
-        self._states = None if states is None else TextStates(states, prompt)
-        self._costs, template = None, drafter.template
-        """What passes cost, where the tree is to pay."""
-        if template is not None:
-            most = len(template) - 1
-        elif drafter.tree == "auto":
-            self._costs, most = costs, len(costs.by_nodes) * costs.texts - 1  # as of a text that is left alone
-        else:
-            most = int(drafter.tree)  # type: ignore[arg-type]
-        self._recycler = Recycler(matrix, drafter, most, template=template)
-        self._text = self._recycler.begin(prompt)
-        self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
-        """The last tokens of the prompt that were learned from."""
-        self._rest, self._predicted = 0, False
-        self._spent = 0.0
-        self._values = np.empty(0, np.float32)
-        """The probabilities of this step's nodes; none where no draft was made."""
-
-    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        known = np.concatenate([self._prompt, tokens.cpu().numpy()])
-        self._prompt = known[len(tokens) :]
-        ngrams = ngrams_at(known[None], np.array([len(known) - 1]), np.array([len(tokens)]), self.drafter.orders)
-        chosen = np.append(known[len(known) - len(tokens) + 1 :], ABSENT)
-        self._learn(ngrams, *top_candidates(logits, self.drafter.k), chosen)
-
-    def predict(self, tokens: torch.Tensor) -> None:
-        self._predicted = True
-        self._recycler.predict(self._text, tokens.tolist())
-
-    def read_prompt(self, states: torch.Tensor) -> None:
-        if self._states is not None:
-            self._states.read_prompt(states)
-
-    def draft(self, context: Context) -> Draft:
-        if self._rest:
-            self._rest -= 1
-            return Draft(root_only(), context.root)
-        began = _now()
-        times = self._times()
-        foresee = None if self._states is None else self._states.foresight(self.drafter.k)
-        tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
-        tree = self._recycler.draft_one(self._text, tokens, room, times, foresee)
-        nodes = self._believed(tree.values, times)
-        self._values = tree.values[:nodes].copy()
-        # In order of depth.
-        order = np.argsort(tree.depths[:nodes], kind="stable")
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        parents, ranks = tree.parents[order], tree.ranks[order]
-        confidence = tree.chances[parents, ranks]
-        confidence[0] = 1
-        shape = Tree((-1, *places[parents[1:]].tolist()), tuple(ranks.tolist()))
-        draft = Draft(shape, torch.from_numpy(tree.tokens[order]), confidence=confidence)
-        self._spent = _now() - began
-        return draft
-
-    def _times(self) -> np.ndarray:
-        """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
-        if self._costs is None:
-            return NO_COSTS
-        passes, work = self._costs.by_nodes, self.drafter.work
-        return passes + work.step + work.node * np.arange(len(passes))
-
-    def _believed(self, values: np.ndarray, times: np.ndarray) -> int:
-        """How many of the nodes that have grown (n,) pay by what has come of such forecasts before."""
-        if self._costs is None:
-            return len(values)
-        gains = self._costs.trust(self.drafter.work) * values[1:]
-        return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
-
-    def observe(self, step: Step) -> None:
-        self._learn_from(step)
-        if self._states is not None:
-            self._states.observe(step)
-
-    def statistics(self) -> Mapping[str, float]:
-        own = {} if self._states is None else self._states.statistics()
-        return {**own, PREDICTED: self._recycler.predicted(self._text)} if self._predicted else own
-
-    def _learn_from(self, step: Step) -> None:
-        values, self._values = self._values, self._values[:0]
-        if not len(values):
-            self._recycler.observe(self._text, step.tokens, step.finished)
-            return
-        began = _now()
-        self._recycler.observe(self._text, step.tokens, step.finished)
-        # Nodes that other drafters proposed are as good to learn from.
-        tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
-        ngrams = self._recycler.ngrams(self._text, np.array(tree.parents), tokens)
-        chosen = np.full(len(tree), ABSENT, np.int64)
-        chosen[step.accepted] = step.tokens
-        learnable = np.arange(len(tree))[step.learnable]
-        # A row that was right stays as it is.
-        teaching = learnable[~self._recycler.matrix.foresees(ngrams[learnable], chosen[learnable])]
-        self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
-        if self._costs is not None:
-            self._reckon(step, values, self._costs, self._spent + _now() - began)
-
-    def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
-        options = self.drafter
-        how = {"chosen": chosen, "remembers": options.remembers, "favours": options.favours}
-        self._recycler.learn(ngrams, ids, probabilities, **how)
-
-    def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
-        """Counts what the step gave and took, `seconds` of it here."""
-        verified, work = len(step.draft.tree), self.drafter.work
-        work.count(verified, costs.in_passes(seconds))
-        taken = costs.of(costs.nodes) + work.of(verified)
-        self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
 
 
 @cache
@@ -258,8 +152,3 @@ def warm_up(device: torch.device, remembers: bool, favours: bool) -> None:
     compile_drafting(np.int64, remembers=remembers / 2, favours=favours / 2)
     top_candidates(torch.zeros(2, 2, device=device), 1)
     NgramMatrix(2, 1, 1).foresees(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))
-
-
-def _now() -> float:
-    """Seconds; those of compiling do not pass."""
-    return time.perf_counter() - compiling.seconds

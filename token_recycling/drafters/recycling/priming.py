@@ -1,8 +1,8 @@
-"""The model's own candidates after every single token, computed once before the first text.
+"""What is known of a model before its first text: its candidates after every single token, or text of its own.
 
 Most rows of a matrix that is empty at first stay so for long. Here the model reads each token of the vocabulary alone,
 after the start token if there is one, in large batches. The rows are kept in the user's cache folder, named by the
-weights, so that it is done once a model.
+weights, so that it is done once a model. What it taught by text that it wrote from nothing (`hf.warm`) is kept beside.
 """
 
 from __future__ import annotations
@@ -59,3 +59,19 @@ def _candidates_after_each(matrix: NgramMatrix, target: TreeModel) -> tuple[np.n
 def primed_file(model: PreTrainedModel, k: int) -> Path:
     """Where the primed rows of a model are kept."""
     return cache_folder() / "primed" / f"{weights_fingerprint(model)}-{k}.safetensors"
+
+
+def load_warmed(matrix: NgramMatrix, target: TreeModel) -> None:
+    """Fills a matrix with what the model has taught by text of its own; raises ValueError where that was not kept."""
+    path = warmed_file(target.model, matrix)
+    if not path.exists():
+        raise ValueError(
+            f"expected what this model was warmed with at {path}, for k={matrix.k}, orders={matrix.orders}, got no "
+            "file; run `token-recycling warm MODEL` first, or leave out warmed=true"
+        )
+    matrix.load(path)
+
+
+def warmed_file(model: PreTrainedModel, matrix: NgramMatrix) -> Path:
+    """Where what a model has taught by text of its own is kept."""
+    return cache_folder() / "warm" / f"{weights_fingerprint(model)}-{matrix.k}-{matrix.orders}.safetensors"

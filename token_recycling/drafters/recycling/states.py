@@ -2,30 +2,33 @@
 
 The state at a place and the embedding of the token after it say much about the next state (EAGLE, 2401.15077, section
 3), and so the model's own output layer about the token after that. EAGLE trains a decoder layer for it beforehand; here
-a linear map is fitted by least squares to what was decoded so far, when a text has ended. The output layer is cut to
-the tokens that were seen most (FR-Spec, 2502.14856).
+a linear map is fitted by least squares to what was decoded so far, and a hidden layer on top of it takes steps on the
+newest pairs, when a text has ended, for a share of the time that its passes took. The output layer is cut to the tokens
+that were seen most (FR-Spec, 2502.14856).
 
-Cost for each of two levels of a tree: one product with the map, and one with the rows of the output layer. To learn:
-the square of twice the hidden size for every pair, and now and then its cube.
+Cost for each of two levels of a tree: the products with the map, and one with the rows of the output layer. To learn:
+the square of twice the hidden size for every pair, and now and then its cube; for the hidden layer three times its own.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import silu
 
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
 from ...model.inspection import output_layer
 from ...model.tree_model import TreeModel
 from ...recycling.ngram_matrix import NgramMatrix
-from ...recycling.states import StateSums
+from ...recycling.states import LearnedStates
 from ...trees.draft import Step
+from .hidden_layer import Fitted, HiddenLayer
+from .pairs import PairRing, StatePairs
 
 _ROWS = 2048
 """Tokens of the output layer that are scored: those that were seen most."""
@@ -33,19 +36,30 @@ _RIDGE = 0.01
 """Added to every input's own products, as a share of them."""
 _ENOUGH, _GROWTH = 4, 1.5
 """Pairs for every input before the first fit; by how much they must have grown since the last one."""
-_OF_PROMPT, _WAITING = 512, 8192
-"""Most pairs that are learned from one prompt, the last ones, and most that wait for the end of a text."""
+_OF_PROMPT = 128
+"""Most pairs that are learned from one prompt, the last ones."""
+_BLOCK, _BATCH, _PASSES = 256, 64, 2
+"""Pairs that are summed up at once, and of a step of the hidden layer; how often it draws each pair, about."""
 _SAMPLES = 256
 """Tokens whose logits are compared with the output layer's, once, to find how the model scales them."""
 
 
 class _Map(NamedTuple):
-    """What is fitted; replaced as a whole."""
+    """What is drafted with; replaced as a whole."""
 
-    weights: torch.Tensor  # (2 * hidden + 1, hidden)
+    by: Fitted
+    into: torch.Tensor  # (2 * hidden + 1, width)
+    out: torch.Tensor  # (width, hidden)
     rows: np.ndarray  # (rows,) int64: tokens
-    output: torch.Tensor  # (hidden, rows): of the output layer
-    pairs: int
+    pairs: int  # when it was fitted
+
+
+class Lesson(NamedTuple):
+    """What was learned when a text had ended."""
+
+    pairs: int = 0
+    batches: int = 0
+    seconds: float = 0.0
 
 
 class States:
@@ -62,17 +76,23 @@ class States:
             )
         hidden = self._output.shape[1]
         if matrix.states is None:
-            matrix.states = StateSums.empty(hidden, matrix.vocab_size)
+            matrix.states = LearnedStates.empty(hidden, matrix.vocab_size)
         if matrix.states.hidden != hidden:
             raise ValueError(
                 f"expected a matrix that learned from states of {hidden} numbers, as this target has, got "
                 f"{matrix.states.hidden}; leave out states=true, or start a new matrix"
             )
-        self._sums, self._device = matrix.states, target.device
-        self._waiting: deque[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = deque()
-        self._count = 0
-        """How many pairs wait."""
-        self._noting, self._learning = Lock(), Lock()
+        self._learned, self._device = matrix.states, target.device
+        self.ring = PairRing(hidden)
+        into, out = (torch.from_numpy(array).to(self._device) for array in (self._learned.into, self._learned.out))
+        self._layer = HiddenLayer(into, out)
+        self._numbers = torch.Generator().manual_seed(0)
+        """Draws pairs; apart from all that texts draw."""
+        self._allowed = 0.0
+        """Seconds that learning may take; below 0 where it took more."""
+        self._owed = 0
+        """Pairs that the hidden layer has yet to draw."""
+        self._allowing, self._learning = Lock(), Lock()
         self._scale: float | None = None
         """Logits by the output layer's products; None as long as it is not known."""
         self._map: _Map | None = None
@@ -80,7 +100,7 @@ class States:
 
     def serves(self, target: TreeModel, matrix: NgramMatrix) -> bool:
         """Whether it learns where this target is, into this matrix."""
-        return self._device == target.device and self._sums is matrix.states
+        return self._device == target.device and self._learned is matrix.states
 
     @property
     def known(self) -> bool:
@@ -94,13 +114,13 @@ class States:
         states = states[-_OF_PROMPT - 1 :].float()
         following = torch.from_numpy(tokens[-len(states) : -1]).to(self._device)
         if len(following):
-            self._note(states[:-1], following, states[1:])
+            self.ring.add(states[:-1], following, states[1:])
         return states[-1].clone()
 
     def see_text(self, tokens: np.ndarray | Sequence[int]) -> None:
         """Counts tokens (n,) of a prompt or a text."""
         ids = np.asarray(tokens, np.int64)
-        np.add.at(self._sums.tokens, ids[ids < len(self._sums.tokens)], 1)
+        np.add.at(self._learned.tokens, ids[ids < len(self._learned.tokens)], 1)
 
     def see(self, before: torch.Tensor | None, step: Step) -> torch.Tensor:
         """Notes the pairs of a step, whose root follows the state `before` (hidden,), if that is known: all accepted
@@ -116,40 +136,62 @@ class States:
         if before is not None:
             nodes, states = [0, *nodes], torch.cat([before[None], states])
         if nodes:
-            self._note(states, step.draft.tokens.to(self._device)[nodes], hidden[nodes])
+            self.ring.add(states, step.draft.tokens.to(self._device)[nodes], hidden[nodes])
         self.see_text(step.tokens)
         return hidden[step.accepted[-1]].clone()
 
-    def _note(self, states: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor) -> None:
-        """Lets pairs wait; of those before them the ones go that are too old to be learned."""
-        with self._noting:
-            self._waiting.append((states, tokens, following))
-            self._count += len(tokens)
-            while self._count - len(self._waiting[0][1]) >= _WAITING:
-                self._count -= len(self._waiting.popleft()[1])
+    def allow(self, seconds: float) -> None:
+        """Lets learning take so much more time."""
+        with self._allowing:
+            self._allowed += seconds
 
-    def learn(self) -> tuple[int, float]:
-        """Learns from all pairs that wait; returns how many there were, and the seconds that it took."""
-        began = time.perf_counter()
+    def learn(self) -> Lesson:
+        """Learns from the pairs that wait, for what time is allowed."""
         with self._learning:
-            with self._noting:
-                waiting, self._waiting, self._count = self._waiting, deque(), 0
-            if not waiting:
-                return 0, 0.0
-            states, tokens, following = (torch.cat(part)[-_WAITING:] for part in zip(*waiting, strict=True))
-            inputs = self._inputs(states, tokens)
-            self._sums.add((inputs.T @ inputs).cpu().numpy(), (inputs.T @ following).cpu().numpy())
-            self._fit()
-        return len(tokens), time.perf_counter() - began
+            began = time.perf_counter()
+            ends, taken, batches = began + self._allowed, list[StatePairs](), 0
+            while time.perf_counter() < ends and (some := self.ring.take(_BLOCK)) is not None:
+                inputs, following = self._inputs(some.states.float(), some.tokens), some.following.float()
+                self._learned.add((inputs.T @ inputs).cpu().numpy(), (inputs.T @ following).cpu().numpy())
+                taken.append(some)
+            pairs = sum(len(part.tokens) for part in taken)
+            if taken:
+                self.ring.keep(taken)
+                self._owed = min(self._owed + _PASSES * pairs, _PASSES * self.ring.most)
+                self._fit()
+            while self._owed > 0 and self._map is not None and self.ring.kept and time.perf_counter() < ends:
+                self._step(self.ring.kept, self._map.by)
+                batches += 1
+            if batches:
+                self._publish()
+            took = time.perf_counter() - began
+            self.allow(-took)
+        return Lesson(pairs, batches, took)
+
+    def _step(self, kept: StatePairs, by: Fitted) -> None:
+        """One step of the hidden layer."""
+        drawn = torch.randint(len(kept.tokens), (_BATCH,), generator=self._numbers).to(self._device)
+        some = kept.part(drawn)
+        self._layer.learn(self._inputs(some.states.float(), some.tokens), some.following.float(), by)
+        self._owed -= _BATCH
+
+    def _publish(self) -> None:
+        """Drafts with what the hidden layer has learned, and keeps it with the matrix."""
+        assert self._map is not None
+        for array, average in zip((self._learned.into, self._learned.out), self._layer.average, strict=True):
+            array[:] = average.cpu().numpy()
+        into, out = self._layer.scaled(self._map.by)
+        self._map = self._map._replace(into=into, out=out)
 
     def foresight(self, before: torch.Tensor, k: int) -> Foresight:
         """What is foreseen of a draft whose root follows the state `before` (hidden,)."""
         assert self._map is not None, "known"
         return Foresight(self, self._map, before, k)
 
-    def next_states(self, states: torch.Tensor, tokens: np.ndarray, weights: torch.Tensor) -> torch.Tensor:
+    def next_states(self, states: torch.Tensor, tokens: np.ndarray, known: _Map) -> torch.Tensor:
         """(n, hidden): the states foreseen at tokens (n,) after states (n, hidden)."""
-        return self._inputs(states, torch.from_numpy(tokens).to(self._device)) @ weights
+        inputs = self._inputs(states, torch.from_numpy(tokens).to(self._device))
+        return torch.addmm(inputs @ known.by.linear, silu(inputs @ known.into), known.out)
 
     @torch.no_grad()
     def _inputs(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -159,22 +201,25 @@ class States:
     @torch.no_grad()
     def _fit(self) -> None:
         """Solves for the map, once there are pairs enough, and again as they grow."""
-        pairs = self._sums.pairs
-        if pairs < max(_ENOUGH * len(self._sums.products), _GROWTH * self._map.pairs if self._map else 0):
+        pairs = self._learned.pairs
+        if pairs < max(_ENOUGH * len(self._learned.products), _GROWTH * self._map.pairs if self._map else 0):
             return
-        products = torch.from_numpy(self._sums.products).to(self._device)
+        products = torch.from_numpy(self._learned.products).to(self._device)
         size = products.diagonal().clamp(min=torch.finfo(torch.float32).tiny).sqrt()
         scaled = products / size[:, None] / size
         scaled.diagonal().add_(_RIDGE)
-        targets = torch.from_numpy(self._sums.targets).to(self._device) / size[:, None]
+        targets = torch.from_numpy(self._learned.targets).to(self._device) / size[:, None]
         factor, failed = torch.linalg.cholesky_ex(scaled)
         if failed:  # rounding: the map of before is as good as any
             return
         weights = torch.cholesky_solve(targets, factor) / size[:, None]
-        rows = np.argsort(-self._sums.tokens, kind="stable")[:_ROWS]
+        rows = np.argsort(-self._learned.tokens, kind="stable")[:_ROWS]
         assert self._output is not None
         output = self._output[torch.from_numpy(rows).to(self._output.device)].to(self._device).float()
-        self._map = _Map(weights, rows, (output * (self._scale or 1.0)).T.contiguous(), pairs)
+        sizes = torch.from_numpy(self._learned.sizes()).to(self._device)
+        of_state = sizes[: self._learned.hidden].square().mean().sqrt()
+        by = Fitted(weights, sizes, of_state, (output * (self._scale or 1.0)).T.contiguous())
+        self._map = _Map(by, *self._layer.scaled(by), rows, pairs)
 
     @torch.no_grad()
     def _found_scale(self, hidden: torch.Tensor, logits: torch.Tensor) -> float:
@@ -190,12 +235,12 @@ class States:
 class TextStates:
     """The states of one text."""
 
-    def __init__(self, states: States, prompt: np.ndarray) -> None:
-        self._of_all, self._prompt = states, prompt
+    def __init__(self, states: States, prompt: np.ndarray, share: float) -> None:
+        """`share`: of the time of passes, that learning may take."""
+        self._of_all, self._prompt, self._share = states, prompt, share
         self._before: torch.Tensor | None = None
         """(hidden,): the state that the root follows, where it is known."""
-        self._learned = (0, 0.0)
-        """Pairs that were learned from, and the seconds that it took."""
+        self._lesson = Lesson()
         states.see_text(prompt)
 
     def read_prompt(self, states: torch.Tensor) -> None:
@@ -209,15 +254,18 @@ class TextStates:
             return None
         return self._of_all.foresight(self._before, k)
 
-    def observe(self, step: Step) -> None:
-        """Takes the states of a step; learns when the text has ended, so that no token waits for it."""
+    def observe(self, step: Step, passed: float) -> None:
+        """Takes the states of a step; `passed`: seconds of its pass."""
         self._before = self._of_all.see(self._before, step)
-        if step.finished:
-            self._learned = self._of_all.learn()
+        self._of_all.allow(self._share * passed)
+
+    def learn(self) -> None:
+        """Learns when the text has ended, so that no token waits for it."""
+        self._lesson = self._of_all.learn()
 
     def statistics(self) -> Mapping[str, float]:
-        (pairs, seconds), self._learned = self._learned, (0, 0.0)
-        return {"state_pairs": pairs, "state_seconds": seconds}
+        lesson, self._lesson = self._lesson, Lesson()
+        return {f"state_{name}": value for name, value in lesson._asdict().items()}
 
 
 class Foresight:
@@ -232,7 +280,7 @@ class Foresight:
         """Candidates (n, k) int64 and their probabilities (n, k) float32 after n new entries: `tokens` (n,) behind the
         entries `parents` (n,), -1 for the root's.
         """
-        found = self._by.next_states(self._states[parents + 1], tokens, self._map.weights)
+        found = self._by.next_states(self._states[parents + 1], tokens, self._map)
         self._states = torch.cat([self._states, found])
-        ids, shares = top_candidates(found @ self._map.output, self._k)
+        ids, shares = top_candidates(found @ self._map.by.output, self._k)
         return self._map.rows[ids], shares

@@ -1,0 +1,45 @@
+"""`token-recycling warm`: the model writes text from nothing, and what it teaches is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import console, running
+from ..options import Device, Drafting, DType, Json, Model, Threads
+
+
+def warm(
+    model: Model,
+    minutes: Annotated[float, typer.Option(help="How long it writes.")] = 1.0,
+    output: Annotated[
+        Path | None, typer.Option(help="Matrix file to write; default where `recycling:warmed=true` finds it.")
+    ] = None,
+    drafter: Drafting = "recycling:states=true",
+    past: Annotated[bool, typer.Option("--past", help="Keep the texts among earlier outputs too.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
+    dtype: DType = None,
+    device: Device = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Lets the model write text from nothing, and keeps what it teaches a drafter, hidden states too."""
+    if not minutes > 0:
+        raise ValueError(f"expected --minutes above 0, got {minutes}")
+    if output is not None and output.is_dir():
+        raise ValueError(f"expected a file for --output, got the folder {output}")
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
+
+    from ...drafters.recycling import Recycling
+    from ...hf.warm import warm as warmed
+
+    if not isinstance(made, Recycling):
+        raise ValueError(f"expected a drafter that learns from the model's text, recycling, got {made.name}")
+    with console.working(f"{loaded.model.config.model_type} writes for {minutes:g} minutes"):
+        found = warmed(loaded.model, loaded.tokenizer, made, minutes, seed=seed, output=output, past=past)
+    if as_json:
+        console.print_json({**found._asdict(), "file": str(found.file)})
+    else:
+        print(f"{found.tokens:,} tokens of {found.texts} texts in {found.seconds:.0f} s: {found.file}")

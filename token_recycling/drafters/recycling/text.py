@@ -1,0 +1,197 @@
+"""One text that recycles: how its trees are drafted, priced and learned from; see `Recycling`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..._util.compiled import compiling
+from ..._util.topk import top_candidates
+from ...costs.budget import NO_COSTS
+from ...costs.costs import Costs, paying_nodes, tokens_by_size
+from ...recycling.ngram_matrix import NgramMatrix
+from ...recycling.ngrams import ABSENT, ngrams_at
+from ...recycling.nodes import CHILDREN, GrowingTree
+from ...recycling.recycler import Recycler
+from ...trees.draft import Context, Draft, Step
+from ...trees.templates import root_only
+from ...trees.tree import Tree
+from .._base import PREDICTED, TextDrafter
+from .drawn import DrawnFrom
+from .states import States, TextStates
+
+if TYPE_CHECKING:
+    from . import Recycling
+
+_DEEPEST = 255
+
+
+class RecyclingText(TextDrafter):
+    """One text and its recycler. The matrix is shared: each look-up is one call of compiled code, never interrupted."""
+
+    drafter: Recycling
+
+    def __init__(
+        self, drafter: Recycling, matrix: NgramMatrix, prompt: np.ndarray, costs: Costs, states: States | None
+    ) -> None:
+        super().__init__(drafter)
+        self._states = None if states is None else TextStates(states, prompt, drafter.learning)
+        self._passes, template = costs, drafter.template
+        self._costs: Costs | None = None
+        """What passes cost, where the tree is to pay."""
+        if template is not None:
+            most = len(template) - 1
+        elif drafter.tree == "auto":
+            self._costs, most = costs, len(costs.by_nodes) * costs.texts - 1  # as of a text that is left alone
+        else:
+            most = int(drafter.tree)  # type: ignore[arg-type]
+        self._recycler = Recycler(matrix, drafter, most, template=template)
+        self._text = self._recycler.begin(prompt)
+        self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
+        """The last tokens of the prompt that were learned from."""
+        self._rest = self._foresees_in = 0
+        """For how many steps nothing is drafted, and nothing foreseen."""
+        self._predicted = False
+        self._spent = 0.0
+        self._values = np.empty(0, np.float32)
+        """The probabilities of this step's nodes; none where no draft was made."""
+
+    def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        known = np.concatenate([self._prompt, tokens.cpu().numpy()])
+        self._prompt = known[len(tokens) :]
+        ngrams = ngrams_at(known[None], np.array([len(known) - 1]), np.array([len(tokens)]), self.drafter.orders)
+        chosen = np.append(known[len(known) - len(tokens) + 1 :], ABSENT)
+        self._learn(ngrams, *top_candidates(logits, self.drafter.k), chosen)
+
+    def predict(self, tokens: torch.Tensor) -> None:
+        self._predicted = True
+        self._recycler.predict(self._text, tokens.tolist())
+
+    def read_prompt(self, states: torch.Tensor) -> None:
+        if self._states is not None:
+            self._states.read_prompt(states)
+
+    def draft(self, context: Context) -> Draft:
+        if self._rest:
+            self._rest -= 1
+            return Draft(root_only(), context.root)
+        began = _now()
+        times = self._times()
+        tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
+        tree = self._recycler.draft_one(self._text, tokens, room, times)
+        if self._states is not None and self._recycler.unsure(tree, room):
+            tree = self._foreseen(self._states, tree, tokens, room, times)
+        nodes = self._believed(tree.values, times)
+        self._values = tree.values[:nodes].copy()
+        drawn = self.drafter.draws and context.warp is not None and nodes > 1
+        if drawn:  # the shape must not depend on what is drawn
+            uniform = torch.rand(nodes, CHILDREN).numpy()
+            tree = self._recycler.draw_one(self._text, tokens, room, nodes, uniform)
+            nodes = len(tree.tokens)
+        draft = _draft_of(tree, nodes, self._recycler.matrix.vocab_size if drawn else None)
+        self._spent = _now() - began
+        return draft
+
+    def _foreseen(
+        self, states: TextStates, tree: GrowingTree, tokens: np.ndarray, room: int, times: np.ndarray
+    ) -> GrowingTree:
+        """A draft with what states foresee, if anything; rests where that does not pay in the long run."""
+        foresee = states.foresight(self.drafter.k)
+        if foresee is None:
+            return tree
+        if self._foresees_in:
+            self._foresees_in -= 1
+            return tree
+        began, before = _now(), self._forecast(tree, times)
+        tree = self._recycler.draft_foreseen(self._text, tokens, room, foresee, times)
+        if self._costs is not None:
+            own = self._costs.in_passes(_now() - began)
+            tokens_more, passes_more = np.subtract(self._forecast(tree, times), before).tolist()
+            passes = 1 + self._costs.rate(self.drafter.work) * (passes_more + own)
+            work, gained = self.drafter.foreseeing, 1 + tokens_more
+            self._foresees_in = self._costs.rest(work, gained, passes, own=own, foreseen=gained)
+        return tree
+
+    def _forecast(self, tree: GrowingTree, times: np.ndarray) -> tuple[float, float]:
+        """Tokens that the nodes which pay are believed to bring, and the passes that they take."""
+        if self._costs is None:
+            return 0.0, 0.0
+        nodes = self._believed(tree.values, times)
+        return self._costs.trust(self.drafter.work) * float(tree.values[1:nodes].sum()), float(times[nodes - 1])
+
+    def _times(self) -> np.ndarray:
+        """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
+        if self._costs is None:
+            return NO_COSTS
+        passes, work = self._costs.by_nodes, self.drafter.work
+        return passes + work.step + work.node * np.arange(len(passes))
+
+    def _believed(self, values: np.ndarray, times: np.ndarray) -> int:
+        """How many of the nodes that have grown (n,) pay by what has come of such forecasts before."""
+        if self._costs is None:
+            return len(values)
+        gains = self._costs.trust(self.drafter.work) * values[1:]
+        return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
+
+    def observe(self, step: Step) -> None:
+        began, values, self._values = _now(), self._values, self._values[:0]
+        if self._states is not None:
+            self._states.observe(step, self._passes.seconds / self._passes.texts)
+        self._recycler.observe(self._text, step.tokens, step.finished)
+        if len(values):
+            self._learn_from(step)
+            if self._costs is not None:
+                self._reckon(step, values, self._costs, self._spent + _now() - began)
+        if self._states is not None and step.finished:
+            self._states.learn()
+
+    def statistics(self) -> Mapping[str, float]:
+        own = {} if self._states is None else self._states.statistics()
+        return {**own, PREDICTED: self._recycler.predicted(self._text)} if self._predicted else own
+
+    def _learn_from(self, step: Step) -> None:
+        """Learns what the target said; nodes that other drafters proposed are as good to learn from."""
+        tree, tokens = step.draft.tree, step.draft.tokens.cpu().numpy()
+        ngrams = self._recycler.ngrams(self._text, np.array(tree.parents), tokens)
+        chosen = np.full(len(tree), ABSENT, np.int64)
+        chosen[step.accepted] = step.tokens
+        learnable = np.arange(len(tree))[step.learnable]
+        # A row that was right stays as it is.
+        teaching = learnable[~self._recycler.matrix.foresees(ngrams[learnable], chosen[learnable])]
+        self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
+
+    def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
+        options = self.drafter
+        how = {"chosen": chosen, "remembers": options.remembers, "favours": options.favours}
+        self._recycler.learn(ngrams, ids, probabilities, **how)
+
+    def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
+        """Counts what the step gave and took, `seconds` of it here."""
+        verified, work = len(step.draft.tree), self.drafter.work
+        work.count(verified, costs.in_passes(seconds))
+        taken = costs.of(costs.nodes) + work.of(verified)
+        self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
+
+
+def _draft_of(tree: GrowingTree, nodes: int, drawn: int | None) -> Draft:
+    """The first nodes of a tree, in order of depth; `drawn`: the vocabulary that its tokens were drawn from, if any."""
+    order = np.argsort(tree.depths[:nodes], kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    parents, ranks = tree.parents[order], tree.ranks[order]
+    shape = Tree((-1, *places[parents[1:]].tolist()), tuple(ranks.tolist()))
+    tokens = torch.from_numpy(tree.tokens[order])
+    if drawn is not None:
+        return Draft(shape, tokens, DrawnFrom(tree, parents, drawn) if nodes > 1 else None)
+    confidence = tree.chances[parents, ranks]
+    confidence[0] = 1
+    return Draft(shape, tokens, confidence=confidence)
+
+
+def _now() -> float:
+    """Seconds; those of compiling do not pass."""
+    return time.perf_counter() - compiling.seconds

@@ -1,0 +1,127 @@
+"""What a drafter can know before the first text: the model writes some from nothing, and the drafter learns from it.
+
+A model that chats is given the beginning of a user's turn and goes on from there, so that it asks as it was taught to
+be asked (Magpie, 2406.08464), and then answers; any other begins with its start token. Several texts are written at
+once. Questions are drawn, answers are greedy. Cost: the time that is asked for, once a model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from ..drafters.recycling import Recycling
+from ..drafters.recycling.priming import warmed_file
+from ..model.inspection import context_length
+from ..model.self_test import ready
+from ..recycling.matrix_file import fingerprint
+from ..recycling.occurrences import Occurrences
+from .accelerate import generate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_AT_ONCE, _QUESTION, _ANSWER = 32, 48, 160
+"""Texts that are written together, and most tokens of a question and of an answer."""
+_LEARNING = 0.5
+"""Time that learning from hidden states may take, as a share of that of passes."""
+_PLACE = "\u2063here\u2063"
+"""Stands for what a user says."""
+
+
+class Warmed(NamedTuple):
+    """What came of it."""
+
+    file: Path
+    tokens: int
+    texts: int
+    seconds: float
+
+
+def warm(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    drafter: Recycling,
+    minutes: float = 1.0,
+    *,
+    seed: int = 0,
+    output: Path | None = None,
+    past: bool = False,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> Warmed:
+    """Let the model write for so many minutes, teach the drafter, and keep what it learned in the file `output`; by
+    default where the option `warmed=true` finds it. `past`: keep the texts among earlier outputs too. Raises
+    ValueError.
+    """
+    if not minutes > 0:
+        raise ValueError(f"expected minutes above 0, got {minutes}")
+    began, texts, tokens = time.perf_counter(), 0, 0
+    before, after = _frame(tokenizer)
+    matrix, learning = drafter.prepare(ready(model)), drafter.learning
+    drafter.learning = _LEARNING
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            while time.perf_counter() - began < 60 * minutes:
+                written = _written(model, tokenizer, drafter, before, after)
+                texts, tokens = texts + _AT_ONCE, tokens + written
+                progress(tokens)
+    finally:
+        drafter.learning = learning
+    if not past:
+        matrix.past = Occurrences(capacity=matrix.past.capacity)
+    file = warmed_file(model, matrix) if output is None else output
+    file.parent.mkdir(parents=True, exist_ok=True)
+    matrix.save(file, fingerprint(tokenizer))
+    return Warmed(file, tokens, texts, time.perf_counter() - began)
+
+
+def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The ids before and after what a user says; nothing after it where the model does not chat."""
+    if not getattr(tokenizer, "chat_template", None):
+        begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        return [begin if begin is not None else 0], []
+    chat = [{"role": "user", "content": _PLACE}]
+    text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    before, _, after = text.partition(_PLACE)
+    ids = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
+    return tuple(ids)
+
+
+def _written(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    drafter: Recycling,
+    before: list[int],
+    after: list[int],
+) -> int:
+    """Writes some texts; returns how many tokens they have."""
+    room = context_length(model)
+    longest = _ANSWER if room is None else min(_ANSWER, room - len(before) - len(after) - _QUESTION)
+    drawn: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 0}
+    starts = torch.tensor([before] * _AT_ONCE, device=model.device)
+    most = _QUESTION if after else longest
+    first = generate(model, starts, drafter=drafter, max_new_tokens=most, **drawn)[:, len(before) :]
+    questions = [_without_end(tokenizer, row) for row in first.tolist()]
+    tokens = sum(map(len, questions))
+    if not after:
+        return tokens
+    prompts = [before + question + after for question in questions]
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(each)) + each for each in prompts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in prompts], device=model.device)
+    answers = generate(model, ids, attention_mask=mask, drafter=drafter, max_new_tokens=longest, do_sample=False)[
+        :, width:
+    ]
+    return tokens + sum(len(_without_end(tokenizer, row)) for row in answers.tolist())
+
+
+def _without_end(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
+    """The tokens before the end of a text, and before its padding."""
+    ends = (place for place, token in enumerate(ids) if token in tokenizer.all_special_ids)
+    return ids[: next(ends, len(ids))]
