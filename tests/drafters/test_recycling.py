@@ -19,7 +19,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import token_recycling as tr
 from token_recycling.costs.costs import Work
-from token_recycling.drafters import recycling
+from token_recycling.drafters.recycling import text
 from token_recycling.model import pass_times
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 
@@ -203,7 +203,7 @@ def clock(monkeypatch):
     learning look twice each.
     """
     looks = []
-    monkeypatch.setattr(recycling, "_now", lambda: (looks.append(1), len(looks) / 20)[1])
+    monkeypatch.setattr(text, "_now", lambda: (looks.append(1), len(looks) / 20)[1])
     return looks
 
 

@@ -47,7 +47,7 @@ def test_children_are_drawn_from_the_distribution_that_is_given():
         draft = drawn(begun)
         children = draft.tree.children[0]
         given = draft.drawn_from[children[0]]
-        tokens = draft.tokens[children].tolist()
+        tokens = draft.tokens[list(children)].tolist()
         assert len(set(tokens)) == len(tokens)
         first[tokens[0]] += 1
         pairs[tuple(tokens[:2])] += len(tokens) > 1

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
 from token_recycling.drafters.recycling import states as states_module
-from token_recycling.drafters.recycling.states import States
+from token_recycling.drafters.recycling import text as text_module
+from token_recycling.drafters.recycling.states import Foresight, States
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.recycling.ngram_matrix import NgramMatrix
 from token_recycling.recycling.states import LearnedStates
@@ -119,6 +120,20 @@ def test_a_linear_world_is_learned():
     assert right >= 90
 
 
+def test_threads_learn_and_draft_at_once():
+    model = tiny.llama()
+    drafter, prompts = experienced(model), [tiny.prompt(seed, 9) for seed in range(20, 28)]
+
+    def text(ids):
+        return tr.generate(model, ids, drafter=drafter, max_new_tokens=40, do_sample=False).tolist()
+
+    pairs = drafter.matrix.states.pairs
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(text, prompts))
+    assert found == [model.generate(ids, max_new_tokens=40, do_sample=False).tolist() for ids in prompts]
+    assert drafter.matrix.states.pairs > pairs
+
+
 @pytest.mark.parametrize("copied", [tr.Drafter.fork, lambda drafter: pickle.loads(pickle.dumps(drafter))])
 def test_a_copy_knows_the_same_and_holds_nothing_of_the_model(copied):
     model = tiny.llama()
@@ -205,22 +220,26 @@ def test_learning_draws_nothing_from_torch():
 
 
 def test_foreseeing_rests_where_it_does_not_pay(monkeypatch):
-    """What foreseeing takes is in the work of the drafter; where it is as dear as passes, little is foreseen."""
-    model, asked = tiny.llama(), []
-    drafter = experienced(model)
-    foresight = states_module.Foresight.__call__
+    """What it takes is in the work of the drafter; where it takes as long as many passes, little is foreseen."""
+    model, asked, now = tiny.llama(), [], [0.0]
+    drafter, foresight = experienced(model), Foresight.__call__
 
     def slow(self, parents, tokens):
         asked.append(len(tokens))
-        time.sleep(0.05)
+        now[0] += taken
         return foresight(self, parents, tokens)
 
-    tr.generate(model, tiny.prompt(60, 9), drafter=drafter.fork(), max_new_tokens=200, stats=(stats := tr.Stats()))
-    monkeypatch.setattr(states_module.Foresight, "__call__", slow)
-    work = drafter.work.of(4)
-    tr.generate(model, tiny.prompt(60, 9), drafter=drafter, max_new_tokens=200)
-    assert drafter.work.of(4) > work
-    assert len(asked) < stats.steps / 2
+    monkeypatch.setattr(text_module, "_now", lambda: now[0])
+    monkeypatch.setattr(Foresight, "__call__", slow)
+    often, works = {}, []
+    for taken in (0.0, 0.5):
+        asked.clear()
+        stats, copied = tr.Stats(), drafter.fork()
+        tr.generate(model, tiny.prompt(60, 9), drafter=copied, max_new_tokens=300, stats=stats)
+        often[taken] = len(asked) / stats.steps
+        works.append(copied.work.of(4))
+    assert works[1] > works[0]
+    assert 0 < often[0.5] < 0.1 < often[0.0]
 
 
 def test_of_pairs_the_newest_wait_and_are_kept(monkeypatch):

@@ -138,7 +138,8 @@ class RecyclingText(TextDrafter):
         return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
 
     def observe(self, step: Step) -> None:
-        began, values, self._values = _now(), self._values, self._values[:0]
+        values, self._values = self._values, self._values[:0]
+        began = _now() if len(values) else 0.0
         if self._states is not None:
             self._states.observe(step, self._passes.seconds / self._passes.texts)
         self._recycler.observe(self._text, step.tokens, step.finished)
