@@ -40,6 +40,8 @@ class DrafterTraits:
     """Drafts from the text in the memory of the host: on an accelerator `Context.tokens` is not copied there."""
     top_k: int = 0
     """Likeliest tokens after every node that it asks each step for, `step.top(k)`; 0 if none."""
+    within_grammars: bool = False
+    """Drafts within `Context.state` by itself; the drafts of others are cut and completed by the loop."""
     draws: bool = False
     """May draw tokens at random where the text is sampled (`Draft.drawn_from`)."""
 

@@ -153,6 +153,20 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
         counts[grown[place]] += 1
 
 
+@compiled
+def put(texts: TextArrays, slot: int, known: Sources, parent: int, token: int, chance: float, looks: bool) -> None:
+    """Puts a token below a node of a text's draft, and finds what may follow it if `looks`."""
+    tree, node = tree_of(texts.trees, slot), texts.made[slot]
+    tree.tokens[node], tree.parents[node] = token, parent
+    tree.ranks[node], tree.depths[node] = tree.drafted[parent], tree.depths[parent] + 1
+    tree.values[node] = tree.values[parent] * chance
+    tree.drafted[parent] += 1
+    tree.known[node], tree.drafted[node], tree.entries[node] = 0, 0, -1
+    if looks:
+        consider(tree, node, texts.copied[slot], False, _sources_of(texts, slot, known))
+    texts.made[slot] = node + 1
+
+
 @compiled_part(allocates=True)
 def _read(texts: TextArrays, asked: Asked, one: int, tree: GrowingTree, sources: Sources) -> None:
     """Counts what of the last tree was right, adds what is new to the index, and begins a new tree."""

@@ -25,6 +25,7 @@ from ..._util.topk import top_candidates
 from ...costs.budget import NO_COSTS
 from ...costs.costs import Costs, Work, paying_nodes, tokens_by_size
 from ...model.tree_model import TreeModel
+from ...recycling.constrained import Habits, states_of
 from ...recycling.matrix_file import check_vocabulary
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT, ngrams_at
@@ -32,11 +33,13 @@ from ...recycling.nodes import CHILDREN
 from ...recycling.options import Options
 from ...recycling.recycler import Recycler
 from ...recycling.warm_up import warm_up as compile_drafting
+from ...trees.constraint import State
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only, size_in_words, template_from
 from ...trees.tree import Tree
 from .._base import Drafter, DrafterTraits, TextDrafter
 from .._shared.pairing import Pairs
+from .allowed import top_allowed
 from .priming import prime
 from .states import States, TextStates
 
@@ -68,12 +71,22 @@ class Recycling(Drafter, Options):
     @property
     def traits(self) -> DrafterTraits:
         last = (lambda layers: [layers]) if self.states else None
-        return DrafterTraits(learns_prompt=self.learns_prompt, on_host=True, top_k=self.k, states=last)
+        return DrafterTraits(
+            learns_prompt=self.learns_prompt,
+            on_host=True,
+            top_k=self.k,
+            states=last,
+            within_grammars=self.template is None,
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.work = Work()
         """Of the steps of all texts, where the tree is to pay."""
+        self.work_within = Work()
+        """The same of texts whose form is given: most of what is drafted for them is forced."""
+        self.habits = Habits()
+        """Which tokens the target takes where a grammar allows several."""
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")
@@ -152,6 +165,9 @@ class RecyclingText(TextDrafter):
         self._text = self._recycler.begin(prompt)
         self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
+        self._work = drafter.work
+        self._state: State | None = None
+        """What may follow the last draft's root, if a grammar says it."""
         self._rest = 0
         self._spent = 0.0
         self._values = np.empty(0, np.float32)
@@ -169,24 +185,26 @@ class RecyclingText(TextDrafter):
             self._states.read_prompt(states)
 
     def draft(self, context: Context) -> Draft:
+        self._state = context.state if self.drafter.traits.within_grammars else None
+        self._work = self.drafter.work if self._state is None else self.drafter.work_within
         if self._rest:
             self._rest -= 1
             return Draft(root_only(), context.root)
         began = _now()
         times = self._times()
-        foresee = None if self._states is None else self._states.foresight(self.drafter.k)
         tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
-        tree = self._recycler.draft_one(self._text, tokens, room, times, foresee)
+        if self._state is None:
+            foresee = None if self._states is None else self._states.foresight(self.drafter.k)
+            tree = self._recycler.draft_one(self._text, tokens, room, times, foresee)
+            chances = tree.chances[tree.parents, tree.ranks]
+        else:
+            how = self._state, self.drafter.habits, times
+            tree, chances = self._recycler.draft_within(self._text, tokens, room, *how)
         nodes = self._believed(tree.values, times)
         self._values = tree.values[:nodes].copy()
-        # In order of depth.
-        order = np.argsort(tree.depths[:nodes], kind="stable")
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        parents, ranks = tree.parents[order], tree.ranks[order]
-        confidence = tree.chances[parents, ranks]
+        shape, order = Tree.of_grown(tree.parents[:nodes].tolist(), tree.ranks[:nodes].tolist())
+        confidence = chances[order]
         confidence[0] = 1
-        shape = Tree((-1, *places[parents[1:]].tolist()), tuple(ranks.tolist()))
         draft = Draft(shape, torch.from_numpy(tree.tokens[order]), confidence=confidence)
         self._spent = _now() - began
         return draft
@@ -195,14 +213,14 @@ class RecyclingText(TextDrafter):
         """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
         if self._costs is None:
             return NO_COSTS
-        passes, work = self._costs.by_nodes, self.drafter.work
+        passes, work = self._costs.by_nodes, self._work
         return passes + work.step + work.node * np.arange(len(passes))
 
     def _believed(self, values: np.ndarray, times: np.ndarray) -> int:
         """How many of the nodes that have grown (n,) pay by what has come of such forecasts before."""
         if self._costs is None:
             return len(values)
-        gains = self._costs.trust(self.drafter.work) * values[1:]
+        gains = self._costs.trust(self._work) * values[1:]
         return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
 
     def observe(self, step: Step) -> None:
@@ -228,9 +246,25 @@ class RecyclingText(TextDrafter):
         learnable = np.arange(len(tree))[step.learnable]
         # A row that was right stays as it is.
         teaching = learnable[~self._recycler.matrix.foresees(ngrams[learnable], chosen[learnable])]
-        self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
+        if self._state is None:
+            self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
+        else:
+            self._learn_within(self._state, step, teaching, ngrams, chosen)
         if self._costs is not None:
             self._reckon(step, values, self._costs, self._spent + _now() - began)
+
+    def _learn_within(
+        self, root: State, step: Step, teaching: np.ndarray, ngrams: np.ndarray, chosen: np.ndarray
+    ) -> None:
+        """Learn what the target takes of what the grammar allows: the rest of its candidates are never text."""
+        states = states_of(root, step.draft.tree.parents, step.draft.tokens.tolist())
+        self.drafter.habits.learn_path([states[node] for node in step.accepted], step.tokens)
+        choices = {
+            node: state for node in teaching.tolist() if (state := states[node]) is not None and not state.single
+        }
+        if choices:
+            nodes = np.array([*choices])
+            self._learn(ngrams[nodes], *top_allowed(step, choices, self.drafter.k), chosen[nodes])
 
     def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
         options = self.drafter
@@ -239,7 +273,7 @@ class RecyclingText(TextDrafter):
 
     def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
         """Counts what the step gave and took, `seconds` of it here."""
-        verified, work = len(step.draft.tree), self.drafter.work
+        verified, work = len(step.draft.tree), self._work
         work.count(verified, costs.in_passes(seconds))
         taken = costs.of(costs.nodes) + work.of(verified)
         self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
