@@ -99,7 +99,8 @@ def test_nodes_that_are_drawn_or_needed_stay():
     drawn = Draft(tree, tokens, drawn_from={1: torch.ones(64) / 64, 2: torch.ones(64) / 64})
     assert Constraint(state, 1).fitted(drawn, state, room=9) is drawn
     needed = Constraint(state, 1).fitted(Draft(tree, tokens, needed=frozenset({2})), state, room=9)
-    assert needed.tokens.tolist() == [5, 1, 3] and needed.needed == {2}
+    assert needed.tokens.tolist() == [5, 1, 3]
+    assert needed.needed == {2}
     assert Constraint(state_of(automaton), 1).fitted(Draft(tree, tokens), state, room=2).tokens.tolist() == [5, 1]
 
 
@@ -122,11 +123,13 @@ def _forced(said):
 
 def test_what_often_follows_where_many_tokens_may_is_a_candidate():
     many, habits = state_of([dict.fromkeys(range(60), 0)]), Habits()
-    assert many.few is None and habits.chances(many, []) == []
+    assert many.few is None
+    assert habits.chances(many, []) == []
     for token in (9, 9, 9, 4):
         habits.learn(many, token)
     chances = dict(habits.chances(many, [(4, 0.1)]))
-    assert chances[9] > 0.2 and chances[4] > 0.1
+    assert chances[9] > 0.2
+    assert chances[4] > 0.1
     assert sum(chances.values()) < 1
 
 
@@ -137,14 +140,16 @@ def test_habits_are_bounded_and_forget():
     for _ in range(60):
         habits.learn(state, 1)
     chances = dict(habits.chances(state, []))
-    assert chances[1] > chances[0] and sum(chances.values()) == pytest.approx(1)
+    assert chances[1] > chances[0]
+    assert sum(chances.values()) == pytest.approx(1)
 
 
 def test_masks():
     state = state_of([{0: 0, 33: 0, 63: 0}])
     assert state.few == (0, 33, 63)
     assert state.allows(np.array([0, 1, 33, 63, 64, 900])).tolist() == [True, False, True, True, False, False]
-    assert state.after(1) is None and state.after(900) is None
+    assert state.after(1) is None
+    assert state.after(900) is None
     masked = state.masked(np.arange(70, dtype=np.float32))
     assert np.isfinite(masked).nonzero()[0].tolist() == [0, 33, 63]
     assert state.key == state.after(33).key

@@ -115,6 +115,9 @@ class GrammarProcessor(LogitsProcessor):
         if self._matcher.is_terminated():
             return scores
         self._matcher.fill_next_token_bitmask(self._mask)
+        if not self._mask.any():  # there is no way on: the text ends
+            for token in self._matcher.stop_token_ids:
+                self._mask[0, token // 32] |= torch.tensor(1 << token % 32).to(torch.int32)
         allowed = scores.clone()
         allowed[:, 32 * self._mask.shape[1] :] = -torch.inf  # the model's words that no token stands for
         xgrammar.apply_token_bitmask_inplace(

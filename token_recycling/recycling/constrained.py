@@ -63,6 +63,8 @@ class Habits:
 
     def chances(self, state: State, proposed: Candidates) -> Candidates:
         """How likely tokens follow a state, by habit and by what is `proposed`, which it allows."""
+        if state.few == ():  # nothing may follow
+            return []
         taken = self._taken.get(state.key, {})
         total = sum(taken.values())
         guess, known = dict(proposed), min(1.0, sum(chance for _, chance in proposed))
@@ -164,7 +166,8 @@ def grow(
             break
         after = None if above is None else above.after(token)
         candidates = [] if after is None else habits.chances(after, [])
-        sure = after is None or (after.few is not None and max(chance for _, chance in candidates) >= _SURE)
+        likeliest = max((chance for _, chance in candidates), default=1.0)
+        sure = after is None or (after.few is not None and likeliest >= _SURE)
         proposed = propose(parent, token, chance, None if sure else after)
         if after is not None and proposed:
             candidates = habits.chances(after, proposed)
