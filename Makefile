@@ -175,6 +175,12 @@ ECOSYSTEM := tests/ecosystem/requirements.txt
 test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, clients and Gradio with an accelerated model
 	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/serving/test_serving_tools.py
 
+bench-structured: .venv-ecosystem/.ready ## answers of schemas, calls and patterns, against generate with the same processor, into docs/results/structured
+	.venv-ecosystem/bin/python -m benchmarks.structured $(REAL) --output docs/results/structured
+
+campaign-structured: .venv-ecosystem/.ready ## random schemas, greedy and sampled, against generate with the same processor
+	.venv-ecosystem/bin/python -m benchmarks.structured.campaign --schemas 500
+
 .venv-llama-cpp/.ready:
 	$(PYTHON) -m venv .venv-llama-cpp
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF" .venv-llama-cpp/bin/python -m pip install \
@@ -201,4 +207,4 @@ bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own deco
 
 .PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table package bench bench-sizes bench-default \
 	bench-gpu test-gpu train campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
-	test-mlx bench-mlx soak bench-many test-real
+	test-mlx bench-mlx soak bench-many bench-structured campaign-structured test-real

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .hf.accelerate import accelerate, accelerated, custom_generate, decelerate, generate
     from .hf.acceleration import Acceleration
     from .hf.check import check
+    from .hf.constrain import constrain
     from .hf.conversation import Conversation
     from .hf.stream import stream
     from .hf.warm import warm
@@ -51,6 +52,7 @@ __all__ = [
     "accelerate",
     "accelerated",
     "check",
+    "constrain",
     "custom_generate",
     "decelerate",
     "drafter_names",
@@ -73,6 +75,7 @@ _MODULES = {
     "hf.accelerate": ("accelerate", "accelerated", "custom_generate", "decelerate", "generate"),
     "hf.acceleration": ("Acceleration",),
     "hf.check": ("check",),
+    "hf.constrain": ("constrain",),
     "hf.conversation": ("Conversation",),
     "hf.stream": ("stream",),
     "hf.warm": ("warm",),

@@ -130,7 +130,7 @@ def test_a_watched_drafter_hands_everything_on():
         traits = DrafterTraits(hidden_states=True, top_k=5, draws=True)
         retrieval = Retrieval(root_only(), None, "last")
 
-    reporter = StepReporter(Needy(), lambda step, seconds: None)
+    reporter = StepReporter(Needy(), lambda *step: None)
     assert reporter.traits == Needy.traits
     text = reporter.start(None, None, None)
     assert methods <= vars(type(text)).keys()

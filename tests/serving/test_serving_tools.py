@@ -3,7 +3,6 @@
 import asyncio
 import importlib.util
 import json
-import sys
 import types
 
 import pytest
@@ -19,6 +18,7 @@ from transformers import LogitsProcessor
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import grammars
 from token_recycling.serving import service as services
+from token_recycling.serving.calls import CallsParser
 from token_recycling.serving.choices import Choice
 from token_recycling.serving.responses import ResponsesBody
 from token_recycling.serving.settings import Isolation
@@ -207,36 +207,43 @@ def test_tools_are_refused_where_they_would_be_lost(model, template, why):
 # Answers of a given form
 
 
-@pytest.fixture
-def compilers(monkeypatch):
-    """A stand-in for xgrammar: the compilers that are made, each with what it compiled."""
-    made = []
-
-    class Compiler:
-        def __init__(self, tokenizer, cache_enabled, cache_limit_bytes):
-            self.tokenizer, self.keeps, self.bytes, self.compiled = tokenizer, cache_enabled, cache_limit_bytes, []
-            made.append(self)
-
-        def compile_regex(self, pattern):
-            self.compiled.append(pattern)
-
-    known = types.SimpleNamespace(from_huggingface=lambda *args, **kwargs: object())
-    monkeypatch.setitem(sys.modules, "xgrammar", types.SimpleNamespace(GrammarCompiler=Compiler, TokenizerInfo=known))
-    monkeypatch.setattr(grammars, "lacking", lambda *args: "")
-    return made
-
-
 @pytest.mark.parametrize("isolation", Isolation)
-def test_what_is_compiled_is_shared_as_drafters_are(model, tokenizer, compilers, isolation):
+def test_what_is_compiled_is_shared_as_drafters_are(model, tokenizer, monkeypatch, isolation):
     """What is compiled already takes no time, which would tell that somebody asked for it."""
+    compiled = []
+
+    async def compiling(self, form, gone):
+        compiled.append(form[1])
+        return ""
+
+    monkeypatch.setattr(grammars, "lacking", lambda *args: "")
+    monkeypatch.setattr(grammars.CompilingProcess, "compiled", compiling)
+    grammar = types.SimpleNamespace(memory_size_bytes=1)
+    monkeypatch.setattr(grammars.Grammars, "_read", lambda self, written: grammar)
     found = grammars.Grammars(Loaded(model, tokenizer), isolation, keys=2)
     for key in "aba":
-        asyncio.run(found.processor({"type": "regex", "value": f"of {key}"}, key))
-    apart = isolation is Isolation.per_key
-    assert [one.compiled for one in compilers] == ([["of a"] * 2, ["of b"]] if apart else [["of a", "of b", "of a"]])
-    assert all(one.keeps == (isolation is not Isolation.per_request) for one in compilers)
-    assert sum(one.bytes for one in compilers) == 100_000_000
-    assert len({one.tokenizer for one in compilers}) == 1
+        asyncio.run(found.processor("response_format", ("regex", f"of {key}", True), key))
+    again = [] if isolation is not Isolation.per_request else ["of a"]
+    assert compiled == ["of a", "of b", *again]
+    asyncio.run(found.processor("response_format", ("regex", "of b", True), "a"))
+    assert (compiled[-1:] == ["of b"] and len(compiled) > 2) == (isolation is not Isolation.shared)
+
+
+def test_what_is_compiled_is_kept_up_to_a_size(model, tokenizer, monkeypatch):
+    compiled = []
+
+    async def compiling(self, form, gone):
+        compiled.append(form[1])
+        return ""
+
+    monkeypatch.setattr(grammars, "lacking", lambda *args: "")
+    monkeypatch.setattr(grammars.CompilingProcess, "compiled", compiling)
+    grammar = types.SimpleNamespace(memory_size_bytes=40_000_000)
+    monkeypatch.setattr(grammars.Grammars, "_read", lambda self, written: grammar)
+    found = grammars.Grammars(Loaded(model, tokenizer), Isolation.shared, keys=1)
+    for pattern in "abcac":
+        asyncio.run(found.processor("response_format", ("regex", pattern, True)))
+    assert compiled == [*"abca"]
 
 
 SCHEMA = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
@@ -279,7 +286,79 @@ def test_answers_have_the_form(server, temperature):
         placed = chat(server, response_format=FORMS[1], **how).choices[0].message
         assert json.loads(placed.content)["at"] in ("here", "there")
     begun = completion(server, response_format=FORMS[0], **how).choices[0].text
-    assert begun.lstrip()[0] == "{"
+    assert begun[0] == "{"
+
+
+PARAMETERS = {"type": "object", "properties": {"at": {"enum": [1, 2]}}, "required": ["at"]}
+HELD = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("look", "go")]
+
+
+@pytest.mark.parametrize("written", ["of a family", "generic"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
+def test_a_call_must_be_made(server, model, tokenizer, monkeypatch, choice, written):
+    """In the marks of the family, or where it is not known as a list of JSON."""
+    pytest.importorskip("xgrammar")
+    if written == "generic":
+        monkeypatch.setattr(tokenizer, "response_template", None)
+    how = {"tools": HELD, "tool_choice": choice, "parallel_tool_calls": False, "temperature": 0, "max_tokens": 200}
+    message = chat(server, **how).choices[0]
+    if choice == "required" and written == "of a family":  # text may come before
+        assert not message.message.tool_calls or message.message.tool_calls[0].function.name in ("look", "go")
+        return
+    (call,) = message.message.tool_calls
+    assert message.finish_reason == "tool_calls"
+    assert call.function.name in ({"go"} if choice != "required" else {"look", "go"})
+    assert json.loads(call.function.arguments)["at"] in (1, 2)
+
+
+def test_strict_functions_are_held_to_when_they_are_called(server):
+    pytest.importorskip("xgrammar")
+    strict = [{"type": "function", "function": {**HELD[0]["function"], "strict": True}}]
+    assert chat(server, tools=strict, max_tokens=5).usage.completion_tokens == 5
+    wrong = [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"uniqueItems": True}}}]
+    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": wrong})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert (
+        "a: expected keywords of JSON Schema that can be held to, got uniqueItems" in answer.json()["error"]["message"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": HELD}, "tool_choice"),
+        ({"tool_choice": "required", "tools": HELD, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "tools": [{"type": "function"}]}, "tools"),
+    ],
+)
+def test_calls_that_cannot_be_held_to(server, more, param):
+    pytest.importorskip("xgrammar")
+    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **more})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_calls_in_a_list_are_read_as_they_come():
+    parser = CallsParser()
+    text = '[{"name": "look", "arguments": {"at": [1, 2]}}, {"name": "go", "arguments": {}}]<end>'
+    names = [event["value"]["function"]["name"] for place in range(len(text)) for event in parser.feed(text[place])]
+    assert names == ["look", "go"]
+    assert parser.finalize() == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, "not"),
+        ({"$ref": "https://example.com/schema.json"}, "$ref to https://example.com/schema.json"),
+    ],
+)
+def test_what_a_schema_cannot_be_held_to_is_named(server, schema, named):
+    pytest.importorskip("xgrammar")
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answer = server.post("/v1/completions", {"prompt": "a", "response_format": form})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert f"got {named}" in answer.json()["error"]["message"]
 
 
 def test_a_form_with_drafts_is_that_without(server, model, tokenizer):

@@ -20,7 +20,7 @@ NO_COSTS = np.empty(0)
 
 
 @compiled_part
-def may_pay(costs: np.ndarray, nodes: int, expected: float, rate: float, gain: float) -> bool:
+def may_pay(costs: np.ndarray | Sequence[float], nodes: int, expected: float, rate: float, gain: float) -> bool:
     """Whether more nodes, which gain `gain` each at most, may give a better rate than `rate` tokens per time."""
     if not len(costs):
         return True

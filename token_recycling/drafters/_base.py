@@ -46,6 +46,8 @@ class DrafterTraits:
     """Likeliest tokens after every node that it asks each step for, `step.top(k)`; 0 if none."""
     predictions: bool = False
     """Drafts from what is expected to follow, where a caller says (`TextDrafter.predict`)."""
+    within_grammars: bool = False
+    """Drafts within `Context.state` by itself; the drafts of others are cut and completed by the loop."""
     draws: bool = False
     """May draw tokens at random where the text is sampled (`Draft.drawn_from`)."""
 

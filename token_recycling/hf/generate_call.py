@@ -22,6 +22,7 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from ..loop.matchers import for_text
 from ..loop.processors import Scope, scope
 from ..model.compat import is_callers
 from ..model.inspection import prepares_inputs_elsewhere
@@ -163,7 +164,8 @@ class GenerateCall:
         """Why several texts cannot be accelerated where one could, or None."""
         if self.streamer is not None:
             return f"expected one text for a streamer, got {len(self.input_ids)}"
-        unknown = sorted({_name(one) for one in self.processors if scope(one) < Scope.EACH_TEXT})
+        others = (one for one in self.processors if scope(one) < Scope.EACH_TEXT and for_text(one, 0) is None)
+        unknown = sorted({_name(one) for one in others})
         if unknown:
             return (
                 f"expected one text, or processors that look at each text alone, got a batch with {', '.join(unknown)}"
@@ -224,4 +226,4 @@ def _for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     if type(processor) is processors.PrefixConstrainedLogitsProcessor:
         allowed = processor._prefix_allowed_tokens_fn
         return processors.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), num_beams=1)
-    return processor
+    return for_text(processor, row) or processor

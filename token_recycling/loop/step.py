@@ -179,7 +179,7 @@ class TreeStepper:
                 if self._prompt_alone:
                     row.ask(target, costs, row.prompt, room=1)
                 if index in steps:
-                    row.started(target, costs).observe(steps[index])
+                    row.observe(target, costs, steps[index])
 
     def close(self) -> None:
         """Do nothing: the cache is up to date after every step."""

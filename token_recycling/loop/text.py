@@ -18,7 +18,9 @@ from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
 from ..model.prefixes import Prefixes
 from ..model.tree_model import TreeModel
-from ..trees.draft import Context, Draft
+from ..trees.constraint import State
+from ..trees.draft import Context, Draft, Step
+from .constraints import constraint_of
 from .draws import Draws
 from .processors import Scope, scope
 from .stats import Stats
@@ -218,6 +220,10 @@ class Row:
         self.prompt = self.sequence.tokens
         """(length,) int64: the text as it begins."""
         self.traits: DrafterTraits = self.drafter.traits
+        self.constraint = constraint_of(self.selector.processors, self.sequence.padded, self.sequence.length)
+        """The grammar that it is held to, if one is known."""
+        self._asked_at: State | None = None
+        """What was allowed after the last draft's root, where the draft was fitted to it."""
 
     @property
     def going(self) -> bool:
@@ -267,7 +273,19 @@ class Row:
         """Ask the drafter for a draft after `tokens` (length,) with room for `room` more; not yet checked."""
         device = "cpu" if self.traits.on_host else target.device
         warp = self.selector.warp if self.selector.sample else None
-        return self.started(target, costs).draft(Context(tokens.to(device), room, warp))
+        state = None if self.constraint is None else self.constraint.at(tokens.cpu().numpy())
+        draft = self.started(target, costs).draft(Context(tokens.to(device), room, warp, state))
+        if self.constraint is None or state is None or self.traits.within_grammars:
+            return draft
+        self._asked_at = state
+        return self.constraint.fitted(draft, state, room)
+
+    def observe(self, target: TreeModel, costs: Costs, step: Step) -> None:
+        """Let the drafter learn from a step, and the grammar what the target took of what it allowed."""
+        self.started(target, costs).observe(step)
+        state, self._asked_at = self._asked_at, None
+        if self.constraint is not None and state is not None:
+            self.constraint.learn(state, step)
 
     def deepest(self, target: TreeModel) -> int:
         """The depth of the deepest node that is of use: tokens still wanted, and positions the model was made for."""

@@ -23,7 +23,7 @@ from .alignment import Copying, begin_draft, follow, follows_from
 from .calibration import count
 from .mixture import Sources
 from .ngrams import ABSENT
-from .nodes import CHILDREN, NOTHING, GrowingTree, attach, consider, draw, tree_of
+from .nodes import CHILDREN, NOTHING, GrowingTree, attach, consider, draw, put_below, tree_of
 from .occurrences import LONGEST, OccurrenceArrays, append_one
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
@@ -170,6 +170,19 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
         total -= 1
     for place in range(total):
         counts[grown[place]] += 1
+
+
+@compiled
+def put(texts: TextArrays, slot: int, known: Sources, parent: int, token: int, chance: float, looks: bool) -> None:
+    """Puts a token below a node of a text's draft, and finds what may follow it if `looks`."""
+    tree, node, sources = tree_of(texts.trees, slot), texts.made[slot], _sources_of(texts, slot, known)
+    put_below(tree, node, parent, token, chance, sources)
+    tree.ranks[node] = tree.drafted[parent]
+    tree.drafted[parent] += 1
+    tree.known[node], tree.drafted[node] = 0, 0
+    if looks:
+        consider(tree, node, texts.copied[slot], False, sources)
+    texts.made[slot] = node + 1
 
 
 @compiled_part(allocates=True)

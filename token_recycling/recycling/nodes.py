@@ -83,10 +83,15 @@ def tree_of(trees: GrowingTree, slot: int) -> GrowingTree:
 @compiled_part
 def attach(tree: GrowingTree, node: int, parent: int, rank: int, sources: Sources) -> None:
     """Makes the candidate of that rank a child, the newest node."""
-    tree.tokens[node], tree.parents[node] = tree.candidates[parent, rank], parent
-    tree.ranks[node], tree.depths[node] = rank, tree.depths[parent] + 1
-    tree.values[node] = tree.values[parent] * tree.chances[parent, rank]
-    tree.drafted[parent] = max(tree.drafted[parent], rank + 1)
+    put_below(tree, node, parent, tree.candidates[parent, rank], tree.chances[parent, rank], sources)
+    tree.ranks[node], tree.drafted[parent] = rank, max(tree.drafted[parent], rank + 1)
+
+
+@compiled_part
+def put_below(tree: GrowingTree, node: int, parent: int, token: int, chance: float, sources: Sources) -> None:
+    """Puts a token below a node, as the newest one."""
+    tree.tokens[node], tree.parents[node], tree.depths[node] = token, parent, tree.depths[parent] + 1
+    tree.values[node] = tree.values[parent] * chance
     tree.entries[node] = entry_below(sources.foreseen, tree.entries[parent], tree.tokens[node])
     go_on(sources.copying, sources.text, tree.places[parent], tree.tokens[node], tree.places[node])
 

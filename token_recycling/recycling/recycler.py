@@ -15,8 +15,9 @@ import numpy as np
 
 from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
+from .constrained import Candidates, Habits, grow
 from .foreseen import NOTHING_FORESEEN, Foresee, Foreseen
-from .growth import NO_NOISE, Asked, Drawn, Shape, TextArrays, count_chosen, draft, read_on
+from .growth import NO_NOISE, Asked, Drawn, Shape, TextArrays, count_chosen, draft, put, read_on
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree
 from .occurrences import BREAK, Occurrences
@@ -26,11 +27,14 @@ from .recorder import Recorder
 if TYPE_CHECKING:
     import torch
 
+    from ..trees.constraint import State
     from ..trees.tree import Tree
 
 _OURS = "token_recycling"
 _LEVELS, _SURE = 2, 0.9
 """Levels of a tree that are foreseen, where its first token is less likely."""
+_ROOT_ALONE = np.ones(1)
+"""Times by which no node pays."""
 _UNFINISHED = 16
 """Tokens of a piece that is added to the past where nobody says when a text ends."""
 
@@ -222,6 +226,37 @@ class Recycler:
         drawn = Drawn(parents, np.array(ranks, np.int64), noise)
         self.forget_draft(text)
         return self.draft_one(text, tokens, room, foreseen=self._used, drawn=drawn)
+
+    def draft_within(
+        self, text: Text, tokens: np.ndarray, room: int, state: State, habits: Habits, costs: np.ndarray = NO_COSTS
+    ) -> tuple[GrowingTree, np.ndarray]:
+        """A draft for one text (length,) that keeps to a grammar: its nodes as of `draft_one`, and how likely each is
+        if its parent is accepted, (n,) float32. `state`: what may follow the text.
+        """
+        one = np.array([0, len(tokens), room])
+        self.draft([text], tokens[None], one[:1], one[1:2], one[2:], _ROOT_ALONE)
+        tree, known, slot = self.tree(text, self.nodes + 1), self.matrix.sources(NOTHING_FORESEEN), text.slot
+        texts, made = self._texts, [0]
+
+        def candidates(node: int, after: State) -> Candidates:
+            """Those that the grammar allows; the others are none of this draft, nor for its calibration."""
+            shown = slice(tree.known[node])
+            allowed = after.allows(tree.candidates[node, shown]).nonzero()[0]
+            tree.known[node] = len(allowed)
+            for column in (tree.candidates, tree.chances, tree.cells):
+                column[node, : len(allowed)] = column[node, allowed]
+            shown = slice(len(allowed))
+            return [*zip(tree.candidates[node, shown].tolist(), tree.chances[node, shown].tolist(), strict=True)]
+
+        def propose(parent: int, token: int, chance: float, after: State | None) -> Candidates:
+            put(texts, slot, known, parent, token, chance, after is not None)
+            made[0] += 1
+            return [] if after is None else candidates(made[0], after)
+
+        first = candidates(0, state)
+        grown = grow(state, first, int(tree.tokens[0]), propose, habits, room, self.nodes, costs)
+        nodes = len(grown.tokens)
+        return self.tree(text, nodes), np.array(grown.chances, np.float32)
 
     def tree(self, text: Text, nodes: int) -> GrowingTree:
         """The first nodes of a text's draft, in order of growth: views that hold until the next draft."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .answers import Answer, Event
+from .calls import held_calls
 from .choices import Choice, Delta
 from .errors import ApiError, invalid
 from .job import Job, Text
@@ -112,12 +113,14 @@ class ChatAnswer(TextAnswer):
         tokenizer = service.loaded.tokenizer
         tools = None if body.tool_choice == "none" else body.tools or None
         if tools:
-            _check_tools(service)
+            _check_tools(service, must=body.tool_choice not in (None, "auto"))
         variables = body.chat_template_kwargs or {}
         ids = await asyncio.to_thread(rendered, tokenizer, body.messages, tools=tools, **variables)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        texts, config = await service.texts(job, ids, body, None, top)
-        choices = [Choice(tokenizer, config, response_parser(service.loaded, ids, tools)) for _ in texts]
+        calls = held_calls(service.loaded, body, ids)
+        texts, config = await service.texts(job, ids, body, None, top, calls and calls.form)
+        parser = calls.parser if calls and calls.parser else lambda: response_parser(service.loaded, ids, tools)
+        choices = [Choice(tokenizer, config, parser()) for _ in texts]
         return cls(service, job, texts, choices, top, body.wants_usage)
 
     def opened(self) -> dict[str, Any]:
@@ -155,13 +158,15 @@ def _ids(service: Service, prompt: str | list[int]) -> torch.Tensor:
     return torch.tensor([prompt])
 
 
-def _check_tools(service: Service) -> None:
-    """Raises ApiError where tools would be lost, or calls of them could not be told from text."""
+def _check_tools(service: Service, must: bool) -> None:
+    """Raises ApiError where tools would be lost, or calls of them, unless there `must` be some, could not be told from
+    text.
+    """
     template = service.loaded.tokenizer.get_chat_template(tools=[])
     missing = None
     if not re.search(r"\btools\b", template):
         missing = "the chat template of this model never shows them"
-    elif "tool_calls" not in (response_template(service.loaded) or {"fields": {}})["fields"]:
+    elif not must and "tool_calls" not in (response_template(service.loaded) or {"fields": {}})["fields"]:
         missing = "how this model writes its calls is not known (the tokenizer has no response template)"
     if missing is not None:
         raise ApiError(

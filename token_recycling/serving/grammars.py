@@ -1,29 +1,38 @@
-"""Answers of a given form: JSON, JSON of a schema, or a regular expression, through xgrammar (the extra `grammar`).
+"""Answers of a given form: JSON, JSON of a schema, a regular expression, or tool calls, through xgrammar (the extra
+`grammar`).
 
-A grammar is compiled once, to masks of the tokens that may follow (Dong et al., XGrammar, arXiv:2411.15100); at every
-token a mask is filled in and applied, microseconds. It is a logits processor as all others, so that drafted tokens that
-do not fit are not accepted.
+A grammar is compiled once, to masks of the tokens that may follow (Dong et al., XGrammar, arXiv:2411.15100), in a
+process of its own (`compiling`); at every token a mask is filled in and applied, microseconds. It is a logits processor
+as all others, which drafts know (`loop.matchers`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import torch
 from transformers import LogitsProcessor
 
 from .._util.extras import lacking
 from .._util.text_stream import one_line
+from ..hf.constrain import tokenizer_info
+from ..loop.matchers import GrammarProcessor
 from ..model.inspection import vocabulary_size
 from ..model.loading import Loaded
-from .errors import ApiError, invalid
+from .compiling import BYTES, SECONDS, CompilingProcess, TooDearError
+from .errors import ApiError, CancelledError, invalid
 from .settings import Isolation
 
 _KEPT = 100_000_000
 """Bytes of compiled grammars that are kept in all."""
+_OBJECT = {"type": "object", "additionalProperties": True}
+Form = tuple[str, Any, bool]
+"""What is compiled: a name, a form and whether it is strict, as `hf.constrain.compiled` takes them."""
 
 
 class Grammars:
@@ -33,80 +42,69 @@ class Grammars:
 
     def __init__(self, loaded: Loaded, isolation: Isolation, keys: int) -> None:
         self._loaded, self._isolation = loaded, isolation
-        self._bytes = _KEPT // max(1, keys if isolation is Isolation.per_key else 1)
-        self._compilers: dict[str, Any] = {}
-        """By names of API keys; the name is empty for the compiler that all share."""
+        self._most = _KEPT // max(1, keys if isolation is Isolation.per_key else 1)
+        self._kept: dict[str, OrderedDict[str, Any]] = {}
+        """Compiled grammars by names of API keys; the name is empty for those that all share."""
+        self._compiling = CompilingProcess(lambda: self._tokenizer.serialize_json())
 
-    async def processor(self, form: dict[str, Any], key: str = "") -> Callable[[], LogitsProcessor]:
-        """Makes processors for texts of that form, the field `response_format`, for a request with the API key of that
-        name; raises ApiError.
+    async def processor(
+        self, field: str, form: Form, key: str = "", gone: Callable[[], bool] = lambda: False
+    ) -> Callable[[], LogitsProcessor]:
+        """Makes processors for texts of that form, asked for in the `field` of a request with the API key of that name;
+        `gone`: whether its client has disconnected. Raises ApiError, or CancelledError.
         """
         if missing := lacking("grammar", "xgrammar"):
-            message = f"response_format: {form['type']} {missing} on the server"
-            raise ApiError(400, message, "unsupported", "response_format")
+            raise ApiError(400, f"{field}: {form[0]} {missing} on the server", "unsupported", field)
+        if not hasattr(os, "fork"):
+            raise ApiError(400, f"{field}: expected a server on Linux or macOS for {form[0]}", "unsupported", field)
         try:
-            # In a thread: a large schema may take seconds, in which others are answered.
-            compiled = await asyncio.to_thread(self._compiled, form, key)
+            compiled = await self._compiled(form, key, gone)
+        except TooDearError:
+            limits = f"{SECONDS} s of processor time and {BYTES // 1_000_000_000} GB of memory"
+            raise invalid(field, f"expected a {form[0]} that compiles within {limits}; make it smaller") from None
         except (RuntimeError, ValueError, TypeError) as error:
-            raise invalid("response_format", one_line(error)) from error
+            raise invalid(field, one_line(error)) from error
+        except asyncio.CancelledError:
+            if gone():
+                raise CancelledError from None
+            raise
         return lambda: GrammarProcessor(compiled)
 
     @cached_property
     def _tokenizer(self) -> Any:
         """The tokenizer as xgrammar takes it; raises ValueError."""
+        model = self._loaded.model
+        return tokenizer_info(self._loaded.tokenizer, vocabulary_size(model), model.generation_config.eos_token_id)
+
+    async def _compiled(self, form: Form, key: str, gone: Callable[[], bool]) -> Any:
+        kept = self._kept.setdefault(key if self._isolation is Isolation.per_key else "", OrderedDict())
+        known = json.dumps(form)
+        if known not in kept:
+            written = await self._compiling.compiled(form, gone)
+            grammar = await asyncio.to_thread(self._read, written)
+            if self._isolation is Isolation.per_request:
+                return grammar
+            kept[known] = grammar
+            while sum(one.memory_size_bytes for one in kept.values()) > self._most and len(kept) > 1:
+                kept.popitem(last=False)
+        kept.move_to_end(known)
+        return kept[known]
+
+    def _read(self, written: str) -> Any:
         import xgrammar
 
-        model, tokenizer = self._loaded.model, self._loaded.tokenizer
-        stop = model.generation_config.eos_token_id
-        if stop is None:
-            raise ValueError("expected a model that has a token to end a text, got one without")
-        words = vocabulary_size(model)
-        return xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=words, stop_token_ids=stop)
+        return xgrammar.CompiledGrammar.deserialize_json(written, self._tokenizer)
 
-    def _compiler(self, key: str) -> Any:
-        import xgrammar
-
-        name = key if self._isolation is Isolation.per_key else ""
-        if name not in self._compilers:
-            keeps = self._isolation is not Isolation.per_request
-            self._compilers[name] = xgrammar.GrammarCompiler(
-                self._tokenizer, cache_enabled=keeps, cache_limit_bytes=self._bytes
-            )
-        return self._compilers[name]
-
-    def _compiled(self, form: dict[str, Any], key: str) -> Any:
-        compiler = self._compiler(key)
-        if form["type"] == "json_object":
-            return compiler.compile_builtin_json_grammar()
-        if form["type"] == "regex":
-            return compiler.compile_regex(form["value"])
-        wanted = form["json_schema"]
-        # Where any space may follow, a model may go on with spaces for ever.
-        return compiler.compile_json_schema(
-            wanted["schema"], any_whitespace=False, strict_mode=bool(wanted.get("strict"))
-        )
+    def close(self) -> None:
+        """End the process that compiles; may be called again."""
+        self._compiling.close()
 
 
-class GrammarProcessor(LogitsProcessor):
-    """Lets one text have a form."""
-
-    def __init__(self, compiled: Any) -> None:
-        import xgrammar
-
-        self._matcher = xgrammar.GrammarMatcher(compiled)
-        self._mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
-        self._read: int | None = None
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        import xgrammar
-
-        new = [] if self._read is None else input_ids[0, self._read :].tolist()
-        for token in new:
-            self._matcher.accept_token(token)
-        self._read = input_ids.shape[1]
-        if self._matcher.is_terminated():
-            return scores
-        self._matcher.fill_next_token_bitmask(self._mask)
-        allowed = scores.clone()
-        xgrammar.apply_token_bitmask_inplace(allowed, self._mask.to(scores.device))
-        return allowed
+def form_of(response_format: dict[str, Any]) -> Form:
+    """What a `response_format` asks for."""
+    if response_format["type"] == "json_object":
+        return "json_schema", _OBJECT, True
+    if response_format["type"] == "regex":
+        return "regex", response_format["value"], True
+    wanted = response_format["json_schema"]
+    return "json_schema", wanted["schema"], bool(wanted.get("strict"))

@@ -23,7 +23,20 @@ MOST_BIASES = 1024
 """Tokens whose logits one request changes, each some work at every step."""
 _Text = Annotated[str, StringConstraints(min_length=1)]
 _Id = Annotated[int, Field(ge=0)]
-ToolChoice = Annotated[Literal["auto", "none"] | None, Field(description="`auto`, or `none`, which shows no tools")]
+
+
+class NamedTool(BaseModel, extra="forbid"):
+    """The one tool that is to be called: `function` in a chat, `name` in responses."""
+
+    type: Literal["function"]
+    name: str | None = None
+    function: dict[str, str] | None = None
+
+
+ToolChoice = Annotated[
+    Literal["auto", "none", "required"] | NamedTool | None,
+    Field(description="`auto`; `none`, which shows no tools; with the extra `grammar` also `required` or a function"),
+]
 Refused = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
 
@@ -126,15 +139,34 @@ class Sampling(Body):
         return SequenceBiasLogitsProcessor(biases) if biases else None
 
 
-class _Completing(Sampling):
-    n: int | None = Field(None, ge=1, le=MOST_TEXTS, description="choices, each a text of its own")
-    stream_options: StreamOptions | None = Field(
-        None, description="`include_usage`: usage in a last event; `include_obfuscation`: false alone"
-    )
+class _Formed(Sampling):
+    """What may say the form of its answer."""
+
     response_format: dict[str, Any] | None = Field(
         None,
         description="`text`; with the extra `grammar` also `json_object`, `json_schema`, and "
         '`{"type": "regex", "value": ...}`',
+    )
+
+    @field_validator("response_format")
+    @classmethod
+    def _known_format(cls, form: dict[str, Any] | None) -> dict[str, Any] | None:
+        kind = None if form is None else form.get("type")
+        if form is None or kind == "text":
+            return None
+        if kind == "json_schema" and not isinstance((form.get("json_schema") or {}).get("schema"), dict):
+            raise ValueError("expected a schema in json_schema.schema, got none")
+        if kind == "regex" and not isinstance(form.get("value"), str):
+            raise ValueError("expected a regular expression in value, got none")
+        if kind not in ("json_object", "json_schema", "regex"):
+            raise ValueError(f"expected the type text, json_object, json_schema or regex, got {kind!r}")
+        return form
+
+
+class _Completing(_Formed):
+    n: int | None = Field(None, ge=1, le=MOST_TEXTS, description="choices, each a text of its own")
+    stream_options: StreamOptions | None = Field(
+        None, description="`include_usage`: usage in a last event; `include_obfuscation`: false alone"
     )
 
     harmless = (
@@ -151,20 +183,6 @@ class _Completing(Sampling):
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "expected them with stream=true, got them without; leave them out")
         return self
-
-    @field_validator("response_format")
-    @classmethod
-    def _known_format(cls, form: dict[str, Any] | None) -> dict[str, Any] | None:
-        kind = None if form is None else form.get("type")
-        if form is None or kind == "text":
-            return None
-        if kind == "json_schema" and not isinstance((form.get("json_schema") or {}).get("schema"), dict):
-            raise ValueError("expected a schema in json_schema.schema, got none")
-        if kind == "regex" and not isinstance(form.get("value"), str):
-            raise ValueError("expected a regular expression in value, got none")
-        if kind not in ("json_object", "json_schema", "regex"):
-            raise ValueError(f"expected the type text, json_object, json_schema or regex, got {kind!r}")
-        return form
 
 
 class TextBody(_Completing):
@@ -234,11 +252,13 @@ class ChatBody(_Completing, Templated):
     prediction: Prediction | None = Field(
         None, description="what is drafted from before all else; the model never reads it"
     )
+    parallel_tool_calls: bool | None = Field(
+        None, description="false, one call at most, needs the extra `grammar` and a family that xgrammar knows"
+    )
 
     refused = {
         "functions": ("use tools", ()),
         "function_call": ("use tool_choice", ()),
-        "parallel_tool_calls": ("the model may make several calls", (True,)),
         "reasoning_effort": ("give it in chat_template_kwargs, if the template has it", ()),
         "verbosity": ("say it in a message", ("medium",)),
         "modalities": ("answers are text", (["text"],)),
@@ -256,7 +276,7 @@ class ChatBody(_Completing, Templated):
         return self
 
 
-class StepsBody(Sampling):
+class StepsBody(_Formed):
     """Of /v1/token_recycling/steps: the prompt as a text, or as messages of a chat."""
 
     prompt: str | None = None

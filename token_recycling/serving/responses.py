@@ -55,10 +55,11 @@ class ResponsesBody(Templated):
     max_output_tokens: int | None = Field(None, ge=1, description="tokens of an answer at most")
     tools: list[_Tool] | None = Field(None, description="functions alone")
     tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = Field(None, description="as in a chat")
 
     harmless = ChatBody.harmless
     refused: ClassVar[Refused] = {
-        **{name: ChatBody.refused[name] for name in ("moderation", "parallel_tool_calls", "service_tier", "store")},
+        **{name: ChatBody.refused[name] for name in ("moderation", "service_tier", "store")},
         **dict.fromkeys(("access_programs", "context_management", "image", "max_tool_calls"), ("leave it out", ())),
         **dict.fromkeys(("conversation", "previous_response_id", "prompt"), ("send all of it as input", ())),
         "background": ("leave it out", (False,)),

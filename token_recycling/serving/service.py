@@ -8,10 +8,11 @@ import copy
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor
 
 from .._util.device import memory
 from ..drafters._base import Drafter
@@ -23,12 +24,12 @@ from ..model.prefixes import PrefixCache
 from ..model.tree_model import TreeModel
 from .drafter_pool import DrafterPool, OfferedDrafters
 from .errors import ApiError, invalid
-from .grammars import Grammars
+from .grammars import Form, Grammars, form_of
 from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
 from .metrics import Metrics
-from .requests import Body, ChatBody, Prediction, Sampling, TextBody
+from .requests import Body, ChatBody, Prediction, Sampling, StepsBody, TextBody
 from .sampling import check_ids, config_of, processors_of
 from .settings import Isolation, Settings
 from .templates import check_template
@@ -131,16 +132,21 @@ class Service:
         config.max_new_tokens = min(limit for limit in limits if limit is not None)
 
     async def texts(
-        self, job: Job, ids: torch.Tensor, body: TextBody | ChatBody, default_tokens: int | None, top: int | None
+        self,
+        job: Job,
+        ids: torch.Tensor,
+        body: TextBody | ChatBody,
+        default_tokens: int | None,
+        top: int | None,
+        calls: Form | None = None,
     ) -> tuple[list[Text], GenerationConfig]:
         """The texts that continue a prompt (1, length), and their configuration; raises ApiError. `default_tokens`: the
-        length where the body says none; `top`: the likeliest tokens that are wanted.
+        length where the body says none; `top`: the likeliest tokens that are wanted; `calls`: the form of tool calls.
         """
         config = config_of(body, self.loaded.model, default_tokens)
         self.limit(job, ids.shape[-1], config)
         known = self.known(job, body, body.prediction if isinstance(body, ChatBody) else None)
-        form = body.response_format
-        grammar = None if form is None else await self.grammars.processor(form, job.key)
+        grammar = await self.grammar(job, body, calls)
         texts = []
         for choice in range(body.n or 1):
             recorder = None if top is None else LogprobRecorder(top)
@@ -165,6 +171,17 @@ class Service:
         ids = self.loaded.tokenizer(prediction.text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
         job.predicted_tokens += len(ids) * (getattr(body, "n", None) or 1)
         return Known(prefixes, ids.long(), nodes)
+
+    async def grammar(
+        self, job: Job, body: TextBody | ChatBody | StepsBody, calls: Form | None = None
+    ) -> Callable[[], LogitsProcessor] | None:
+        """Makes the processors that hold each text of a request to its form, or to that of tool `calls`; None where it
+        has none. Raises ApiError.
+        """
+        field, form = "tools", calls
+        if body.response_format is not None:
+            field, form = "response_format", form_of(body.response_format)
+        return None if form is None else await self.grammars.processor(field, form, job.key, lambda: job.cancelled)
 
     def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
         """The arguments of `generate` for a prompt (1, length); raises ApiError. `more` goes to `processors_of`."""
@@ -227,6 +244,7 @@ class Service:
         for job in list(self._jobs.values()):
             job.cancel()
         self.worker.close()
+        self.grammars.close()
         self.pool.save()
         if self.together is not None:
             self.together.close()

@@ -6,12 +6,14 @@ The same API key, limits, isolation and cancellation as every other request. The
 |---|---|
 | `prompt` or `messages` | a text to continue, or a chat, for which the chat template is used |
 | `drafter` | `accelerated` (default): the server's; `anew`: it with nothing learned; `plain`: none; one of `--offer` |
+| `response_format` | as in /v1/chat/completions |
 | `max_tokens`, `seed`, `stop`, and all that says how tokens are chosen | as in /v1/chat/completions |
 
 The answer is a stream of server-sent events, each with a name and JSON:
 
     event: start   {"id", "model", "prompt_tokens"}
-    event: step    {"index", "seconds", "tokens", "texts", "accepted", "path", "draft": {"parents", "tokens", "texts"}}
+    event: step    {"index", "seconds", "tokens", "texts", "accepted", "path", "forced",
+                    "draft": {"parents", "tokens", "texts"}}
     event: end     {"text", "finish_reason", "usage"}
     event: error   {"error": {"message", "type", "param", "code"}}
 
@@ -20,9 +22,9 @@ that it is comparable between drafters. `tokens` are the ids that the step emitt
 text, nothing while a character is not complete: put together, with the `text` of `end`, they are the whole text. The
 first `accepted` of them were drafted; the others, one as a rule, are the model's own. `draft` is the tree: of every
 node the parent (-1 for the root, which is the newest token of the text before), the token and its text; `path` names
-the accepted nodes, the root first. `usage` is that of /v1/completions. The last event is `end` or `error`. A client
-that disconnects ends the generation. What is refused before the stream begins (401, 400, 413, 429, 503) is answered
-with that status and the JSON of `error`.
+the accepted nodes, the root first; `forced` says of each token whether its grammar left no choice of characters.
+`usage` is that of /v1/completions. The last event is `end` or `error`. A client that disconnects ends the generation.
+What is refused before the stream begins (401, 400, 413, 429, 503) is answered with that status and the JSON of `error`.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ import torch
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
 from ..model.tree_model import TreeModel
+from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
 from .answers import Answer, Event, from_threads
 from .choices import Choice
@@ -48,6 +51,8 @@ from .requests import StepsBody
 from .sampling import config_of
 from .service import Service
 from .templates import rendered
+
+OnStep = Callable[[Step, float, list[bool]], None]
 
 
 @dataclass
@@ -66,13 +71,14 @@ class StepsAnswer(Answer):
             ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
         config = config_of(body, service.loaded.model)
         service.limit(job, ids.shape[-1], config)
-        text = Text(service.arguments(body, ids, config), body.seed, known=service.known(job, body))
+        arguments = service.arguments(body, ids, config, None, await service.grammar(job, body))
+        text = Text(arguments, body.seed, known=service.known(job, body))
         return cls(service, job, [text], [Choice(tokenizer, config)])
 
     async def events(self) -> AsyncGenerator[Event]:
         def begin(tell: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:
             self.job.watched = lambda drafter: StepReporter(
-                drafter, lambda step, seconds: tell(_plain_numbers(step, seconds))
+                drafter, lambda step, seconds, forced: tell({**_plain_numbers(step, seconds), "forced": forced})
             )
             return self.service.worker.async_submit(
                 self.job.generate_text, self.texts[0], lambda tokens: None, key=self.job.key
@@ -108,11 +114,11 @@ def _plain_numbers(step: Step, seconds: float) -> dict[str, Any]:
 
 
 class StepReporter(Drafter):
-    """Wraps a drafter: calls `on_step` with every step that it has learned from, and the seconds since the prompt was
-    read.
+    """Wraps a drafter: calls `on_step` with every step that it has learned from, the seconds since the prompt was read,
+    and for each token whether a grammar forced it.
     """
 
-    def __init__(self, inner: Drafter, on_step: Callable[[Step, float], None]) -> None:
+    def __init__(self, inner: Drafter, on_step: OnStep) -> None:
         self._inner, self._on_step = inner, on_step
 
     @property
@@ -129,9 +135,11 @@ class StepReporter(Drafter):
 class _ReportedText(TextDrafter):
     """One text of a wrapped drafter; it has no `retrieval`, since a device that drafts by itself reports no steps."""
 
-    def __init__(self, drafter: Drafter, inner: TextDrafter, on_step: Callable[[Step, float], None]) -> None:
+    def __init__(self, drafter: Drafter, inner: TextDrafter, on_step: OnStep) -> None:
         super().__init__(drafter)
         self._inner, self._on_step = inner, on_step
+        self._state: State | None = None
+        """What may follow the root of the last draft."""
         self._since: float | None = None
 
     def observe_prompt(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
@@ -146,12 +154,20 @@ class _ReportedText(TextDrafter):
     def draft(self, context: Context) -> Draft:
         if self._since is None:
             self._since = time.perf_counter()
+        self._state = context.state
         return self._inner.draft(context)
 
     def observe(self, step: Step) -> None:
         self._inner.observe(step)
         assert self._since is not None
-        self._on_step(step, time.perf_counter() - self._since)
+        self._on_step(step, time.perf_counter() - self._since, self._forced(step.tokens))
+
+    def _forced(self, tokens: list[int]) -> list[bool]:
+        state, forced = self._state, []
+        for token in tokens:
+            forced.append(state is not None and (state.single or bool(state.forced)))
+            state = None if state is None else state.after(token)
+        return forced
 
     def statistics(self) -> Mapping[str, float]:
         return self._inner.statistics()

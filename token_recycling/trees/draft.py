@@ -11,6 +11,7 @@ import torch
 from .._util import display
 from .._util.text_stream import Decodes
 from .._util.topk import top_candidates
+from .constraint import State
 from .tree import Tree
 
 
@@ -107,6 +108,8 @@ class Context:
     """Number of tokens that may still be emitted; a node deeper than `room - 1` cannot be of use."""
     warp: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Shapes logits (n, vocabulary) for sampling: temperature, top-k and the like, no penalties; None if greedy."""
+    state: State | None = None
+    """What may follow the text, where its form is given; None where anything may, or nothing is known of it."""
 
     @property
     def root(self) -> torch.Tensor:

@@ -123,6 +123,24 @@ class Tree:
             ranks.append(path[-1])
         return cls(tuple(parents), tuple(ranks))
 
+    @classmethod
+    def of_grown(cls, parents: Sequence[int], ranks: Sequence[int] | None = None) -> tuple[Tree, np.ndarray]:
+        """A tree of nodes (n,) in any order in which parents come first, and their order in it, (n,) int64. Ranks are
+        places among siblings unless they are given.
+        """
+        depths, siblings, places = [0], [0], [0] * len(parents)
+        below = [0] * len(parents)
+        for parent in parents[1:]:
+            depths.append(depths[parent] + 1)
+            siblings.append(below[parent])
+            below[parent] += 1
+        order = np.argsort(depths, kind="stable")
+        for place, node in enumerate(order.tolist()):
+            places[node] = place
+        ranked = siblings if ranks is None else ranks
+        shape = cls((-1, *(places[parents[node]] for node in order[1:])), tuple(ranked[node] for node in order))
+        return shape, order
+
     @cached_property
     def depths(self) -> tuple[int, ...]:
         depths = [0]

@@ -22,6 +22,7 @@ from ..._util.locks import Lock
 from ..._util.topk import top_candidates
 from ...costs.costs import Costs, Work
 from ...model.tree_model import TreeModel
+from ...recycling.constrained import Habits
 from ...recycling.matrix_file import check_vocabulary
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.nodes import CHILDREN
@@ -76,6 +77,7 @@ class Recycling(Drafter, Options):
             states=last,
             draws=self.draws,
             predictions=self.suffix,
+            within_grammars=self.template is None,
         )
 
     def __post_init__(self) -> None:
@@ -84,6 +86,10 @@ class Recycling(Drafter, Options):
         """Of the steps of all texts, where the tree is to pay."""
         self.foreseeing = Work()
         """The same of what states foresee in them: what it adds."""
+        self.work_within = Work()
+        """The same of texts whose form is given: most of what is drafted for them is forced."""
+        self.habits = Habits()
+        """Which tokens the target takes where a grammar allows several."""
         for name in ("remembers", "favours"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to less than 1, got {getattr(self, name)}")

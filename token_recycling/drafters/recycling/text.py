@@ -13,14 +13,17 @@ from ..._util.compiled import compiling
 from ..._util.topk import top_candidates
 from ...costs.budget import NO_COSTS
 from ...costs.costs import Costs, paying_nodes, tokens_by_size
+from ...recycling.constrained import states_of
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.ngrams import ABSENT, ngrams_at
 from ...recycling.nodes import CHILDREN, GrowingTree
 from ...recycling.recycler import Recycler
+from ...trees.constraint import State
 from ...trees.draft import Context, Draft, Step
 from ...trees.templates import root_only
 from ...trees.tree import Tree
 from .._base import PREDICTED, TextDrafter
+from .allowed import top_allowed
 from .drawn import DrawnFrom
 from .states import States, TextStates
 
@@ -53,6 +56,9 @@ class RecyclingText(TextDrafter):
         self._text = self._recycler.begin(prompt)
         self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
+        self._work = drafter.work
+        self._state: State | None = None
+        """What may follow the last draft's root, if a grammar says it."""
         self._rest = self._foresees_in = 0
         """For how many steps nothing is drafted, and nothing foreseen."""
         self._predicted = False
@@ -76,23 +82,31 @@ class RecyclingText(TextDrafter):
             self._states.read_prompt(states)
 
     def draft(self, context: Context) -> Draft:
+        self._state = context.state if self.drafter.traits.within_grammars else None
+        self._work = self.drafter.work if self._state is None else self.drafter.work_within
         if self._rest:
             self._rest -= 1
             return Draft(root_only(), context.root)
         began = _now()
         times = self._times()
         tokens, room = context.tokens.cpu().numpy(), min(_DEEPEST, context.room - 1)
-        tree = self._recycler.draft_one(self._text, tokens, room, times)
-        if self._states is not None and self._recycler.unsure(tree, room):
-            tree = self._foreseen(self._states, tree, tokens, room, times)
+        if self._state is not None:
+            tree, chances = self._recycler.draft_within(
+                self._text, tokens, room, self._state, self.drafter.habits, times
+            )
+        else:
+            tree = self._recycler.draft_one(self._text, tokens, room, times)
+            if self._states is not None and self._recycler.unsure(tree, room):
+                tree = self._foreseen(self._states, tree, tokens, room, times)
+            chances = tree.chances[tree.parents, tree.ranks]
         nodes = self._believed(tree.values, times)
         self._values = tree.values[:nodes].copy()
-        drawn = self.drafter.draws and context.warp is not None and nodes > 1
+        drawn = self.drafter.draws and context.warp is not None and nodes > 1 and self._state is None
         if drawn:  # the shape must not depend on what is drawn
             uniform = torch.rand(nodes, CHILDREN).numpy()
             tree = self._recycler.draw_one(self._text, tokens, room, nodes, uniform)
             nodes = len(tree.tokens)
-        draft = _draft_of(tree, nodes, self._recycler.matrix.vocab_size if drawn else None)
+        draft = _draft_of(tree, nodes, chances, self._recycler.matrix.vocab_size if drawn else None)
         self._spent = _now() - began
         return draft
 
@@ -127,14 +141,14 @@ class RecyclingText(TextDrafter):
         """What steps over 1, 2, ... nodes take, in passes; none where every node is wanted."""
         if self._costs is None:
             return NO_COSTS
-        passes, work = self._costs.by_nodes, self.drafter.work
+        passes, work = self._costs.by_nodes, self._work
         return passes + work.step + work.node * np.arange(len(passes))
 
     def _believed(self, values: np.ndarray, times: np.ndarray) -> int:
         """How many of the nodes that have grown (n,) pay by what has come of such forecasts before."""
         if self._costs is None:
             return len(values)
-        gains = self._costs.trust(self.drafter.work) * values[1:]
+        gains = self._costs.trust(self._work) * values[1:]
         return 1 + paying_nodes(tokens_by_size(gains), times[: len(values)])
 
     def observe(self, step: Step) -> None:
@@ -163,7 +177,23 @@ class RecyclingText(TextDrafter):
         learnable = np.arange(len(tree))[step.learnable]
         # A row that was right stays as it is.
         teaching = learnable[~self._recycler.matrix.foresees(ngrams[learnable], chosen[learnable])]
-        self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
+        if self._state is None:
+            self._learn(ngrams[teaching], *step.top(self.drafter.k, teaching), chosen[teaching])
+        else:
+            self._learn_within(self._state, step, teaching, ngrams, chosen)
+
+    def _learn_within(
+        self, root: State, step: Step, teaching: np.ndarray, ngrams: np.ndarray, chosen: np.ndarray
+    ) -> None:
+        """Learn what the target takes of what the grammar allows: the rest of its candidates are never text."""
+        states = states_of(root, step.draft.tree.parents, step.draft.tokens.tolist())
+        self.drafter.habits.learn_path([states[node] for node in step.accepted], step.tokens)
+        choices = {
+            node: state for node in teaching.tolist() if (state := states[node]) is not None and not state.single
+        }
+        if choices:
+            nodes = np.array([*choices])
+            self._learn(ngrams[nodes], *top_allowed(step, choices, self.drafter.k), chosen[nodes])
 
     def _learn(self, ngrams: np.ndarray, ids: np.ndarray, probabilities: np.ndarray, chosen: np.ndarray) -> None:
         options = self.drafter
@@ -172,23 +202,21 @@ class RecyclingText(TextDrafter):
 
     def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
         """Counts what the step gave and took, `seconds` of it here."""
-        verified, work = len(step.draft.tree), self.drafter.work
+        verified, work = len(step.draft.tree), self._work
         work.count(verified, costs.in_passes(seconds))
         taken = costs.of(costs.nodes) + work.of(verified)
         self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
 
 
-def _draft_of(tree: GrowingTree, nodes: int, drawn: int | None) -> Draft:
-    """The first nodes of a tree, in order of depth; `drawn`: the vocabulary that its tokens were drawn from, if any."""
-    order = np.argsort(tree.depths[:nodes], kind="stable")
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    parents, ranks = tree.parents[order], tree.ranks[order]
-    shape = Tree((-1, *places[parents[1:]].tolist()), tuple(ranks.tolist()))
+def _draft_of(tree: GrowingTree, nodes: int, chances: np.ndarray, drawn: int | None) -> Draft:
+    """The first nodes of a tree, in order of depth, and the `chances` (n,) that they are accepted if their parents are;
+    `drawn`: the vocabulary that its tokens were drawn from, if any.
+    """
+    shape, order = Tree.of_grown(tree.parents[:nodes].tolist(), tree.ranks[:nodes].tolist())
     tokens = torch.from_numpy(tree.tokens[order])
     if drawn is not None:
-        return Draft(shape, tokens, DrawnFrom(tree, parents, drawn) if nodes > 1 else None)
-    confidence = tree.chances[parents, ranks]
+        return Draft(shape, tokens, DrawnFrom(tree, tree.parents[order], drawn) if nodes > 1 else None)
+    confidence = chances[order]
     confidence[0] = 1
     return Draft(shape, tokens, confidence=confidence)
 

@@ -58,19 +58,37 @@ export function takeKey() {
 }
 
 /** True if the form is valid; otherwise the browser says what is missing. */
-export const isComplete = () => byId("form").reportValidity();
+export function isComplete() {
+  const schema = byId("schema");
+  schema.setCustomValidity(schemaOf(schema.value) === null ? "expected a JSON object" : "");
+  if (!schema.validity.valid) schema.closest("details").open = true;
+  return byId("form").reportValidity();
+}
+
+/** The schema that was written: undefined for none, null where it is no JSON object. */
+function schemaOf(text) {
+  if (!text.trim()) return undefined;
+  try {
+    const schema = JSON.parse(text);
+    return schema !== null && typeof schema === "object" && !Array.isArray(schema) ? schema : null;
+  } catch {
+    return null;
+  }
+}
 
 /** The body of a request. */
 export function request() {
   const prompt = byId("prompt").value;
   const chat = !byId("kind").hidden && byId("form").elements.kind.value === "chat";
   const seed = byId("seed").value;
+  const schema = schemaOf(byId("schema").value);
   return {
     ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
     drafter: drafter(),
     max_tokens: Number(byId("max-tokens").value),
     temperature: Number(byId("temperature").value),
     ...(seed === "" ? {} : { seed: Number(seed) }),
+    ...(schema ? { response_format: { type: "json_schema", json_schema: { name: "answer", strict: true, schema } } } : {}),
   };
 }
 

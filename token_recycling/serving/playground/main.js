@@ -108,7 +108,7 @@ async function fillRun(run, body, signal, onStep) {
   return end;
 }
 
-const promptOf = (body) => JSON.stringify(body.prompt ?? body.messages);
+const promptOf = (body) => JSON.stringify([body.prompt ?? body.messages, body.response_format]);
 const titleOf = (body) => (body.drafter === "accelerated" ? served.drafter_name : `${body.drafter} (anew)`);
 
 async function generate(body, signal) {

@@ -1,0 +1,155 @@
+"""Texts that are held to a grammar: the same as `generate`'s with the same processor, and in fewer steps."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from support.automata import AutomatonProcessor, _Place, random_automaton
+from support.drafters import example
+
+import token_recycling as tr
+from token_recycling.hf.batched import DecodingThread
+from token_recycling.loop.constraints import Constraint
+from token_recycling.recycling.constrained import Habits
+from token_recycling.trees.constraint import State
+from token_recycling.trees.draft import Draft
+from token_recycling.trees.tree import Tree
+
+PROMPT = torch.tensor([[3, 17, 42, 5, 9, 3, 17]])
+CHAIN = [{one + 1: one + 1} for one in range(40)] + [{0: 40}]
+"""Forces the tokens 1 to 40, then zeros."""
+
+
+def asked(automaton, **how):
+    processors = [AutomatonProcessor(automaton, 64)]
+    return {"max_new_tokens": 40, "do_sample": False, "logits_processor": processors, **how}
+
+
+def state_of(automaton, place=0):
+    return State(_Place(automaton, place), 2)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_text_is_that_of_generate(seed, sample):
+    model, automaton = tiny.llama(seed), random_automaton(seed)
+    texts = []
+    for call in (model.generate, lambda *one, **how: tr.generate(model, *one, **how)):
+        torch.manual_seed(seed)
+        texts.append(call(PROMPT, **asked(automaton, do_sample=sample)))
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("name", sorted(tr.drafter_names()))
+def test_any_drafter_is_held_to_it(name, tmp_path):
+    model, automaton, stats = tiny.llama(4), random_automaton(4), tr.Stats()
+    drafter = example(name, model, tmp_path)
+    plain = model.generate(PROMPT, **asked(automaton))
+    assert torch.equal(tr.generate(model, PROMPT, drafter=drafter, stats=stats, **asked(automaton)), plain)
+
+
+@pytest.mark.parametrize(
+    "drafter", ["recycling", "published", "suffix", "prompt_lookup", "fuse:parts=suffix+recycling"]
+)
+def test_what_is_forced_is_drafted_at_once(drafter):
+    model, stats = tiny.llama(), tr.Stats()
+    text = tr.generate(model, PROMPT, drafter=drafter, stats=stats, **asked(CHAIN))
+    assert text[0, 7:].tolist() == [*range(1, 41)]
+    assert stats.mat > 6
+
+
+def test_texts_that_share_passes():
+    model, automaton = tiny.llama(1), random_automaton(1)
+    plain = model.generate(PROMPT, **asked(automaton))
+    thread = DecodingThread(model)
+    try:
+        found = thread.model(tr.make_drafter("recycling"), 0).generate(PROMPT, **asked(automaton))
+    finally:
+        thread.close()
+    assert torch.equal(found, plain)
+
+
+def test_a_processor_that_was_used_is_called_as_before():
+    automaton = random_automaton(2)
+    used = AutomatonProcessor(automaton, 64)
+    used(PROMPT, torch.zeros(1, 64))
+    assert used.first_matcher() is None
+    model = tiny.llama()
+    how = {"max_new_tokens": 9, "do_sample": False}
+    plain = model.generate(PROMPT, logits_processor=[copy.copy(used)], **how)
+    assert torch.equal(tr.generate(model, PROMPT, logits_processor=[used], **how), plain)
+
+
+def test_forbidden_nodes_give_way_to_forced_ones():
+    automaton = [{1: 1, 2: 1}, {7: 2}, {8: 3}, {9: 0}]
+    tree = Tree((-1, 0, 0, 0, 1, 2), (0, 0, 1, 2, 0, 0))
+    draft = Draft(tree, torch.tensor([5, 1, 3, 2, 6, 1]), confidence=np.array([1, 0.5, 0.3, 0.2, 0.5, 0.5], np.float32))
+    fitted = Constraint(state_of(automaton), 1).fitted(draft, state_of(automaton), room=9)
+    places = {tuple(fitted.tokens[list(fitted.tree.lineages[node])].tolist()) for node in range(len(fitted.tree))}
+    assert {(5, 1, 7, 8, 9), (5, 2, 7)} <= places
+    assert not any(3 in path or 6 in path for path in places)
+    assert fitted.tree.depth < 9
+
+
+def test_nodes_that_are_drawn_or_needed_stay():
+    automaton = [{1: 1}, {7: 0}]
+    tree, tokens, state = Tree((-1, 0, 0), (0, 0, 1)), torch.tensor([5, 1, 3]), state_of([{1: 1}, {7: 0}])
+    drawn = Draft(tree, tokens, drawn_from={1: torch.ones(64) / 64, 2: torch.ones(64) / 64})
+    assert Constraint(state, 1).fitted(drawn, state, room=9) is drawn
+    needed = Constraint(state, 1).fitted(Draft(tree, tokens, needed=frozenset({2})), state, room=9)
+    assert needed.tokens.tolist() == [5, 1, 3]
+    assert needed.needed == {2}
+    assert Constraint(state_of(automaton), 1).fitted(Draft(tree, tokens), state, room=2).tokens.tolist() == [5, 1]
+
+
+def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another_was_taken():
+    # AB is forced; token 0 is A, token 1 is B, token 2 is both.
+    automaton = [{0: 1, 2: 2}, {1: 2}, {3: 2}]
+    whole = State(type("Forced", (_Place,), {"forced": "ABDDD"})(automaton, 0), 2)
+    whole._after = {0: _forced("BDDD"), 2: _forced("DDD")}
+    habits = Habits()
+    chances = dict(habits.chances(whole, []))
+    assert chances[2] > 0.9 > 0.1 > chances[0]
+    for _ in range(9):
+        habits.learn(whole, 0)
+    assert dict(habits.chances(whole, []))[0] > 0.8
+
+
+def _forced(said):
+    return State(type("Forced", (_Place,), {"forced": said})([{3: 0}], 0), 2)
+
+
+def test_what_often_follows_where_many_tokens_may_is_a_candidate():
+    many, habits = state_of([dict.fromkeys(range(60), 0)]), Habits()
+    assert many.few is None
+    assert habits.chances(many, []) == []
+    for token in (9, 9, 9, 4):
+        habits.learn(many, token)
+    chances = dict(habits.chances(many, [(4, 0.1)]))
+    assert chances[9] > 0.2
+    assert chances[4] > 0.1
+    assert sum(chances.values()) < 1
+
+
+def test_habits_are_bounded_and_forget():
+    habits, state = Habits(), state_of([dict.fromkeys(range(3), 0)])
+    for _ in range(200):
+        habits.learn(state, 0)
+    for _ in range(60):
+        habits.learn(state, 1)
+    chances = dict(habits.chances(state, []))
+    assert chances[1] > chances[0]
+    assert sum(chances.values()) == pytest.approx(1)
+
+
+def test_masks():
+    state = state_of([{0: 0, 33: 0, 63: 0}])
+    assert state.few == (0, 33, 63)
+    assert state.allows(np.array([0, 1, 33, 63, 64, 900])).tolist() == [True, False, True, True, False, False]
+    assert state.after(1) is None
+    assert state.after(900) is None
+    masked = state.masked(np.arange(70, dtype=np.float32))
+    assert np.isfinite(masked).nonzero()[0].tolist() == [0, 33, 63]
+    assert state.key == state.after(33).key

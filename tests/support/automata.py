@@ -1,0 +1,61 @@
+"""A logits processor that holds a text to a finite automaton, and says so: grammars without a library."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor
+
+Automaton = list[dict[int, int]]
+"""For each place the tokens that may follow, and the place after each."""
+
+
+class _Place:
+    def __init__(self, automaton: Automaton, place: int) -> None:
+        self._automaton, self._place = automaton, place
+
+    def fill(self, mask: np.ndarray) -> None:
+        bits = np.zeros(32 * len(mask), np.uint8)
+        bits[[*self._automaton[self._place]]] = 1
+        mask[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def after(self, token: int) -> _Place:
+        return _Place(self._automaton, self._automaton[self._place][token])
+
+    @property
+    def forced(self) -> str:
+        """As a library says it: the tokens of a place that has one alone, each as a character."""
+        said, place = "", self._place
+        while len(self._automaton[place]) == 1 and len(said) < 20:
+            ((token, place),) = self._automaton[place].items()
+            said += chr(65 + token)
+        return said
+
+
+class AutomatonProcessor(LogitsProcessor):
+    """Allows what an automaton does, from its place 0 after the prompt on; for one text."""
+
+    def __init__(self, automaton: Automaton, vocab_size: int) -> None:
+        self._automaton, self._vocab_size = automaton, vocab_size
+        self._place, self._read = 0, 0
+
+    def first_matcher(self) -> tuple[_Place, int] | None:
+        return None if self._read else (_Place(self._automaton, 0), self._vocab_size)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for token in input_ids[0, self._read or input_ids.shape[1] :].tolist():
+            self._place = self._automaton[self._place][token]
+        self._read = input_ids.shape[1]
+        allowed = torch.full_like(scores, -torch.inf)
+        tokens = [*self._automaton[self._place]]
+        allowed[:, tokens] = scores[:, tokens]
+        return allowed
+
+
+def random_automaton(seed: int, places: int = 12, vocab_size: int = 64) -> Automaton:
+    """Some places force a token, some allow a few, and some nearly all."""
+    draw = random.Random(seed)
+    tokens = [draw.choice([1, 1, 1, 2, 5, 40, vocab_size]) for _ in range(places)]
+    return [{token: draw.randrange(places) for token in draw.sample(range(vocab_size), number)} for number in tokens]

@@ -1,0 +1,98 @@
+"""The grammar that a text is held to: where in it the text is, and drafts that keep to it.
+
+Masks never change which token is taken: that is for the processors of the call, as in `generate`. They say which
+drafted nodes are lost already. A drafter may grow its tree within them (`DrafterTraits.within_grammars`); from the
+drafts of the others the forbidden nodes are dropped here, and forced chains stand in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor
+
+from ..costs.budget import NO_COSTS
+from ..recycling.constrained import Candidates, Habits, grow, states_of
+from ..trees.constraint import State
+from ..trees.draft import Draft, Step
+from ..trees.tree import Tree
+from .matchers import state_of
+
+_CHAIN = 8
+"""Nodes that a draft may have in any case: a forced chain takes hardly any guess."""
+_FIRST, _NEXT = 0.6, 0.4
+"""Chance of a node that says none, and what each sibling after it has of the one before."""
+
+
+class Constraint:
+    """The grammar of one text, and what the target took of what it allowed."""
+
+    def __init__(self, state: State, length: int) -> None:
+        """`state` follows the prompt, of `length` tokens."""
+        self._state: State | None = state
+        self._read = length
+        self._habits = Habits()
+
+    def at(self, text: np.ndarray) -> State | None:
+        """What may follow a text (length,), which goes on with the one before; None where it is not known."""
+        for token in text[self._read :].tolist():
+            self._state = None if self._state is None else self._state.after(token)
+        self._read = max(self._read, len(text))
+        return self._state
+
+    def fitted(self, draft: Draft, state: State, room: int) -> Draft:
+        """The draft without nodes that are forbidden, and with chains that are forced; `room` as in its context.
+
+        Nodes that were drawn at random stay, and so do those that the drafter needs.
+        """
+        if draft.drawn_from:
+            return draft
+        tree, tokens, habits = draft.tree, draft.tokens.tolist(), self._habits
+        if draft.needed:
+            states = states_of(state, tree.parents, tokens)
+            wanted = {above for node in draft.needed for above in tree.lineages[node]}
+            return draft.part([node for node, found in enumerate(states) if found is not None or node in wanted])
+        shown = [0]
+        """For each node the one of the draft that it is, -1 for none."""
+
+        def below(node: int, state: State) -> Candidates:
+            children = () if node < 0 else tree.children[node]
+            known = draft.confidence
+            chances = [
+                _FIRST * _NEXT**rank if known is None else float(known[one]) for rank, one in enumerate(children)
+            ]
+            return [
+                (tokens[one], chance)
+                for one, chance in zip(children, chances, strict=True)
+                if state.allows(np.array([tokens[one]]))[0]
+            ]
+
+        def propose(parent: int, token: int, chance: float, after: State | None) -> Candidates:
+            children = () if shown[parent] < 0 else tree.children[shown[parent]]
+            shown.append(next((one for one in children if tokens[one] == token), -1))
+            return [] if after is None else below(shown[-1], after)
+
+        most = max(len(tree) - 1, _CHAIN)
+        grown = grow(state, below(0, state), tokens[0], propose, habits, room - 1, most, NO_COSTS)
+        shape, order = Tree.of_grown(grown.parents)
+        return Draft(
+            shape,
+            torch.tensor(grown.tokens, device=draft.tokens.device)[order],
+            confidence=np.array(grown.chances, np.float32)[order],
+        )
+
+    def learn(self, state: State, step: Step) -> None:
+        """Learn which of the allowed tokens the target took; `state` is that of the step's root."""
+        states = states_of(state, step.draft.tree.parents, step.draft.tokens.tolist())
+        self._habits.learn_path([states[node] for node in step.accepted], step.tokens)
+
+
+def constraint_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor, length: int) -> Constraint | None:
+    """The grammar that `processors` hold a text to, or None where none is known.
+
+    `padded` (1, columns) is what the processors are shown of the prompt, which has `length` tokens.
+    """
+    state = state_of(processors, padded) if processors else None
+    return None if state is None else Constraint(state, length)

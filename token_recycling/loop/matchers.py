@@ -1,0 +1,219 @@
+"""Recognises logits processors that hold a text to a grammar, so that drafts keep to it too.
+
+Known are xgrammar's own (Dong et al., 2411.15100); those of outlines, with whatever library it asks: xgrammar,
+llguidance or outlines-core; the function of lm-format-enforcer; and any that says so itself (`Matching`), as that of
+`constrain` does. They choose the tokens as they do in `generate`, each called once a token. Drafts follow a copy of
+their matcher (`trees.constraint.State`). Any other processor is called as before, and drafts know nothing of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor
+from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
+
+from ..trees.constraint import Matcher, State
+
+
+@dataclass(frozen=True)
+class _Xgrammar:
+    """A place of xgrammar's matcher."""
+
+    matcher: Any
+
+    def fill(self, mask: np.ndarray) -> None:
+        self.matcher.fill_next_token_bitmask(torch.from_numpy(mask)[None])
+
+    def after(self, token: int) -> _Xgrammar | None:
+        forked = self.matcher.fork()
+        return _Xgrammar(forked) if forked.accept_token(token) and not forked.is_terminated() else None
+
+    @property
+    def forced(self) -> str:
+        return self.matcher.find_jump_forward_string()
+
+
+@dataclass(frozen=True)
+class _Llguidance:
+    """A place of llguidance's matcher."""
+
+    matcher: Any
+
+    def fill(self, mask: np.ndarray) -> None:
+        self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+
+    def after(self, token: int) -> _Llguidance | None:
+        copied = self.matcher.deep_copy()
+        return _Llguidance(copied) if copied.consume_token(token) and not copied.is_stopped() else None
+
+    @property
+    def forced(self) -> str:
+        return self.matcher.compute_ff_bytes().decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A place of a library that lists the tokens which may follow; it does not say what is forced."""
+
+    allowed: Callable[[Any], Sequence[int]]
+    next_place: Callable[[Any, int], Any]
+    """The place after a token, None where there is none."""
+    place: Any
+    forced = ""
+
+    def fill(self, mask: np.ndarray) -> None:
+        tokens = np.array(self.allowed(self.place), np.int64)
+        bits = np.zeros(32 * len(mask), np.uint8)
+        bits[tokens[tokens < len(bits)]] = 1
+        mask[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def after(self, token: int) -> _Listed | None:
+        place = self.next_place(self.place, token)
+        return None if place is None else _Listed(self.allowed, self.next_place, place)
+
+
+@runtime_checkable
+class Matching(Protocol):
+    """A logits processor of any library that says what it will allow."""
+
+    def first_matcher(self) -> tuple[Matcher, int] | None:
+        """Its place at the beginning of a text, and how many tokens of the vocabulary it knows; None if it was used."""
+
+
+class GrammarProcessor(LogitsProcessor):
+    """Holds one text to a grammar that xgrammar has compiled; make a new one for every text."""
+
+    def __init__(self, compiled: Any) -> None:
+        import xgrammar
+
+        self._compiled = compiled
+        self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
+        self._read: int | None = None
+        """Tokens of the text that it has seen; None before it is called."""
+
+    def first_matcher(self) -> tuple[Matcher, int] | None:
+        return _of_xgrammar(self._compiled) if self._read is None else None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        import xgrammar
+
+        if len(input_ids) > 1:
+            raise ValueError(
+                f"expected one text for a processor of constrain(), got {len(input_ids)}; make one for each"
+            )
+        new = [] if self._read is None else input_ids[0, self._read :].tolist()
+        for token in new:
+            self._matcher.accept_token(token)
+        self._read = input_ids.shape[1]
+        if self._matcher.is_terminated():
+            return scores
+        self._matcher.fill_next_token_bitmask(self._mask)
+        if not self._mask.any():  # there is no way on: the text ends
+            for token in self._matcher.stop_token_ids:
+                self._mask[0, token // 32] |= torch.tensor(1 << token % 32).to(torch.int32)
+        allowed = scores.clone()
+        allowed[:, 32 * self._mask.shape[1] :] = -torch.inf  # the model's words that no token stands for
+        xgrammar.apply_token_bitmask_inplace(
+            allowed, self._mask.to(scores.device), vocab_size=min(allowed.shape[1], 32 * self._mask.shape[1])
+        )
+        return allowed
+
+
+def _of_xgrammar(compiled: Any) -> tuple[Matcher, int]:
+    import xgrammar
+
+    return _Xgrammar(xgrammar.GrammarMatcher(compiled)), compiled.tokenizer_info.vocab_size
+
+
+def _of_llguidance(processor: Any) -> tuple[Matcher, int]:
+    from llguidance import LLMatcher
+
+    tokenizer = processor.llg_tokenizer
+    return _Llguidance(LLMatcher(tokenizer, processor.grammar)), tokenizer.vocab_size
+
+
+def _of_outlines_core(index: Any) -> tuple[Matcher, int]:
+    known: dict[int, Sequence[int]] = {}  # the same few places come again and again
+
+    def allowed(place: int) -> Sequence[int]:
+        if place not in known:
+            known[place] = [*index.get_allowed_tokens(place)]
+        return known[place]
+
+    most = max(max(tokens) for tokens in index.get_transitions().values())
+    return _Listed(allowed, index.get_next_state, index.get_initial_state()), most + 1
+
+
+def _of_enforcer(enforcer: Any, text: Sequence[int]) -> tuple[Matcher, int]:
+    return _Listed(
+        lambda tokens: enforcer.get_allowed_tokens(tokens).allowed_tokens,
+        lambda tokens, token: [*tokens, token],
+        [*text],
+    ), enforcer.vocab_size
+
+
+class _Kind(NamedTuple):
+    """A class of processors."""
+
+    unused: Callable[[Any], bool]
+    matcher: Callable[[Any], tuple[Matcher, int]]
+    """Its matcher at the beginning, and how many tokens it knows."""
+
+
+_KINDS = {
+    "token_recycling.loop.constraints.GrammarProcessor": _Kind(
+        lambda one: one.read is None, lambda one: _of_xgrammar(one.compiled)
+    ),
+    "xgrammar.contrib.hf.LogitsProcessor": _Kind(
+        lambda one: not one.matchers, lambda one: _of_xgrammar(one.compiled_grammars[0])
+    ),
+    "outlines.backends.xgrammar.XGrammarLogitsProcessor": _Kind(
+        lambda one: one.is_first_token, lambda one: _of_xgrammar(one.compiled_grammar)
+    ),
+    "outlines.backends.llguidance.LLGuidanceLogitsProcessor": _Kind(lambda one: one.is_first_token, _of_llguidance),
+    "outlines.backends.outlines_core.OutlinesCoreLogitsProcessor": _Kind(
+        lambda one: one.is_first_token, lambda one: _of_outlines_core(one.index)
+    ),
+}
+"""By name, so that no library is imported for it; a subclass may do something else."""
+_ENFORCER = "lmformatenforcer.integrations.transformers.TransformersPrefixAllowedTokensFn"
+
+
+def _name(one: object) -> str:
+    return f"{type(one).__module__}.{type(one).__qualname__}"
+
+
+def for_text(processor: LogitsProcessor, row: int) -> LogitsProcessor | None:
+    """The same for one text of a batch alone, if it is of a known library and unused; None if not."""
+    kind = _KINDS.get(_name(processor))
+    if kind is None or not kind.unused(processor):
+        return None
+    if (grammars := getattr(processor, "compiled_grammars", None)) is not None:
+        return type(processor)(grammars[row if len(grammars) > 1 else 0])
+    return copy.copy(processor)
+
+
+def state_of(processors: Sequence[LogitsProcessor], padded: torch.Tensor) -> State | None:
+    """What the first recognised one of `processors` allows after a prompt; None if there is none that is unused.
+
+    `padded` (1, columns) int64 is what the processors are shown of the prompt.
+    """
+    for one in processors:
+        kind, found = _KINDS.get(_name(one)), None
+        if isinstance(one, Matching):
+            found = one.first_matcher()
+        elif kind is not None and kind.unused(one):
+            found = kind.matcher(one)
+        elif type(one) is PrefixConstrainedLogitsProcessor and _name(one._prefix_allowed_tokens_fn) == _ENFORCER:
+            found = _of_enforcer(one._prefix_allowed_tokens_fn.token_enforcer, padded[0].tolist())
+        if found is not None:
+            matcher, tokens = found
+            return State(matcher, (tokens + 31) // 32)
+    return None

@@ -1,0 +1,184 @@
+"""Drafts within a grammar: trees grown best first from candidates that it allows, and from what it forces.
+
+Where only a few tokens may follow, all of them are candidates. A forced string does not fix its tokens (`"` or `":`):
+as long as nothing is known, the token that takes the most of it is the likely one; then the one that the target took
+where the same tokens were allowed (`Habits`). Where many may follow, what the target often took there, such as the end
+of a string, is a candidate beside the drafter's own, and the chain that the grammar forces behind it comes along.
+
+Cost: ten microseconds a forced node, some thirty another one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from ..costs.budget import may_pay
+from ..trees.constraint import State
+
+_STATES, _TAKEN = 4096, 48
+"""Most sets of allowed tokens that are remembered, and the tokens taken of one before older ones count half."""
+_DOUBT_OF_FEW, _DOUBT_OF_MANY = 1.0, 6.0
+"""Tokens taken that a first guess counts for, where a few may follow and where many may."""
+_LIKELY, _LEAST = 6, 0.02
+"""Most candidates of a set of many by habit; the least chance of a candidate."""
+_SURE = 0.8
+"""Nothing is proposed where a token is so likely already."""
+_WHOLE, _PART = 1.0, 0.04
+"""Weights of an allowed token as long as nothing is known, and of one that is the beginning of another."""
+
+Candidates = list[tuple[int, float]]
+"""Tokens and how likely each is."""
+Propose = Callable[[int, int, float, State | None], Candidates]
+"""What may follow a new node, of which is given its parent, its token, its chance, and its state where it matters what
+else is known: elsewhere nothing is proposed. Called for each node but the root, in order of growth.
+"""
+
+
+class Habits:
+    """Which of the tokens that were allowed the target took, by the set of allowed ones. Used by several threads."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, dict[int, float]] = {}
+        self._weights: dict[int, dict[int, float]] = {}
+
+    def learn(self, state: State, token: int) -> None:
+        """Count a token of the text."""
+        taken = self._taken.pop(state.key, {})
+        if sum(taken.values()) >= _TAKEN:
+            taken = {one: number / 2 for one, number in taken.items() if number > 1}
+        self._taken[state.key] = {**taken, token: taken.get(token, 0.0) + 1}
+        if len(self._taken) > _STATES:
+            self._taken.pop(next(iter(self._taken), 0), None)
+
+    def learn_path(self, states: Sequence[State | None], tokens: Sequence[int]) -> None:
+        """Count the tokens that were taken at places whose states are known."""
+        for state, token in zip(states, tokens, strict=True):
+            if state is not None:
+                self.learn(state, token)
+
+    def chances(self, state: State, proposed: Candidates) -> Candidates:
+        """How likely tokens follow a state, by habit and by what is `proposed`, which it allows."""
+        if state.few == ():  # nothing may follow
+            return []
+        taken = self._taken.get(state.key, {})
+        total = sum(taken.values())
+        guess, known = dict(proposed), min(1.0, sum(chance for _, chance in proposed))
+        if state.few is not None:
+            weights = self._weights_of(state)
+            left = (1 - known) / sum(weights.values())
+            guess = {token: guess.get(token, 0.0) + left * weight for token, weight in weights.items()}
+            doubt = _DOUBT_OF_FEW / (_DOUBT_OF_FEW + total)
+            habit = {token: taken.get(token, 0.0) / max(total, 1.0) for token in guess}
+            return [(token, doubt * chance + (1 - doubt) * habit[token]) for token, chance in guess.items()]
+        share = (1 - known) / (total + _DOUBT_OF_MANY)
+        for token in sorted(taken, key=taken.__getitem__, reverse=True)[:_LIKELY]:
+            guess[token] = guess.get(token, 0.0) + share * taken[token]
+        return [*guess.items()]
+
+    def _weights_of(self, state: State) -> dict[int, float]:
+        weights = self._weights.get(state.key)
+        if weights is None:
+            if len(self._weights) >= _STATES:
+                self._weights.clear()
+            weights = self._weights[state.key] = _weights(state)
+        return weights
+
+
+def states_of(root: State, parents: Sequence[int], tokens: Sequence[int]) -> list[State | None]:
+    """The state at each node of a tree (n,), None where the grammar forbids it or the text has ended."""
+    states: list[State | None] = [root]
+    for parent, token in zip(parents[1:], tokens[1:], strict=True):
+        above = states[parent]
+        states.append(None if above is None else above.after(token))
+    return states
+
+
+def _weights(state: State) -> dict[int, float]:
+    """How likely each of a few tokens is as long as nothing is known: of tokens that begin another one, little.
+
+    What is forced after a token that begins another ends with what is forced after the other.
+    """
+    tokens = state.few or ()
+    if len(tokens) == 1:
+        return dict.fromkeys(tokens, _WHOLE)
+    rests: dict[int, str] = {}
+    for token in tokens:
+        after = state.after(token)
+        rests[token] = "" if after is None else after.forced
+    return {
+        token: _PART
+        if any(len(other) < len(rest) and other and rest.endswith(other) for other in rests.values())
+        or (not rest and state.forced)
+        else _WHOLE
+        for token, rest in rests.items()
+    }
+
+
+class Grown(NamedTuple):
+    """Nodes of a tree in order of growth, the root first."""
+
+    tokens: list[int]
+    parents: list[int]
+    chances: list[float]
+    """Of each node, if its parent is accepted."""
+    values: list[float]
+    """Of each node to be accepted."""
+
+
+def grow(
+    root: State,
+    first: Candidates,
+    token: int,
+    propose: Propose,
+    habits: Habits,
+    room: int,
+    most: int,
+    costs: np.ndarray,
+) -> Grown:
+    """Grow a tree of up to `most` nodes below the root, whose token is given and after which `first` may follow.
+
+    Nodes stand no deeper than `room`; they grow as long as they may pay by `costs` (m,), times of steps over 1, 2, ...
+    nodes; all pay if there are none.
+    """
+    times, grown = costs.tolist(), Grown([token], [-1], [1.0], [1.0])
+    states: list[State | None] = [root]
+    depths, order, expected = [0], count(), 1.0
+    best = 1.0 / times[0] if times else 0.0
+    most = min(most, len(times) - 1) if times else most
+    waiting: list[tuple[float, int, int, int, float]] = []
+
+    def wait(node: int, candidates: Candidates) -> None:
+        if depths[node] < room:
+            for token, chance in candidates:
+                if chance >= _LEAST:
+                    heapq.heappush(waiting, (-grown.values[node] * chance, next(order), node, token, chance))
+
+    wait(0, habits.chances(root, first))
+    while waiting and len(grown.tokens) <= most:
+        less, _, parent, token, chance = heapq.heappop(waiting)
+        nodes, above = len(grown.tokens), states[parent]
+        if not may_pay(times, nodes, expected, best, -less):
+            break
+        after = None if above is None else above.after(token)
+        candidates = [] if after is None else habits.chances(after, [])
+        likeliest = max((chance for _, chance in candidates), default=1.0)
+        sure = after is None or (after.few is not None and likeliest >= _SURE)
+        proposed = propose(parent, token, chance, None if sure else after)
+        if after is not None and proposed:
+            candidates = habits.chances(after, proposed)
+        grown.tokens.append(token)
+        grown.parents.append(parent)
+        grown.chances.append(chance)
+        grown.values.append(-less)
+        states.append(after)
+        depths.append(depths[parent] + 1)
+        expected -= less
+        if times:
+            best = max(best, expected / times[nodes])
+        wait(nodes, candidates)
+    return grown
