@@ -78,8 +78,8 @@ class States:
             )
         if processes(target.model) > 1:
             raise ValueError(
-                f"expected a model in one process for states=true, got one in {processes(target.model)}: learning takes "
-                "a share of the time, which is another one in each, and all must draft alike; leave out states=true"
+                f"expected a model in one process for states=true, got one in {processes(target.model)}: what is "
+                "learned depends on the time, and all processes must draft alike; leave out states=true"
             )
         hidden = self._output.shape[1]
         if matrix.states is None:
