@@ -72,6 +72,7 @@ def main(
     model: Annotated[Path, typer.Option(help="a local model folder")],
     first: Annotated[int, typer.Option(help="questions of each category that are left out")] = 0,
     held_out: Annotated[int, typer.Option(help="questions of each category, after these, to measure with")] = 4,
+    limit: Annotated[int | None, typer.Option(help="questions of each category in all")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="of an answer at most")] = 200,
     marks: Annotated[list[int], typer.Option(help="tokens after which to measure")] = MARKS,  # type: ignore[assignment]
     threads: Annotated[int, typer.Option(help="of torch")] = 1,
@@ -81,7 +82,7 @@ def main(
     torch.set_num_threads(threads)
     loaded = loading.load(str(model), "float32")
     config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, chat=loading.uses_chat(loaded, None))
-    measured, others = divided(load(data), first, held_out)
+    measured, others = divided(load(data, limit), first, held_out)
     answers = Answers(config, texts)
     target, drafters = ready(loaded.model), {spec: make_drafter(spec) for spec in drafter}
     held = [read(target, answer, texts) for answer in answers.of(measured)]

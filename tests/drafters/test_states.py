@@ -267,6 +267,12 @@ def test_what_one_learns_another_does_not_know():
     assert other.matrix.states.pairs > pairs == drafter.matrix.states.pairs
 
 
+def test_a_model_in_several_processes_is_refused(monkeypatch):
+    monkeypatch.setattr(states_module, "processes", lambda model: 2)
+    with pytest.raises(ValueError, match="expected a model in one process for states=true, got one in 2"):
+        tr.generate(tiny.llama(), tiny.prompt(0, 9), drafter="recycling:states=true", max_new_tokens=3)
+
+
 def test_a_matrix_of_other_states_is_refused():
     model, drafter = tiny.llama(), tr.make_drafter("recycling:states=true")
     drafter.matrix = drafter.new_matrix(64)

@@ -22,7 +22,7 @@ from torch.nn.functional import silu
 
 from ..._util.locks import Lock
 from ..._util.topk import top_candidates
-from ...model.inspection import output_layer
+from ...model.inspection import output_layer, processes
 from ...model.tree_model import TreeModel
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.states import LearnedStates
@@ -66,13 +66,20 @@ class States:
     """Learns from the states of all texts of one target, and foresees candidates; kept in a matrix with the rest."""
 
     def __init__(self, target: TreeModel, matrix: NgramMatrix) -> None:
-        """Raises ValueError for a target without a plain output layer, or a matrix of another one's states."""
+        """Raises ValueError for a target without a plain output layer or in several processes, or a matrix of another
+        one's states.
+        """
         self._output = getattr(output_layer(target.model), "weight", None)
         self._embed = target.model.get_input_embeddings()
         if self._output is None or self._output.dim() != 2 or not self._output.is_floating_point():
             raise ValueError(
                 "expected an output layer with a weight of vocabulary x hidden numbers, got "
                 f"{type(output_layer(target.model)).__name__}; leave out states=true"
+            )
+        if processes(target.model) > 1:
+            raise ValueError(
+                f"expected a model in one process for states=true, got one in {processes(target.model)}: what is "
+                "learned depends on the time, and all processes must draft alike; leave out states=true"
             )
         hidden = self._output.shape[1]
         if matrix.states is None:

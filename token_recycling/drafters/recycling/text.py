@@ -103,7 +103,7 @@ class RecyclingText(TextDrafter):
         self._values = tree.values[:nodes].copy()
         drawn = self.drafter.draws and context.warp is not None and nodes > 1 and self._state is None
         if drawn:  # the shape must not depend on what is drawn
-            uniform = torch.rand(nodes, CHILDREN).numpy()
+            uniform = torch.rand(nodes, CHILDREN, device="cpu").numpy()
             tree = self._recycler.draw_one(self._text, tokens, room, nodes, uniform)
             nodes = len(tree.tokens)
         draft = _draft_of(tree, nodes, chances, self._recycler.matrix.vocab_size if drawn else None)
