@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from .._util.versions import release
+
 
 def check_version(name: str, found: str, lowest: tuple[int, ...], beyond: tuple[int, ...]) -> None:
     """Raises RuntimeError unless the version `found` of an engine is at least `lowest` and before `beyond`."""
-    from packaging.version import Version
-
-    if not lowest <= Version(found).release < beyond:
+    if not lowest <= release(found) < beyond:
         first, later = (".".join(map(str, release)) for release in (lowest, beyond))
         raise RuntimeError(
             f"expected {name} from {first} to before {later}, whose interface is known, "

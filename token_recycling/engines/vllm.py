@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections.abc import Mapping
 from multiprocessing import util
 from typing import Any
 
@@ -30,6 +31,7 @@ from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
 from .replica import EngineOptions, Replica
 from .versions import check_signature, check_version
+from .vllm_sampling import process_drafts
 
 logger = logging.getLogger("token_recycling")
 
@@ -49,7 +51,8 @@ class TokenRecycling:
     known.
     """
 
-    def __init__(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: Any, given: Mapping[str, Any] | None = None) -> None:
+        """Options, where `given`, are taken instead of those in `vllm_config`."""
         import vllm
 
         parallel, model = vllm_config.parallel_config, vllm_config.model_config
@@ -64,7 +67,7 @@ class TokenRecycling:
                 "expected a model with a KV cache alone, got one with recurrent layers, from whose state vLLM's runner "
                 "for proposers of one's own does not take rejected tokens back; serve it without speculation"
             )
-        options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}))
+        options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}) if given is None else given)
         first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
         self.recycler = Replica(
             model.get_vocab_size(),
@@ -87,6 +90,7 @@ class TokenRecycling:
         self._max_model_len = model.max_model_len
         self._runner: Any = None
         _repair_cpu_sampler()
+        process_drafts()
         _hook()
         util.Finalize(None, self.recycler.save, exitpriority=100)
 
@@ -182,9 +186,9 @@ def _hook() -> None:
 
     @functools.wraps(original)
     def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        drafter = getattr(self, "drafter", None)
-        if isinstance(drafter, TokenRecycling) and logits is not None:
-            drafter.observe(self, logits, spec_decode_metadata)
+        recycling = getattr(self, _OURS, getattr(self, "drafter", None))
+        if isinstance(recycling, TokenRecycling) and logits is not None:
+            recycling.observe(self, logits, spec_decode_metadata)
         return original(self, logits, spec_decode_metadata)
 
     setattr(_sample, _OURS, True)
