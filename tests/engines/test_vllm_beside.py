@@ -25,7 +25,8 @@ def save_head(folder, target):
     """An EAGLE head of one layer for a target, in the files of vLLM's `EagleLlamaForCausalLM`."""
     folder.mkdir()
     head = llama(seed=5, context=0.01, num_hidden_layers=1)
-    weights = {name.removeprefix("model."): value for name, value in head.state_dict().items() if ".layers." in name}
+    held = {name.removeprefix("model."): value for name, value in head.state_dict().items()}
+    weights = {name: held[name] for name in held if "layers." in name and "input_layernorm" not in name}
     width = target.config.hidden_size
     weights["fc.weight"] = torch.cat([torch.eye(width), torch.zeros(width, width)], 1)
     weights["embed_tokens.weight"] = target.model.embed_tokens.weight.detach()

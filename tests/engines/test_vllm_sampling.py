@@ -45,7 +45,10 @@ def test_only_with_this_drafter_are_requests_let_through(monkeypatch):
         asked = params.SamplingParams(**given)
         asked._validate_spec_decode(ours)
         asked._validate_spec_decode(None)
-        for others in (SimpleNamespace(method="suffix", model=None), SimpleNamespace(method="custom_class", model="a.B")):
+        for others in (
+            SimpleNamespace(method="suffix", model=None),
+            SimpleNamespace(method="custom_class", model="a.B"),
+        ):
             with pytest.raises(errors.VLLMValidationError, match="not yet supported with speculative decoding"):
                 asked._validate_spec_decode(others)
 

@@ -121,7 +121,7 @@ class Replica(Recycler):
         self._path = Path(options.matrix) if options.matrix else None
         if self._path is not None and find_spec("safetensors") is None:
             raise ModuleNotFoundError(
-                f"expected safetensors for the matrix file {self._path}, got none; pip install safetensors"
+                f"expected safetensors for the matrix file {self._path}, got none; install it, or give no matrix"
             )
         self._saves = saves and options.learns and self._path is not None
         self._kept, self._saved = 0, time.monotonic()

@@ -15,10 +15,9 @@ Cost per step: what `recycling.recycler` says.
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import util
 from typing import Any
 
@@ -30,7 +29,7 @@ from ..costs.costs import OnlineCurve
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
 from .replica import EngineOptions, Replica
-from .versions import check_signature, check_version
+from .versions import check_version, wrap_once
 from .vllm_sampling import process_drafts
 
 logger = logging.getLogger("token_recycling")
@@ -178,21 +177,16 @@ def _hook() -> None:
     """Lets the proposer of a model runner see the logits on their way to the sampler."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    original = getattr(GPUModelRunner, "_sample", None)
-    if getattr(original, _OURS, False):
-        return
-    check_signature("vLLM", "GPUModelRunner._sample", original, _HOOK)
-    assert original is not None
+    def seen(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+            recycling = getattr(self, _OURS, getattr(self, "drafter", None))
+            if isinstance(recycling, TokenRecycling) and logits is not None:
+                recycling.observe(self, logits, spec_decode_metadata)
+            return original(self, logits, spec_decode_metadata)
 
-    @functools.wraps(original)
-    def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        recycling = getattr(self, _OURS, getattr(self, "drafter", None))
-        if isinstance(recycling, TokenRecycling) and logits is not None:
-            recycling.observe(self, logits, spec_decode_metadata)
-        return original(self, logits, spec_decode_metadata)
+        return _sample
 
-    setattr(_sample, _OURS, True)
-    GPUModelRunner._sample = _sample
+    wrap_once("vLLM", GPUModelRunner, "_sample", _HOOK, seen)
 
 
 def _repair_cpu_sampler() -> None:

@@ -13,12 +13,12 @@ Nothing here imports numba before a model runner is made: vLLM without Triton wo
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .versions import check_signature
+from .versions import check_signature, wrap_once
 
 _OURS, _BESIDE = "token_recycling", "token_recycling_beside"
 _INIT = ("self", "vllm_config", "device")
@@ -124,25 +124,24 @@ def _hook() -> None:
             "expected VLLM_USE_V2_MODEL_RUNNER=0, got a vLLM that chooses its model runner; set it: the second one "
             "keeps drafts on the device, where no chain can take their place"
         )
-    if hasattr(GPUModelRunner.__init__, _BESIDE):
-        return
-    make, draft = GPUModelRunner.__init__, GPUModelRunner.propose_draft_token_ids
-    check_signature("vLLM", "GPUModelRunner.__init__", make, _INIT)
-    check_signature("vLLM", "GPUModelRunner.propose_draft_token_ids", draft, _DRAFT, more=True)
 
-    @functools.wraps(make)
-    def __init__(self: Any, vllm_config: Any, device: Any) -> None:
-        make(self, vllm_config, device)
-        setattr(self, _BESIDE, Beside(self))
+    def joined(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(self: Any, vllm_config: Any, device: Any) -> None:
+            make(self, vllm_config, device)
+            setattr(self, _BESIDE, Beside(self))
 
-    @functools.wraps(draft)
-    def propose_draft_token_ids(self: Any, scheduler_output: Any, sampled_token_ids: Any, *more: Any, **named: Any) -> Any:
-        beside: Beside = getattr(self, _BESIDE)
-        chains = beside.chains(sampled_token_ids)
-        return beside.join(chains, draft(self, scheduler_output, sampled_token_ids, *more, **named))
+        return made
 
-    setattr(__init__, _BESIDE, True)
-    GPUModelRunner.__init__, GPUModelRunner.propose_draft_token_ids = __init__, propose_draft_token_ids
+    def drafted(draft: Callable[..., Any]) -> Callable[..., Any]:
+        def both(self: Any, scheduler_output: Any, sampled_token_ids: Any, *more: Any, **named: Any) -> Any:
+            beside: Beside = getattr(self, _BESIDE)
+            chains = beside.chains(sampled_token_ids)
+            return beside.join(chains, draft(self, scheduler_output, sampled_token_ids, *more, **named))
+
+        return both
+
+    wrap_once("vLLM", GPUModelRunner, "__init__", _INIT, joined)
+    wrap_once("vLLM", GPUModelRunner, "propose_draft_token_ids", _DRAFT, drafted, more=True)
 
 
 _hook()

@@ -14,19 +14,17 @@ So the rejection sampler sees the distribution that is sampled from without spec
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .versions import check_signature
+from .versions import wrap_once
 
 logger = logging.getLogger("token_recycling")
 
 PROPOSER = "token_recycling.engines.vllm.TokenRecycling"
-_OURS = "token_recycling"
 _VALIDATE = ("self", "speculative_config")
 _BUILD = ("vllm_config", "device", "is_pin_memory", "is_pooling_model", "custom_logitsprocs")
 _APPLY = ("self", "logits", "sampling_metadata", "metadata")
@@ -39,7 +37,7 @@ def register() -> None:
     from vllm.sampling_params import SamplingParams
 
     try:
-        _replace(SamplingParams, "_validate_spec_decode", _VALIDATE, _lenient)
+        wrap_once("vLLM", SamplingParams, "_validate_spec_decode", _VALIDATE, _lenient)
     except RuntimeError as unknown:
         logger.debug("requests with min_p or logit_bias stay refused: %s", unknown)
 
@@ -51,8 +49,8 @@ def process_drafts() -> None:
     from vllm.v1.sample.rejection_sampler import RejectionSampler
     from vllm.v1.worker import gpu_model_runner
 
-    _replace(gpu_model_runner, "build_logitsprocs", _BUILD, _complete)
-    _replace(RejectionSampler, "apply_logits_processors", _APPLY, _at_drafts)
+    wrap_once("vLLM", gpu_model_runner, "build_logitsprocs", _BUILD, _complete)
+    wrap_once("vLLM", RejectionSampler, "apply_logits_processors", _APPLY, _at_drafts)
 
 
 def add_biases(logits: torch.Tensor, biases: dict[int, dict[int, float]], counts: list[int]) -> None:
@@ -82,7 +80,6 @@ def mask_min_p(logits: torch.Tensor, min_p: torch.Tensor, temperature: torch.Ten
 
 
 def _lenient(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def _validate_spec_decode(self: Any, speculative_config: Any) -> None:
         if not _is_ours(speculative_config):
             original(self, speculative_config)
@@ -91,7 +88,6 @@ def _lenient(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _complete(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def build_logitsprocs(vllm_config: Any, device: Any, is_pin_memory: Any, *more: Any, **named: Any) -> Any:
         from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinPLogitsProcessor
 
@@ -105,7 +101,6 @@ def _complete(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _at_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def apply_logits_processors(self: Any, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> Any:
         from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinPLogitsProcessor
 
@@ -115,7 +110,11 @@ def _at_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
                 add_biases(logits, processor.biases, counts)
         logits = original(self, logits, sampling_metadata, metadata)
         for processor in processors:
-            if isinstance(processor, MinPLogitsProcessor) and processor.min_p_count and not sampling_metadata.all_greedy:
+            if (
+                isinstance(processor, MinPLogitsProcessor)
+                and processor.min_p_count
+                and not sampling_metadata.all_greedy
+            ):
                 by_request = torch.tensor([processor.get_min_p_by_index(place) for place in range(len(counts))])
                 repeats = torch.tensor(counts, device=logits.device)
                 of_rows = (each.to(logits.device) for each in (by_request, sampling_metadata.temperature))
@@ -130,14 +129,3 @@ def _is_ours(speculative_config: Any) -> bool:
         "custom_class",
         PROPOSER,
     )
-
-
-def _replace(owner: Any, name: str, parameters: tuple[str, ...], wrap: Callable[..., Any]) -> None:
-    """Wraps a function of vLLM's, once a process; raises RuntimeError where it is not as known."""
-    original = getattr(owner, name, None)
-    if getattr(original, _OURS, False):
-        return
-    check_signature("vLLM", f"{owner.__name__}.{name}", original, parameters)
-    replaced = wrap(original)
-    setattr(replaced, _OURS, True)
-    setattr(owner, name, replaced)
