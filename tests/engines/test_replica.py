@@ -118,6 +118,13 @@ def test_a_file_that_is_not_there_is_refused_where_none_will_be_made(tmp_path):
         Replica(VOCABULARY, 6, EngineOptions(k=4, learns=False, matrix=str(tmp_path / "missing")))
 
 
+def test_without_safetensors_a_file_is_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("token_recycling.engines.replica.find_spec", lambda name: None)
+    Replica(16, 4, EngineOptions())
+    with pytest.raises(ModuleNotFoundError, match="expected safetensors for the matrix file"):
+        Replica(16, 4, EngineOptions(matrix=str(tmp_path / "matrix")))
+
+
 def test_only_one_process_writes_and_only_what_is_new(tmp_path):
     path = tmp_path / "engine.matrix"
     options = EngineOptions(k=4, matrix=str(path))

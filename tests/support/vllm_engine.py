@@ -74,10 +74,10 @@ def greedy(tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
 
 
-def wanted(model: LlamaForCausalLM, prompt: list[int], tokens: int) -> list[int]:
-    """What transformers' own greedy decoding says."""
+def wanted(model: LlamaForCausalLM, prompt: list[int], tokens: int, **options: Any) -> list[int]:
+    """What transformers' own greedy decoding says, with `options` of its `generate`."""
     ids = torch.tensor([prompt])
-    said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, **options)
     return said[0, len(prompt) :].tolist()
 
 

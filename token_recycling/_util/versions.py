@@ -7,6 +7,7 @@ range lacks is in `differences`. Nothing heavy is imported here: the installed r
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from importlib import metadata
 
@@ -17,10 +18,9 @@ logger = logging.getLogger("token_recycling")
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version: of 2.13.0+cpu these are 2, 13 and 0."""
-    from packaging.version import Version
-
-    return Version(version).release
+    """The numbers of a version: of 2.13.0+cpu and of 2.13.0rc1 these are 2, 13 and 0."""
+    numbers = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def installed(name: str) -> str | None:

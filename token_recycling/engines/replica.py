@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,10 @@ class Replica(Recycler):
         super().__init__(options.new_matrix(vocab_size), options, nodes, prompts=True, learns=options.learns, **shape)
         self._tokenizer = tokenizer
         self._path = Path(options.matrix) if options.matrix else None
+        if self._path is not None and find_spec("safetensors") is None:
+            raise ModuleNotFoundError(
+                f"expected safetensors for the matrix file {self._path}, got none; install it, or give no matrix"
+            )
         self._saves = saves and options.learns and self._path is not None
         self._kept, self._saved = 0, time.monotonic()
         if self._path is not None and self._path.exists():

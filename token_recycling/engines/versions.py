@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
+
+from .._util.versions import release
+
+_OURS = "token_recycling"
 
 
 def check_version(name: str, found: str, lowest: tuple[int, ...], beyond: tuple[int, ...]) -> None:
     """Raises RuntimeError unless the version `found` of an engine is at least `lowest` and before `beyond`."""
-    from packaging.version import Version
-
-    if not lowest <= Version(found).release < beyond:
+    if not lowest <= release(found) < beyond:
         first, later = (".".join(map(str, release)) for release in (lowest, beyond))
         raise RuntimeError(
             f"expected {name} from {first} to before {later}, whose interface is known, "
@@ -26,3 +30,24 @@ def check_signature(engine: str, name: str, function: Any, wanted: tuple[str, ..
             f"expected {name}({', '.join(wanted)}{', ...' if more else ''}) in {engine}, got ({', '.join(found)}); "
             "this version is not supported"
         )
+
+
+def wrap_once(
+    engine: str,
+    owner: Any,
+    name: str,
+    parameters: tuple[str, ...],
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+    more: bool = False,
+) -> None:
+    """Puts `wrap(function)` in the place of a function of a class or module, once a process; raises RuntimeError as
+    `check_signature`.
+    """
+    original = getattr(owner, name, None)
+    if getattr(original, _OURS, False):
+        return
+    check_signature(engine, f"{owner.__name__}.{name}", original, parameters, more)
+    assert original is not None
+    wrapped = functools.wraps(original)(wrap(original))
+    setattr(wrapped, _OURS, True)
+    setattr(owner, name, wrapped)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import util
 from typing import Any
 
@@ -31,7 +31,8 @@ from ..costs.costs import OnlineCurve
 from ..recycling.matrix_file import fingerprint
 from ..recycling.ngrams import ngrams_at
 from .replica import EngineOptions, Replica
-from .versions import check_signature, check_version
+from .versions import check_version, wrap_once
+from .vllm_sampling import process_drafts
 
 logger = logging.getLogger("token_recycling")
 
@@ -51,7 +52,8 @@ class TokenRecycling:
     known.
     """
 
-    def __init__(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: Any, given: Mapping[str, Any] | None = None) -> None:
+        """Options, where `given`, are taken instead of those in `vllm_config`."""
         import vllm
 
         parallel, model = vllm_config.parallel_config, vllm_config.model_config
@@ -67,7 +69,7 @@ class TokenRecycling:
                 "for proposers of one's own does not take rejected tokens back; serve it without speculation"
             )
         self._tokenizer = functools.cache(functools.partial(_tokenizer, model))
-        options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}))
+        options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}) if given is None else given)
         first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
         self.recycler = Replica(
             model.get_vocab_size(),
@@ -90,6 +92,7 @@ class TokenRecycling:
         self._max_model_len = model.max_model_len
         self._runner: Any = None
         _repair_cpu_sampler()
+        process_drafts()
         _hook()
         util.Finalize(None, self.recycler.save, exitpriority=100)
 
@@ -201,21 +204,16 @@ def _hook() -> None:
     """Lets the proposer of a model runner see the logits on their way to the sampler."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    original = getattr(GPUModelRunner, "_sample", None)
-    if getattr(original, _OURS, False):
-        return
-    check_signature("vLLM", "GPUModelRunner._sample", original, _HOOK)
-    assert original is not None
+    def seen(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+            recycling = getattr(self, _OURS, getattr(self, "drafter", None))
+            if isinstance(recycling, TokenRecycling) and logits is not None:
+                recycling.observe(self, logits, spec_decode_metadata)
+            return original(self, logits, spec_decode_metadata)
 
-    @functools.wraps(original)
-    def _sample(self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        drafter = getattr(self, "drafter", None)
-        if isinstance(drafter, TokenRecycling) and logits is not None:
-            drafter.observe(self, logits, spec_decode_metadata)
-        return original(self, logits, spec_decode_metadata)
+        return _sample
 
-    setattr(_sample, _OURS, True)
-    GPUModelRunner._sample = _sample
+    wrap_once("vLLM", GPUModelRunner, "_sample", _HOOK, seen)
 
 
 def _repair_cpu_sampler() -> None:

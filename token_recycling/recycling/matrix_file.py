@@ -6,7 +6,7 @@ too (uint16, 65,535 for 1), the hashed rows of longer n-grams (`context_candidat
 (`occurrences`). From version 4 on it may have what was learned of hidden states (`states`); from version 5 on with a
 hidden layer, and the calibration tells copies apart. The header has the
 fingerprint of the tokenizer whose ids these are, and, from format version 2 on, the SHA-256 of the whole file, in which
-its own digits count as zeros: a file with any changed bit is refused.
+its own digits count as zeros: a file with any changed bit is refused. Without a file nothing here needs safetensors.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from .._util.files import replacing
 
@@ -58,6 +56,8 @@ def write_matrix(
     path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], tokenizer: str = "", **header: object
 ) -> None:
     """Writes a matrix: a reader sees the old file or the new one, never a part."""
+    from safetensors.numpy import save
+
     vocab_size, k = tensors["candidates"].shape
     described = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "k": k, "tokenizer": tokenizer}
     held = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
@@ -69,6 +69,9 @@ def write_matrix(
 
 def read_matrix_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors and the header of a saved matrix, checked; raises MatrixFileError, or FileNotFoundError."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no matrix file at {path}")
