@@ -17,7 +17,7 @@ def warm_up(tokens: type[np.integer], **how: Any) -> None:
     small = Options(k=1, orders=1, past=LONGEST)
     recycler, ids = Recycler(small.new_matrix(2), small, 1), np.zeros(2, tokens)
     text = recycler.begin(ids)
-    recycler.predict(text, ids)
+    recycler.predict(text, ids.tolist())
     recycler.draft_one(text, ids, 1)
     recycler.observe(text, [0] * LONGEST, ends=True)
     ngrams = recycler.ngrams(text, np.array([-1, 0]), np.zeros(2, np.int64))
