@@ -1,19 +1,22 @@
 """The server under strain: what counts as a failure, and that it is noticed."""
 
+import random
 import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.soak import clock
-from benchmarks.soak.clients import KINDS, Clients, completion
-from benchmarks.soak.expected import Plain, Wish
+from benchmarks.soak.clients import KINDS, Clients, completion, conversation
+from benchmarks.soak.expected import TEMPLATE, Plain, Wish
 from benchmarks.soak.faults import Faults
 from benchmarks.soak.planted import Seen
 from benchmarks.soak.report import Found, write
 from benchmarks.soak.server import HOST, Sample, Server
+from token_recycling.model.loading import load
 
 MODEL = Path(__file__).parents[2] / "models" / "draft"
 
@@ -62,6 +65,22 @@ def test_a_text_that_leaves_the_plain_one_at_a_tie_is_none_of_ours(clients):
     outcome, what = clients.compared(wish, text.replace(" is not supported", " is not None"))
     assert outcome == "tie"
     assert what.endswith(" apart")
+
+
+def test_conversations_are_compared_turn_by_turn(plain):
+    """Against a server that keeps prefixes; one that answers something else is found."""
+    from support.serving import keys, serving
+
+    loaded = load(str(MODEL))
+    loaded.tokenizer.chat_template = TEMPLATE
+    with serving(loaded.model, loaded.tokenizer, keys=keys("ann")) as server:
+        known = SimpleNamespace(url=server.url, model="tiny", keys={"ann": "secret-ann"})
+        asking = Clients(known, plain, threading.Event(), most=1)
+        for seed in range(2):
+            assert conversation(asking, random.Random(seed))[0] in ("good", "tie")
+        assert server.metrics()["token_recycling_cached_tokens_total"] > 50
+        loaded.tokenizer.chat_template = TEMPLATE.replace("assistant: ", "assistant says: ")
+        assert conversation(asking, random.Random(0))[0] == "wrong"
 
 
 def test_what_is_malformed_must_be_refused(clients, monkeypatch):

@@ -172,7 +172,7 @@ def test_free_nodes_are_all_drafted_and_dear_ones_not(counting, rise):
     drafter = tr.make_drafter("recycling")
     rise(1e-6)
     assert max(sizes(counting, drafter, 40)) == 63
-    rise(1.0)
+    rise(1.1)
     assert set(sizes(counting, drafter, 40)) == {0}, "even a certain token does not pay"
 
 

@@ -117,7 +117,9 @@ def test_the_servers_own_can_be_had_with_nothing_learned(server):
 @pytest.mark.parametrize("drafter", ["recycling:tree=4", "published"])
 def test_the_step_after_a_long_prompt_is_told_too(server, drafter):
     """It brings the first token without a draft, before anything was started for the text."""
-    (_, *steps, (name, end)) = server.steps(prompt="for index in " * 20, max_tokens=9, temperature=0, drafter=drafter)
+    (_, *steps, (name, end)) = server.steps(
+        prompt=drafter + " for index in" * 20, max_tokens=9, temperature=0, drafter=drafter
+    )
     assert name == "end"
     assert steps[0][1]["draft"]["parents"] == [-1]
     assert sum(len(data["tokens"]) for _, data in steps) == end["usage"]["completion_tokens"] == 9

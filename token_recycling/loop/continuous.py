@@ -114,8 +114,9 @@ class RunningBatch:
             run, take = self._joining[0]
             (row,) = run.rows
             if row.known.prefixes is not None and not row.held:  # by now others may have read what it begins with
-                run.cache, row.held = row.known.prefixes.take(row.sequence.on_host)
-                row.stats.cached_tokens += row.held
+                with row.guarded():
+                    run.cache, row.held = row.known.prefixes.take(row.sequence.on_host)
+                    row.stats.cached_tokens += row.held
             unread = row.sequence.length - row.held
             # Who needs the states of a prompt needs those of all of it.
             in_pieces = self.target.support.reads_on and row.traits.states is None
@@ -196,4 +197,5 @@ def _keep_text(run: Run, place: int) -> None:
     """Keep the slots of a text for those that begin as it does, unless its last step failed."""
     row = run.rows[place]
     if row.known.prefixes is not None and row.whole:
-        row.known.prefixes.keep(row.sequence.on_host, run.cache, place)
+        with row.guarded():
+            row.known.prefixes.keep(row.sequence.on_host, run.cache, place)

@@ -19,7 +19,7 @@ def warm_up(tokens: type[np.integer], **how: Any) -> None:
     small = Options(k=1, orders=1, past=LONGEST)
     recycler, ids = Recycler(small.new_matrix(2), small, 1), np.zeros(2, tokens)
     text = recycler.begin(ids)
-    recycler.predict(text, ids)
+    recycler.predict(text, ids.tolist())
     recycler.draft_one(text, ids, 1)
     put(recycler._texts, text.slot, recycler.matrix.sources(NOTHING_FORESEEN), 0, 0, 1.0, False)
     recycler.observe(text, [0] * LONGEST, ends=True)

@@ -169,6 +169,7 @@ class Service:
                 "--drafter recycling, or leave the prediction out",
             )
         ids = self.loaded.tokenizer(prediction.text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+        ids = ids[ids < self.target.vocab_size]
         job.predicted_tokens += len(ids) * (getattr(body, "n", None) or 1)
         return Known(prefixes, ids.long(), nodes)
 
