@@ -7,6 +7,7 @@ A form is compiled once, to masks of the tokens that may follow: milliseconds fo
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,12 @@ from .._util.extras import lacking
 from .._util.text_stream import one_line
 from ..loop.matchers import GrammarProcessor
 from ..model.inspection import vocabulary_size
+
+_CHARACTERS = re.compile(r'^(\w+ ::= \(\(\[\^)(\\"\\\\\\r\\n\]\)\))$', re.MULTILINE)
+_JSON_CHARACTERS = r"\1\\0-\\x1f\2"
+"""xgrammar's rule for a character of a string whose length is limited, and what JSON leaves out of it too: control
+characters.
+"""
 
 _compilers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """By model or tokenizer; each keeps what it has compiled."""
@@ -61,12 +68,20 @@ def compiled(compiler: Any, name: str, form: Any, strict: bool = True) -> Any:
             schema = json.loads(form) if isinstance(form, str) else form
             check_schema(schema, strict)
             # Where any space may follow, a model may go on with spaces for ever.
-            return compiler.compile_json_schema(json.dumps(schema), any_whitespace=False, strict_mode=strict)
+            how = {"any_whitespace": False, "strict_mode": strict}
+            grammar, limited = _CHARACTERS.subn(_JSON_CHARACTERS, str(_grammar(json.dumps(schema), **how)))
+            return compiler.compile_grammar(grammar) if limited else compiler.compile_json_schema(schema, **how)
         if name == "structural_tag":
             return compiler.compile_structural_tag(form)
         return compiler.compile_regex(form) if name == "regex" else compiler.compile_grammar(form)
     except (RuntimeError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"expected a {name} that can be compiled, got: {one_line(error)}") from error
+
+
+def _grammar(schema: str, **how: Any) -> Any:
+    import xgrammar
+
+    return xgrammar.Grammar.from_json_schema(schema, **how)
 
 
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")

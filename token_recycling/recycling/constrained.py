@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._util.locks import Lock
 from ..costs.budget import may_pay
 from ..trees.constraint import State
 
@@ -45,15 +46,17 @@ class Habits:
     def __init__(self) -> None:
         self._taken: dict[int, dict[int, float]] = {}
         self._weights: dict[int, dict[int, float]] = {}
+        self._learning = Lock()
 
     def learn(self, state: State, token: int) -> None:
         """Count a token of the text."""
-        taken = self._taken.pop(state.key, {})
-        if sum(taken.values()) >= _TAKEN:
-            taken = {one: number / 2 for one, number in taken.items() if number > 1}
-        self._taken[state.key] = {**taken, token: taken.get(token, 0.0) + 1}
-        if len(self._taken) > _STATES:
-            self._taken.pop(next(iter(self._taken), 0), None)
+        with self._learning:
+            taken = self._taken.pop(state.key, {})
+            if sum(taken.values()) >= _TAKEN:
+                taken = {one: number / 2 for one, number in taken.items() if number > 1}
+            self._taken[state.key] = {**taken, token: taken.get(token, 0.0) + 1}
+            if len(self._taken) > _STATES:
+                del self._taken[next(iter(self._taken))]
 
     def learn_path(self, states: Sequence[State | None], tokens: Sequence[int]) -> None:
         """Count the tokens that were taken at places whose states are known."""

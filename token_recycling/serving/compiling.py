@@ -141,9 +141,13 @@ def _main() -> None:
 
 
 def _received(connection: socket.socket) -> bytes:
-    with connection.makefile("rb") as file:
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        return file.read(length)
+    """The next message, and no byte more: a connection may come with the one behind it."""
+    (length,) = _LENGTH.unpack(connection.recv(_LENGTH.size, socket.MSG_WAITALL))
+    parts = []
+    while length:
+        parts.append(connection.recv(min(length, 1 << 20), socket.MSG_WAITALL))
+        length -= len(parts[-1])
+    return b"".join(parts)
 
 
 def _child(connection: socket.socket, known: Any, compiled: Callable[..., Any]) -> None:
