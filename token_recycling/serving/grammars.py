@@ -54,7 +54,7 @@ class Grammars:
         `gone`: whether its client has disconnected. Raises ApiError, or CancelledError.
         """
         if missing := lacking("grammar", "xgrammar"):
-            raise ApiError(400, f"{field}: {form[0]} {missing} on the server", "unsupported", field)
+            raise ApiError(400, f"{field}: expected a server with grammars: it {missing}", "unsupported", field)
         if not hasattr(os, "fork"):
             raise ApiError(400, f"{field}: expected a server on Linux or macOS for {form[0]}", "unsupported", field)
         try:
