@@ -21,7 +21,8 @@ import typer
 
 import token_recycling as tr
 from token_recycling.drafters.recycling import RecyclingText
-from token_recycling.hf.constrain import compiled, tokenizer_info
+from token_recycling.hf.constrain import tokenizer_info
+from token_recycling.hf.forms import compiled
 from token_recycling.loop import matchers
 from token_recycling.model.inspection import vocabulary_size
 from token_recycling.model.tree_model import TreeModel

@@ -104,7 +104,8 @@ def states_of(root: State, parents: Sequence[int], tokens: Sequence[int]) -> lis
 def _weights(state: State) -> dict[int, float]:
     """How likely each of a few tokens is as long as nothing is known: of tokens that begin another one, little.
 
-    What is forced after a token that begins another ends with what is forced after the other.
+    What is forced after a token that begins another ends with what is forced after the other. Where nothing is forced
+    after several, but something before, the lowest number was merged first, so that the others go on from it.
     """
     tokens = state.few or ()
     if len(tokens) == 1:
@@ -113,13 +114,14 @@ def _weights(state: State) -> dict[int, float]:
     for token in tokens:
         after = state.after(token)
         rests[token] = "" if after is None else after.forced
-    return {
-        token: _PART
-        if any(len(other) < len(rest) and other and rest.endswith(other) for other in rests.values())
-        or (not rest and state.forced)
-        else _WHOLE
-        for token, rest in rests.items()
-    }
+    first = next((token for token, rest in rests.items() if not rest), None) if state.forced else None
+
+    def begins_another(token: int, rest: str) -> bool:
+        if first is not None:
+            return token != first
+        return any(other and len(other) < len(rest) and rest.endswith(other) for other in rests.values())
+
+    return {token: _PART if begins_another(token, rest) else _WHOLE for token, rest in rests.items()}
 
 
 class Grown(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._util.extras import lacking
-from ..hf.constrain import check_schema
+from ..hf.forms import check_schema
 from ..model.loading import Loaded
 from .errors import ApiError, invalid
 from .grammars import Form

@@ -48,7 +48,7 @@ class CompilingProcess:
         self._starting = threading.Lock()
 
     async def compiled(self, form: Sequence[Any], gone: Callable[[], bool] = lambda: False) -> str:
-        """The compiled grammar, as xgrammar writes it in JSON. `form` as `hf.constrain.compiled` takes it; `gone`
+        """The compiled grammar, as xgrammar writes it in JSON. `form` as `hf.forms.compiled` takes it; `gone`
         says that nobody waits any more. Raises ValueError for a form that is none, TooDearError, asyncio.CancelledError
         where nobody waits.
         """
@@ -124,7 +124,7 @@ def _main() -> None:
     """Fork for each connection that comes by the standard input."""
     import xgrammar
 
-    from ..hf.constrain import compiled
+    from ..hf.forms import compiled
 
     asked = socket.socket(fileno=os.dup(0))
     known = xgrammar.TokenizerInfo.deserialize_json(_received(asked).decode())

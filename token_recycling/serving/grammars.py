@@ -32,7 +32,7 @@ _KEPT = 100_000_000
 """Bytes of compiled grammars that are kept in all."""
 _OBJECT = {"type": "object", "additionalProperties": True}
 Form = tuple[str, Any, bool]
-"""What is compiled: a name, a form and whether it is strict, as `hf.constrain.compiled` takes them."""
+"""What is compiled: a name, a form and whether it is strict, as `hf.forms.compiled` takes them."""
 
 
 class Grammars:
