@@ -21,7 +21,8 @@ import typer
 
 import token_recycling as tr
 from token_recycling.drafters.recycling import RecyclingText
-from token_recycling.hf.constrain import compiled
+from token_recycling.hf.constrain import tokenizer_info
+from token_recycling.hf.forms import compiled
 from token_recycling.loop import matchers
 from token_recycling.model.inspection import vocabulary_size
 from token_recycling.model.tree_model import TreeModel
@@ -81,13 +82,9 @@ class _Bench:
     def __init__(self, path: Path, dtype: str) -> None:
         import xgrammar
 
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self.model, self.tokenizer = tr.load(path, dtype=dtype, device="cpu")
         stop = self.model.generation_config.eos_token_id
-        known = xgrammar.TokenizerInfo.from_huggingface(
-            self.tokenizer, vocab_size=vocabulary_size(self.model), stop_token_ids=stop
-        )
-        self._compiler = xgrammar.GrammarCompiler(known)
+        self._compiler = xgrammar.GrammarCompiler(tokenizer_info(self.tokenizer, vocabulary_size(self.model), stop))
         self._kept = {name: tr.make_drafter("recycling") for name in ("kept", "unaware")}
 
     def rows(self, kind: str, case: Case | str) -> Iterator[dict[str, Any]]:
@@ -127,7 +124,7 @@ class _Bench:
 
 
 def main(
-    model: Annotated[Path, typer.Argument(help="folder of the model")],
+    model: Annotated[Path, typer.Argument(help="a folder or a GGUF file")],
     output: Annotated[Path, typer.Option(help="folder of the rows and of table.md; gone on with")],
     dtype: Annotated[list[str], typer.Option(help="may be given again")] = ["bfloat16", "float32"],  # noqa: B006
     report: Annotated[bool, typer.Option("--report", help="measures nothing, reports on the folder")] = False,

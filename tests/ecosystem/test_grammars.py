@@ -93,7 +93,7 @@ def compared(model, tokenizer, processor, **how):
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_text_is_generates_and_its_steps_are_few(library, sample, shipped):
     said, stats = compared(*shipped, LIBRARIES[library], do_sample=sample)
-    assert said.startswith("{")
+    assert said.strip().startswith("{")
     assert stats.mat > 2
 
 

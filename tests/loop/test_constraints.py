@@ -117,6 +117,15 @@ def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another
     assert dict(habits.chances(whole, []))[0] > 0.8
 
 
+def test_the_token_that_was_merged_first_takes_the_whole_of_what_is_forced():
+    # AB is forced; token 0 is A, token 4 is both, and 5 and 6 go on.
+    whole = State(type("Forced", (_Place,), {"forced": "AB"})([{0: 0, 4: 0, 5: 0, 6: 0}], 0), 2)
+    whole._after = {0: _forced("B"), 4: _forced(""), 5: _forced(""), 6: _forced("")}
+    chances = dict(Habits().chances(whole, []))
+    assert chances[4] > 0.8
+    assert max(chances[0], chances[5], chances[6]) < 0.1
+
+
 def _forced(said):
     return State(type("Forced", (_Place,), {"forced": said})([{3: 0}], 0), 2)
 

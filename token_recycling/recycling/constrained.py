@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._util.locks import Lock
 from ..costs.budget import may_pay
 from ..trees.constraint import State
 
@@ -45,15 +46,17 @@ class Habits:
     def __init__(self) -> None:
         self._taken: dict[int, dict[int, float]] = {}
         self._weights: dict[int, dict[int, float]] = {}
+        self._learning = Lock()
 
     def learn(self, state: State, token: int) -> None:
         """Count a token of the text."""
-        taken = self._taken.pop(state.key, {})
-        if sum(taken.values()) >= _TAKEN:
-            taken = {one: number / 2 for one, number in taken.items() if number > 1}
-        self._taken[state.key] = {**taken, token: taken.get(token, 0.0) + 1}
-        if len(self._taken) > _STATES:
-            self._taken.pop(next(iter(self._taken), 0), None)
+        with self._learning:
+            taken = self._taken.pop(state.key, {})
+            if sum(taken.values()) >= _TAKEN:
+                taken = {one: number / 2 for one, number in taken.items() if number > 1}
+            self._taken[state.key] = {**taken, token: taken.get(token, 0.0) + 1}
+            if len(self._taken) > _STATES:
+                del self._taken[next(iter(self._taken))]
 
     def learn_path(self, states: Sequence[State | None], tokens: Sequence[int]) -> None:
         """Count the tokens that were taken at places whose states are known."""
@@ -101,7 +104,8 @@ def states_of(root: State, parents: Sequence[int], tokens: Sequence[int]) -> lis
 def _weights(state: State) -> dict[int, float]:
     """How likely each of a few tokens is as long as nothing is known: of tokens that begin another one, little.
 
-    What is forced after a token that begins another ends with what is forced after the other.
+    What is forced after a token that begins another ends with what is forced after the other. Where nothing is forced
+    after several, but something before, the lowest number was merged first, so that the others go on from it.
     """
     tokens = state.few or ()
     if len(tokens) == 1:
@@ -110,13 +114,14 @@ def _weights(state: State) -> dict[int, float]:
     for token in tokens:
         after = state.after(token)
         rests[token] = "" if after is None else after.forced
-    return {
-        token: _PART
-        if any(len(other) < len(rest) and other and rest.endswith(other) for other in rests.values())
-        or (not rest and state.forced)
-        else _WHOLE
-        for token, rest in rests.items()
-    }
+    first = next((token for token, rest in rests.items() if not rest), None) if state.forced else None
+
+    def begins_another(token: int, rest: str) -> bool:
+        if first is not None:
+            return token != first
+        return any(other and len(other) < len(rest) and rest.endswith(other) for other in rests.values())
+
+    return {token: _PART if begins_another(token, rest) else _WHOLE for token, rest in rests.items()}
 
 
 class Grown(NamedTuple):

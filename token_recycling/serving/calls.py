@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._util.extras import lacking
-from ..hf.constrain import check_schema
+from ..hf.forms import check_schema
 from ..model.loading import Loaded
 from .errors import ApiError, invalid
 from .grammars import Form
@@ -46,7 +46,7 @@ def held_calls(loaded: Loaded, body: ChatBody, ids: torch.Tensor) -> HeldCalls |
         return None
     field = "tool_choice" if must else "tools" if strict else "parallel_tool_calls"
     if missing := lacking("grammar", "xgrammar"):
-        raise ApiError(400, f"{field}: {missing} on the server", "unsupported", field)
+        raise ApiError(400, f"{field}: expected a server with grammars: it {missing}", "unsupported", field)
     if body.response_format is not None:
         raise invalid("response_format", f"expected none beside {field}, since an answer has one form; leave one out")
     tools = _chosen(tools, choice)

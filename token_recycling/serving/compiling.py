@@ -48,7 +48,7 @@ class CompilingProcess:
         self._starting = threading.Lock()
 
     async def compiled(self, form: Sequence[Any], gone: Callable[[], bool] = lambda: False) -> str:
-        """The compiled grammar, as xgrammar writes it in JSON. `form` as `hf.constrain.compiled` takes it; `gone`
+        """The compiled grammar, as xgrammar writes it in JSON. `form` as `hf.forms.compiled` takes it; `gone`
         says that nobody waits any more. Raises ValueError for a form that is none, TooDearError, asyncio.CancelledError
         where nobody waits.
         """
@@ -124,7 +124,7 @@ def _main() -> None:
     """Fork for each connection that comes by the standard input."""
     import xgrammar
 
-    from ..hf.constrain import compiled
+    from ..hf.forms import compiled
 
     asked = socket.socket(fileno=os.dup(0))
     known = xgrammar.TokenizerInfo.deserialize_json(_received(asked).decode())
@@ -141,9 +141,13 @@ def _main() -> None:
 
 
 def _received(connection: socket.socket) -> bytes:
-    with connection.makefile("rb") as file:
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        return file.read(length)
+    """The next message, and no byte more: a connection may come with the one behind it."""
+    (length,) = _LENGTH.unpack(connection.recv(_LENGTH.size, socket.MSG_WAITALL))
+    parts = []
+    while length:
+        parts.append(connection.recv(min(length, 1 << 20), socket.MSG_WAITALL))
+        length -= len(parts[-1])
+    return b"".join(parts)
 
 
 def _child(connection: socket.socket, known: Any, compiled: Callable[..., Any]) -> None:

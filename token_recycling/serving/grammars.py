@@ -32,7 +32,7 @@ _KEPT = 100_000_000
 """Bytes of compiled grammars that are kept in all."""
 _OBJECT = {"type": "object", "additionalProperties": True}
 Form = tuple[str, Any, bool]
-"""What is compiled: a name, a form and whether it is strict, as `hf.constrain.compiled` takes them."""
+"""What is compiled: a name, a form and whether it is strict, as `hf.forms.compiled` takes them."""
 
 
 class Grammars:
@@ -54,7 +54,7 @@ class Grammars:
         `gone`: whether its client has disconnected. Raises ApiError, or CancelledError.
         """
         if missing := lacking("grammar", "xgrammar"):
-            raise ApiError(400, f"{field}: {form[0]} {missing} on the server", "unsupported", field)
+            raise ApiError(400, f"{field}: expected a server with grammars: it {missing}", "unsupported", field)
         if not hasattr(os, "fork"):
             raise ApiError(400, f"{field}: expected a server on Linux or macOS for {form[0]}", "unsupported", field)
         try:

@@ -1,0 +1,102 @@
+"""Forms that a stranger may send: each compiles within two seconds of processor time and a gigabyte, or is refused."""
+
+import asyncio
+import os
+import threading
+import time
+import urllib.request
+
+import httpx2
+import pytest
+from support.openai_answers import completion
+from support.serving import serving
+
+from token_recycling.hf.constrain import tokenizer_info
+from token_recycling.serving.compiling import CompilingProcess, TooDearError
+
+xgrammar = pytest.importorskip("xgrammar")
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "all": {"items": {"$ref": "#/$defs/node"}}}}
+HOSTILE = {
+    "recursion": ("json_schema", {"$defs": {"node": NODE}, "$ref": "#/$defs/node"}, True),
+    "a cycle": (
+        "json_schema",
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        True,
+    ),
+    "an enum": ("json_schema", {"enum": [f"value {number * 7919 % 1_000_003}" for number in range(100_000)]}, True),
+    "repeats": ("regex", "((((a{1,100}){1,100}){1,100}){1,100}){1,100}", True),
+    "a megabyte": (
+        "json_schema",
+        {"type": "object", "properties": {f"property_{n}": {"type": "string", "title": "x" * 80} for n in range(8000)}},
+        True,
+    ),
+}
+
+
+@pytest.fixture
+def compiling(shipped):
+    model, tokenizer = shipped
+    made = CompilingProcess(tokenizer_info(tokenizer, model.config.vocab_size, 0).serialize_json)
+    yield made
+    made.close()
+
+
+def children(process):
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue
+        if int(fields[1]) == process.pid and fields[0] != "Z":
+            found.append(int(name))
+    return found
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_form_is_compiled_or_refused_and_its_process_ends(compiling, name):
+    before = os.times()
+    try:
+        written = asyncio.run(compiling.compiled(HOSTILE[name]))
+    except (TooDearError, ValueError):
+        written = ""
+    after = os.times()
+    assert len(written) < 32_000_000
+    assert after.user + after.system - before.user - before.system < 2  # of this process, which serves others
+    assert children(compiling._process) == []
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(compiling):
+    asyncio.run(compiling.compiled(("regex", "[a-c]", True)))
+    gone = threading.Event()
+    threading.Timer(0.2, gone.set).start()
+    with pytest.raises((asyncio.CancelledError, TooDearError)):
+        asyncio.run(compiling.compiled(HOSTILE["an enum"], gone.is_set))
+    end = time.monotonic() + 30
+    while children(compiling._process):
+        assert time.monotonic() < end
+
+
+def test_a_process_that_has_ended_is_started_again(compiling):
+    asyncio.run(compiling.compiled(("regex", "[a-c]", True)))
+    compiling._process.kill()
+    compiling._process.wait()
+    assert asyncio.run(compiling.compiled(("regex", "[a-c]", True)))
+
+
+def test_a_server_refuses_by_name_and_answers_others(shipped):
+    with serving(*shipped) as server:
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": HOSTILE["an enum"][1]}}
+        answers = []
+        body = {"prompt": "a", "response_format": form, "max_tokens": 4}
+        url = f"{server.url}/v1/completions"
+        asking = threading.Thread(target=lambda: answers.append(httpx2.post(url, json=body, timeout=300)))
+        asking.start()
+        while asking.is_alive():
+            with urllib.request.urlopen(f"{server.url}/health", timeout=60) as answer:
+                assert answer.status == 200
+            time.sleep(0.2)
+        assert answers[0].status_code == 400
+        assert "compiles within 2 s of processor time" in answers[0].json()["error"]["message"]
+        assert completion(server, response_format={"type": "regex", "value": "[a-c]{3}"}).choices[0].text

@@ -1,0 +1,83 @@
+"""What xgrammar makes of a form: a JSON schema, a regular expression, a grammar, structural tags.
+
+Nothing here imports transformers or torch: the server compiles in a process of its own, which is to start quickly.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from .._util.text_stream import one_line
+
+_CHARACTERS = re.compile(r'^(\w+ ::= \(\(\[\^)(\\"\\\\\\r\\n\]\)\))$', re.MULTILINE)
+_JSON_CHARACTERS = r"\1\\0-\\x1f\2"
+"""xgrammar's rule for a character of a string whose length is limited, and what JSON leaves out of it too: control
+characters.
+"""
+
+
+def compiled(compiler: Any, name: str, form: Any, strict: bool = True) -> Any:
+    """What xgrammar makes of a form, by the name of its argument of `constrain`, or a `structural_tag`; raises
+    ValueError. If not `strict`, a schema may have keywords that are not held to, and objects others than their
+    properties.
+    """
+    try:
+        if name == "json_schema":
+            schema = json.loads(form) if isinstance(form, str) else form
+            check_schema(schema, strict)
+            # Where any space may follow, a model may go on with spaces for ever.
+            how = {"any_whitespace": False, "strict_mode": strict}
+            grammar, limited = _CHARACTERS.subn(_JSON_CHARACTERS, str(_grammar(json.dumps(schema), **how)))
+            return compiler.compile_grammar(grammar) if limited else compiler.compile_json_schema(schema, **how)
+        if name == "structural_tag":
+            return compiler.compile_structural_tag(form)
+        return compiler.compile_regex(form) if name == "regex" else compiler.compile_grammar(form)
+    except (RuntimeError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"expected a {name} that can be compiled, got: {one_line(error)}") from error
+
+
+def _grammar(schema: str, **how: Any) -> Any:
+    import xgrammar
+
+    return xgrammar.Grammar.from_json_schema(schema, **how)
+
+
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_IN_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_ALONE = ("items", "additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems")
+"""Keywords that hold schemas: under names, in a list, or one."""
+_NEVER = ("not",)
+_LOOSE = (
+    "if", "then", "else", "contains", "uniqueItems", "dependentRequired", "dependentSchemas", "dependencies",
+    "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+"""Keywords that xgrammar leaves out without a word."""
+
+
+def check_schema(schema: Any, strict: bool = True) -> None:
+    """Raises ValueError for a keyword that would not be held to: `not` and references to elsewhere, and where the
+    schema is `strict` every other one that xgrammar leaves out.
+    """
+    left = [schema]
+    while left:
+        one = left.pop()
+        if not isinstance(one, dict):
+            continue
+        wrong = [name for name in (*_NEVER, *(_LOOSE if strict else ())) if one.get(name) not in (None, False)]
+        if strict and len(one.get("allOf") or ()) > 1:
+            wrong.append("allOf of several schemas")
+        if strict and "pattern" in one and one.keys() & {"minLength", "maxLength"}:
+            wrong.append("pattern with minLength or maxLength")
+        if not str(one.get("$ref", "#")).startswith("#"):
+            wrong.append(f"$ref to {one['$ref']}")
+        if wrong:
+            raise ValueError(
+                f"expected keywords of JSON Schema that can be held to, got {', '.join(wrong)}; leave it out"
+            )
+        for name in _BY_NAME:
+            left.extend(one[name].values() if isinstance(one.get(name), dict) else ())
+        for name in _IN_LISTS:
+            left.extend(one[name] if isinstance(one.get(name), list) else ())
+        left.extend(one[name] for name in _ALONE if name in one)
