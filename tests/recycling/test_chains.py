@@ -22,7 +22,7 @@ class Drafting:
 
     @property
     def arrays(self):
-        return self.recycler._texts
+        return self.recycler._texts.arrays
 
     def take(self):
         text = self.recycler.begin(np.zeros(1, np.int64))

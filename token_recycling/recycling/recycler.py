@@ -7,7 +7,6 @@ engine learn the same. Cost per step: some twenty microseconds, a few a text, an
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,13 @@ from .._util.topk import top_candidates
 from ..costs.budget import NO_COSTS
 from .constrained import Candidates, Habits, grow
 from .foreseen import NOTHING_FORESEEN, Foresee, Foreseen
-from .growth import NO_NOISE, Asked, Drawn, Shape, TextArrays, count_chosen, draft, put, read_on
+from .growth import NO_NOISE, Asked, Drawn, Shape, count_chosen, draft, put, read_on
 from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree
-from .occurrences import BREAK, Occurrences
+from .occurrences import BREAK
 from .options import Options
 from .recorder import Recorder
+from .texts import Text, Texts
 
 if TYPE_CHECKING:
     import torch
@@ -37,16 +37,6 @@ _ROOT_ALONE = np.ones(1)
 """Times by which no node pays."""
 _UNFINISHED = 16
 """Tokens of a piece that is added to the past where nobody says when a text ends."""
-
-
-class Text:
-    """One text that is being written, kept by whoever asks for its drafts."""
-
-    slot: int
-    read = recorded = 0
-    """Tokens that were seen, and given to the recorder."""
-    last = -1
-    """The last token that was seen."""
 
 
 class Recycler:
@@ -85,29 +75,15 @@ class Recycler:
         self._foreseen = Foreseen.empty(options.k)
         self._used = NOTHING_FORESEEN
         """What was foreseen of the last draft."""
-        self._free: list[int] = []
-        self._indices: list[Occurrences] = []
-        self._recorders: list[Recorder] = []
-        self._ended: list[Recorder] = []
-        """Of texts that are gone: what they still hold is added with the next draft."""
-        self._texts = self._empty(0)
+        self._texts = Texts(matrix.past, nodes + 1, options.orders, options.k)
 
     # Texts
 
     def begin(self, tokens: np.ndarray, text: Text | None = None) -> Text:
         """A text that begins with `tokens` (length,), its prompt, or one that has become another."""
-        if text is None:
-            text = Text()
-            text.slot = self._take()
-            weakref.finalize(text, self._give_back, text.slot)
-        arrays, slot = self._texts, text.slot
-        arrays.copying.begin(slot, len(tokens))
-        arrays.made[slot] = arrays.read[slot] = arrays.wrong[slot] = 0
-        self._indices[slot] = Occurrences()
-        self._locate(slot)
-        past, recorders = self.matrix.past, self._recorders
-        self._ended.append(recorders[slot])
-        recorders[slot] = Recorder(past, tokens, _UNFINISHED) if self._prompts else Recorder(past)
+        text, past = self._texts.new() if text is None else text, self.matrix.past
+        recorder = Recorder(past, tokens, _UNFINISHED) if self._prompts else Recorder(past)
+        self._texts.begin(text.slot, len(tokens), recorder)
         text.read = text.recorded = len(tokens)
         text.last = int(tokens[-1])
         return text
@@ -117,13 +93,12 @@ class Recycler:
         first. `answered`: how many tokens of the text are no prompt any more.
         """
         if len(tokens):
-            self._indices[text.slot].extend([*tokens, BREAK])
-            self._locate(text.slot)
-            self._texts.copying.begin(text.slot, text.read - answered, len(tokens))
+            self._texts.extend(text.slot, [*tokens, BREAK])
+            self._texts.arrays.copying.begin(text.slot, text.read - answered, len(tokens))
 
     def predicted(self, text: Text) -> int:
         """How many tokens of a text its prediction had, of those that were read; all of them once it has ended."""
-        return self._texts.copying.predicted(text.slot)
+        return self._texts.arrays.copying.predicted(text.slot)
 
     def text_of(
         self, record: Any, tokens: np.ndarray, prediction: Callable[[], Sequence[int]] = tuple, answered: int = 0
@@ -157,8 +132,7 @@ class Recycler:
         `rooms` (n,). All int64, but the tokens any integers. `costs` (m,) float64: what passes over 1, 2, ... nodes of
         all texts take, in any unit; none where every node pays. `foreseen`, `drawn`: of the draft of a single text.
         """
-        while self._ended:
-            self._ended.pop().add((), ends=True)
+        self._texts.record_ended()
         for text, row, length, room in zip(texts, rows.tolist(), lengths.tolist(), rooms.tolist(), strict=True):
             if length > text.recorded:
                 self._record(text, tokens[row, text.recorded : length].tolist(), room <= 0)
@@ -166,15 +140,12 @@ class Recycler:
         slots, counts = np.array([text.slot for text in texts], np.int64), np.empty(len(texts), np.int64)
         if self.options.suffix:
             for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
-                index, new = self._indices[slot], length - int(self._texts.read[slot])
-                if len(index) + new > self._texts.capacities[slot]:
-                    index.reserve(new)
-                    self._locate(slot)
+                self._texts.reserve(slot, length)
         shape, noise = self._shape, NO_NOISE
         if drawn is not None:
             shape, noise = shape._replace(parents=drawn.parents, ranks=drawn.ranks), drawn.noise
         asked = Asked(tokens, rows, slots, lengths, rooms, self.learns, noise)
-        draft(self._texts, asked, self.matrix.sources(foreseen), shape, costs, counts)
+        draft(self._texts.arrays, asked, self.matrix.sources(foreseen), shape, costs, counts)
         self._used = foreseen
         return counts
 
@@ -236,7 +207,7 @@ class Recycler:
         one = np.array([0, len(tokens), room])
         self.draft([text], tokens[None], one[:1], one[1:2], one[2:], _ROOT_ALONE)
         tree, known, slot = self.tree(text, self.nodes + 1), self.matrix.sources(NOTHING_FORESEEN), text.slot
-        texts, made = self._texts, [0]
+        texts, made = self._texts.arrays, [0]
 
         def candidates(node: int, after: State) -> Candidates:
             """Those that the grammar allows; the others are none of this draft, nor for its calibration."""
@@ -260,37 +231,37 @@ class Recycler:
 
     def tree(self, text: Text, nodes: int) -> GrowingTree:
         """The first nodes of a text's draft, in order of growth: views that hold until the next draft."""
-        trees = self._texts.trees
+        trees = self._texts.arrays.trees
         arrays = [array[text.slot] if array is trees.recent else array[text.slot, :nodes] for array in trees[:-1]]
         return GrowingTree._make([*arrays, trees.mixture])
 
     def chain(self, text: Text, nodes: int) -> list[int]:
         """The drafted tokens of a chain of so many nodes."""
-        return self._texts.trees.tokens[text.slot, 1:nodes].tolist()
+        return self._texts.arrays.trees.tokens[text.slot, 1:nodes].tolist()
 
     # What is learned
 
     def observe(self, text: Text, written: Sequence[int], ends: bool) -> None:
         """Learn what followed the last draft before the next one would; `ends`: the text ends with it."""
-        made, self._texts.made[text.slot] = int(self._texts.made[text.slot]), 0
+        made, self._texts.arrays.made[text.slot] = int(self._texts.arrays.made[text.slot]), 0
         if made and self.learns:
             tree = self.tree(text, made)
             count_chosen(tree, made, np.array(written, np.int64), self.matrix.calibration)
-        if ends and self._texts.capacities[text.slot] and self._texts.copying.state[text.slot, 0] >= 0:
-            self._indices[text.slot].reserve(len(written))
-            self._locate(text.slot)
-            read_on(self._texts, text.slot, np.array(written, np.int64), self.matrix.sources())
+        arrays, slot = self._texts.arrays, text.slot
+        if ends and arrays.capacities[slot] and arrays.copying.state[slot, 0] >= 0:
+            self._texts.reserve(slot, int(arrays.read[slot]) + len(written))
+            read_on(arrays, slot, np.array(written, np.int64), self.matrix.sources())
         self._record(text, written, ends)
 
     def forget_draft(self, text: Text) -> None:
         """Forget the last draft, which was not verified."""
-        self._texts.made[text.slot] = 0
+        self._texts.arrays.made[text.slot] = 0
 
     def ngrams(self, text: Text, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """(n, orders) int64: the n-gram at each node of a tree (n,) below the newest token that was read of a text."""
         ngrams = np.empty((len(parents), self.options.orders), np.int64)
         ngrams[:, 0] = tokens
-        ngrams[0] = self._texts.trees.recent[text.slot, : self.options.orders]
+        ngrams[0] = self._texts.arrays.trees.recent[text.slot, : self.options.orders]
         for place in range(1, self.options.orders):
             ngrams[1:, place] = ngrams[parents[1:], place - 1]
         return ngrams
@@ -315,40 +286,5 @@ class Recycler:
 
     def _record(self, text: Text, written: Sequence[int], ends: bool) -> None:
         if self.learns:
-            self._recorders[text.slot].add(written, ends)
+            self._texts.record(text.slot, written, ends)
         text.recorded += len(written)
-
-    # Slots
-
-    def _empty(self, slots: int) -> TextArrays:
-        return TextArrays.empty(slots, self.nodes + 1, self.options.orders, self.options.k)
-
-    def _take(self) -> int:
-        """A slot for a new text; where there is none, twice as many are made."""
-        if not self._free:
-            old, slots = self._texts, len(self._indices)
-            self._texts = new = self._empty(max(1, 2 * slots))
-            for into, from_ in zip(_flat(new), _flat(old), strict=True):
-                into[:slots] = from_[:slots]
-            new.wrong[-1] = old.wrong[-1]
-            added = range(slots, len(new.read))
-            self._indices += [Occurrences() for _ in added]
-            self._recorders += [Recorder(self.matrix.past) for _ in added]
-            self._free += reversed(added)
-        return self._free.pop()
-
-    def _give_back(self, slot: int) -> None:
-        """In whatever thread the last reference to a text goes, at any moment: nothing here may wait."""
-        self._indices[slot] = Occurrences()
-        self._ended.append(self._recorders[slot])
-        self._free.append(slot)
-
-    def _locate(self, slot: int) -> None:
-        index = self._indices[slot].arrays
-        self._texts.capacities[slot] = len(index.tokens)
-        self._texts.addresses[slot] = [array.__array_interface__["data"][0] for array in index]
-
-
-def _flat(texts: TextArrays) -> list[np.ndarray]:
-    """All arrays of texts that have a dimension of slots in front."""
-    return [*texts.trees[:-1], *texts[1:-1], *texts.copying]

@@ -22,7 +22,7 @@ import numpy as np
 from ..._util.compiled import compiling
 from ...costs.costs import paying_nodes, tokens_by_size
 from ...recycling.ngrams import ngrams_at
-from ...recycling.recycler import Text
+from ...recycling.texts import Text
 from .cache import Before, most_rows
 
 if TYPE_CHECKING:
