@@ -67,7 +67,7 @@ def matrix_file(loaded, tmp_path):
 
 def test_matrix_as_json(loaded, tiny_model_dir, matrix_file):
     found = run_json("matrix", matrix_file, "--model", tiny_model_dir, "--rows", 2)
-    assert (found["vocab_size"], found["k"], found["rows_filled"], found["format_version"]) == (257, 2, 3, 4)
+    assert (found["vocab_size"], found["k"], found["rows_filled"], found["format_version"]) == (257, 2, 3, 5)
     assert found["tokenizer"] == fingerprint(loaded.tokenizer)
     assert found["bytes"] == matrix_file.stat().st_size
     assert [row["token"] for row in found["rows"]] == [72, 10]

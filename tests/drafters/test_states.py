@@ -246,11 +246,11 @@ def test_of_pairs_the_newest_wait_and_are_kept(monkeypatch):
     monkeypatch.setattr("token_recycling.drafters.recycling.pairs._BYTES", 4000 * (4 * 32 + 8))
     model = tiny.llama()
     states = States(TreeModel(model), NgramMatrix(model.config.vocab_size, k=4))
-    for token in range(20):
+    for token in range(30):
         states.ring.add(*pairs_of(model, 100, token))
-    assert [int(part.tokens[0]) for part in states.ring._waiting] == list(range(10, 20))
+    assert [int(part.tokens[0]) for part in states.ring._waiting] == list(range(10, 30))
     states.allow(60)
-    assert states.learn().pairs == 1000
+    assert states.learn().pairs == 2000
     for _ in range(5):
         states.ring.add(*pairs_of(model, 1000, 30))
         states.learn()
