@@ -34,7 +34,7 @@ _WINDOW, _COMPARED = 64, 8
 """Tokens behind the last copied place among which the newest ones are looked for, and most that are compared."""
 _SHORT, _LOST = 8, 128
 """Tokens since the last copied one after which no place is guessed, and after which copying is over."""
-_AGAIN, _FOUND, _ELSEWHERE = 2, 3, 8
+_AGAIN, _FOUND, _ELSEWHERE = 2, 6, 8
 """Tokens that agree where copying goes on for sure; of a match where it begins; of one that it leaves an edit for."""
 _RULES, _LONGEST_RULE = 16, 8
 """Newest rules that are kept, and most tokens of either side."""
