@@ -11,6 +11,7 @@ import transformers
 from scipy.stats import chi2_contingency
 
 import token_recycling as tr
+from token_recycling.hf.forms import compiled
 
 PROMPT = 'person = json.loads("""'
 SCHEMA = {
@@ -145,3 +146,17 @@ def test_drawn_tokens_have_the_distribution_of_generate(shipped):
     often = [text for text, number in (counts[0] + counts[1]).items() if number >= 10]
     assert len(often) > 3
     assert chi2_contingency([[seen[text] for text in often] for seen in counts]).pvalue > 0.01
+
+
+def test_strings_of_limited_length_hold_no_control_characters():
+    xgrammar = pytest.importorskip("xgrammar")
+    from types import SimpleNamespace
+
+    from xgrammar.testing import _is_grammar_accept_string as accepts
+
+    asked = SimpleNamespace(compile_grammar=xgrammar.Grammar.from_ebnf)
+    limited = {"anyOf": [{"type": "string", "maxLength": 1}, {"const": '([^"\\\r\n])'}]}
+    grammar = compiled(asked, "json_schema", {"type": "array", "items": limited})
+    assert accepts(grammar, '["a"]')
+    assert accepts(grammar, json.dumps([limited["anyOf"][1]["const"]]))
+    assert not accepts(grammar, '["\x01"]')

@@ -11,10 +11,11 @@ from typing import Any
 
 from .._util.text_stream import one_line
 
-_CHARACTERS = re.compile(r'^(\w+ ::= \(\(\[\^)(\\"\\\\\\r\\n\]\)\))$', re.MULTILINE)
-_JSON_CHARACTERS = r"\1\\0-\\x1f\2"
-"""xgrammar's rule for a character of a string whose length is limited, and what JSON leaves out of it too: control
-characters.
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
+"""A string or a class of characters in a grammar of xgrammar."""
+_CHARACTER, _JSON_CHARACTER = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"
+"""xgrammar's class for a character of a string whose length is limited, and without what JSON leaves out of it too:
+control characters.
 """
 
 
@@ -29,8 +30,11 @@ def compiled(compiler: Any, name: str, form: Any, strict: bool = True) -> Any:
             check_schema(schema, strict)
             # Where any space may follow, a model may go on with spaces for ever.
             how = {"any_whitespace": False, "strict_mode": strict}
-            grammar, limited = _CHARACTERS.subn(_JSON_CHARACTERS, str(_grammar(json.dumps(schema), **how)))
-            return compiler.compile_grammar(grammar) if limited else compiler.compile_json_schema(schema, **how)
+            grammar = str(_grammar(json.dumps(schema), **how))
+            limited = _LITERAL.sub(lambda found: _JSON_CHARACTER if found[0] == _CHARACTER else found[0], grammar)
+            if limited != grammar:
+                return compiler.compile_grammar(limited)
+            return compiler.compile_json_schema(json.dumps(schema), **how)
         if name == "structural_tag":
             return compiler.compile_structural_tag(form)
         return compiler.compile_regex(form) if name == "regex" else compiler.compile_grammar(form)
