@@ -21,8 +21,7 @@ from .ngram_matrix import NgramMatrix
 from .nodes import CHILDREN, GrowingTree
 from .occurrences import BREAK
 from .options import Options
-from .recorder import Recorder
-from .texts import Text, Texts
+from .texts import Recorder, Text, Texts
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +92,7 @@ class Recycler:
         first. `answered`: how many tokens of the text are no prompt any more.
         """
         if len(tokens):
-            self._texts.extend(text.slot, [*tokens, BREAK])
+            self._texts.predict(text.slot, [*tokens, BREAK])
             self._texts.arrays.copying.begin(text.slot, text.read - answered, len(tokens))
 
     def predicted(self, text: Text) -> int:

@@ -20,7 +20,7 @@ def warm_up(tokens: type[np.integer], **how: Any) -> None:
     recycler, ids = Recycler(small.new_matrix(2), small, 1), np.zeros(2, tokens)
     text = recycler.begin(ids)
     recycler.predict(text, ids.tolist())
-    recycler.draft_one(text, ids, 1)
+    recycler.draft_one(text, ids, 1, np.ones(1))  # the root alone: there is room for one more
     put(recycler._texts.arrays, text.slot, recycler.matrix.sources(NOTHING_FORESEEN), 0, 0, 1.0, False)
     recycler.observe(text, [0] * LONGEST, ends=True)
     ngrams = recycler.ngrams(text, np.array([-1, 0]), np.zeros(2, np.int64))

@@ -57,6 +57,7 @@ class RecyclingText(TextDrafter):
         self._prompt = np.full(drafter.orders - 1, ABSENT, np.int64)
         """The last tokens of the prompt that were learned from."""
         self._work = drafter.work
+        self._within_grammars = drafter.traits.within_grammars
         self._state: State | None = None
         """What may follow the last draft's root, if a grammar says it."""
         self._rest = self._foresees_in = 0
@@ -82,7 +83,7 @@ class RecyclingText(TextDrafter):
             self._states.read_prompt(states)
 
     def draft(self, context: Context) -> Draft:
-        self._state = context.state if self.drafter.traits.within_grammars else None
+        self._state = context.state if self._within_grammars else None
         self._work = self.drafter.work if self._state is None else self.drafter.work_within
         if self._rest:
             self._rest -= 1
