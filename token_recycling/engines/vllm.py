@@ -63,8 +63,8 @@ class TokenRecycling:
             )
         if model.is_hybrid or model.is_attention_free:
             raise ValueError(
-                "expected a model with a KV cache alone, got one with recurrent layers, in whose state vLLM's kernels may "
-                "leave rejected tokens; serve it without speculation"
+                "expected a model with a KV cache alone, got one with recurrent layers, in whose state vLLM's kernels "
+                "may leave rejected tokens; serve it without speculation"
             )
         options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}) if given is None else given)
         first = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) == 0 and parallel.rank == 0
