@@ -65,8 +65,8 @@ class TokenRecycling:
             )
         if model.is_hybrid or model.is_attention_free:
             raise ValueError(
-                "expected a model with a KV cache alone, got one with recurrent layers, from whose state vLLM's runner "
-                "for proposers of one's own does not take rejected tokens back; serve it without speculation"
+                "expected a model with a KV cache alone, got one with recurrent layers, in whose state vLLM's kernels "
+                "may leave rejected tokens; serve it without speculation"
             )
         self._tokenizer = functools.cache(functools.partial(_tokenizer, model))
         options = EngineOptions.parse((vllm_config.additional_config or {}).get(_OURS, {}) if given is None else given)
