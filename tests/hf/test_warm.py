@@ -7,7 +7,6 @@ from support import tiny
 
 import token_recycling as tr
 import token_recycling.hf.warm as warm_module
-from token_recycling.drafters.recycling.priming import warmed_file
 from token_recycling.model.tree_model import TreeModel
 
 TEMPLATE = "{% for message in messages %}ab{{ message['content'] }}cd{% endfor %}{{ 'ef' if add_generation_prompt }}"
@@ -28,7 +27,7 @@ def test_a_warmed_drafter_begins_with_what_was_learned(loaded):
     model, before = loaded.model, torch.get_rng_state()
     taught, found = warmed(model, loaded.tokenizer)
     assert torch.equal(torch.get_rng_state(), before)
-    assert found.file == warmed_file(model, taught.matrix)
+    assert found.file == taught.warmed_file(TreeModel(model))
     assert found.tokens > 0
     assert taught.learning == 0.02
     drafter, ids = tr.make_drafter("recycling:states=true,warmed=true"), tiny.prompt(3, 9, model.config.vocab_size)

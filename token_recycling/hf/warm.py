@@ -10,16 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedModel
 
-from ..drafters.recycling import Recycling
-from ..drafters.recycling.priming import warmed_file
+from ..drafters._base import Drafter
 from ..model.inspection import context_length
 from ..model.self_test import ready
+from ..model.tree_model import TreeModel
 from ..recycling.matrix_file import fingerprint
+from ..recycling.ngram_matrix import NgramMatrix
 from ..recycling.occurrences import Occurrences
 from .accelerate import generate
 
@@ -34,6 +35,20 @@ _PLACE = "\u2063here\u2063"
 """Stands for what a user says."""
 
 
+@runtime_checkable
+class Learner(Protocol):
+    """What a drafter has that can be warmed."""
+
+    learning: float
+    """Share of the time of passes that learning from hidden states may take."""
+
+    def prepare(self, target: TreeModel) -> NgramMatrix:
+        """The matrix for this target."""
+
+    def warmed_file(self, target: TreeModel) -> Path:
+        """Where what the target has taught by text of its own is kept."""
+
+
 class Warmed(NamedTuple):
     """What came of it."""
 
@@ -46,7 +61,7 @@ class Warmed(NamedTuple):
 def warm(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    drafter: Recycling,
+    drafter: Drafter,
     minutes: float = 1.0,
     *,
     seed: int = 0,
@@ -60,9 +75,12 @@ def warm(
     """
     if not minutes > 0:
         raise ValueError(f"expected minutes above 0, got {minutes}")
+    if not isinstance(drafter, Learner):
+        raise ValueError(f"expected a drafter that learns from the model's text, recycling, got {drafter.name}")
     began, texts, tokens = time.perf_counter(), 0, 0
     before, after = _frame(tokenizer)
-    matrix, learning = drafter.prepare(ready(model)), drafter.learning
+    target, learning = ready(model), drafter.learning
+    matrix = drafter.prepare(target)
     drafter.learning = _LEARNING
     try:
         with torch.random.fork_rng():
@@ -75,7 +93,7 @@ def warm(
         drafter.learning = learning
     if not past:
         matrix.past = Occurrences(capacity=matrix.past.capacity)
-    file = warmed_file(model, matrix) if output is None else output
+    file = drafter.warmed_file(target) if output is None else output
     file.parent.mkdir(parents=True, exist_ok=True)
     matrix.save(file, fingerprint(tokenizer))
     return Warmed(file, tokens, texts, time.perf_counter() - began)
@@ -96,7 +114,7 @@ def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 def _written(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    drafter: Recycling,
+    drafter: Drafter,
     before: list[int],
     after: list[int],
 ) -> int:

@@ -32,11 +32,8 @@ def warm(
         raise ValueError(f"expected a file for --output, got the folder {output}")
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
 
-    from ...drafters.recycling import Recycling
     from ...hf.warm import warm as warmed
 
-    if not isinstance(made, Recycling):
-        raise ValueError(f"expected a drafter that learns from the model's text, recycling, got {made.name}")
     with console.working(f"{loaded.model.config.model_type} writes for {minutes:g} minutes"):
         found = warmed(loaded.model, loaded.tokenizer, made, minutes, seed=seed, output=output, past=past)
     if as_json:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from ...trees.templates import size_in_words, template_from
 from ...trees.tree import Tree
 from .._base import Drafter, DrafterTraits
 from .._shared.pairing import Pairs
-from .priming import load_warmed, prime
+from .priming import load_warmed, prime, warmed_file
 from .states import States
 from .text import RecyclingText
 
@@ -127,6 +128,10 @@ class Recycling(Drafter, Options):
                 f"got k={self.matrix.k}, orders={self.matrix.orders}; make the drafter with the options of its matrix"
             )
         return self.matrix
+
+    def warmed_file(self, target: TreeModel) -> Path:
+        """Where what the target has taught by text of its own is kept, for these options."""
+        return warmed_file(target, self.k, self.orders)
 
     def _states_for(self, target: TreeModel, matrix: NgramMatrix) -> States | None:
         """What learns from states, anew for another matrix or target."""

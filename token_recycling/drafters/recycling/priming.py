@@ -63,7 +63,7 @@ def primed_file(model: PreTrainedModel, k: int) -> Path:
 
 def load_warmed(matrix: NgramMatrix, target: TreeModel) -> None:
     """Fills a matrix with what the model has taught by text of its own; raises ValueError where that was not kept."""
-    path = warmed_file(target.model, matrix)
+    path = warmed_file(target, matrix.k, matrix.orders)
     if not path.exists():
         raise ValueError(
             f"expected what this model was warmed with at {path}, for k={matrix.k}, orders={matrix.orders}, got no "
@@ -72,6 +72,6 @@ def load_warmed(matrix: NgramMatrix, target: TreeModel) -> None:
     matrix.load(path)
 
 
-def warmed_file(model: PreTrainedModel, matrix: NgramMatrix) -> Path:
+def warmed_file(target: TreeModel, k: int, orders: int) -> Path:
     """Where what a model has taught by text of its own is kept."""
-    return cache_folder() / "warm" / f"{weights_fingerprint(model)}-{matrix.k}-{matrix.orders}.safetensors"
+    return cache_folder() / "warm" / f"{weights_fingerprint(target.model)}-{k}-{orders}.safetensors"
