@@ -56,7 +56,7 @@ export class Lane {
 
   #span(step, index) {
     const tokens = step.texts.map((text, at) =>
-      element("span", { class: `${at < step.accepted ? "accepted" : "own"}${step.forced[at] ? " forced" : ""}` }, text),
+      element("span", { class: `${at < step.accepted ? "accepted" : "own"}${step.forced?.[at] ? " forced" : ""}` }, text),
     );
     return element("span", { class: `step ${parity(index)}`, "data-step": index }, ...tokens);
   }
