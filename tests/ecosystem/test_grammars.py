@@ -95,7 +95,7 @@ def compared(model, tokenizer, processor, **how):
 def test_the_text_is_generates_and_its_steps_are_few(library, sample, shipped):
     said, stats = compared(*shipped, LIBRARIES[library], do_sample=sample)
     assert said.strip().startswith("{")
-    assert stats.mat > 2
+    assert stats.mat > (1.5 if sample else 2)
 
 
 def test_a_batch_of_two_grammars(shipped):
@@ -125,7 +125,7 @@ def test_the_forms_of_constrain(shipped):
     assert said in ("yes", "no, never")
     with pytest.raises(ValueError, match="expected one of json_schema, regex and grammar, got none"):
         tr.constrain(tokenizer)
-    with pytest.raises(ValueError, match="expected a regex that xgrammar can compile"):
+    with pytest.raises(ValueError, match="expected a regex that can be compiled"):
         tr.constrain(tokenizer, regex="(")
     inputs = tokenizer([PROMPT] * 2, return_tensors="pt")
     with pytest.raises(ValueError, match="expected one text for a processor of constrain"):
