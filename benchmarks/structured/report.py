@@ -48,23 +48,24 @@ def _table(names: list[str], lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def _by_kind(rows: list[Row]) -> str:
-    kinds: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+def _ways_by(rows: list[Row], name: str) -> dict[str, dict[str, list[Row]]]:
+    found: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        kinds[row["kind"]][row["way"]].append(row)
+        found[row[name]][row["way"]].append(row)
+    return found
+
+
+def _by_kind(rows: list[Row]) -> str:
     lines = []
-    for kind, ways in kinds.items():
+    for kind, ways in _ways_by(rows, "kind").items():
         same = f"{sum(row['same'] for row in ways['new'])} of {len(ways['new'])}"
         lines.append([kind, same, *_line(ways)])
     return _table(["answers", "same text"], lines)
 
 
 def _by_case(rows: list[Row]) -> str:
-    cases: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        cases[row["case"]][row["way"]].append(row)
     lines = []
-    for case, ways in cases.items():
+    for case, ways in _ways_by(rows, "case").items():
         (plain,), (ours,) = ways["generate"], ways["new"]
         said = f"{plain['tokens']}{'' if plain['ended'] else ' (cut)'}"
         lines.append([case, said, "yes" if ours["same"] else "no", *_line(ways)])

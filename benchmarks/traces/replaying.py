@@ -17,8 +17,9 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 from token_recycling import Context, Drafter, Stats
 from token_recycling.bench.run.replay import ReplaySelector
 from token_recycling.costs.costs import Costs, OnlineCurve
+from token_recycling.loop.known import Known
 from token_recycling.loop.step import decode
-from token_recycling.loop.text import Known, Sequence
+from token_recycling.loop.text import Sequence
 from token_recycling.model.kv_cache import TreeCache
 from token_recycling.model.prefill import prefill
 from token_recycling.model.prefixes import Prefixes

@@ -171,30 +171,18 @@ def test_files_of_older_versions_are_read(tmp_path, version, monkeypatch):
     assert read_matrix_file(path)[1]["version"] == version
 
 
-def test_a_file_that_knows_no_states_is_read(tmp_path):
-    """Of version 3: kinds of candidates by matches alone."""
+@pytest.mark.parametrize(("kinds", "kind"), [(32, 7), (35, 34)], ids=["no states", "no copies"])
+def test_a_file_that_knows_fewer_kinds_is_read(tmp_path, kinds, kind):
+    """Of version 3, kinds of candidates by matches alone; of version 4, also by what is foreseen."""
     path, old = tmp_path / "matrix", taught()
     old.save(path, "abc")
-    tensors, counts = load_file(path), np.zeros((42, 32, 2), np.float32)
-    counts[3, 7] = [1, 4]
+    tensors, counts = load_file(path), np.zeros((42, kinds, 2), np.float32)
+    counts[3, kind] = [1, 4]
     write_matrix(path, {**{name: held.numpy() for name, held in tensors.items()}, "calibration": counts.reshape(-1, 2)})
     matrix = taught()
     matrix.load(path)
     assert matrix.states is None
-    assert matrix.calibration.reshape(42, 44, 2)[3, 7].tolist() == [1, 4]
-    assert matrix.calibration.sum() == 5
-
-
-def test_a_file_that_knows_no_copies_is_read(tmp_path):
-    """Of version 4: kinds of candidates by matches and by what is foreseen."""
-    path, old = tmp_path / "matrix", taught()
-    old.save(path, "abc")
-    tensors, counts = load_file(path), np.zeros((42, 35, 2), np.float32)
-    counts[3, 34] = [1, 4]
-    write_matrix(path, {**{name: held.numpy() for name, held in tensors.items()}, "calibration": counts.reshape(-1, 2)})
-    matrix = taught()
-    matrix.load(path)
-    assert matrix.calibration.reshape(42, 44, 2)[3, 34].tolist() == [1, 4]
+    assert matrix.calibration.reshape(42, 44, 2)[3, kind].tolist() == [1, 4]
     assert matrix.calibration.sum() == 5
 
 

@@ -207,10 +207,9 @@ def test_tools_are_refused_where_they_would_be_lost(model, template, why):
 # Answers of a given form
 
 
-@pytest.mark.parametrize("isolation", Isolation)
-def test_what_is_compiled_is_shared_as_drafters_are(model, tokenizer, monkeypatch, isolation):
-    """What is compiled already takes no time, which would tell that somebody asked for it."""
-    compiled = []
+def compiled_by(monkeypatch, size):
+    """Forms as they are compiled from now on, in a list; each takes so many bytes."""
+    compiled, grammar = [], types.SimpleNamespace(memory_size_bytes=size)
 
     async def compiling(self, form, gone):
         compiled.append(form[1])
@@ -218,8 +217,14 @@ def test_what_is_compiled_is_shared_as_drafters_are(model, tokenizer, monkeypatc
 
     monkeypatch.setattr(grammars, "lacking", lambda *args: "")
     monkeypatch.setattr(grammars.CompilingProcess, "compiled", compiling)
-    grammar = types.SimpleNamespace(memory_size_bytes=1)
     monkeypatch.setattr(grammars.Grammars, "_read", lambda self, written: grammar)
+    return compiled
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+def test_what_is_compiled_is_shared_as_drafters_are(model, tokenizer, monkeypatch, isolation):
+    """What is compiled already takes no time, which would tell that somebody asked for it."""
+    compiled = compiled_by(monkeypatch, 1)
     found = grammars.Grammars(Loaded(model, tokenizer), isolation, keys=2)
     for key in "aba":
         asyncio.run(found.processor("response_format", ("regex", f"of {key}", True), key))
@@ -230,16 +235,7 @@ def test_what_is_compiled_is_shared_as_drafters_are(model, tokenizer, monkeypatc
 
 
 def test_what_is_compiled_is_kept_up_to_a_size(model, tokenizer, monkeypatch):
-    compiled = []
-
-    async def compiling(self, form, gone):
-        compiled.append(form[1])
-        return ""
-
-    monkeypatch.setattr(grammars, "lacking", lambda *args: "")
-    monkeypatch.setattr(grammars.CompilingProcess, "compiled", compiling)
-    grammar = types.SimpleNamespace(memory_size_bytes=40_000_000)
-    monkeypatch.setattr(grammars.Grammars, "_read", lambda self, written: grammar)
+    compiled = compiled_by(monkeypatch, 40_000_000)
     found = grammars.Grammars(Loaded(model, tokenizer), Isolation.shared, keys=1)
     for pattern in "abcac":
         asyncio.run(found.processor("response_format", ("regex", pattern, True)))

@@ -17,8 +17,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from ..cuda_graphs import runner_of, way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
+from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
-from ..loop.text import NOTHING_KNOWN, Known
 from ..model.compat import with_cache
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel

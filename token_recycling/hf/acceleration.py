@@ -27,8 +27,8 @@ from transformers.generation.streamers import BaseStreamer
 from .._util.locks import Lock
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
+from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
-from ..loop.text import NOTHING_KNOWN, Known
 from ..model.compat import with_cache
 from ..model.support import UnsupportedModelError
 from ..model.tree_model import TreeModel

@@ -21,8 +21,8 @@ from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
 from ..cuda_graphs import way_of
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
+from ..loop.known import Known
 from ..loop.stats import Stats
-from ..loop.text import Known
 from ..model.inspection import context_length
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache

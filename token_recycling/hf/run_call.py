@@ -11,9 +11,10 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
+from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
 from ..loop.step import decode
-from ..loop.text import NOTHING_KNOWN, Known, Sequence, TokenSelector
+from ..loop.text import Sequence, TokenSelector
 from ..model.kv_cache import slots
 from ..model.remembered import say_once
 from ..model.tree_model import TreeModel

@@ -168,9 +168,6 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    "token_recycling.loop.constraints.GrammarProcessor": _Kind(
-        lambda one: one.read is None, lambda one: _of_xgrammar(one.compiled)
-    ),
     "xgrammar.contrib.hf.LogitsProcessor": _Kind(
         lambda one: not one.matchers, lambda one: _of_xgrammar(one.compiled_grammars[0])
     ),

@@ -26,9 +26,10 @@ from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
 from ..trees.templates import root_only
 from .accept import accept_greedy, accept_walk
+from .known import NOTHING_KNOWN, Known
 from .run import Run, check_held, share_nodes
 from .stats import Clock, Stats
-from .text import NOTHING_KNOWN, Known, Row, Sequence, TokenSelector
+from .text import Row, Sequence, TokenSelector
 
 
 class Stepper(Protocol):

@@ -16,12 +16,12 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from ..costs.costs import Costs
 from ..drafters._base import Drafter, DrafterTraits, TextDrafter
-from ..model.prefixes import Prefixes
 from ..model.tree_model import TreeModel
 from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
 from .constraints import constraint_of
 from .draws import Draws
+from .known import NOTHING_KNOWN, Known
 from .processors import Scope, scope
 from .stats import Stats
 
@@ -176,21 +176,6 @@ class TokenSelector:
         for kept in (self.sequence.scores, self.logits):
             if kept is not None:
                 del kept[tokens:]
-
-
-@dataclass(frozen=True)
-class Known:
-    """What may be known of a text before it is decoded; the text is the same without."""
-
-    prefixes: Prefixes | None = None
-    """The texts among which its beginning is looked for, and kept."""
-    prediction: torch.Tensor | None = None
-    """(n,) int64: what is expected to follow; drafted from, never read by the target."""
-    nodes: int | None = None
-    """Drafted tokens of a pass at most; None for no limit but the drafter's own."""
-
-
-NOTHING_KNOWN = Known()
 
 
 @dataclass(eq=False)

@@ -10,11 +10,10 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._util.extras import lacking
 from ..hf.forms import check_schema
 from ..model.loading import Loaded
 from .errors import ApiError, invalid
-from .grammars import Form
+from .grammars import Form, check_grammars
 from .requests import ChatBody, NamedTool
 from .templates import response_template
 
@@ -45,8 +44,7 @@ def held_calls(loaded: Loaded, body: ChatBody, ids: torch.Tensor) -> HeldCalls |
     if choice == "none" or not (must or (tools and (strict or body.parallel_tool_calls is False))):
         return None
     field = "tool_choice" if must else "tools" if strict else "parallel_tool_calls"
-    if missing := lacking("grammar", "xgrammar"):
-        raise ApiError(400, f"{field}: expected a server with grammars: it {missing}", "unsupported", field)
+    check_grammars(field)
     if body.response_format is not None:
         raise invalid("response_format", f"expected none beside {field}, since an answer has one form; leave one out")
     tools = _chosen(tools, choice)

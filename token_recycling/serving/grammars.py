@@ -53,8 +53,7 @@ class Grammars:
         """Makes processors for texts of that form, asked for in the `field` of a request with the API key of that name;
         `gone`: whether its client has disconnected. Raises ApiError, or CancelledError.
         """
-        if missing := lacking("grammar", "xgrammar"):
-            raise ApiError(400, f"{field}: expected a server with grammars: it {missing}", "unsupported", field)
+        check_grammars(field)
         if not hasattr(os, "fork"):
             raise ApiError(400, f"{field}: expected a server on Linux or macOS for {form[0]}", "unsupported", field)
         try:
@@ -98,6 +97,12 @@ class Grammars:
     def close(self) -> None:
         """End the process that compiles; may be called again."""
         self._compiling.close()
+
+
+def check_grammars(field: str) -> None:
+    """Raises ApiError for a request with that field where the server has no grammars."""
+    if missing := lacking("grammar", "xgrammar"):
+        raise ApiError(400, f"{field}: expected a server with grammars: it {missing}", "unsupported", field)
 
 
 def form_of(response_format: dict[str, Any]) -> Form:

@@ -22,8 +22,8 @@ import torch
 from ..drafters._base import PREDICTED, Drafter
 from ..hf.acceleration import Acceleration, view
 from ..hf.batched import DecodingThread
+from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
-from ..loop.text import NOTHING_KNOWN, Known
 from ..model.self_test import ready
 from .errors import ApiError, CancelledError, client_error, server_error
 from .logprobs import LogprobRecorder, Scored, scored_prompt

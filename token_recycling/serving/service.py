@@ -18,7 +18,7 @@ from .._util.device import memory
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..hf.batched import DecodingThread
-from ..loop.text import Known
+from ..loop.known import Known
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache
 from ..model.tree_model import TreeModel
