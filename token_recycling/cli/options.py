@@ -36,6 +36,12 @@ DType = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default the accelerator if there is one.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default torch's choice.")]
+Prepack = Annotated[
+    bool | None,
+    typer.Option(
+        help="Lay weights out for short passes on a CPU, in a copy; default where a quarter of memory holds it."
+    ),
+]
 Chat = Annotated[
     bool | None,
     typer.Option("--chat/--raw", help="Put prompts into the chat template; default if the tokenizer has one."),

@@ -20,6 +20,8 @@ from ..drafters._registry import make_drafter
 from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
 from ..model.compat import with_cache
+from ..model.prepacking import drop
+from ..model.prepacking import prepack as prepack_weights
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
 from .acceleration import Acceleration, is_accelerated, make_accelerated, make_plain, view
@@ -28,19 +30,32 @@ from .run_call import run_call
 
 
 def accelerate(
-    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: bool = False, **options: Any
+    model: PreTrainedModel,
+    /,
+    drafter: str | Drafter = "recycling",
+    *,
+    fast: bool = False,
+    prepack: bool | None = None,
+    **options: Any,
 ) -> PreTrainedModel:
     """Makes the model's own `generate()` faster, in place, and returns the model.
 
     `fast=True` makes steps of constant shapes, captured as CUDA graphs where there is CUDA (docs/fast-path.md).
 
+    On a CPU the weights are laid out once for passes over a few rows (docs/own-model.md), in a copy that takes as much
+    memory again and that accelerated calls alone use: with `prepack=None` where it is at most a quarter of the
+    machine's memory, with True wherever it is possible, with False never. Weights that change later are used as they
+    are; accelerate again to lay them out again.
+
     `options` go to the drafter. What the drafter learns stays in `model.acceleration.drafter`; the last call's
     statistics are in `model.acceleration.stats`. Accelerating again replaces the drafter. A model that is pickled
     (`pickle`, `torch.save`, another process) or copied by `copy.deepcopy` comes back accelerated, with a drafter of its
     own that has learned the same; `save_pretrained` writes the model alone. Raises UnsupportedModelError with the
-    reason, or NoFastPathError, now or with a call, where fast steps were asked for and do not hold.
+    reason, or NoFastPathError, now or with a call, where fast steps were asked for and do not hold, ValueError where
+    weights were to be prepacked and cannot be.
     """
     way, target = way_of(fast), ready(model)
+    prepack_weights(model, prepack)
     made = make_drafter(drafter, **options)
     if fast:
         runner_of(target)
@@ -53,6 +68,7 @@ def decelerate(model: PreTrainedModel) -> PreTrainedModel:
     """Undoes `accelerate`: the model is of its own class again. A model that is not accelerated stays as it is."""
     if is_accelerated(model):
         make_plain(model)
+        drop(model)
     return model
 
 

@@ -26,6 +26,7 @@ from ..loop.stats import Stats
 from ..model.inspection import context_length
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache
+from ..model.prepacking import prepack
 from ..model.self_test import ready
 from .acceleration import Acceleration, view
 
@@ -74,6 +75,7 @@ class Conversation:
             )
         self.model, self.tokenizer = model, tokenizer
         self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
+        prepack(model)
         self._target = ready(model)
         self.acceleration = Acceleration(make_drafter(drafter), way_of(fast), self._target)
         self._limit = memory(self._target.device) // 8

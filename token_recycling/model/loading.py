@@ -48,13 +48,16 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
     threads: int | None = None,
+    prepack: bool | None = None,
 ) -> Loaded:
     """Load a model and its tokenizer from a local folder, a GGUF file or the hub: `model, tokenizer = load(name)`.
 
     A GGUF file is first unpacked into the user's cache folder, in float32. `dtype` defaults to float32 on a CPU, where
     16 bits are slow, and to the file's own elsewhere; `device` to the accelerator if there is one; `threads` to torch's
-    choice. Raises ValueError with what is wrong, and UnsupportedModelError for a model that cannot be accelerated.
+    choice; `prepack` is as in `accelerate`. Raises ValueError with what is wrong, and UnsupportedModelError for a model
+    that cannot be accelerated.
     """
+    from . import prepacking
     from .self_test import unsupported
     from .support import UnsupportedModelError
 
@@ -64,6 +67,7 @@ def load(
     reason = unsupported(model)
     if reason is not None:
         raise UnsupportedModelError(f"{name} cannot be accelerated: {reason}")
+    prepacking.prepack(model, prepack)
     return Loaded(model, tokenizer)
 
 

@@ -32,6 +32,8 @@ _BYTES_ON_CPU, _BYTES = 1e10, 1e12
 """Of weights that are read in a second, as long as nothing was seen."""
 _SECONDS, _STEPS, _SHARE = 60.0, 16, 0.25
 """At least so long between two writings; what fewer steps taught is not kept; what the newest shape counts for."""
+_FLATTEST, _STEEPEST = 0.2, 2.0
+"""Bounds of how much rows may add, in what they usually do, by what was seen of products alone."""
 _DEAREST = 1.5
 """A pass over n nodes that seems to take longer than so many times n passes is not believed."""
 
@@ -104,7 +106,7 @@ def _plausible(shape: np.ndarray) -> bool:
 
 def pass_times(target: TreeModel, kind: str = "") -> PassTimes:
     """What is known of a model's passes in this process; `kind`: how steps are made, if not by ordinary passes."""
-    key: Hashable = ("costs", kind, torch.get_num_threads())
+    key: Hashable = ("costs", kind, torch.get_num_threads(), target.prepacked is not None)
     return remembered(target.model, key, partial(_new, target, kind), values_matter=False)
 
 
@@ -138,6 +140,7 @@ def setting(target: TreeModel, kind: str = "") -> dict[str, str]:
         "machine": kept.machine(target.device),
         "threads": str(torch.get_num_threads()) if target.device.type == "cpu" else "",
         **({"steps": kind} if kind else {}),
+        **({"weights": "prepacked"} if target.prepacked is not None else {}),
     }
 
 
@@ -145,11 +148,15 @@ def prior(target: TreeModel) -> np.ndarray:
     """(nodes,) float64: seconds that passes over 1, 2, ... nodes are expected to take, as long as nothing was seen.
 
     The weights are read once. On a CPU rows add to that, at first more than later: between what was seen of models of 8
-    and 135 million parameters in float32 and bfloat16. An accelerator waits for its memory.
+    and 135 million parameters in float32 and bfloat16; or so that eight take what their products took when weights were
+    prepacked. An accelerator waits for its memory.
     """
     on_cpu = target.device.type == "cpu"
     nodes = np.arange(1, 1 + (_MOST_ON_CPU if on_cpu else _MOST))
-    shape = 1 + np.log2(nodes) / 8 + (nodes - 1) / 50 if on_cpu else 1 + (nodes - 1) / 512
+    more = np.log2(nodes) / 8 + (nodes - 1) / 50 if on_cpu else (nodes - 1) / 512
+    if target.prepacked is not None:
+        more *= min(_STEEPEST, max(_FLATTEST, (target.prepacked.eight - 1) / more[7]))
+    shape = 1 + more
     return weights_read(target.model) / (_BYTES_ON_CPU if on_cpu else _BYTES) * shape
 
 

@@ -38,7 +38,7 @@ def prefill(
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
     on the right. `observe[row]` is shown the logits after every token put there.
     """
-    unroll(cache)
+    _begin(model, cache)
     slots, border = cache.get_seq_length(), model.support.border
     if border is not None and border.at_once and len(texts[0]) > border.at:
         _read_at_once(model, texts[0], cache)
@@ -57,6 +57,11 @@ def prefill(
         _show(observe, [text[start : start + size] for text in missing], logits)
 
 
+def _begin(model: TreeModel, cache: Cache) -> None:
+    model.check_weights()
+    unroll(cache)
+
+
 def _show(observe: Sequence[ObservePrompt] | None, pieces: Sequence[torch.Tensor], logits: torch.Tensor) -> None:
     for row, show in enumerate(observe or ()):
         if len(pieces[row]):
@@ -70,7 +75,7 @@ def read_prompts(
     makes over what the cache does not hold: shorter texts are filled up on the left, and the cache then holds each from
     slot 0 on. `observe[row]` is shown the logits after every other token that is read.
     """
-    unroll(cache)
+    _begin(model, cache)
     held, longest = cache.get_seq_length(), max(map(len, texts))
     padding = [longest - len(text) for text in texts]
     tokens = torch.stack([pad(text.to(model.device), (before, 0)) for text, before in zip(texts, padding, strict=True)])
@@ -94,7 +99,7 @@ def first_pass(model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache)
     Where nothing is drafted, it is the pass that `generate` makes. Where something is, every token has a row in the
     mask, and some models make logits after every token: of a long text only the end is read with the draft.
     """
-    unroll(cache)
+    _begin(model, cache)
     text, n, held = text.to(model.device), len(draft.tree), cache.get_seq_length()
     at_once = n == 1 and model.leaves_logits_out
     with_draft = max(0, PIECE - n)

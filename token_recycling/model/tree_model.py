@@ -24,6 +24,7 @@ from .architectures import Reach
 from .attention import attending, biased_by_position
 from .inspection import accepts, context_length, hidden_states, input_device, vocabulary_size
 from .kv_cache import count
+from .prepacking import drop, prepacked_of
 from .recurrence import mixers_of, node_by_node
 from .remembered import turns
 from .support import Support, UnsupportedModelError, support
@@ -191,6 +192,8 @@ class TreeModel:
         """Tokens of the longest text that it was made for; None if its configuration does not say."""
         self.inputs = TreeInputs(self.support, device, model.dtype)
         """Ids, masks and positions of its passes."""
+        self.prepacked = prepacked_of(model)
+        """Weights laid out for short passes, where `prepack` was called before."""
         self._takes_positions, self._takes_mask = (accepts(model, name) for name in ("position_ids", "attention_mask"))
         self._cache = "cache_params" if accepts(model, "cache_params") else "past_key_values"
         self._mixers = mixers_of(model) if self.support.recurrent else []
@@ -211,6 +214,15 @@ class TreeModel:
         """For the length of the block, let passes of this thread attend as they do over trees."""
         return attending(self.config, self.support.attention, grouped=self.support.named_attention)
 
+    def check_weights(self) -> None:
+        """Let go of packed weights that are no longer the model's; before every text, for what torch does not count."""
+        if self.prepacked is not None and not self.prepacked.unchanged:
+            drop(self.model)
+            self.prepacked = None
+
+    def _weights(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.prepacked is None else self.prepacked.used()
+
     def alone(self) -> contextlib.AbstractContextManager[Any]:
         """For the length of the block, keep other threads out of such blocks of this model, if its passes change the
         model.
@@ -226,7 +238,7 @@ class TreeModel:
         of the `last` ones alone where the model can leave the others out. They are on the model's input device.
         """
         inputs = {**inputs, **self._only(last), self._cache: cache}
-        with self.attending(), self._key_bias(inputs, cache), self._by_node(inputs, cache):
+        with self.attending(), self._weights(), self._key_bias(inputs, cache), self._by_node(inputs, cache):
             logits = self.model(**inputs, use_cache=True).logits
         if self.support.recurrent:
             count(cache, inputs["input_ids"].shape[1])
@@ -252,7 +264,7 @@ class TreeModel:
             places = (places - before).clamp(min=0)
         if self._takes_positions:  # some models, made for pictures too, would count on from an earlier call's
             more["position_ids"] = places[:, -tokens.shape[1] :]
-        with attending(self.config, self.support.attention):
+        with attending(self.config, self.support.attention), self._weights():
             logits = self.model(input_ids=tokens, use_cache=True, **more, **{self._cache: cache}).logits
         if self.support.recurrent:
             count(cache, tokens.shape[1])

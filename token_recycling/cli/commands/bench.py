@@ -16,7 +16,7 @@ from ..._util.extras import lacking
 from ..._util.text_stream import one_line
 from ...model import loading, sources
 from .. import console, running
-from ..options import Chat, Device, DType, Json, Model, Threads, completed_drafters
+from ..options import Chat, Device, DType, Json, Model, Prepack, Threads, completed_drafters
 
 if TYPE_CHECKING:
     from ...bench.run.measure import Event
@@ -70,6 +70,7 @@ def bench(
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
+    prepack: Prepack = None,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
@@ -90,7 +91,7 @@ def bench(
                 sources.check_source(one.folder)
         questions = load(data, limit)
         plan = session.plan(methods, questions, replay, study or [], batch or [])
-        loaded = loading.load(model, dtype, device, threads)
+        loaded = loading.load(model, dtype, device, threads, prepack)
         through_template = loading.uses_chat(loaded, chat)
         if through_template:  # a file is a prompt then, as `compare` takes it
             questions = load(data, limit, files="prompt")

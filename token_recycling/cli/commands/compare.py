@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Threads
+from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Prepack, Threads
 
 
 def compare(
@@ -27,6 +27,7 @@ def compare(
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
+    prepack: Prepack = None,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
@@ -34,7 +35,7 @@ def compare(
     fast. Exit status 1 if any text differs.
     """
     given = loading.read_prompts(texts or [], prompts)[:limit]
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack)
     encoded = running.encoded(loaded, given, chat)
 
     from ..._util.text_stream import decoded, pieces

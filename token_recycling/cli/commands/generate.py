@@ -11,7 +11,21 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Seed, Temperature, Threads, TopK, TopP
+from ..options import (
+    Chat,
+    Device,
+    Drafting,
+    DType,
+    Json,
+    MaxNewTokens,
+    Model,
+    Prepack,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
 
 
 def generate(
@@ -33,6 +47,7 @@ def generate(
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
+    prepack: Prepack = None,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +58,7 @@ def generate(
             f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
         )
     given = loading.read_prompts([] if prompt is None else [prompt], file)
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack)
     (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)

@@ -15,7 +15,7 @@ from ...model import loading, sources
 from ...serving.keys import parse_keys
 from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation, is_loopback
 from .. import console, running
-from ..options import Device, Drafting, DType, Model, Threads, completed_drafters, takes
+from ..options import Device, Drafting, DType, Model, Prepack, Threads, completed_drafters, takes
 
 if TYPE_CHECKING:
     from ...serving.http_server import HttpServer
@@ -89,6 +89,7 @@ def serve(
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
+    prepack: Prepack = None,
     **settings: Any,
 ) -> None:
     """Serves the model as OpenAI's API does: completions, chat completions and responses, until Ctrl-C."""
@@ -118,7 +119,7 @@ def serve(
             **settings,
         )
         with running.loading_shown(model):
-            loaded = loading.load(model, dtype, device, threads)
+            loaded = loading.load(model, dtype, device, threads, prepack)
         if template is not None:
             loaded.tokenizer.chat_template = template
         service = Service(loaded, chosen)

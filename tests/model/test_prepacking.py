@@ -1,0 +1,195 @@
+"""Weights laid out for short passes: used by accelerated passes alone, and only while they are the model's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from support.tiny import llama
+from torch import nn
+
+from token_recycling import accelerate, decelerate, generate
+from token_recycling.model import prepacking
+from token_recycling.model.prepacking import prepack, prepacked_of
+
+PROMPT = torch.arange(3, 15)[None]
+
+
+@pytest.fixture(autouse=True)
+def _always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed weights are used for every number of rows, however small the model."""
+    monkeypatch.setattr(prepacking, "_FASTER", float("inf"))
+    monkeypatch.setattr(prepacking, "_LEAST_BYTES", 0)
+
+
+@pytest.fixture
+def packed_products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the products made with packed weights."""
+    rows: list[int] = []
+    product = prepacking._Layer.product
+
+    def counted(self: prepacking._Layer, x: torch.Tensor) -> torch.Tensor:
+        rows.append(x.numel() // x.shape[-1])
+        return product(self, x)
+
+    monkeypatch.setattr(prepacking._Layer, "product", counted)
+    return rows
+
+
+def _texts(model: nn.Module, tokens: int = 40) -> torch.Tensor:
+    return model.generate(PROMPT, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+
+
+def _linears(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_are_those_of_the_layers(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(0)
+    model = llama(attention_bias=bias, mlp_bias=bias).to(dtype)
+    packed = prepack(model)
+    assert packed is not None
+    assert len(packed.layers) == len(_linears(model))
+    assert packed.nbytes == sum(layer.weight.nbytes for layer in _linears(model))
+    for rows in (1, 2, 7, 40):
+        for layer in packed.layers:
+            x = torch.randn(1, rows, layer.weight.shape[1], dtype=dtype)
+            with torch.no_grad():
+                expected = nn.functional.linear(x, layer.weight, layer.module.bias)
+            torch.testing.assert_close(layer.product(x).detach(), expected)
+
+
+def test_accelerated_passes_use_them_and_no_others(packed_products: list[int]) -> None:
+    model = llama()
+    expected, logits = _texts(model), model(PROMPT).logits
+    accelerate(model)
+    packed_products.clear()
+    assert torch.equal(_texts(model), expected)
+    assert packed_products
+    packed_products.clear()
+    assert torch.equal(model(PROMPT).logits, logits), "a pass of the user's own is what it was"
+    assert not packed_products
+
+
+def test_without_them_if_not_wanted(packed_products: list[int]) -> None:
+    model = accelerate(llama())
+    accelerate(model, prepack=False)
+    packed_products.clear()
+    _texts(model)
+    assert not packed_products
+    assert not any("forward" in vars(layer) for layer in _linears(model))
+
+
+def test_decelerate_leaves_nothing() -> None:
+    model = accelerate(llama())
+    assert all("forward" in vars(layer) for layer in _linears(model))
+    decelerate(model)
+    assert not any("forward" in vars(layer) for layer in _linears(model))
+    assert prepacked_of(model) is None
+
+
+def _in_place(weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.mul_(-1)
+
+
+def _through_data(weight: nn.Parameter) -> None:
+    weight.data.mul_(-1)
+
+
+def _other_data(weight: nn.Parameter) -> None:
+    weight.data = -weight.data
+
+
+@pytest.mark.parametrize("change", [_in_place, _through_data, _other_data])
+def test_changed_weights_are_used_as_they_are(change, packed_products: list[int]) -> None:
+    model, plain = llama(), llama()
+    plain.load_state_dict(model.state_dict())
+    accelerate(model)
+    before = _texts(model)
+    for changed in (model, plain):
+        change(changed.lm_head.weight)
+    expected = _texts(plain)
+    assert not torch.equal(expected, before), "the change is one that shows"
+    assert torch.equal(_texts(model), expected)
+    packed_products.clear()
+    accelerate(model)
+    assert torch.equal(_texts(model), expected)
+    assert packed_products, "laid out again"
+
+
+def test_another_parameter_is_used() -> None:
+    model = llama()
+    accelerate(model)
+    model.lm_head.weight = nn.Parameter(-model.lm_head.weight.detach())
+    plain = decelerate(copy.deepcopy(model))
+    assert torch.equal(_texts(model), _texts(plain))
+
+
+def test_gradients_come_from_the_layers_own_products(packed_products: list[int]) -> None:
+    model = accelerate(llama())
+    packed_products.clear()
+    with prepacked_of(model).used():
+        model(PROMPT, labels=PROMPT).loss.backward()
+    assert not packed_products
+    assert all(layer.weight.grad is not None for layer in _linears(model))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_have_layers_of_their_own(copied) -> None:
+    model = accelerate(llama())
+    expected = _texts(model)
+    other = copied(model)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert torch.equal(_texts(other), expected)
+    accelerate(other)
+    assert prepacked_of(other) is not None
+    assert torch.equal(_texts(other), expected)
+
+
+def test_one_call_uses_what_is_there(packed_products: list[int]) -> None:
+    model = llama()
+    expected = generate(model, PROMPT, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    assert not packed_products, "a single call does not pay for it"
+    prepack(model)
+    packed_products.clear()
+    assert torch.equal(generate(model, PROMPT, max_new_tokens=20, do_sample=False, pad_token_id=0), expected)
+    assert packed_products
+
+
+def test_no_more_than_a_quarter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama()
+    needed = sum(layer.weight.nbytes for layer in _linears(model))
+    monkeypatch.setattr(prepacking, "memory", lambda device: 4 * needed - 1)
+    assert prepack(model) is None
+    assert prepack(model, True) is not None, "unless it is wanted"
+    prepack(model, False)
+    monkeypatch.setattr(prepacking, "memory", lambda device: 4 * needed)
+    assert prepack(model) is not None
+
+
+def test_only_where_it_was_faster(monkeypatch: pytest.MonkeyPatch, packed_products: list[int]) -> None:
+    def seconds(layers, rows: int, packed: bool) -> dict:
+        return dict.fromkeys(layers, 0.5 if packed and rows >= 4 else 1.0)
+
+    monkeypatch.setattr(prepacking, "_FASTER", 0.97)
+    monkeypatch.setattr(prepacking, "_seconds", seconds)
+    model = accelerate(llama())
+    packed_products.clear()
+    _texts(model)
+    assert packed_products
+    assert min(packed_products) >= 4
+    assert prepacked_of(model).eight == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_what_cannot_be_packed(dtype: torch.dtype) -> None:
+    model = llama().to(dtype)
+    assert prepack(model) is None
+    with pytest.raises(ValueError, match=r"expected linear layers in float32 or bfloat16"):
+        accelerate(model, prepack=True)

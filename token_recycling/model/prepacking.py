@@ -1,0 +1,245 @@
+"""Weights laid out once for passes over the few rows of a draft, on CPUs.
+
+torch hands a product of several rows to a library that lays the weights out anew with every call: in float32 eight rows
+take two to three times as long as one, most of it for that. oneDNN can keep the laid-out weights: eight rows then take
+1.4 times as long as one in float32, and in bfloat16 every pass takes a quarter less. Inference compilers call this
+prepacking. It costs a second copy of the weights, so it is done where there is memory for that, and used for the
+numbers of rows for which it was faster when it was made.
+
+torch has no public way to it but compiling the whole model: `torch.ops.mkldnn` is what its own compiler calls.
+
+The copy stands for the weights only while they are what it was made of. A layer's own product is used as soon as its
+weight is another tensor or was written to; what is written through a tensor's `.data`, which torch does not count, is
+found at the beginning of the next text by some numbers of every weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from .._util.device import memory
+from .inspection import parts_of
+from .remembered import forget, place, recalled, remembered
+
+_LEAST_BYTES = 4_000_000
+"""Weights that a core keeps at hand anyway are not packed, where nobody asked for it."""
+_SHARE_OF_MEMORY = 4
+"""The copy takes at most this part of all memory, where nobody asked for it."""
+_ROWS = (8, 4, 2, 1)
+"""Numbers of rows that are tried: packed weights are used from the least on down to which they were faster."""
+_TRIED = 128_000_000
+"""Bytes of weights of one shape, at most, that are tried."""
+_COMPARED = 256
+"""Rows of a weight, at most, whose number in one column is compared before every text."""
+_FASTER = 0.97
+_LAID_OUT_FOR = 16
+"""Rows that the weights are laid out for; others take the same."""
+_PATIENCE = 1.0
+"""Seconds that nothing is said of."""
+_PREPACKED = "prepacked"
+
+logger = logging.getLogger("token_recycling")
+
+_used: ContextVar[Prepacked | None] = ContextVar("prepacked", default=None)
+"""The weights that passes of this thread use."""
+
+
+class _Layer:
+    """Stands as `forward` on one linear layer: its packed product within `Prepacked.used`, else its own."""
+
+    def __init__(self, module: nn.Linear, owner: Prepacked) -> None:
+        self.module, self._owner = module, owner
+        self.weight, self._at = module.weight, place(module.weight)
+        self._version = self.weight._version
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _LAID_OUT_FOR)
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self._numbers = self._some().clone()
+        self.least = 1
+        """Rows from which on it is used."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if (
+            torch.compiler.is_dynamo_compiling()
+            or _used.get() is not self._owner
+            or x.numel() < self.least * x.shape[-1]
+            or not self.holds
+            or x.dtype is not self.weight.dtype
+            or torch.is_grad_enabled()
+            or torch.is_autocast_enabled("cpu")
+        ):
+            return nn.Linear.forward(self.module, x)
+        return self.product(x)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in) times the packed weight, with the layer's bias."""
+        return self._product(x, self.packed, self.module._parameters["bias"], "none", [], "")
+
+    @property
+    def holds(self) -> bool:
+        """Whether the layer's weight is the tensor that was packed, and unwritten since, as far as torch counts."""
+        weight = self.module._parameters["weight"]
+        return weight is self.weight and weight._version == self._version and weight.data_ptr() == self._at
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether some numbers of the weight are what they were."""
+        return torch.equal(self._some(), self._numbers)
+
+    def _some(self) -> torch.Tensor:
+        rows, columns = self.weight.shape
+        return self.weight.detach()[:: -(-rows // _COMPARED), columns // 2]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and saved as the layer's own product: a copy of the model packs weights of its own."""
+        return partial, (nn.Linear.forward, self.module)
+
+
+class Prepacked:
+    """The packed weights of one model."""
+
+    def __init__(self, modules: Sequence[nn.Linear]) -> None:
+        """Pack the weights of `modules` and find out from how many rows on that is faster, shape by shape; such layers
+        keep them.
+        """
+        self.layers: list[_Layer] = []
+        self.eight = 1.0
+        """What the products of a pass over eight rows took, in those of a pass over one."""
+        shapes: dict[torch.Size, list[_Layer]] = {}
+        for module in modules:
+            shapes.setdefault(module.weight.shape, []).append(_Layer(module, self))
+        tried = {shape: alike[: max(1, _TRIED // alike[0].weight.nbytes)] for shape, alike in shapes.items()}
+        own, packed = ({rows: _seconds(tried, rows, way) for rows in _ROWS} for way in (False, True))
+        for shape, alike in shapes.items():
+            least = _least_rows({rows: packed[rows][shape] / own[rows][shape] for rows in _ROWS})
+            if least is not None:
+                self.layers += alike
+                for layer in alike:
+                    layer.least = least
+        one, eight = (
+            sum(min(own[rows][shape], packed[rows][shape]) * len(alike) for shape, alike in shapes.items())
+            for rows in (1, 8)
+        )
+        self.eight = eight / one
+        for layer in self.layers:
+            setattr(layer.module, "forward", layer)  # noqa: B010 (a method, to the type checker)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copy."""
+        return sum(layer.weight.nbytes for layer in self.layers)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the weights are those that were packed, by some numbers of each."""
+        return all(layer.holds and layer.unchanged for layer in self.layers)
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """For the length of the block, passes of this thread use the packed weights."""
+        token = _used.set(self)
+        try:
+            yield
+        finally:
+            _used.reset(token)
+
+    def drop(self) -> None:
+        """Give every layer its own product back, and the memory free."""
+        for layer in self.layers:
+            if vars(layer.module).get("forward") is layer:
+                del layer.module.forward
+        self.layers = []
+
+
+def _least_rows(ratios: Mapping[int, float]) -> int | None:
+    """From how many rows on packed weights are used, by their time over that of others; None for no number."""
+    faster = list(itertools.takewhile(lambda rows: ratios[rows] < _FASTER, _ROWS))
+    return faster[-1] if faster else None
+
+
+def _seconds(layers: Mapping[torch.Size, Sequence[_Layer]], rows: int, packed: bool) -> dict[torch.Size, float]:
+    """What a product of so many rows with a layer of each shape takes on average, all read one after another: so that
+    none is at hand already.
+    """
+    taken = {}
+    for shape, alike in layers.items():
+        x = torch.ones(rows, shape[1], dtype=alike[0].weight.dtype)
+        began = time.perf_counter()
+        for layer in alike:
+            layer.product(x) if packed else linear(x, layer.weight, layer.module.bias)
+        taken[shape] = (time.perf_counter() - began) / len(alike)
+    return taken
+
+
+def prepack(model: PreTrainedModel, wanted: bool | None = None) -> Prepacked | None:
+    """Pack the weights of a model's linear layers, once; return them, or None where they are not packed.
+
+    `wanted=None` packs where it is possible, and the weights are no trifle and at most a quarter of memory; `True`
+    wherever it is possible, else raises ValueError; `False` drops what is packed.
+    """
+    if wanted is False:
+        drop(model)
+        return None
+    modules, reason = _layers_of(model)
+    needed = sum(module.weight.nbytes for module in modules)
+    if wanted is None and not _LEAST_BYTES <= needed <= memory(torch.device("cpu")) // _SHARE_OF_MEMORY:
+        return None
+    if reason is not None:
+        if wanted:
+            raise ValueError(f"cannot prepack this model: expected {reason}; leave prepack=True out")
+        return None
+    known = prepacked_of(model)
+    if known is not None and known.unchanged:
+        return known
+    drop(model)
+    began = time.perf_counter()
+    made = remembered(model, _PREPACKED, lambda: Prepacked(modules))
+    if time.perf_counter() - began > _PATIENCE:
+        logger.warning("weights laid out for short passes: %.1f s, once", time.perf_counter() - began)
+    return made
+
+
+def prepacked_of(model: PreTrainedModel) -> Prepacked | None:
+    """What `prepack` has made of the weights as they are."""
+    return recalled(model, _PREPACKED)
+
+
+def drop(model: PreTrainedModel) -> None:
+    """Forget packed weights, of whatever state of the model."""
+    for module in parts_of(model):
+        layer = vars(module).get("forward")
+        if isinstance(layer, _Layer):
+            layer._owner.drop()
+    forget(model, _PREPACKED)
+
+
+def _layers_of(model: PreTrainedModel) -> tuple[list[nn.Linear], str | None]:
+    """The layers that can be packed; or what was expected of the model, and not found."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return [], "a build of torch with oneDNN, got one without"
+    found = [part for part in parts_of(model) if type(part) is nn.Linear and _packable(part)]
+    return found, None if found else "linear layers in float32 or bfloat16 in a CPU's memory, got none"
+
+
+def _packable(module: nn.Linear) -> bool:
+    weight, forward = module._parameters.get("weight"), vars(module).get("forward")
+    return (
+        type(weight) is nn.Parameter
+        and weight.device.type == "cpu"
+        and weight.dtype in (torch.float32, torch.bfloat16)
+        and weight.layout is torch.strided
+        and not weight.is_inference()
+        and place(weight) != 0
+        and (forward is None or isinstance(forward, _Layer) or getattr(forward, "func", None) is nn.Linear.forward)
+    )
