@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from token_recycling import Conversation, make_drafter
 from token_recycling._util.text_stream import decoded
-from token_recycling.drafters.recycling import RecyclingText
+from token_recycling.drafters.recycling import Recycling, RecyclingText
 
 pytestmark = pytest.mark.core
 
@@ -55,6 +55,13 @@ def test_every_answer_is_that_of_a_cold_cache(chat):
     assert cached[1] > 10
     assert sorted(cached) == cached
     assert chat.acceleration.fallback is None
+
+
+def test_the_first_answer_waits_for_no_compiler(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(Recycling, "warm_up", lambda self, device: compiled.append(device))
+    chat = Conversation(speaking_llama(), chatty(tiny.tokenizer()), **GREEDY)
+    assert compiled == [chat.model.device]
 
 
 def test_a_turn_reads_what_is_new_in_it(chat):

@@ -76,8 +76,9 @@ class Conversation:
         self.model, self.tokenizer = model, tokenizer
         self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
         prepack(model)
-        self._target = ready(model)
-        self.acceleration = Acceleration(make_drafter(drafter), way_of(fast), self._target)
+        self._target, made = ready(model), make_drafter(drafter)
+        made.warm_up(self._target.device)  # the first answer waits for no compiler
+        self.acceleration = Acceleration(made, way_of(fast), self._target)
         self._limit = memory(self._target.device) // 8
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()
