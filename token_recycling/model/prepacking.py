@@ -228,16 +228,17 @@ def _layers_of(model: PreTrainedModel) -> tuple[list[nn.Linear], str | None]:
     """The layers that can be packed; or what was expected of the model, and not found."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return [], "a build of torch with oneDNN, got one without"
-    found = [part for part in parts_of(model) if type(part) is nn.Linear and _packable(part)]
-    return found, None if found else "linear layers in float32 or bfloat16 in a CPU's memory, got none"
+    dtypes = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
+    found = [part for part in parts_of(model) if type(part) is nn.Linear and _packable(part, dtypes)]
+    return found, None if found else "linear layers in float32 or bfloat16 that this CPU multiplies, got none"
 
 
-def _packable(module: nn.Linear) -> bool:
+def _packable(module: nn.Linear, dtypes: set[torch.dtype]) -> bool:
     weight, forward = module._parameters.get("weight"), vars(module).get("forward")
     return (
         type(weight) is nn.Parameter
         and weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
+        and weight.dtype in dtypes
         and weight.layout is torch.strided
         and not weight.is_inference()
         and place(weight) != 0
