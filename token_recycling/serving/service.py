@@ -29,6 +29,7 @@ from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
 from .metrics import Metrics
+from .places import Places, places
 from .requests import Body, ChatBody, Prediction, Sampling, StepsBody, TextBody
 from .sampling import check_ids, config_of, processors_of
 from .settings import Isolation, Settings
@@ -53,8 +54,9 @@ class Service:
         )
         self.offered = OfferedDrafters(settings.offers, settings.free_options)
         self.metrics.drafters.set_function(lambda: len(self.pool))
-        self.together = DecodingThread(loaded.model) if settings.concurrency > 1 else None
-        self.worker = Worker(settings.concurrency)
+        self.places = places(self.target, self.pool.base, settings, limit)
+        self.together = DecodingThread(loaded.model) if self.places.texts > 1 else None
+        self.worker = Worker(self.places.texts)
         self.metrics.generating.set_function(lambda: self.worker.running)
         self.metrics.waiting.set_function(lambda: self.worker.waiting)
         self.grammars = Grammars(loaded, settings.isolation, len(settings.keys))
@@ -207,7 +209,7 @@ class Service:
 
     async def open(self) -> None:
         """Compiles what the first requests would wait for, and completes a text as they do. May be called
-        again. Raises RuntimeError if that fails, or where texts are to be decoded together and this one was not.
+        again. Raises RuntimeError if that fails, or where texts are asked to be decoded together and this one was not.
         """
         if self._opened:
             return
@@ -222,7 +224,14 @@ class Service:
             raise RuntimeError(f"expected to complete a first text, got {type(why).__name__}: {why}") from error
         if self.together is not None and job.fallback is not None:
             # It would draw from the generator of the whole process, so that seeds would not hold.
-            raise RuntimeError(f"expected texts that share passes, got others: {job.fallback}; leave --concurrency out")
+            if self.settings.concurrency is not None:
+                raise RuntimeError(
+                    f"expected texts that share passes, got others: {job.fallback}; leave --concurrency out"
+                )
+            self.places = Places(1, f"since it cannot share passes: {job.fallback}")
+            self.together.close()
+            self.worker.close()
+            self.together, self.worker = None, Worker()
         self._opened = True
 
     async def save_at_intervals(self) -> None:
