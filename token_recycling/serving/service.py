@@ -161,6 +161,7 @@ class Service:
         """What is known of the texts of a request; raises ApiError for a prediction that nobody drafts from."""
         nodes = None if body.speculation is None else body.speculation.nodes
         alone = self.settings.isolation is Isolation.per_request or job.warm_up
+        alone = alone or (isinstance(body, Sampling) and body.cache_prompt is False)
         prefixes = None if alone else self.prefixes.of(job.key)
         if prediction is None or (body.speculation is not None and not body.speculation.enabled):
             return Known(prefixes, nodes=nodes)
@@ -184,6 +185,13 @@ class Service:
         field, form = "tools", calls
         if body.response_format is not None:
             field, form = "response_format", form_of(body.response_format)
+        if body.structured is not None:
+            field, form = body.structured
+        for name in ("min_tokens", "ignore_eos"):
+            if form is not None and getattr(body, name):
+                raise invalid(
+                    name, f"expected none beside {field}, whose form says where the answer ends; leave it out"
+                )
         return None if form is None else await self.grammars.processor(field, form, job.key, lambda: job.cancelled)
 
     def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
