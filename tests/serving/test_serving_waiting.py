@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 from support import architectures, tiny
+from support.recurrent_architectures import RECURRENT
 from support.serving import serving, wait_for
 from support.speaking import speaking_llama
 
@@ -112,6 +113,20 @@ def test_two_texts_are_generated_at_once_where_they_fit_in_memory(model, monkeyp
         assert str(service.places) == "3 texts at once, as asked"
     with closing(stated(model, concurrency=1)) as service:
         assert str(service.places) == "one text at a time, as asked"
+
+
+@pytest.mark.parametrize("case", [case for case in RECURRENT if case.family in ("mamba", "falcon_h1")], ids=str)
+def test_states_of_texts_take_memory_too(case, monkeypatch):
+    model = architectures.model_of(case)
+    sizes = []
+    for held in (10**9, 1000):
+        monkeypatch.setattr(places, "memory", lambda device, held=held: held)
+        monkeypatch.setattr(places, "context_length", lambda model: None if case.family == "mamba" else 256)
+        with closing(stated(model, cache=0)) as service:
+            sizes.append(service.places)
+    assert [one.texts for one in sizes] == [2, 1]
+    length = "any length" if case.family == "mamba" else "up to 256 tokens each"
+    assert all(length in one.why for one in sizes)
 
 
 def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypatch):

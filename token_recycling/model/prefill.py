@@ -69,9 +69,18 @@ def prefill(
         size = min(size, piece_of(model))
     for start in range(0, tokens.shape[1], size):
         if reading is not None:
-            reading()
+            _go_on(cache, reading)
         logits = model.read(tokens[:, start : start + size], cache, last=int(at_once))
         _show(observe, [text[start : start + size] for text in missing], logits)
+
+
+def _go_on(cache: Cache, reading: Reading) -> None:
+    """Ask whether a prompt is still waited for; make room for its next pieces, which transformers' own layers have not,
+    so that they are copied for each.
+    """
+    reading()
+    if cache.get_seq_length():
+        TreeCache(cache)
 
 
 def _show(observe: Sequence[ObservePrompt] | None, pieces: Sequence[torch.Tensor], logits: torch.Tensor) -> None:
@@ -122,7 +131,7 @@ def first_pass(
     size = len(before) if model.leaves_logits_out else PIECE
     for piece in before.split(max(1, size if reading is None else min(size, piece_of(model)))):
         if reading is not None:
-            reading()
+            _go_on(cache, reading)
         if len(piece):
             logits = model.read(piece[None], cache, last=1)
     if at_once:

@@ -15,7 +15,7 @@ from .._util.device import memory
 from ..drafters._base import Drafter
 from ..loop.continuous import why_not_batched
 from ..model.inspection import context_length
-from ..model.kv_cache import TreeCache
+from ..model.kv_cache import TreeCache, unroll
 from ..model.recurrence import bytes_of_states
 from ..model.self_test import ready
 from ..model.support import UnsupportedModelError
@@ -82,5 +82,6 @@ def _by_memory(target: TreeModel, settings: Settings, kept: int) -> Places:
 def _bytes_of_text(target: TreeModel) -> tuple[int, int]:
     """Bytes of the cache of a text: for each of its tokens, and of its states."""
     cache = target.new_cache()
+    unroll(cache)
     target.read(torch.zeros(1, 2, dtype=torch.long), cache, last=1)
     return sum(part.nbytes for part in TreeCache(cache).parts(0, 0, 1)), bytes_of_states(cache)
