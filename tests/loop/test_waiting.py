@@ -14,18 +14,21 @@ import token_recycling as tr
 from token_recycling.loop import continuous
 from token_recycling.loop.known import Known
 from token_recycling.loop.step import TreeStepper
-from token_recycling.model.prefill import piece_of
+from token_recycling.model import prefill
 from token_recycling.model.prefixes import PrefixCache
 from token_recycling.model.tree_model import TreeModel
 
 MODEL = tiny.llama(max_position_embeddings=4096)
-PIECE = piece_of(TreeModel(MODEL))
+PIECE = 256
 LONG, SHORT = tiny.prompt(1, 6 * PIECE + 20), tiny.prompt(0, 5)
 
 
 @pytest.fixture
 def texts(monkeypatch):
-    """A batch that tells what it does, `events`: the length of every piece of a prompt, and 0 for every pass of all."""
+    """A batch that tells what it does, `events`: the length of every piece of a prompt, and 0 for every pass of all.
+    All pieces are as those behind many tokens.
+    """
+    monkeypatch.setattr(prefill, "_FAR", 0)
     made, now = Texts(MODEL), [0.0]
     made.events, made.seconds = [], {"piece": 0.0, "pass": 1.0}
     read, step = TreeModel.read, TreeStepper.step
@@ -196,6 +199,12 @@ def test_pieces_are_of_one_size_whoever_is_there(texts):
     begun(texts, texts.join(LONG, 1))
     assert [event for event in texts.events if event][2:] == by_itself
     assert by_itself == [PIECE] * 6 + [20]
+
+
+def test_pieces_are_smaller_where_attention_takes_long(texts, monkeypatch):
+    monkeypatch.setattr(prefill, "_FAR", 1024)
+    begun(texts, texts.join(LONG, 1))
+    assert [event for event in texts.events if event] == [512, 512, 256, 256, 20]
 
 
 def test_a_prompt_read_alone_is_cut_at_the_same_places(texts):

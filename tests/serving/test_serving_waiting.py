@@ -11,11 +11,9 @@ from support.recurrent_architectures import RECURRENT
 from support.serving import serving, wait_for
 from support.speaking import speaking_llama
 
-from token_recycling.model.prefill import piece_of
-from token_recycling.model.tree_model import TreeModel
 from token_recycling.serving import create_app, places
 
-PIECES = 12
+PIECES = 8
 LONG = "import os\n" * 1200
 ASKED = {"max_tokens": 4, "temperature": 0}
 
@@ -31,7 +29,6 @@ def reading():
             time.sleep(0.05)
 
     model.register_forward_pre_hook(slow, with_kwargs=True)
-    assert len(tiny.tokenizer()(LONG)["input_ids"]) > PIECES * piece_of(TreeModel(model))
     return model, passes
 
 
@@ -53,7 +50,7 @@ def test_a_client_that_leaves_while_its_prompt_is_read_frees_the_machine(reading
         assert server.metrics()['token_recycling_generations_total{outcome="cancelled"}'] == 1
         again = server.complete(prompt=LONG, **ASKED)
         kept = again.usage.prompt_tokens_details.cached_tokens
-        assert 0 < kept < PIECES * max(passes), "what was read before is not read again"
+        assert 0 < kept < again.usage.prompt_tokens - 300, "what was read before is not read again"
     with serving(model, tiny.tokenizer(), concurrency=1, cache=0) as cold:
         assert cold.complete(prompt=LONG, **ASKED).choices[0].text == again.choices[0].text
 
@@ -79,7 +76,8 @@ def test_a_short_text_is_said_while_a_long_prompt_is_read(reading):
         assert len(passes) < PIECES
         assert not long.done()
         assert short.choices[0].text == alone
-        assert long.result().usage.prompt_tokens > PIECES * max(passes)
+        assert long.result().usage.completion_tokens == 4
+        assert len(passes) >= PIECES
 
 
 # How many texts are generated at once

@@ -81,7 +81,7 @@ class RunningBatch:
             raise UnsupportedModelError(reason)
         self.target = target
         self._costs = costs_of(target, 1, 1)
-        self._piece = piece_of(target)
+        self._piece = piece_of(target, 0)
         self._joining: list[_Joining] = []
         """In the order in which they came."""
         self._passed_over = 0
@@ -155,25 +155,25 @@ class RunningBatch:
                 with row.guarded():
                     run.cache, row.held = row.known.prefixes.take(row.sequence.on_host)
                     row.stats.cached_tokens += row.held
-            unread = row.sequence.length - 1 - row.held
+            unread, most = row.sequence.length - 1 - row.held, piece_of(self.target, row.held)
             self._passed_over = 0 if joining is self._joining[0] else self._passed_over + 1
             going_on = False
             if row.error is None:
                 self._costs.share(1, row.sequence.length)
                 try:
-                    going_on = unread > left and self.target.support.reads_on
+                    going_on = unread > most and self.target.support.reads_on
                     if going_on:
                         run.clock.restart()
-                        run.prefill(most=left)
+                        run.prefill(most=most)
                         run.clock.lap("forward")
                     else:
                         self._first_step(joining)
                 except Exception as error:
                     row.error, going_on = error, False
-            if unread > left and self._takes:
+            if unread > most and self._takes:
                 synchronize(self.target.device)
                 self._owed = time.perf_counter() - began
-            left -= max(1, unread)
+            left = 0 if going_on else left - max(1, unread)
             if not going_on:
                 self._joining.remove(joining)
                 if not row.going:

@@ -19,10 +19,10 @@ from .tree_model import TreeModel
 
 PIECE = 512
 """Tokens of all texts together whose logits are held at once, or that are read with a mask."""
-_READ_PIECE, _READ_PIECE_ON_CPU = 512, 256
-"""Tokens of a prompt that are read before anybody else has a turn. On a CPU arithmetic bounds the time from a few dozen
-rows on: 256 take as long a token as 512, and half as long in all; 128 took a fifth longer a token. It is a number and
-no time, so that a prompt is cut, and rounded, at the same places whoever is there beside it.
+_READ, _READ_FAR_ON_CPU, _FAR = 512, 256, 1024
+"""Tokens of a prompt that are read before anybody else has a turn: on a CPU fewer behind so many others, where
+attention takes most of the time. From a few hundred rows on arithmetic bounds a pass: larger pieces gain little a
+token. These are numbers and no times, so that a prompt is cut, and rounded, at the same places whoever is beside it.
 """
 _EXTENDED_PIECE = 64
 """Tokens of each text, at most, that are read at once behind what a cache holds already."""
@@ -33,9 +33,11 @@ Reading = Callable[[], None]
 """Called before each piece of a prompt; what it raises ends the call that the prompt is of."""
 
 
-def piece_of(model: TreeModel) -> int:
-    """Tokens of a prompt that are read before others have a turn, or it is asked whether anybody still waits for it."""
-    return _READ_PIECE_ON_CPU if model.device.type == "cpu" else _READ_PIECE
+def piece_of(model: TreeModel, held: int) -> int:
+    """Tokens of a prompt that are read behind `held` of it before others have a turn, or it is asked whether anybody
+    still waits for it.
+    """
+    return _READ_FAR_ON_CPU if model.device.type == "cpu" and held >= _FAR else _READ
 
 
 def prefill(
@@ -65,22 +67,23 @@ def prefill(
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
     at_once = observe is None and model.leaves_logits_out
     size = max(1, tokens.shape[1] if at_once else PIECE // len(texts))
-    if reading is not None:
-        size = min(size, piece_of(model))
-    for start in range(0, tokens.shape[1], size):
+    for place in _pieces(model, cache, tokens.shape[1], size, reading):
+        logits = model.read(tokens[:, place], cache, last=int(at_once))
+        _show(observe, [text[place] for text in missing], logits)
+
+
+def _pieces(model: TreeModel, cache: Cache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
+    """Where `n` tokens are cut that a cache lacks, to pieces of at most `size`; `reading` is called before each."""
+    start = 0
+    while start < n:
+        held = cache.get_seq_length()
         if reading is not None:
-            _go_on(cache, reading)
-        logits = model.read(tokens[:, start : start + size], cache, last=int(at_once))
-        _show(observe, [text[start : start + size] for text in missing], logits)
-
-
-def _go_on(cache: Cache, reading: Reading) -> None:
-    """Ask whether a prompt is still waited for; make room for its next pieces, which transformers' own layers have not,
-    so that they are copied for each.
-    """
-    reading()
-    if cache.get_seq_length():
-        TreeCache(cache)
+            reading()
+            if held:
+                TreeCache(cache)  # has room to grow; transformers' own layers are copied for every piece
+        end = start + (size if reading is None else min(size, piece_of(model, held)))
+        yield slice(start, min(n, end))
+        start = end
 
 
 def _show(observe: Sequence[ObservePrompt] | None, pieces: Sequence[torch.Tensor], logits: torch.Tensor) -> None:
@@ -129,11 +132,8 @@ def first_pass(
     with_draft = max(0, PIECE - n)
     before = text[held : len(text) if at_once else max(held, len(text) - 1 - with_draft)]
     size = len(before) if model.leaves_logits_out else PIECE
-    for piece in before.split(max(1, size if reading is None else min(size, piece_of(model)))):
-        if reading is not None:
-            _go_on(cache, reading)
-        if len(piece):
-            logits = model.read(piece[None], cache, last=1)
+    for place in _pieces(model, cache, len(before), size, reading):
+        logits = model.read(before[None, place], cache, last=1)
     if at_once:
         return logits
     held = cache.get_seq_length()
