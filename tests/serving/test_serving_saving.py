@@ -27,7 +27,9 @@ def rows(path):
 
 
 def test_it_is_saved_at_intervals_if_it_changed(tmp_path):
-    with serving(speaking_llama(), tiny.tokenizer(), matrix=matrix_path(tmp_path), save_every=0.05) as server:
+    """With one text at a time after each; with more also while they are generated, as often as they take."""
+    settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 1}
+    with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
         server.post("/v1/completions", ASKED)
         wait_for(matrix_path(tmp_path).exists)
         saves = 'token_recycling_matrix_saves_total{outcome="good"}'
