@@ -15,71 +15,17 @@ from support.architectures import named
 from support.chi_square import fit
 from support.drafters import example
 from support.recurrent_architectures import RECURRENT
+from support.running import GoneError, Texts, alone
 from support.runs import fix_costs
-from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
-from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch, why_not_batched
-from token_recycling.loop.draws import Draws
-from token_recycling.loop.text import Row, Sequence, TokenSelector
-from token_recycling.model.prefill import PIECE
 from token_recycling.model.tree_model import TreeModel
 from token_recycling.trees.templates import chain, root_only
 
 LLAMA = tiny.llama(seed=3)
 SHARED = tr.make_drafter("recycling")
-
-
-class GoneError(Exception):
-    """A client that has left."""
-
-
-class Texts:
-    """Texts of one batch, and what each has said."""
-
-    def __init__(self, model):
-        self.model, self.batch = model, RunningBatch(TreeModel(model))
-        self.said: dict[Row, list[int]] = {}
-        self.ended: list[Row] = []
-
-    def join(
-        self,
-        ids,
-        new,
-        drafter="recycling",
-        seed=None,
-        processors=(),
-        criteria=(),
-        take=lambda step: None,
-        streamed=True,
-    ):
-        """Lets a text join; it is sampled where there is a seed."""
-        limit = MaxLengthCriteria(ids.shape[1] + new)
-        sequence = Sequence(ids[0], StoppingCriteriaList([limit, *criteria]))
-        selector = TokenSelector(sequence, LogitsProcessorList(processors), seed is not None)
-        draws = None if seed is None else Draws(seed, ids.device)
-        row = Row(sequence, selector, tr.make_drafter(drafter), tr.Stats(), draws=draws)
-        said = self.said[row] = []
-
-        def told(step):
-            said.extend(step.tokens)
-            take(step)
-
-        self.batch.join(row, told, streamed=streamed)
-        return row
-
-    def step(self):
-        self.ended += self.batch.step()
-
-    def finish(self):
-        while self.batch.rows:
-            self.step()
-
-
-def alone(model, ids, new, **more):
-    return model.generate(ids, max_new_tokens=new, **{"do_sample": False, **more})[0, ids.shape[1] :].tolist()
 
 
 def sampled_alone(ids, new, seed):
@@ -236,24 +182,6 @@ def test_texts_with_drawn_drafts_have_the_distribution_of_the_model():
     exact = shares.gather(2, possible[:, :, None])[..., 0].prod(dim=1)
     assert fit(Counter(tuple(texts.said[row]) for row in rows), possible, exact, least=3) > 1e-3
     assert sum((row.stats for row in rows), tr.Stats()).accepted.total() > 100
-
-
-def test_a_long_prompt_is_read_between_the_steps_of_others():
-    model = tiny.llama(max_position_embeddings=4096)
-    texts, long = Texts(model), tiny.prompt(1, 3 * PIECE + 20)
-    short = texts.join(tiny.prompt(0, 5), 40)
-    texts.step()
-    row = texts.join(long, 6)
-    said = []
-    while not texts.said[row]:
-        said.append(len(texts.said[short]))
-        texts.step()
-    assert len(said) == 4
-    assert said == sorted(set(said)), "the other text went on between the pieces"
-    texts.finish()
-    assert texts.said[row] == alone(model, long, 6)
-    assert row.stats.prompt_tokens == long.shape[1]
-    assert row.stats.prefill_seconds > 0
 
 
 def sizes(monkeypatch, texts, curve):

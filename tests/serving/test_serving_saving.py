@@ -27,7 +27,9 @@ def rows(path):
 
 
 def test_it_is_saved_at_intervals_if_it_changed(tmp_path):
-    with serving(speaking_llama(), tiny.tokenizer(), matrix=matrix_path(tmp_path), save_every=0.05) as server:
+    """With one text at a time after each; with more also while they are generated, as often as they take."""
+    settings = {"matrix": matrix_path(tmp_path), "save_every": 0.05, "concurrency": 1}
+    with serving(speaking_llama(), tiny.tokenizer(), **settings) as server:
         server.post("/v1/completions", ASKED)
         wait_for(matrix_path(tmp_path).exists)
         saves = 'token_recycling_matrix_saves_total{outcome="good"}'
@@ -110,9 +112,10 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
     command = [sys.executable, "-c", code, "serve", folder, *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         lines = iter(server.stderr.readline, "")
-        said = [next(lines), next(lines)]
+        said = [next(lines), next(lines), next(lines)]
         assert "isolation per-key, since API keys are configured" in said[0]
-        url = said[1].split(" at ")[1].split(";")[0]
+        assert "2 texts at once, since the memory holds two of up to " in said[1]
+        url = said[2].split(" at ")[1].split(";")[0]
         body = {"messages": [{"role": "user", "content": "import os"}], "model": "small", "max_tokens": 8}
         for key in ("one", "two"):
             headers = {"Authorization": f"Bearer {key}"}

@@ -95,7 +95,7 @@ class DecodingThread:
                 raise RuntimeError("expected a call before DecodingThread.close(), got one after it; make another one")
             if selector.sample:
                 row.draws = Draws(seed, target.device)
-            self._batch.join(row, take, streamed=streamer is not None)
+            self._batch.join(row, take, streamed=streamer is not None, reading=call.reading)
             self._waiting[row] = ended
 
         self.between_steps(join).result()

@@ -27,6 +27,7 @@ from ..loop.processors import Scope, scope
 from ..model.compat import is_callers
 from ..model.inspection import prepares_inputs_elsewhere
 from ..model.kv_cache import slots
+from ..model.prefill import Reading
 from ..model.self_test import ready
 from ..model.support import Support, UnsupportedModelError
 from ..model.tree_model import TreeModel
@@ -57,6 +58,13 @@ class GenerateCall:
     config: GenerationConfig
     model_kwargs: dict[str, Any]
     streamer: BaseStreamer | None = None
+
+    @property
+    def reading(self) -> Reading | None:
+        """The streamer's method `reading_prompt`, where it has one: it is called before each piece of a prompt, and may
+        raise to end the call.
+        """
+        return getattr(self.streamer, "reading_prompt", None)
 
     @property
     def cache(self) -> Cache:

@@ -53,6 +53,14 @@ def run_call(
     if prefixes is not None:
         cache, held[0] = prefixes.take(sequences[0].on_host)
         stats.cached_tokens += held[0]
+
+    def reading() -> None:
+        nonlocal whole
+        whole = True  # what was read of a prompt that nobody waits for any more can be kept
+        if call.reading is not None:
+            call.reading()
+        whole = False
+
     with target.alone(), way(target, sequences, selectors, drafter, cache) as stepping:
         passes = decode(
             target,
@@ -66,6 +74,7 @@ def run_call(
             stepper=stepping.stepper,
             kind=stepping.kind,
             streamed=call.streamer is not None,
+            reading=call.reading and reading,
             keeps_all=call.cache_is_seen,
             known=known,
         )
@@ -79,7 +88,7 @@ def run_call(
             whole = True
         finally:
             if prefixes is not None and whole:
-                prefixes.keep(sequences[0].on_host, cache)
+                prefixes.keep(sequences[0].on_host[: slots(cache) + 1], cache)
     if call.streamer is not None:
         call.streamer.end()
     stats.tokens -= stopping.withdrawn

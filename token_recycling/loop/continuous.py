@@ -1,8 +1,10 @@
 """Continuous batching: texts join and leave a batch between its steps.
 
-A text begins alone: its prompt is read into a cache of its own, in pieces if it is long, and its first step is made
-there. Then its slots are put beside those of the others, with whom it takes the same passes (`step.TreeStepper`). An
-error of its processors, criteria or drafter, or of whoever takes its tokens, ends that text alone.
+A text begins alone: its prompt is read into a cache of its own, and its first step is made there. Then its slots are
+put beside those of the others, with whom it takes the same passes (`step.TreeStepper`). A long prompt is read in
+pieces: between two of them shorter prompts are read, the others make steps for as long as a piece took, and whoever no
+longer waits is let go. An error of its processors, criteria or drafter, or of whoever takes its tokens, ends that text
+alone.
 
 Cost: a copy of a text's slots where it joins or leaves; now and then one of all, where room grows. A pass costs as if
 all texts were as long as the longest and drafted as many nodes, so nodes are shared out (`run.share_nodes`).
@@ -10,16 +12,17 @@ all texts were as long as the longest and drafted as many nodes, so nodes are sh
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from transformers.cache_utils import Cache
 
+from .._util.device import synchronize
 from ..model.inspection import processes
 from ..model.pass_times import costs_of, pass_times
-from ..model.prefill import PIECE
+from ..model.prefill import Reading, piece_of
 from ..model.support import UnsupportedModelError
 from ..model.tree_model import TreeModel
 from ..trees.draft import Step
@@ -29,6 +32,8 @@ from .step import TreeStepper, begin, count, learn
 from .text import Row
 
 Take = Callable[[Step], None]
+_MOST_PASSED_OVER = 8
+"""Prompts, or pieces of them, that are read before the oldest one has a piece again: many short ones may come."""
 
 
 def why_not_batched(target: TreeModel) -> str | None:
@@ -41,11 +46,29 @@ def why_not_batched(target: TreeModel) -> str | None:
     return target.support.batch_reason
 
 
-class _Joining(NamedTuple):
+@dataclass(eq=False)
+class _Joining:
     """A text whose prompt is being read."""
 
     run: Run
     take: Take
+
+    @property
+    def row(self) -> Row:
+        return self.run.rows[0]
+
+    def unread(self) -> int:
+        """Tokens before its last one that are neither read nor kept of another text."""
+        row, prefixes = self.row, self.row.known.prefixes
+        held = row.held if prefixes is None or row.held else prefixes.known(row.sequence.on_host)
+        return row.sequence.length - 1 - held
+
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for it any more."""
+        if self.run.reading is not None:
+            with self.row.guarded():
+                self.run.reading()
+        return self.row.error is not None
 
 
 class RunningBatch:
@@ -58,7 +81,13 @@ class RunningBatch:
             raise UnsupportedModelError(reason)
         self.target = target
         self._costs = costs_of(target, 1, 1)
-        self._joining: deque[_Joining] = deque()
+        self._piece = piece_of(target, 0)
+        self._joining: list[_Joining] = []
+        """In the order in which they came."""
+        self._passed_over = 0
+        """How often others were read since the oldest one was."""
+        self._owed = 0.0
+        """Seconds of steps that are due before the next piece of a long prompt."""
         self._stepper: TreeStepper | None = None
         """Makes the steps of the texts that have begun; None if there are none."""
         self._takes: dict[Row, Take] = {}
@@ -67,11 +96,19 @@ class RunningBatch:
     @property
     def rows(self) -> list[Row]:
         """All texts: those that have begun, and those whose prompts are being read."""
-        return [*self._takes, *(run.rows[0] for run, _ in self._joining)]
+        return [*self._takes, *(joining.row for joining in self._joining)]
 
-    def join(self, row: Row, take: Take, cache: Cache | None = None, streamed: bool = True) -> None:
+    def join(
+        self,
+        row: Row,
+        take: Take,
+        cache: Cache | None = None,
+        streamed: bool = True,
+        reading: Reading | None = None,
+    ) -> None:
         """Add a text, from the next step on. `take` is given each of its steps, before they are learned from;
-        `cache` holds the first `row.held` of its tokens; `streamed`: somebody waits for the first token.
+        `cache` holds the first `row.held` of its tokens; `streamed`: somebody waits for the first token; `reading` is
+        called before each step while its prompt is being read, and ends the text if it raises.
         """
         cache = self.target.new_cache() if cache is None else cache
         clock, wanted = Clock(row.stats, self.target.device), self._states(row)
@@ -82,7 +119,7 @@ class RunningBatch:
                     f"got one that needs {wanted}: {row.drafter.describe()}"
                 )
         row.isolated = True
-        self._joining.append(_Joining(Run(self.target, [row], self._costs, cache, clock, streamed), take))
+        self._joining.append(_Joining(Run(self.target, [row], self._costs, cache, clock, streamed, reading), take))
 
     def _states(self, row: Row) -> list[int] | None:
         """Numbers of the layers whose hidden states its drafter needs, or None."""
@@ -97,53 +134,86 @@ class RunningBatch:
     @torch.no_grad()
     def step(self) -> list[Row]:
         """Read a piece of the waiting prompts, make one pass over all texts, and return those that ended."""
-        ended = [*self._begin(), *self._drop()]
+        ended = [*self._given_up(), *self._begin(), *self._drop()]
         if self._stepper is not None:
+            began = time.perf_counter()
             try:
                 self._pass(self._stepper)
             except Exception as error:  # of the pass itself, which was that of all
                 for row in self._takes:
                     row.error = row.error or error
+            self._owed -= time.perf_counter() - began
             ended += self._drop()
         return ended
 
     def _begin(self) -> list[Row]:
         """Read a piece of the waiting prompts, make first steps, and return the texts that end with them."""
-        left, ended = PIECE, []
-        while self._joining and left > 0:
-            run, take = self._joining[0]
-            (row,) = run.rows
+        left, ended = self._piece, []
+        while left > 0 and (joining := self._next(left)) is not None:
+            run, row, began = joining.run, joining.row, time.perf_counter()
             if row.known.prefixes is not None and not row.held:  # by now others may have read what it begins with
                 with row.guarded():
                     run.cache, row.held = row.known.prefixes.take(row.sequence.on_host)
                     row.stats.cached_tokens += row.held
-            unread = row.sequence.length - row.held
-            # Who needs the states of a prompt needs those of all of it.
-            in_pieces = self.target.support.reads_on and row.traits.states is None
+            unread, most = row.sequence.length - 1 - row.held, piece_of(self.target, row.held)
+            self._passed_over = 0 if joining is self._joining[0] else self._passed_over + 1
+            going_on = False
             if row.error is None:
                 self._costs.share(1, row.sequence.length)
                 try:
-                    if in_pieces and unread > left:
+                    going_on = unread > most and self.target.support.reads_on
+                    if going_on:
                         run.clock.restart()
-                        run.prefill(most=left)
+                        run.prefill(most=most)
                         run.clock.lap("forward")
-                        break
-                    self._first_step(run, take)
+                    else:
+                        self._first_step(joining)
                 except Exception as error:
-                    row.error = error
-            left -= unread
-            self._joining.popleft()
-            if not row.going:
-                row.finish()
-                ended.append(row)
+                    row.error, going_on = error, False
+            if unread > most and self._takes:
+                synchronize(self.target.device)
+                self._owed = time.perf_counter() - began
+            left = 0 if going_on else left - max(1, unread)
+            if not going_on:
+                self._joining.remove(joining)
+                if not row.going:
+                    row.finish()
+                    ended.append(row)
         return ended
 
-    def _first_step(self, run: Run, take: Take) -> None:
+    def _next(self, left: int) -> _Joining | None:
+        """Whose prompt is read next, where `left` tokens may still be read before the others make a step: the shortest;
+        the oldest where others came before it too often. None where none fits, or the others are owed their time.
+        """
+        if not self._joining:
+            return None
+        oldest, shortest, fresh = self._joining[0], min(self._joining, key=_Joining.unread), left == self._piece
+        if self._passed_over >= _MOST_PASSED_OVER:
+            return oldest if fresh else None
+        if shortest.unread() <= left:
+            return shortest
+        return shortest if fresh and not (self._takes and self._owed > 0) else None
+
+    def _given_up(self) -> list[Row]:
+        """Remove and return the texts that nobody waits for any more, of those whose prompts are being read; what was
+        read of them is kept.
+        """
+        gone = [joining for joining in self._joining if joining.is_given_up()]
+        for joining in gone:
+            self._joining.remove(joining)
+            row = joining.row
+            if row.known.prefixes is not None:
+                with row.guarded():
+                    row.known.prefixes.keep(row.sequence.on_host[: row.held + 1], joining.run.cache)
+            row.finish()
+        return [joining.row for joining in gone]
+
+    def _first_step(self, joining: _Joining) -> None:
         """Make a text's first step alone; then let it go on with the others."""
+        run, row = joining.run, joining.row
         run.clock.restart()
         alone = begin(run, TreeStepper)
-        _step(run, alone, [take])
-        row = run.rows[0]
+        _step(run, alone, [joining.take])
         _keep_text(run, 0)
         if not row.going:
             return
@@ -151,7 +221,7 @@ class RunningBatch:
             self._stepper = alone
         else:
             self._stepper.join(alone)
-        self._takes[row] = take
+        self._takes[row] = joining.take
 
     def _pass(self, stepper: TreeStepper) -> None:
         """Make one pass over all texts; its time counts for each of them."""

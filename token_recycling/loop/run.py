@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..costs.budget import paying_size
 from ..costs.costs import Costs
 from ..drafters._base import TextDrafter
 from ..model.inspection import layer_states
-from ..model.prefill import ObservePrompt, prefill
+from ..model.prefill import ObservePrompt, Reading, prefill
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft
 from .stats import Clock
@@ -35,6 +35,10 @@ class Run:
     clock: Clock
     streamed: bool = False
     """Whether somebody waits for the first token."""
+    reading: Reading | None = None
+    """Called before each piece of a prompt."""
+    states_read: list[torch.Tensor] = field(default_factory=list)
+    """(tokens, states * hidden) each: of what was read of a single text in pieces, where its drafter needs them."""
 
     @cached_property
     def prompt_alone(self) -> bool:
@@ -79,15 +83,26 @@ class Run:
         if most is not None:
             texts = [text[: there + most + 1] for text, there in zip(texts, held, strict=True)]
         with self.states() as passes:
-            prefill(self.target, texts, self.cache, self.observers, held)
+            prefill(self.target, texts, self.cache, self.observers, held, self.reading)
         unread = [len(text) - 1 - there for text, there in zip(texts, held, strict=True)]
         # Of all that was read, and no more: a family may leave states out, or read a long prompt anew.
         if passes and sum(states.shape[1] for states in passes) == max(unread):
             states = torch.cat(passes, dim=1).to(self.target.device)
-            for index, (row, count) in enumerate(zip(self.rows, unread, strict=True)):
-                self.text_drafter(row).read_prompt(states[index, :count])
+            if most is not None:
+                self.states_read.append(states[0])
+            else:
+                self.read_states([states[index, :count] for index, count in enumerate(unread)])
         for row, count in zip(self.rows, unread, strict=True):
             row.held += count
+
+    def read_states(self, states: list[torch.Tensor]) -> None:
+        """Give each drafter the hidden states (n, states * hidden) of its prompt: those of earlier pieces, then
+        `states`.
+        """
+        for row, last in zip(self.rows, states, strict=True):
+            with row.guarded():
+                self.text_drafter(row).read_prompt(torch.cat([*self.states_read, last]))
+        self.states_read.clear()
 
 
 def share_nodes(drafts: list[Draft], going: list[int], costs: np.ndarray) -> None:

@@ -21,7 +21,7 @@ from ..drafters._base import Drafter
 from ..model.inspection import hidden_states
 from ..model.kv_cache import TreeCache, slots, unroll
 from ..model.pass_times import costs_of, pass_times
-from ..model.prefill import cross_border, first_pass, read_prompts
+from ..model.prefill import Reading, cross_border, first_pass, read_prompts
 from ..model.tree_model import TreeModel
 from ..trees.draft import Draft, Step
 from ..trees.templates import root_only
@@ -128,7 +128,7 @@ class TreeStepper:
         if self._prompt_alone and target.support.recurrent:
             logits = read_prompts(target, run.texts, cache, run.observers)
         elif len(drafts) == 1 and cache.get_seq_length() < lengths[0]:
-            logits = first_pass(target, run.texts[0], drafts[0], cache)
+            logits = first_pass(target, run.texts[0], drafts[0], cache, run.reading)
         else:
             lengths = [length if row in going else 0 for row, length in enumerate(lengths)]
             inputs = target.inputs.of(drafts, lengths, cache.get_seq_length())
@@ -171,12 +171,12 @@ class TreeStepper:
     def learn(self) -> None:
         """Learn from the last step; ask now for the draft that was left out where a prompt was read alone."""
         steps, self._steps = {step.row: step for step in self._steps}, []
-        prompt_states, self._prompt_states = self._prompt_states, []
         target, costs = self.run.target, self.run.costs
+        if self._prompt_states:
+            self.run.read_states(self._prompt_states)
+            self._prompt_states = []
         for index, row in enumerate(self.run.rows):
             with row.guarded():
-                if prompt_states:
-                    row.started(target, costs).read_prompt(prompt_states[index])
                 if self._prompt_alone:
                     row.ask(target, costs, row.prompt, room=1)
                 if index in steps:
@@ -219,6 +219,7 @@ def decode(
     stepper: Callable[[Run], Stepper] = TreeStepper,
     kind: str = "",
     streamed: bool = False,
+    reading: Reading | None = None,
     keeps_all: bool = True,
     known: Known = NOTHING_KNOWN,
 ) -> Generator[list[Step]]:
@@ -229,7 +230,7 @@ def decode(
     leave it when they end, and rows of steps are places among those left: passes over fewer texts take less time.
     `after_pass` is called after every pass and may end texts. `stepper` makes the steps, and `kind` names them.
     `streamed`: the first token is waited for, so the pass over a long prompt verifies no draft, which would delay it.
-    `known`: of every text.
+    `reading` is called before pieces of a prompt, and may raise. `known`: of every text.
     """
     rows = [
         Row(sequence, selector, drafter, stats, cached, known)
@@ -239,7 +240,7 @@ def decode(
     ]
     longest = max(sequence.length for sequence in sequences)
     costs = costs_of(target, len(sequences), longest, kind)
-    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed)
+    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed, reading)
     made = begin(run, stepper)
     going = list(range(len(rows)))
     try:

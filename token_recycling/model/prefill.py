@@ -19,11 +19,25 @@ from .tree_model import TreeModel
 
 PIECE = 512
 """Tokens of all texts together whose logits are held at once, or that are read with a mask."""
+_READ, _READ_FAR_ON_CPU, _FAR = 512, 256, 1024
+"""Tokens of a prompt that are read before anybody else has a turn: on a CPU fewer behind so many others, where
+attention takes most of the time. From a few hundred rows on arithmetic bounds a pass: larger pieces gain little a
+token. These are numbers and no times, so that a prompt is cut, and rounded, at the same places whoever is beside it.
+"""
 _EXTENDED_PIECE = 64
 """Tokens of each text, at most, that are read at once behind what a cache holds already."""
 
 ObservePrompt = Callable[[torch.Tensor, torch.Tensor], None]
 """Called with a piece of a prompt: tokens (length,) and the logits (length, vocabulary) after each."""
+Reading = Callable[[], None]
+"""Called before each piece of a prompt; what it raises ends the call that the prompt is of."""
+
+
+def piece_of(model: TreeModel, held: int) -> int:
+    """Tokens of a prompt that are read behind `held` of it before others have a turn, or it is asked whether anybody
+    still waits for it.
+    """
+    return _READ_FAR_ON_CPU if model.device.type == "cpu" and held >= _FAR else _READ
 
 
 def prefill(
@@ -32,11 +46,12 @@ def prefill(
     cache: Cache,
     observe: Sequence[ObservePrompt] | None = None,
     held: Sequence[int] | None = None,
+    reading: Reading | None = None,
 ) -> None:
     """Put each of `texts` (length,) without its last token into the cache, as far as it is not there.
 
     `held[row]` slots of each text are there; as many as the cache has if it is not given. Shorter texts are filled up
-    on the right. `observe[row]` is shown the logits after every token put there.
+    on the right. `observe[row]` is shown the logits after every token put there; `reading` is called before pieces.
     """
     _begin(model, cache)
     slots, border = cache.get_seq_length(), model.support.border
@@ -52,9 +67,23 @@ def prefill(
     tokens = torch.nn.utils.rnn.pad_sequence(missing, batch_first=True)
     at_once = observe is None and model.leaves_logits_out
     size = max(1, tokens.shape[1] if at_once else PIECE // len(texts))
-    for start in range(0, tokens.shape[1], size):
-        logits = model.read(tokens[:, start : start + size], cache, last=int(at_once))
-        _show(observe, [text[start : start + size] for text in missing], logits)
+    for place in _pieces(model, cache, tokens.shape[1], size, reading):
+        logits = model.read(tokens[:, place], cache, last=int(at_once))
+        _show(observe, [text[place] for text in missing], logits)
+
+
+def _pieces(model: TreeModel, cache: Cache, n: int, size: int, reading: Reading | None) -> Iterator[slice]:
+    """Where `n` tokens are cut that a cache lacks, to pieces of at most `size`; `reading` is called before each."""
+    start = 0
+    while start < n:
+        held = cache.get_seq_length()
+        if reading is not None:
+            reading()
+            if held:
+                TreeCache(cache)  # has room to grow; transformers' own layers are copied for every piece
+        end = start + (size if reading is None else min(size, piece_of(model, held)))
+        yield slice(start, min(n, end))
+        start = end
 
 
 def _begin(model: TreeModel, cache: Cache) -> None:
@@ -92,21 +121,24 @@ def read_prompts(
     return logits[:, -1:]
 
 
-def first_pass(model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache) -> torch.Tensor:
+def first_pass(
+    model: TreeModel, text: torch.Tensor, draft: Draft, cache: Cache, reading: Reading | None = None
+) -> torch.Tensor:
     """Logits (1, n, vocabulary) after the nodes of a draft below the last token of `text` (length,), from a pass that
     reads with them what of the text is not in the cache.
 
     Where nothing is drafted, it is the pass that `generate` makes. Where something is, every token has a row in the
-    mask, and some models make logits after every token: of a long text only the end is read with the draft.
+    mask, and some models make logits after every token: of a long text only the end is read with the draft. `reading`
+    is called before pieces.
     """
     _begin(model, cache)
     text, n, held = text.to(model.device), len(draft.tree), cache.get_seq_length()
     at_once = n == 1 and model.leaves_logits_out
     with_draft = max(0, PIECE - n)
     before = text[held : len(text) if at_once else max(held, len(text) - 1 - with_draft)]
-    for piece in (before,) if model.leaves_logits_out else before.split(PIECE):
-        if len(piece):
-            logits = model.read(piece[None], cache, last=1)
+    size = len(before) if model.leaves_logits_out else PIECE
+    for place in _pieces(model, cache, len(before), size, reading):
+        logits = model.read(before[None, place], cache, last=1)
     if at_once:
         return logits
     held = cache.get_seq_length()

@@ -75,18 +75,28 @@ class PrefixCache:
     @lasting()
     def take(self, ids: torch.Tensor, key: str) -> tuple[Cache, int]:
         """A cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
-        wanted, support, border = ids.cpu().numpy(), self.target.support, self.target.support.border
         with self._lock:
-            path, n = self._match(wanted[:-1], self._roots.get(key))
-            if support.recurrent:
-                while path and (path[-1].end is None or n < sum(len(one.tokens) for one in path)):
-                    path, n = path[:-1], sum(len(one.tokens) for one in path[:-1])
-            # Beyond some borders all of a text is computed otherwise than what is kept was.
-            across = border is not None and not border.repeats and len(ids) > border.at
-            if not n or across or support.cannot_read_on(n, len(ids)):
+            path, n = self._found(ids, key)
+            if not n:
                 return self.target.new_cache(), 0
             self._use(path)
             return self._copied(path, n), n
+
+    def known(self, ids: torch.Tensor, key: str) -> int:
+        """How many tokens `take` would give now."""
+        with self._lock:
+            return self._found(ids, key)[1]
+
+    def _found(self, ids: torch.Tensor, key: str) -> tuple[list[_Segment], int]:
+        """The segments that a text can begin with, the last one perhaps in part, and how many of its tokens."""
+        support, border = self.target.support, self.target.support.border
+        path, n = self._match(ids[:-1].cpu().numpy(), self._roots.get(key))
+        if support.recurrent:
+            while path and (path[-1].end is None or n < sum(len(one.tokens) for one in path)):
+                path, n = path[:-1], sum(len(one.tokens) for one in path[:-1])
+        # Beyond some borders all of a text is computed otherwise than what is kept was.
+        across = border is not None and not border.repeats and len(ids) > border.at
+        return ([], 0) if across or support.cannot_read_on(n, len(ids)) else (path, n)
 
     @lasting()
     def keep(self, ids: torch.Tensor, cache: Cache, key: str, row: int = 0) -> None:
@@ -214,6 +224,10 @@ class Prefixes:
     def take(self, ids: torch.Tensor) -> tuple[Cache, int]:
         """A cache that holds the first n tokens of `ids` (length,), fewer than all, and n."""
         return self.kept.take(ids, self.key)
+
+    def known(self, ids: torch.Tensor) -> int:
+        """How many tokens `take` would give now."""
+        return self.kept.known(ids, self.key)
 
     def keep(self, ids: torch.Tensor, cache: Cache, row: int = 0) -> None:
         """Keep what a cache holds of a text (length,), all but its last token, if it holds just that."""

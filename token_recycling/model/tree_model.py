@@ -264,7 +264,9 @@ class TreeModel:
             places = (places - before).clamp(min=0)
         if self._takes_positions:  # some models, made for pictures too, would count on from an earlier call's
             more["position_ids"] = places[:, -tokens.shape[1] :]
-        with attending(self.config, self.support.attention), self._weights():
+        behind = tokens.shape[1] > 1 and cache.get_seq_length() > 0  # where every layer has a mask
+        grouped = behind and self.support.named_attention
+        with attending(self.config, self.support.attention, grouped), self._weights():
             logits = self.model(input_ids=tokens, use_cache=True, **more, **{self._cache: cache}).logits
         if self.support.recurrent:
             count(cache, tokens.shape[1])

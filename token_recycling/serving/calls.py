@@ -45,8 +45,9 @@ def held_calls(loaded: Loaded, body: ChatBody, ids: torch.Tensor) -> HeldCalls |
         return None
     field = "tool_choice" if must else "tools" if strict else "parallel_tool_calls"
     check_grammars(field)
-    if body.response_format is not None:
-        raise invalid("response_format", f"expected none beside {field}, since an answer has one form; leave one out")
+    if body.response_format is not None or body.structured is not None:
+        formed = "response_format" if body.structured is None else body.structured[0]
+        raise invalid(formed, f"expected none beside {field}, since an answer has one form; leave one out")
     tools = _chosen(tools, choice)
     for tool in tools:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,11 +56,20 @@ class Delta:
 class Choice:
     """One text as it grows."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: GenerationConfig, parser: Any = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        config: GenerationConfig,
+        parser: Any = None,
+        hidden: Sequence[int] | None = None,
+    ) -> None:
+        """`hidden`: tokens that end the text and are not shown."""
         self._tokenizer, self._limit, self._parser = tokenizer, config.max_new_tokens, parser
         self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
         self._text, self._raw = IncrementalText(tokenizer), raw_text(tokenizer)
         self._trimmer = StopTrimmer(config.stop_strings or ())
+        self._hidden = frozenset(hidden or ()) - frozenset(tokenizer.all_special_ids if hidden else ())
+        """Special tokens are for the parser, or are shown nowhere."""
         self._held: list[tuple[int, Scored]] = []
         self._read = self._shown = self._calls = 0
         self._last: int | None = None
@@ -85,12 +95,13 @@ class Choice:
         delta, self._waiting = self._waiting, Delta()
         for token in tokens:
             self.tokens, self._last = self.tokens + 1, token.token
+            shown = [] if token.token in self._hidden else [token.token]
             if self._parser is not None:
-                delta += self._parsed(self._parser.feed(self._raw.push([token.token])))
+                delta += self._parsed(self._parser.feed(self._raw.push(shown)))
                 delta += Delta(tokens=[token], offsets=[0])
             else:
                 self._held.append((self._read, token))
-                delta += self._plain(self._text.push([token.token]))
+                delta += self._plain(self._text.push(shown))
         return delta
 
     def end(self) -> Delta:

@@ -49,7 +49,7 @@ class TextAnswer(Answer):
             made, config = await service.texts(job, ids, body, _DEFAULT_TOKENS, body.logprobs)
             for text in made:
                 texts.append(text)
-                choices.append(Choice(tokenizer, config))
+                choices.append(Choice(tokenizer, config, hidden=body.stop_token_ids))
                 if body.echo:
                     shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=True)
                     text.scored_prompt = body.logprobs
@@ -115,12 +115,16 @@ class ChatAnswer(TextAnswer):
         if tools:
             _check_tools(service, must=body.tool_choice not in (None, "auto"))
         variables = body.chat_template_kwargs or {}
-        ids = await asyncio.to_thread(rendered, tokenizer, body.messages, tools=tools, **variables)
+        if body.reasoning_effort is not None:
+            _check_effort(service)
+            variables = {"reasoning_effort": body.reasoning_effort, **variables}
+        ends = {"goes_on": bool(body.continue_final_message), "prompts": body.add_generation_prompt is not False}
+        ids = await asyncio.to_thread(rendered, tokenizer, body.messages, **ends, tools=tools, **variables)
         top = (body.top_logprobs or 0) if body.logprobs else None
         calls = held_calls(service.loaded, body, ids)
         texts, config = await service.texts(job, ids, body, None, top, calls and calls.form)
         parser = calls.parser if calls and calls.parser else lambda: response_parser(service.loaded, ids, tools)
-        choices = [Choice(tokenizer, config, parser()) for _ in texts]
+        choices = [Choice(tokenizer, config, parser(), body.stop_token_ids) for _ in texts]
         return cls(service, job, texts, choices, top, body.wants_usage)
 
     def opened(self) -> dict[str, Any]:
@@ -156,6 +160,19 @@ def _ids(service: Service, prompt: str | list[int]) -> torch.Tensor:
     if max(prompt) >= service.target.embedded:
         raise invalid("prompt", f"expected token ids below {service.target.embedded}, got {max(prompt)}")
     return torch.tensor([prompt])
+
+
+def _check_effort(service: Service) -> None:
+    """Raises ApiError where the chat template does not read how much a model is to reason."""
+    template = service.loaded.tokenizer.get_chat_template()
+    if not re.search(r"\breasoning_effort\b", template):
+        raise ApiError(
+            400,
+            "reasoning_effort: expected a model whose chat template reads it, got one whose template does not; leave it"
+            " out, or give what the template has in chat_template_kwargs",
+            "unsupported",
+            "reasoning_effort",
+        )
 
 
 def _check_tools(service: Service, must: bool) -> None:

@@ -237,16 +237,16 @@ class Job:
 
 class TokenStreamer:
     """A streamer of `generate` that tells the tokens of every step, scored where the text has a recorder. `check` is
-    called with every step, and raises where the text is to end.
+    called with every step and every piece of a prompt, and raises where the text is to end.
     """
 
     def __init__(self, text: Text, tell: Callable[[list[Scored]], None], check: Callable[[], None]) -> None:
-        self._text, self._tell, self._check = text, tell, check
+        self._text, self._tell, self.reading_prompt = text, tell, check
         self._position: int | None = None
 
     def put(self, value: torch.Tensor) -> None:
         """Called by `generate`: with the prompt first, then with the tokens of each step."""
-        self._check()
+        self.reading_prompt()
         if self._position is None:
             self._position = value.shape[-1]
             return

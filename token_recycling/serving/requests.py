@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, StringConstraints, field_validator, model
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
 from .errors import ApiError, invalid
+from .of_others import Continuing, Ending, Structured
 from .stopping import Stops
 from .templates import Message, Part
 
@@ -110,7 +111,7 @@ class StreamOptions(BaseModel, extra="forbid", strict=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class Sampling(Body):
+class Sampling(Body, Ending):
     """How tokens are chosen, and when a text ends."""
 
     stop: Stops | None = Field(
@@ -139,7 +140,7 @@ class Sampling(Body):
         return SequenceBiasLogitsProcessor(biases) if biases else None
 
 
-class _Formed(Sampling):
+class _Formed(Sampling, Structured):
     """What may say the form of its answer."""
 
     response_format: dict[str, Any] | None = Field(
@@ -236,7 +237,7 @@ class Templated(Body):
         return self
 
 
-class ChatBody(_Completing, Templated):
+class ChatBody(_Completing, Templated, Continuing):
     """Of /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, description="text parts alone")
@@ -259,7 +260,6 @@ class ChatBody(_Completing, Templated):
     refused = {
         "functions": ("use tools", ()),
         "function_call": ("use tool_choice", ()),
-        "reasoning_effort": ("give it in chat_template_kwargs, if the template has it", ()),
         "verbosity": ("say it in a message", ("medium",)),
         "modalities": ("answers are text", (["text"],)),
         "audio": ("answers are text", ()),

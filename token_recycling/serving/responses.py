@@ -64,7 +64,7 @@ class ResponsesBody(Templated):
         **dict.fromkeys(("conversation", "previous_response_id", "prompt"), ("send all of it as input", ())),
         "background": ("leave it out", (False,)),
         "include": ("leave it out", ([],)),
-        "reasoning": ChatBody.refused["reasoning_effort"],
+        "reasoning": ("give it in chat_template_kwargs, if the template has it", ()),
         "stream_options": ("leave it out", ({"include_obfuscation": False},)),
         "text": ("use response_format of a chat", ({"format": {"type": "text"}},)),
         "top_logprobs": ("use a chat", (0,)),

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from ..model.inspection import context_length
+from ..model.inspection import context_length, vocabulary_size
 from .errors import invalid
 from .logprobs import LogprobRecorder
 from .requests import MOST_BIASES, Sampling
@@ -49,11 +49,13 @@ def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None
             "repetition_penalty": body.repetition_penalty,
             "stop_strings": body.stop or None,
             "max_new_tokens": asked,
+            "min_new_tokens": body.min_tokens,
         }.items()
         if value is not None
     }
     for name, value in set_by.items():
         setattr(config, name, value)
+    config.eos_token_id = body.ends(config.eos_token_id, vocabulary_size(model))
     return settled(config, body.temperature, body.top_p)
 
 

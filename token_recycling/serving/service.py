@@ -29,6 +29,7 @@ from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
 from .metrics import Metrics
+from .places import Places, places
 from .requests import Body, ChatBody, Prediction, Sampling, StepsBody, TextBody
 from .sampling import check_ids, config_of, processors_of
 from .settings import Isolation, Settings
@@ -53,8 +54,9 @@ class Service:
         )
         self.offered = OfferedDrafters(settings.offers, settings.free_options)
         self.metrics.drafters.set_function(lambda: len(self.pool))
-        self.together = DecodingThread(loaded.model) if settings.concurrency > 1 else None
-        self.worker = Worker(settings.concurrency)
+        self.places = places(self.target, self.pool.base, settings, limit)
+        self.together = DecodingThread(loaded.model) if self.places.texts > 1 else None
+        self.worker = Worker(self.places.texts)
         self.metrics.generating.set_function(lambda: self.worker.running)
         self.metrics.waiting.set_function(lambda: self.worker.waiting)
         self.grammars = Grammars(loaded, settings.isolation, len(settings.keys))
@@ -159,6 +161,7 @@ class Service:
         """What is known of the texts of a request; raises ApiError for a prediction that nobody drafts from."""
         nodes = None if body.speculation is None else body.speculation.nodes
         alone = self.settings.isolation is Isolation.per_request or job.warm_up
+        alone = alone or (isinstance(body, Sampling) and body.cache_prompt is False)
         prefixes = None if alone else self.prefixes.of(job.key)
         if prediction is None or (body.speculation is not None and not body.speculation.enabled):
             return Known(prefixes, nodes=nodes)
@@ -182,6 +185,13 @@ class Service:
         field, form = "tools", calls
         if body.response_format is not None:
             field, form = "response_format", form_of(body.response_format)
+        if body.structured is not None:
+            field, form = body.structured
+        for name in ("min_tokens", "ignore_eos"):
+            if form is not None and getattr(body, name):
+                raise invalid(
+                    name, f"expected none beside {field}, whose form says where the answer ends; leave it out"
+                )
         return None if form is None else await self.grammars.processor(field, form, job.key, lambda: job.cancelled)
 
     def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
@@ -207,7 +217,7 @@ class Service:
 
     async def open(self) -> None:
         """Compiles what the first requests would wait for, and completes a text as they do. May be called
-        again. Raises RuntimeError if that fails, or where texts are to be decoded together and this one was not.
+        again. Raises RuntimeError if that fails, or where texts are asked to be decoded together and this one was not.
         """
         if self._opened:
             return
@@ -222,7 +232,14 @@ class Service:
             raise RuntimeError(f"expected to complete a first text, got {type(why).__name__}: {why}") from error
         if self.together is not None and job.fallback is not None:
             # It would draw from the generator of the whole process, so that seeds would not hold.
-            raise RuntimeError(f"expected texts that share passes, got others: {job.fallback}; leave --concurrency out")
+            if self.settings.concurrency is not None:
+                raise RuntimeError(
+                    f"expected texts that share passes, got others: {job.fallback}; leave --concurrency out"
+                )
+            self.places = Places(1, f"since it cannot share passes: {job.fallback}")
+            self.together.close()
+            self.worker.close()
+            self.together, self.worker = None, Worker()
         self._opened = True
 
     async def save_at_intervals(self) -> None:

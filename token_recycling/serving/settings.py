@@ -53,7 +53,9 @@ class Settings:
     max_keys: int = option(64, "Matrices of keys in memory at most.", 1, rich_help_panel="Learning")
     max_prompt_tokens: int | None = _limit(None, "Longest prompt; default the context.", 1)
     max_new_tokens: int | None = _limit(None, "Most tokens of an answer; default the context.", 1)
-    concurrency: int = _limit(1, "Texts that are generated at once, in shared passes.", 1)
+    concurrency: int | None = _limit(
+        None, "Texts that are generated at once, in shared passes; default 2 where they fit in memory, else 1.", 1
+    )
     cache: float | None = _limit(
         None, "Megabytes of keys and values kept of earlier texts; default an eighth of memory, 0: none.", 0
     )

@@ -73,7 +73,7 @@ class StepsAnswer(Answer):
         service.limit(job, ids.shape[-1], config)
         arguments = service.arguments(body, ids, config, None, await service.grammar(job, body))
         text = Text(arguments, body.seed, known=service.known(job, body))
-        return cls(service, job, [text], [Choice(tokenizer, config)])
+        return cls(service, job, [text], [Choice(tokenizer, config, hidden=body.stop_token_ids)])
 
     async def events(self) -> AsyncGenerator[Event]:
         def begin(tell: Callable[[dict[str, Any]], None]) -> asyncio.Future[Any]:

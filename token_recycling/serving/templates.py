@@ -46,11 +46,20 @@ def _written(message: Message) -> dict[str, Any]:
     return written
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **variables: Any) -> torch.Tensor:
-    """The prompt (1, length) of a conversation; raises what the template raises."""
+def rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    goes_on: bool = False,
+    prompts: bool = True,
+    **variables: Any,
+) -> torch.Tensor:
+    """The prompt (1, length) of a conversation; raises what the template raises. `goes_on`: its last message is not
+    ended, so that the answer goes on with it; else, if it `prompts`, it ends with how an answer begins.
+    """
     return tokenizer.apply_chat_template(
         [_written(message) for message in messages],
-        add_generation_prompt=True,
+        add_generation_prompt=prompts and not goes_on,
+        continue_final_message=goes_on,
         return_tensors="pt",
         return_dict=True,
         **variables,

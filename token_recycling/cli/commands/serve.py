@@ -127,6 +127,7 @@ def serve(
         console.note(f"isolation {learning.value}, {why}")
         with console.working("measuring what trees cost on this machine"):
             asyncio.run(service.open())
+        console.note(str(service.places))
         serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
         if log_format == "json":
             log_json_lines()

@@ -1,0 +1,149 @@
+"""Nobody waits for the rest of a long prompt: no short text beside it, and none that comes after its client left."""
+
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+from support import architectures, tiny
+from support.recurrent_architectures import RECURRENT
+from support.serving import serving, wait_for
+from support.speaking import speaking_llama
+
+from token_recycling.serving import create_app, places
+
+PIECES = 8
+LONG = "import os\n" * 1200
+ASKED = {"max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def reading():
+    """A model whose pieces of a prompt take a while, and how many tokens each pass over several had."""
+    model, passes = speaking_llama(), []
+
+    def slow(module, args, kwargs):
+        if kwargs["input_ids"].shape[1] > 64:
+            passes.append(kwargs["input_ids"].shape[1])
+            time.sleep(0.05)
+
+    model.register_forward_pre_hook(slow, with_kwargs=True)
+    return model, passes
+
+
+def leave(server, passes):
+    """Asks for a long prompt, and goes away while it is being read."""
+    passes.clear()
+    with contextlib.suppress(httpx2.ReadTimeout):
+        httpx2.post(f"{server.url}/v1/completions", json={"prompt": LONG, **ASKED}, timeout=0.2)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("drafter", ["recycling:tree=8", "recycling:tree=8,learns_prompt=true"])
+def test_a_client_that_leaves_while_its_prompt_is_read_frees_the_machine(reading, concurrency, drafter):
+    model, passes = reading
+    with serving(model, tiny.tokenizer(), concurrency=concurrency, drafter=drafter) as server:
+        leave(server, passes)
+        server.wait_until_idle(2)
+        assert 0 < len(passes) < PIECES
+        assert server.metrics()['token_recycling_generations_total{outcome="cancelled"}'] == 1
+        again = server.complete(prompt=LONG, **ASKED)
+        kept = again.usage.prompt_tokens_details.cached_tokens
+        assert 0 < kept < again.usage.prompt_tokens - 300, "what was read before is not read again"
+    with serving(model, tiny.tokenizer(), concurrency=1, cache=0) as cold:
+        assert cold.complete(prompt=LONG, **ASKED).choices[0].text == again.choices[0].text
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_deadline_holds_while_a_prompt_is_read(reading, concurrency):
+    model, passes = reading
+    passes.clear()
+    with serving(model, tiny.tokenizer(), concurrency=concurrency, timeout=0.3) as server:
+        assert server.post("/v1/completions", {"prompt": LONG, **ASKED}).status_code == 504
+        assert len(passes) < PIECES
+
+
+def test_a_short_text_is_said_while_a_long_prompt_is_read(reading):
+    """With the server's own settings: two texts at once."""
+    model, passes = reading
+    with serving(model, tiny.tokenizer()) as server, ThreadPoolExecutor(1) as pool:
+        alone = server.complete(prompt="for index in", **ASKED).choices[0].text
+        passes.clear()
+        long = pool.submit(server.complete, prompt=LONG, **ASKED)
+        wait_for(lambda: len(passes) > 2)
+        short = server.complete(prompt="for index in", **ASKED)
+        assert len(passes) < PIECES
+        assert not long.done()
+        assert short.choices[0].text == alone
+        assert long.result().usage.completion_tokens == 4
+        assert len(passes) >= PIECES
+
+
+# How many texts are generated at once
+
+
+def stated(model, tokenizer=None, **settings):
+    return create_app(model, tokenizer or tiny.tokenizer(), **settings).state.service
+
+
+def closing(service):
+    return contextlib.closing(service)
+
+
+def test_two_texts_are_generated_at_once_where_they_fit_in_memory(model, monkeypatch):
+    with closing(stated(model)) as service:
+        assert service.places.texts == 2
+        assert str(service.places) == "2 texts at once, since the memory holds two of up to 4,096 tokens each"
+    weights = sum(weight.nbytes for weight in model.parameters())
+    slot = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
+    needed = weights + 2 * 2 * 4096 * slot
+    for memory, cache, texts in ((needed * 8 / 7 + 9, 0, 2), (needed * 8 / 7 - 9, 0, 1), (needed * 8 / 7 + 9, 1, 1)):
+        monkeypatch.setattr(places, "memory", lambda device, held=int(memory): held)
+        with closing(stated(model, cache=cache)) as service:
+            assert service.places.texts == texts
+            assert ("GB of memory" in service.places.why) == (texts == 1)
+            assert (service.together is None) == (texts == 1)
+    monkeypatch.setattr(places, "memory", lambda device: needed)
+    with closing(stated(model, cache=0, max_prompt_tokens=64, max_new_tokens=64)) as service:
+        assert "of up to 128 tokens" in str(service.places)
+    with closing(stated(model, cache=0, concurrency=3)) as service:
+        assert str(service.places) == "3 texts at once, as asked"
+    with closing(stated(model, concurrency=1)) as service:
+        assert str(service.places) == "one text at a time, as asked"
+
+
+@pytest.mark.parametrize("case", [case for case in RECURRENT if case.family in ("mamba", "falcon_h1")], ids=str)
+def test_states_of_texts_take_memory_too(case, monkeypatch):
+    model = architectures.model_of(case)
+    sizes = []
+    for held in (10**9, 1000):
+        monkeypatch.setattr(places, "memory", lambda device, held=held: held)
+        monkeypatch.setattr(places, "context_length", lambda model: None if case.family == "mamba" else 256)
+        with closing(stated(model, cache=0)) as service:
+            sizes.append(service.places)
+    assert [one.texts for one in sizes] == [2, 1]
+    length = "any length" if case.family == "mamba" else "up to 256 tokens each"
+    assert all(length in one.why for one in sizes)
+
+
+def test_other_texts_are_generated_one_at_a_time_and_why_is_said(model, monkeypatch):
+    bordered = architectures.model_of(architectures.named("llama", "dynamic rotary scaling from 32"))
+    with closing(stated(bordered)) as service:
+        assert service.places.texts == 1
+        assert str(service.places).startswith("one text at a time, since it cannot share passes: expected one text")
+    with closing(stated(model, drafter="recycling:draws=true")) as service:
+        assert "no seed would hold" in str(service.places)
+    monkeypatch.setattr(places, "context_length", lambda model: None)
+    with closing(stated(model, max_new_tokens=9)) as service:
+        assert "context is not known" in str(service.places)
+
+
+def test_a_configuration_that_decodes_otherwise_is_found_at_start(model, monkeypatch):
+    monkeypatch.setattr(model.generation_config, "prompt_lookup_num_tokens", 3)
+    with serving(model, tiny.tokenizer()) as server:
+        assert str(server.service.places).startswith(
+            "one text at a time, since it cannot share passes: expected greedy"
+        )
+        assert server.service.together is None
+        assert server.complete().usage.completion_tokens == 8

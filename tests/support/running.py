@@ -1,0 +1,65 @@
+"""Texts of one running batch, and what each has said."""
+
+from __future__ import annotations
+
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+import token_recycling as tr
+from token_recycling.loop.continuous import RunningBatch
+from token_recycling.loop.draws import Draws
+from token_recycling.loop.known import NOTHING_KNOWN
+from token_recycling.loop.text import Row, Sequence, TokenSelector
+from token_recycling.model.tree_model import TreeModel
+
+
+class GoneError(Exception):
+    """A client that has left."""
+
+
+class Texts:
+    """Texts of one batch, and what each has said."""
+
+    def __init__(self, model):
+        self.model, self.batch = model, RunningBatch(TreeModel(model))
+        self.said: dict[Row, list[int]] = {}
+        self.ended: list[Row] = []
+
+    def join(
+        self,
+        ids,
+        new,
+        drafter="recycling",
+        seed=None,
+        processors=(),
+        criteria=(),
+        take=lambda step: None,
+        streamed=True,
+        reading=None,
+        known=NOTHING_KNOWN,
+    ):
+        """Lets a text join; it is sampled where there is a seed."""
+        limit = MaxLengthCriteria(ids.shape[1] + new)
+        sequence = Sequence(ids[0], StoppingCriteriaList([limit, *criteria]))
+        selector = TokenSelector(sequence, LogitsProcessorList(processors), seed is not None)
+        draws = None if seed is None else Draws(seed, ids.device)
+        row = Row(sequence, selector, tr.make_drafter(drafter), tr.Stats(), known=known, draws=draws)
+        said = self.said[row] = []
+
+        def told(step):
+            said.extend(step.tokens)
+            take(step)
+
+        self.batch.join(row, told, streamed=streamed, reading=reading)
+        return row
+
+    def step(self):
+        self.ended += self.batch.step()
+
+    def finish(self):
+        while self.batch.rows:
+            self.step()
+
+
+def alone(model, ids, new, **more):
+    return model.generate(ids, max_new_tokens=new, **{"do_sample": False, **more})[0, ids.shape[1] :].tolist()
