@@ -6,12 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from support import architectures, tiny
 from support.recurrent_architectures import RECURRENT
 from support.serving import serving, wait_for
 from support.speaking import speaking_llama
 
 from token_recycling.serving import create_app, places
+from token_recycling.serving.errors import CancelledError, add_error_handlers
 
 PIECES = 8
 LONG = "import os\n" * 1200
@@ -147,3 +150,15 @@ def test_a_configuration_that_decodes_otherwise_is_found_at_start(model, monkeyp
         )
         assert server.service.together is None
         assert server.complete().usage.completion_tokens == 8
+
+
+def test_a_client_that_left_is_no_failure():
+    """As one does while its schema is compiled: an error that nobody handles would be logged with its traceback."""
+    app = FastAPI()
+    add_error_handlers(app)
+
+    @app.get("/")
+    def gone():
+        raise CancelledError
+
+    assert TestClient(app).get("/").status_code == 499

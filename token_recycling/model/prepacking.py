@@ -46,6 +46,8 @@ _COMPARED = 256
 _FASTER = 0.97
 _LAID_OUT_FOR = 16
 """Rows that the weights are laid out for; others take the same."""
+_TICK = 1e-7
+"""Seconds; no product is quicker than a clock can tell."""
 _PATIENCE = 1.0
 """Seconds that nothing is said of."""
 _PREPACKED = "prepacked"
@@ -178,7 +180,7 @@ def _seconds(layers: Mapping[torch.Size, Sequence[_Layer]], rows: int, packed: b
         began = time.perf_counter()
         for layer in alike:
             layer.product(x) if packed else linear(x, layer.weight, layer.module.bias)
-        taken[shape] = (time.perf_counter() - began) / len(alike)
+        taken[shape] = max(_TICK, time.perf_counter() - began) / len(alike)
     return taken
 
 

@@ -21,7 +21,7 @@ from . import playground
 from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User
 from .answers import Answer
 from .completions import ChatAnswer, TextAnswer
-from .errors import ApiError, CancelledError, add_error_handlers, client_error
+from .errors import ApiError, add_error_handlers, client_error
 from .job import Job
 from .keys import Key
 from .requests import Body, ChatBody, StepsBody, TextBody
@@ -137,10 +137,7 @@ async def _answer(
         if body.stream or kind is StepsAnswer:
             headers = {"x-request-id": job.id, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             return StreamingResponse(_watched(answer, watch), media_type="text/event-stream", headers=headers)
-        try:
-            whole = await answer.complete()
-        except CancelledError:
-            return Response(status_code=499)
+        whole = await answer.complete()
     watch.cancel()
     return JSONResponse(whole, headers={"x-request-id": job.id})
 

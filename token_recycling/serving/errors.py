@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
@@ -88,6 +88,10 @@ def add_error_handlers(app: FastAPI) -> None:
         param = ".".join(str(part) for part in found["loc"] if part != "body") or None
         message = found["msg"].removeprefix("Value error, ")
         return JSONResponse(error_body(400, f"{param}: {message}" if param else message, "invalid_value", param), 400)
+
+    @app.exception_handler(CancelledError)
+    async def left(request: Request, error: CancelledError) -> Response:
+        return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
