@@ -22,14 +22,19 @@ def note_template() -> None:
 
 
 def drafter_and_model(
-    drafter: str, model: str, dtype: str | None, device: str | None, threads: int | None
+    drafter: str,
+    model: str,
+    dtype: str | None,
+    device: str | None,
+    threads: int | None,
+    reproducible: bool = False,
 ) -> tuple[Drafter, loading.Loaded]:
     """What is quick to check comes first, so that a wrong path or option is not waited for."""
     sources.check_source(model)
     with loading_shown(model):
         from ..drafters._registry import make_drafter
 
-        return make_drafter(drafter), loading.load(model, dtype, device, threads)
+        return make_drafter(drafter, reproducible=reproducible), loading.load(model, dtype, device, threads)
 
 
 @contextlib.contextmanager

@@ -77,15 +77,20 @@ def _of_another_package(name: str) -> type[Drafter]:
     return loaded[0]
 
 
-def make_drafter(spec: str | Drafter = "recycling", /, **options: Any) -> Drafter:
+def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = False, **options: Any) -> Drafter:
     """A drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one that is made
-    already.
+    already. `reproducible`: one that begins anew with every text, and measures nothing (docs/exactness.md).
 
     Raises ValueError or TypeError for an unknown drafter, an unknown option, a required one left out or a value of the
-    wrong kind.
+    wrong kind, and for a drafter that cannot be reproducible.
     """
     from ._base import Drafter
 
+    if reproducible:
+        from ._reproducible import Reproducible
+
+        made = make_drafter(spec, **options)
+        return made if isinstance(made, Reproducible) else Reproducible(made)
     if isinstance(spec, Drafter):
         if options:
             raise TypeError(

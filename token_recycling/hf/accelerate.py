@@ -28,11 +28,19 @@ from .run_call import run_call
 
 
 def accelerate(
-    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: bool = False, **options: Any
+    model: PreTrainedModel,
+    /,
+    drafter: str | Drafter = "recycling",
+    *,
+    fast: bool = False,
+    reproducible: bool = False,
+    **options: Any,
 ) -> PreTrainedModel:
     """Makes the model's own `generate()` faster, in place, and returns the model.
 
     `fast=True` makes steps of constant shapes, captured as CUDA graphs where there is CUDA (docs/fast-path.md).
+    `reproducible=True` lets nothing that came before decide what is drafted, so that equal calls give equal texts in
+    16 bits too (docs/exactness.md).
 
     `options` go to the drafter. What the drafter learns stays in `model.acceleration.drafter`; the last call's
     statistics are in `model.acceleration.stats`. Accelerating again replaces the drafter. A model that is pickled
@@ -41,7 +49,7 @@ def accelerate(
     reason, or NoFastPathError, now or with a call, where fast steps were asked for and do not hold.
     """
     way, target = way_of(fast), ready(model)
-    made = make_drafter(drafter, **options)
+    made = make_drafter(drafter, reproducible=reproducible, **options)
     if fast:
         runner_of(target)
     made.warm_up(target.device)
@@ -78,6 +86,7 @@ def generate(
     *inputs: Any,
     drafter: str | Drafter = "recycling",
     fast: bool = False,
+    reproducible: bool = False,
     stats: Stats | None = None,
     prediction: str | Sequence[int] | torch.Tensor | None = None,
     **arguments: Any,
@@ -87,12 +96,12 @@ def generate(
     `prediction` is what is expected to follow, as ids (n,) or as a text, with the `tokenizer` among the arguments: it
     is drafted from first, and never read by the model. Raises ValueError where the drafter has no use for it.
 
-    Pass one made drafter again to keep what it learned; `fast` is as in `accelerate`. `stats` is filled in; with
-    `return_dict_in_generate=True` the statistics are in the output too. Raises UnsupportedModelError where `accelerate`
-    does; a call that cannot be accelerated is left to transformers with a warning.
+    Pass one made drafter again to keep what it learned; `fast` and `reproducible` are as in `accelerate`. `stats` is
+    filled in; with `return_dict_in_generate=True` the statistics are in the output too. Raises UnsupportedModelError
+    where `accelerate` does; a call that cannot be accelerated is left to transformers with a warning.
     """
     way = way_of(fast)
-    made, target = make_drafter(drafter), ready(model)
+    made, target = make_drafter(drafter, reproducible=reproducible), ready(model)
     known = NOTHING_KNOWN if prediction is None else Known(prediction=_predicted(prediction, made, target, arguments))
     acceleration = Acceleration(made, way, target, known=known)
     acceleration.stats.synchronize = bool(stats and stats.synchronize)

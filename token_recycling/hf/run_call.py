@@ -49,7 +49,7 @@ def run_call(
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
     cache, held, whole = handover.cache, handover.lengths, False
-    prefixes = known.prefixes if _begins_anew(call) else None
+    prefixes = known.prefixes if _begins_anew(call) and not drafter.traits.begins_anew else None
     if prefixes is not None:
         cache, held[0] = prefixes.take(sequences[0].on_host)
         stats.cached_tokens += held[0]

@@ -238,8 +238,9 @@ def decode(
         )
     ]
     longest = max(sequence.length for sequence in sequences)
-    costs = costs_of(target, len(sequences), longest, kind)
-    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed)
+    anew = drafter.traits.begins_anew
+    costs = costs_of(target, len(sequences), longest, kind, fixed=anew)
+    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed or anew)
     made = begin(run, stepper)
     going = list(range(len(rows)))
     try:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from .._util.locks import Lock
 from ..costs.costs import Costs, OnlineCurve, band, shared_by
+from ..costs.fixed import FixedCosts
 from . import kept
 from .inspection import processes
 from .remembered import remembered
@@ -32,6 +33,8 @@ _BYTES_ON_CPU, _BYTES = 1e10, 1e12
 """Of weights that are read in a second, as long as nothing was seen."""
 _SECONDS, _STEPS, _SHARE = 60.0, 16, 0.25
 """At least so long between two writings; what fewer steps taught is not kept; what the newest shape counts for."""
+_FEW = 16
+"""Rows of the largest passes in 16 bits whose costs are fixed."""
 _DEAREST = 1.5
 """A pass over n nodes that seems to take longer than so many times n passes is not believed."""
 
@@ -117,8 +120,12 @@ def _agreed(model: PreTrainedModel, seconds: float) -> float:
     return held[0]
 
 
-def costs_of(target: TreeModel, texts: int, length: int, kind: str = "") -> Costs:
-    """What the steps of a call with some texts, the longest of `length` tokens, take."""
+def costs_of(target: TreeModel, texts: int, length: int, kind: str = "", fixed: bool = False) -> Costs:
+    """What the steps of a call with some texts, the longest of `length` tokens, take, as learned; or `fixed` costs."""
+    if fixed:
+        # In 16 bits a pass over 16 rows takes little more than one over a single row: the weights are read once.
+        times = np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)
+        return FixedCosts(times, texts, length)
     alone = processes(target.model) < 2
     return Costs(pass_times(target, kind).curve, texts, length, float if alone else partial(_agreed, target.model))
 

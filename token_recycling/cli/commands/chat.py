@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import console, running
-from ..options import Device, Drafting, DType, MaxNewTokens, Model, Seed, Temperature, Threads, TopK, TopP
+from ..options import Device, Drafting, DType, MaxNewTokens, Model, Reproducible, Seed, Temperature, Threads, TopK, TopP
 
 if TYPE_CHECKING:
     from ...hf.conversation import Conversation, Turn
@@ -33,13 +33,14 @@ def chat(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
+    reproducible: Reproducible = False,
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
 ) -> None:
     """Holds a conversation: every line of input is a turn, and the answers stream. /help shows its commands."""
     sampling = running.sampling(temperature, top_p, top_k, seed)
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, reproducible)
     from ...hf.conversation import Conversation
 
     arguments = {"max_new_tokens": max_new_tokens, "do_sample": False, **sampling}

@@ -11,7 +11,21 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Seed, Temperature, Threads, TopK, TopP
+from ..options import (
+    Chat,
+    Device,
+    Drafting,
+    DType,
+    Json,
+    MaxNewTokens,
+    Model,
+    Reproducible,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
 
 
 def generate(
@@ -29,6 +43,7 @@ def generate(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
+    reproducible: Reproducible = False,
     stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
     dtype: DType = None,
     device: Device = None,
@@ -42,8 +57,12 @@ def generate(
         raise ValueError(
             f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
         )
+    if reproducible and matrix is not None:
+        raise ValueError(
+            "expected --reproducible or --matrix, got both: what a matrix has learned decides what is drafted"
+        )
     given = loading.read_prompts([] if prompt is None else [prompt], file)
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, reproducible)
     (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)
