@@ -61,7 +61,7 @@ def generate(
         raise ValueError(
             "expected --reproducible or --matrix, got both: what a matrix has learned decides what is drafted"
         )
-    given = loading.read_prompts([] if prompt is None else [prompt], file)
+    given = loading.read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, reproducible)
     (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:
@@ -99,7 +99,7 @@ def generate(
     else:
         print(text.flush())
         if stats:
-            console.print_stats(Console(stderr=True), acceleration.stats)
+            console.print_stats(Console(stderr=True), acceleration.stats, loaded.model.device)
     if len(recorder.tokens) == arguments["max_new_tokens"] < max_new_tokens:
         console.note(f"the text ends where the model's context of {loaded.context} tokens does")
     if interrupted:
