@@ -72,7 +72,10 @@ class Body(BaseModel, extra="forbid", strict=True):
     )
     top_p: float | None = Field(None, gt=0, le=1, description="as OpenAI's; without a temperature it draws too")
     seed: int | None = Field(
-        None, ge=-(2**63), lt=2**63, description="equal seeds, equal texts; choice `i` has the seed plus `i`"
+        None,
+        ge=-(2**63),
+        lt=2**63,
+        description="equal seeds, equal texts, in 16 bits with `--reproducible`; choice `i` has the seed plus `i`",
     )
     stream: bool | None = Field(None, description="server-sent events, at the end `[DONE]`")
     generation_config: str | None = Field(
@@ -235,8 +238,8 @@ class TextBody(_Completing):
         flat = [prompt] if not isinstance(prompt, list) else prompt
         for one in [inner for outer in flat for inner in (outer if isinstance(outer, list) else [outer])]:
             if isinstance(one, bool) or not isinstance(one, (str, int)):
-                kinds = "a text, a list of them, token ids, or a list of such lists"
-                raise invalid("prompt", f"expected {kinds}, got one of {type(one).__name__}")
+                got = type(one).__name__
+                raise invalid("prompt", f"expected a text, a list of them, token ids, or lists of these, got {got}")
             if isinstance(one, int) and one < 0:
                 raise invalid("prompt", f"expected token ids of 0 or more, got {one}")
         return prompt

@@ -62,8 +62,8 @@ def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None
             _LEAST <= value <= 1 / _LEAST or (name == "temperature" and not value)
         ):
             field = name if getattr(body, name, None) is not None else "generation_config"
-            zero = "0, or " if name == "temperature" else ""
-            raise invalid(field, f"expected {name} of {zero}{_LEAST} to {1 / _LEAST:.0f}, got {value}")
+            greedy = "; 0 is greedy" if name == "temperature" else ""
+            raise invalid(field, f"expected a {name} from {_LEAST} to {1 / _LEAST:.0f}, got {value}{greedy}")
     return settled(config, body.temperature, body.top_p)
 
 
