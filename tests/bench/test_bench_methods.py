@@ -175,12 +175,15 @@ def test_prompt_lookup_is_replayed_by_its_drafter(monkeypatch):
         ),
         ("recycling:size=3", "expected an option of recycling"),
         ("published:update=never", "expected last or first or unordered for option update"),
-        ("generate:n=3", "expected no option 'n' in 'generate:n=3'"),
+        ("generate:n=3", "expected an option of generate: it has none; got 'n'"),
+        ("prompt_lookup_hf:num_tokens=4", "expected an option of prompt_lookup_hf: n, ngram; got 'num_tokens'"),
+        ("prompt_lookup_hf:num_tokens", "NAME=VALUE after 'prompt_lookup_hf', of n, ngram, got 'num_tokens'"),
+        ("suffix:num_tokens", "after 'suffix', of num_tokens, factor, min_match, got 'num_tokens'"),
         ("prompt_lookup_hf:n=none", "expected a number of 1 or more for n"),
         ("prompt_lookup_hf:n=0", "expected a number of 1 or more for n"),
         ("prompt_lookup_hf:10", "expected options as NAME=VALUE"),
         ("assisted", "expected assisted:model=FOLDER"),
-        ("assisted:model=a,speed=3", "expected no option 'speed'"),
+        ("assisted:model=a,speed=3", "expected an option of assisted: model, n; got 'speed'"),
     ],
 )
 def test_what_is_wrong_with_a_method_is_said(spec, words):

@@ -120,6 +120,11 @@ def test_matrix_refusals(tiny_model_dir, matrix_file, tmp_path):
     assert_refused(run("matrix", tmp_path / "broken"), "broken")
 
 
+def test_one_drafter_is_listed_by_its_name():
+    assert [one["name"] for one in run_json("drafters", "suffix", "plain")["drafters"]] == ["suffix", "plain"]
+    assert_refused(run("drafters", "sufix"), "expected a drafter of", "suffix", "got 'sufix'")
+
+
 def test_drafters_are_listed_from_their_classes():
     found = {drafter["name"]: drafter for drafter in run_json("drafters")["drafters"]}
     assert found["plain"]["options"] == []

@@ -32,7 +32,7 @@ def test_compare_prints_answers_apart_and_a_table(tiny_model_dir, prompt_folder)
     assert any(line.startswith("1 of 2: a.py") for line in lines)
     assert any(line.startswith("2 of 2: b.py") for line in lines)
     assert "c.py" not in result.stdout
-    assert lines[lines.index(f"> {PROMPT}") + 1].startswith("▏")
+    assert lines[lines.index(f"> {PROMPT}") + 3].startswith("▏")
     table = [line.split() for line in lines]
     head = table.index(["prompt", "tokens", "plain", "lookup", "recycled", "speedup", "MAT", "identical"])
     rows = {row[0]: row for row in table[head + 1 :] if len(row) >= 8}
@@ -42,6 +42,19 @@ def test_compare_prints_answers_apart_and_a_table(tiny_model_dir, prompt_folder)
     assert "times plain" in fastest or "plain, " in fastest
     (model,) = [line for line in lines if line.startswith("model:")]
     assert "float32, cpu" in model
+
+
+def test_prompts_of_several_places_are_added(tiny_model_dir, prompt_folder):
+    places = ("--prompts", prompt_folder / "b.py", "--prompts", prompt_folder / "a.py")
+    found = run_json("compare", tiny_model_dir, *places, "--max-new-tokens", 4)
+    assert [row["name"] for row in found["prompts"]] == ["b.py", "a.py"]
+
+
+def test_prompt_and_answer_stand_apart(tiny_model_dir, prompt_folder):
+    out = run("compare", tiny_model_dir, "--prompts", prompt_folder / "a.py", "--max-new-tokens", 4).stdout.splitlines()
+    answer = out.index("answer:")
+    assert out[answer - 1] == ""
+    assert out[answer - 2].startswith("> ")
 
 
 def test_a_table_of_many_prompts_has_one_line(tiny_model_dir):

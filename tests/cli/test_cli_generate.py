@@ -48,10 +48,26 @@ def test_stats_are_printed_beside_the_text(tiny_model_dir):
     result = run(
         "generate", tiny_model_dir, PROMPT, "--max-new-tokens", 20, "--stats", "--drafter", "recycling:k=3,tree=4"
     )
-    words = "MAT", "tokens per second", "discarded", "forward", "depth 1", "rank 0"
+    words = "computed on the CPU, not on a GPU", "MAT", "tokens per second", "discarded", "forward", "depth 1", "rank 0"
     for word in ("recycling: tree 4 nodes, best first; 3 candidates", *words):
         assert word in result.stderr
         assert word not in result.stdout
+
+
+def test_a_reproducible_text_begins_anew(tiny_model_dir, tmp_path):
+    asked = ("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 20, "--json", "--reproducible")
+    first, again = (run_json(*asked)["stats"] for _ in range(2))
+    assert first["steps_by_nodes"] == again["steps_by_nodes"]
+    result = run(*asked, "--matrix", tmp_path / "matrix")
+    assert_refused(result, "expected --reproducible or --matrix, got both")
+    result = run(*asked, "--drafter", "recycling:states=true")
+    assert_refused(result, "expected a drafter whose drafts follow from the text alone")
+
+
+def test_a_prompt_that_is_no_text_is_refused(tiny_model_dir):
+    assert_refused(
+        run("generate", tiny_model_dir, "a\udcff"), "expected text in UTF-8, got something else (argument 1)"
+    )
 
 
 def test_no_more_tokens_than_the_context_holds(tiny_model_dir):

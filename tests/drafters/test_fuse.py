@@ -230,7 +230,7 @@ def test_it_is_a_method_of_the_bench():
         ("fuse:recycling+suffix,nodes=some", "a whole number or auto for option nodes of fuse, got 'some'"),
         ("fuse:recycling+suffix,asks=none", "expected all or paying for option asks of fuse, got 'none'"),
         ("fuse:recycling+suffix,asks=paying,nodes=3", "got asks=paying, nodes=3"),
-        ("fuse:recycling+suffix,32", "expected options as NAME=VALUE after 'fuse', got '32'"),
+        ("fuse:recycling+suffix,32", "expected options as NAME=VALUE after 'fuse', of parts, nodes, asks, got '32'"),
     ],
 )
 def test_what_cannot_be_fused_is_refused(spec, message):

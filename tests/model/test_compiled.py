@@ -30,7 +30,7 @@ def inner(model):
 @pytest.mark.parametrize(
     "compiled", [in_place, *(pytest.param(way, marks=pytest.mark.slow) for way in (forward, forward_whole, inner))]
 )
-def test_a_compiled_model_says_the_same_in_few_graphs(compiled):
+def test_a_compiled_model_says_the_same_in_few_graphs(compiled, caplog):
     plain, model = tiny.llama(), tiny.llama()
     compiled(model)
     tr.accelerate(model, tree=6)
@@ -40,6 +40,8 @@ def test_a_compiled_model_says_the_same_in_few_graphs(compiled):
         assert torch.equal(model.generate(ids, max_new_tokens=12, do_sample=False), wanted)
         assert model.acceleration.fallback is None
     assert 1 <= counters["stats"]["unique_graphs"] <= 6
+    said = "LlamaForCausalLM is compiled: trees take two or three graphs more"
+    assert sum(said in record.message for record in caplog.records) == (compiled is not inner)
 
 
 def test_the_wrapper_of_a_compiled_model_follows_the_model_in_it(model):

@@ -193,3 +193,22 @@ def test_what_cannot_be_packed(dtype: torch.dtype) -> None:
     assert prepack(model) is None
     with pytest.raises(ValueError, match=r"expected linear layers in float32 or bfloat16"):
         accelerate(model, prepack=True)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 4), (torch.bfloat16, 1)])
+def test_nothing_is_measured_where_texts_are_to_be_reproducible(
+    dtype: torch.dtype, least: int, packed_products: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = llama().to(dtype)
+    prepack(model)
+    packed_products.clear()
+    generate(model, PROMPT, max_new_tokens=20, do_sample=False, pad_token_id=0, reproducible=True)
+    assert not packed_products, "measuring decided how they are used"
+    monkeypatch.setattr(prepacking, "_seconds", None)
+    accelerate(model, reproducible=True)
+    packed = prepacked_of(model)
+    assert packed.fixed
+    assert {layer.least for layer in packed.layers} == {least}
+    _texts(model)
+    assert packed_products
+    assert min(packed_products) >= least

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 
+import httpx2
 import pytest
 from support import tiny
 from support.serving import keys, matrix_path, serving
@@ -88,3 +90,69 @@ def test_what_a_template_refuses_is_said(server, monkeypatch):
     monkeypatch.setattr(server.service.loaded.tokenizer, "chat_template", "{{ raise_exception('must alternate') }}")
     status, text = ask(server, "/v1/chat/completions", False)
     assert (status, "must alternate" in text) == (400, True)
+
+
+HALF, DEEP = chr(0xD800), json.loads("[" * 900 + "]" * 900)
+UNREADABLE = "expected a JSON object in UTF-8 as body"
+OTHER_KIND = "expected a JSON object with the header Content-Type: application/json, got a body of another kind"
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param", "said"),
+    [
+        ("/v1/completions", {"temperature": 1e-40}, "temperature", "got 1e-40; 0 is greedy"),
+        ("/v1/responses", {"temperature": 1e-40}, "temperature", "expected a temperature from 1e-06 to 1000000"),
+        ("/v1/completions", {"repetition_penalty": 1e-300, "temperature": 1}, "repetition_penalty", "got 1e-300"),
+        ("/v1/completions", {"repetition_penalty": 1e30}, "repetition_penalty", "from 1e-06 to 1000000, got 1e+30"),
+        ("/v1/completions", {"generation_config": '{"temperature": 1e-40}'}, "generation_config", "got 1e-40"),
+        ("/v1/completions", {"generation_config": '{"suppress_tokens": [999]}'}, "generation_config", "got 999"),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs", "100 at most"),
+        ("/v1/responses", {"chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs", "100 at most"),
+        ("/v1/chat/completions", {"messages": [{**MESSAGES[0], "x": DEEP}]}, "messages", "100 at most"),
+        ("/v1/chat/completions", {"metadata": {"x": DEEP}}, "metadata", "100 at most"),
+        ("/v1/completions", {"prompt": [-1, 2]}, "prompt", "expected token ids of 0 or more, got -1"),
+        ("/v1/completions", {"prompt": [[3], [2, -7]]}, "prompt", "expected token ids of 0 or more, got -7"),
+        ("/v1/completions", {"prompt": [1.5]}, "prompt", "or lists of these, got float"),
+        ("/v1/completions", {"prompt": [True]}, "prompt", "or lists of these, got bool"),
+        ("/v1/completions", {"prompt": f"a{HALF}"}, "prompt", "got half of a surrogate pair"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HALF}]}, "messages", "surrogate pair"),
+        ("/v1/responses", {"input": HALF}, "input", "surrogate pair"),
+        ("/v1/token_recycling/steps", {"prompt": HALF}, "prompt", "surrogate pair"),
+        ("/v1/completions", {HALF: 1}, r"\ud800", "surrogate pair"),
+    ],
+    ids=lambda value: None if isinstance(value, (str, dict)) else value,
+)
+def test_a_field_that_cannot_be_is_refused_by_name(server, path, more, param, said):
+    body = json.dumps({**ASKED[path], **more})
+    answer = httpx2.post(f"{server.url}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=30)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert said in answer.json()["error"]["message"]
+    server.wait_until_idle()
+
+
+def test_arguments_of_calls_that_no_template_can_write(server):
+    call = {"function": {"name": "f", "arguments": json.dumps({"x": DEEP})}}
+    messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
+    answer = server.post("/v1/chat/completions", {"messages": messages})
+    assert answer.status_code == 400
+    assert "expected values that the chat template can write" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "said"),
+    [
+        (b'{"prompt": "a"}', None, OTHER_KIND),
+        (b'{"prompt": "a"}', "application/x-www-form-urlencoded", OTHER_KIND),
+        (b'["a"]', "application/json", OTHER_KIND),
+        (b'{"prompt"', "application/json", UNREADABLE),
+        (b'{"prompt": "\xff"}', "application/json", UNREADABLE),
+        (b"[" * 100_000, "application/json", UNREADABLE),
+        (b"", "application/json", UNREADABLE),
+    ],
+)
+def test_a_body_that_is_no_json_is_said_to_be_none(server, content, kind, said):
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = httpx2.post(f"{server.url}/v1/completions", content=content, headers=headers, timeout=30)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(said)

@@ -157,10 +157,10 @@ def split_outside(text: str, sign: str) -> list[str]:
     return pieces
 
 
-def written_options(name: str, text: str, unnamed: str = "") -> dict[str, str]:
+def written_options(name: str, text: str, unnamed: str = "", known: Iterable[str] = ()) -> dict[str, str]:
     """The options written after `name`, as text; raises ValueError.
 
-    `unnamed` is the option whose name may be left out, empty if there is none.
+    `unnamed` is the option whose name may be left out, empty if there is none; `known` are named where one is wrong.
     """
     written: dict[str, str] = {}
     for piece in filter(None, split_outside(text, ",")):
@@ -173,7 +173,8 @@ def written_options(name: str, text: str, unnamed: str = "") -> dict[str, str]:
         if not values and unnamed and unnamed not in written:
             option, values = unnamed, [piece]
         if not values:
-            raise ValueError(f"expected options as NAME=VALUE after {name!r}, got {piece!r}")
+            of = f", of {', '.join(known)}" if known else ""
+            raise ValueError(f"expected options as NAME=VALUE after {name!r}{of}, got {piece!r}")
         if option in written:
             raise ValueError(f"expected every option of {name} once, got {option} twice")
         written[option] = "=".join(values)

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from .._util.text_stream import one_line
 
 if TYPE_CHECKING:
+    import torch
     from rich.progress import Progress, ProgressColumn, TaskID
 
     from ..loop.stats import Stats
@@ -129,9 +130,10 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 or not share else f"{share:.1%}"
 
 
-def print_stats(console: Console, stats: Stats) -> None:
-    """All statistics of a run."""
-    say(console, f"{stats.drafter}\npasses: {stats.path}")
+def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
+    """All statistics of a run on a device."""
+    where = "on the CPU, not on a GPU" if device.type == "cpu" else f"on {device}"
+    say(console, f"{stats.drafter}\ncomputed {where}; passes: {stats.path}")
     table = Table(Column(), Column(justify="right"), Column(justify="right"), show_header=False)
     table.add_row("mean accepted tokens (MAT)", f"{stats.mat:.2f}")
     table.add_row("tokens per second", f"{stats.tokens_per_second:.1f}")

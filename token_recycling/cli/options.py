@@ -50,6 +50,10 @@ Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy; above, tok
 TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the likeliest with this share.")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the draws.")]
+Reproducible = Annotated[
+    bool,
+    typer.Option("--reproducible", help="Equal requests give equal texts in 16 bits too, whatever came before."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

@@ -28,13 +28,15 @@ def drafter_and_model(
     device: str | None,
     threads: int | None,
     prepack: bool | None = None,
+    reproducible: bool = False,
 ) -> tuple[Drafter, loading.Loaded]:
     """What is quick to check comes first, so that a wrong path or option is not waited for."""
     sources.check_source(model)
     with loading_shown(model):
         from ..drafters._registry import make_drafter
 
-        return make_drafter(drafter), loading.load(model, dtype, device, threads, prepack)
+        loaded = loading.load(model, dtype, device, threads, prepack, reproducible)
+        return make_drafter(drafter, reproducible=reproducible), loaded
 
 
 @contextlib.contextmanager

@@ -169,7 +169,11 @@ def tail(text: str, lines: int = 8) -> str:
 def legend(console: Console, drafter: str) -> None:
     """How to read the texts that follow."""
     how = "the two tints take turns" if has_colours(console) else f"a {SEPARATOR} stands before each"
-    say(console, f"> a prompt; below it the answer. Tokens of one step came together; {how} ({drafter})\n", "dim")
+    say(
+        console,
+        f"> a prompt; the answer stands below `answer:`. Tokens of one step came together; {how} ({drafter})\n",
+        "dim",
+    )
 
 
 def print_comparison(console: Console, place: str, found: SideBySide, pieces: Sequence[str]) -> None:
@@ -177,6 +181,7 @@ def print_comparison(console: Console, place: str, found: SideBySide, pieces: Se
     console.rule(Text(f"{place}: {found.name}"), align="left", characters="─", style="dim")
     for line in tail(found.prompt).split("\n"):
         say(console, f"> {line}", "dim")
+    say(console, "\nanswer:", "dim")
     colours = has_colours(console)
     console.print(Text.assemble("" if colours else SEPARATOR, by_step(pieces, colours)), soft_wrap=True)
     console.print()

@@ -233,6 +233,10 @@ class Costs:
         """Convert seconds of work for one text. The texts of a batch are drafted for one after another."""
         return self._agreed(seconds * self.texts / float(self._now.seconds[0]))
 
+    def count(self, work: Work, nodes: int, seconds: float) -> None:
+        """Learn how long a drafter worked on a step of `nodes` nodes of one text, the root included."""
+        work.count(nodes, self.in_passes(seconds))
+
     @property
     def _now(self) -> OnlineCurve:
         if self._curve is None:

@@ -200,6 +200,8 @@ def why_not(sequences: list[Sequence], selectors: list[TokenSelector], drafter: 
         return f"expected processors that look at the scores alone, got {', '.join(others)}"
     if not selector.sample and not selector.greedy:
         return "expected greedy decoding without processors"
+    if drafter.traits.begins_anew:
+        return f"expected a drafter without reproducible=True, got {drafter.describe()}; leave one of the two out"
     if drafter.traits.hidden_states or drafter.traits.states:
         return f"expected a drafter that learns from logits, got one that needs hidden states ({drafter.describe()})"
     if selector.sample and drafter.traits.draws:

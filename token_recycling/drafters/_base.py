@@ -50,6 +50,12 @@ class DrafterTraits:
     """Drafts within `Context.state` by itself; the drafts of others are cut and completed by the loop."""
     draws: bool = False
     """May draw tokens at random where the text is sampled (`Draft.drawn_from`)."""
+    reproducible: bool = False
+    """A `fork` that has learned nothing drafts from its text and `costs` alone: no clock decides, and no other text."""
+    begins_anew: bool = False
+    """Every text is decoded by its request alone: costs are fixed, nothing that is kept of other texts is used, and
+    the prompt is read alike whether the first token is waited for or not.
+    """
 
 
 class TextDrafter:

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +19,20 @@ import torch
 from .._util.options import is_required, kinds_of, options_of
 from ..recycling.matrix import AdjacencyMatrix
 from ._base import Drafter
-from ._registry import drafter_class, drafter_names
+from ._registry import check_name, drafter_class, drafter_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def drafters() -> list[dict[str, Any]]:
-    """Name, summary and options of every drafter; for one that cannot be had, the reason instead."""
+def drafters(names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Name, summary and options of the drafters of these names, or of all; for one that cannot be had, the reason
+    instead. Raises ValueError for a name that is none.
+    """
     found = []
-    for name in drafter_names():
+    for name in names or ():
+        check_name(name)
+    for name in names or drafter_names():
         try:
             found.append(drafter(name, drafter_class(name)))
         except Exception as error:  # what it needs is missing; or of another package, which can be wrong in any way

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._util.options import read_options, written_options
+from .._util.options import options_of, read_options, written_options
 
 if TYPE_CHECKING:
     from ._base import Drafter
@@ -42,6 +42,7 @@ def drafter_class(name: str) -> type[Drafter]:
     """The drafter class of that name; raises ValueError with all names."""
     from ._base import Drafter
 
+    check_name(name)
     if name in own_names():
         module = importlib.import_module(f".{name}", __package__)
         (found,) = (
@@ -49,12 +50,16 @@ def drafter_class(name: str) -> type[Drafter]:
             for value in vars(module).values()
             if isinstance(value, type) and issubclass(value, Drafter) and value.__module__ == module.__name__
         )
-    elif name in drafter_names():
-        found = _of_another_package(name)
     else:
-        raise ValueError(f"expected a drafter of {', '.join(drafter_names())}, got {name!r}")
+        found = _of_another_package(name)
     found.name = name
     return found
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError, with all names, for what is no drafter's."""
+    if name not in drafter_names():
+        raise ValueError(f"expected a drafter of {', '.join(drafter_names())}, got {name!r}")
 
 
 def _of_another_package(name: str) -> type[Drafter]:
@@ -77,15 +82,20 @@ def _of_another_package(name: str) -> type[Drafter]:
     return loaded[0]
 
 
-def make_drafter(spec: str | Drafter = "recycling", /, **options: Any) -> Drafter:
+def make_drafter(spec: str | Drafter = "recycling", /, *, reproducible: bool = False, **options: Any) -> Drafter:
     """A drafter from its name and options, from a text such as `recycling:k=16,tree=paper`, or one that is made
-    already.
+    already. `reproducible`: one that begins anew with every text, and measures nothing (docs/exactness.md).
 
     Raises ValueError or TypeError for an unknown drafter, an unknown option, a required one left out or a value of the
-    wrong kind.
+    wrong kind, and for a drafter that cannot be reproducible.
     """
     from ._base import Drafter
 
+    if reproducible:
+        from ._reproducible import Reproducible
+
+        made = make_drafter(spec, **options)
+        return made if isinstance(made, Reproducible) else Reproducible(made)
     if isinstance(spec, Drafter):
         if options:
             raise TypeError(
@@ -97,5 +107,5 @@ def make_drafter(spec: str | Drafter = "recycling", /, **options: Any) -> Drafte
         raise TypeError(f"expected a drafter's name or a Drafter, got {type(spec).__name__}")
     name, _, text = spec.partition(":")
     found = drafter_class(name)
-    written = written_options(name, text, found.unnamed)
+    written = written_options(name, text, found.unnamed, options_of(found))
     return found(**read_options(found, name, written, options))

@@ -25,7 +25,7 @@ from ..costs.costs import Costs
 from ..model.tree_model import TreeModel
 from ..recycling.trie import Trie
 from ..trees.draft import Context, Draft, Step
-from ._base import Drafter, TextDrafter, check_at_least
+from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
 
 Ngram = tuple[int, ...]
 
@@ -46,6 +46,10 @@ class Lookahead(Drafter):
     def __post_init__(self) -> None:
         check_at_least(1, self, "window", "guesses")
         check_at_least(2, self, "ngram_size")
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(reproducible=True)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> LookaheadText:
         return LookaheadText(self, prompt.tolist())

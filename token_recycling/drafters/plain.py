@@ -15,7 +15,7 @@ class Plain(Drafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(on_host=True)
+        return DrafterTraits(on_host=True, reproducible=True)
 
     def draft(self, context: Context) -> Draft:
         return Draft(root_only(), context.root)

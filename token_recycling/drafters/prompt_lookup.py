@@ -17,7 +17,7 @@ from ..model.tree_model import TreeModel
 from ..recycling.occurrences import Occurrences, longest_match, warm_up
 from ..trees.draft import Context, Draft
 from ..trees.templates import chain, root_only
-from ._base import Drafter, TextDrafter, check_at_least
+from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
 
 
 @dataclass
@@ -31,6 +31,10 @@ class PromptLookup(Drafter):
 
     def __post_init__(self) -> None:
         check_at_least(1, self, "num_tokens", "max_matching_ngram_size")
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(reproducible=True)
 
     def warm_up(self, device: torch.device) -> None:
         warm_up()

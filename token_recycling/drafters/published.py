@@ -57,7 +57,7 @@ class Published(Drafter):
 
     @property
     def traits(self) -> DrafterTraits:
-        return DrafterTraits(learns_prompt=self.learns_prompt)
+        return DrafterTraits(learns_prompt=self.learns_prompt, reproducible=True)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> PublishedText:
         return PublishedText(self, self.prepare(target))

@@ -20,7 +20,7 @@ from ..model.tree_model import TreeModel
 from ..recycling.occurrences import LONGEST, Occurrences, longest_match, warm_up
 from ..trees.draft import Context, Draft
 from ..trees.templates import chain, root_only
-from ._base import Drafter, TextDrafter, check_at_least
+from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
 
 _WALKED = 256
 """Places with the same last tokens among which the longest match is looked for, the newest."""
@@ -43,6 +43,10 @@ class Suffix(Drafter):
             raise ValueError(f"expected a factor above 0, got {self.factor}")
         self.compared = max(LONGEST, self.min_match, math.ceil(self.num_tokens / self.factor))
         """Tokens of a match; a longer one would draft no more."""
+
+    @property
+    def traits(self) -> DrafterTraits:
+        return DrafterTraits(reproducible=True)
 
     def warm_up(self, device: torch.device) -> None:
         warm_up()

@@ -35,12 +35,15 @@ def accelerate(
     drafter: str | Drafter = "recycling",
     *,
     fast: bool = False,
+    reproducible: bool = False,
     prepack: bool | None = None,
     **options: Any,
 ) -> PreTrainedModel:
     """Makes the model's own `generate()` faster, in place, and returns the model.
 
     `fast=True` makes steps of constant shapes, captured as CUDA graphs where there is CUDA (docs/fast-path.md).
+    `reproducible=True` lets nothing that came before decide what is drafted, so that equal calls give equal texts in
+    16 bits too (docs/exactness.md).
 
     On a CPU the weights are laid out once for passes over a few rows (docs/own-model.md), in a copy that takes as much
     memory again and that accelerated calls alone use: with `prepack=None` where it is at most a quarter of the
@@ -55,8 +58,8 @@ def accelerate(
     weights were to be prepacked and cannot be.
     """
     way, target = way_of(fast), ready(model)
-    prepack_weights(model, prepack)
-    made = make_drafter(drafter, **options)
+    prepack_weights(model, prepack, fixed=reproducible)
+    made = make_drafter(drafter, reproducible=reproducible, **options)
     if fast:
         runner_of(target)
     made.warm_up(target.device)
@@ -94,6 +97,7 @@ def generate(
     *inputs: Any,
     drafter: str | Drafter = "recycling",
     fast: bool = False,
+    reproducible: bool = False,
     stats: Stats | None = None,
     prediction: str | Sequence[int] | torch.Tensor | None = None,
     **arguments: Any,
@@ -103,12 +107,12 @@ def generate(
     `prediction` is what is expected to follow, as ids (n,) or as a text, with the `tokenizer` among the arguments: it
     is drafted from first, and never read by the model. Raises ValueError where the drafter has no use for it.
 
-    Pass one made drafter again to keep what it learned; `fast` is as in `accelerate`. `stats` is filled in; with
-    `return_dict_in_generate=True` the statistics are in the output too. Raises UnsupportedModelError where `accelerate`
-    does; a call that cannot be accelerated is left to transformers with a warning.
+    Pass one made drafter again to keep what it learned; `fast` and `reproducible` are as in `accelerate`. `stats` is
+    filled in; with `return_dict_in_generate=True` the statistics are in the output too. Raises UnsupportedModelError
+    where `accelerate` does; a call that cannot be accelerated is left to transformers with a warning.
     """
     way = way_of(fast)
-    made, target = make_drafter(drafter), ready(model)
+    made, target = make_drafter(drafter, reproducible=reproducible), ready(model)
     known = NOTHING_KNOWN if prediction is None else Known(prediction=_predicted(prediction, made, target, arguments))
     acceleration = Acceleration(made, way, target, known=known)
     acceleration.stats.synchronize = bool(stats and stats.synchronize)

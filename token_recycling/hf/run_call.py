@@ -15,6 +15,7 @@ from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
 from ..loop.step import decode
 from ..loop.text import Sequence, TokenSelector
+from ..model.inspection import is_compiled
 from ..model.kv_cache import slots
 from ..model.remembered import say_once
 from ..model.tree_model import TreeModel
@@ -45,11 +46,17 @@ def run_call(
             "a static cache cannot keep chosen slots: accelerated calls decode in a dynamic one, without compiling "
             "the model for it; a cache that is the caller's, or returned, is filled at the end",
         )
+    if is_compiled(target.model):
+        say_once(
+            target.model,
+            f"{type(target.model).__name__} is compiled: trees take two or three graphs more, which torch compiles as "
+            "they come, on a CPU for minutes; accelerate the model without torch.compile if that is too long",
+        )
     sequences, selectors = beginnings(call)
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
     cache, held, whole = handover.cache, handover.lengths, False
-    prefixes = known.prefixes if _begins_anew(call) else None
+    prefixes = known.prefixes if _begins_anew(call) and not drafter.traits.begins_anew else None
     if prefixes is not None:
         cache, held[0] = prefixes.take(sequences[0].on_host)
         stats.cached_tokens += held[0]

@@ -44,8 +44,9 @@ def stream(
     """Generates step by step: each `Step` has the draft, the logits at its nodes and the emitted tokens.
 
     `input_ids` is (length,) or (1, length) int64. `eos_token_id` defaults to the model's; pass [] for none. `options`
-    go to the drafter; `fast` is as in `accelerate`. Raises UnsupportedModelError, or ValueError for an input that
-    cannot be continued, at once; what a drafter finds wrong with the model comes with the first step that drafts.
+    go to the drafter; `fast`, and `reproducible` among them, are as in `accelerate`. Raises UnsupportedModelError, or
+    ValueError for an input that cannot be continued, at once; what a drafter finds wrong with the model comes with the
+    first step that drafts.
     """
     way, target, drafter = way_of(fast), ready(model), make_drafter(drafter, **options)
     if not isinstance(input_ids, torch.Tensor):

@@ -239,8 +239,10 @@ def decode(
         )
     ]
     longest = max(sequence.length for sequence in sequences)
-    costs = costs_of(target, len(sequences), longest, kind)
-    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed, reading)
+    anew = drafter.traits.begins_anew
+    target = target.unmeasured() if anew else target
+    costs = costs_of(target, len(sequences), longest, kind, fixed=anew)
+    run = Run(target, list(rows), costs, cache, Clock(stats, target.device), streamed or anew, reading)
     made = begin(run, stepper)
     going = list(range(len(rows)))
     try:

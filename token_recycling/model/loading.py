@@ -49,13 +49,14 @@ def load(
     device: str | None = None,
     threads: int | None = None,
     prepack: bool | None = None,
+    reproducible: bool = False,
 ) -> Loaded:
     """Load a model and its tokenizer from a local folder, a GGUF file or the hub: `model, tokenizer = load(name)`.
 
     A GGUF file is first unpacked into the user's cache folder, in float32. `dtype` defaults to float32 on a CPU, where
-    16 bits are slow, and to the file's own elsewhere; `device` to the accelerator if there is one; `threads` to torch's
-    choice; `prepack` is as in `accelerate`. Raises ValueError with what is wrong, and UnsupportedModelError for a model
-    that cannot be accelerated.
+    texts are then exactly `generate`'s, and to the file's own elsewhere; `device` to the accelerator if there is one; `threads` to torch's
+    choice; `prepack` and `reproducible` are as in `accelerate`. Raises ValueError with what is wrong, and
+    UnsupportedModelError for a model that cannot be accelerated.
     """
     from . import prepacking
     from .self_test import unsupported
@@ -67,7 +68,7 @@ def load(
     reason = unsupported(model)
     if reason is not None:
         raise UnsupportedModelError(f"{name} cannot be accelerated: {reason}")
-    prepacking.prepack(model, prepack)
+    prepacking.prepack(model, prepack, fixed=reproducible)
     return Loaded(model, tokenizer)
 
 
@@ -204,31 +205,37 @@ def load_matrix(loaded: Loaded, drafter: Any, path: Path) -> None:
         matrix.load(path, tokenizer=fingerprint(loaded.tokenizer))
 
 
-def read_prompts(texts: Sequence[str], path: Path | None) -> list[Prompt]:
-    """Prompts from arguments, else from a file or all files of a folder, else standard input, for which - stands
+def read_prompts(texts: Sequence[str], paths: Sequence[Path]) -> list[Prompt]:
+    """Prompts from arguments, else from files and all files of folders, else standard input, for which - stands
     everywhere; raises ValueError. Line ends at the end of a file or of standard input are dropped: they are the
     editor's.
     """
-    if texts and path is not None:
+    if texts and paths:
         raise ValueError("expected a prompt as argument or a path of prompts, got both; leave one out")
-    if texts:
-        given = enumerate(texts, start=1)
-        prompts = [_read(STANDARD_INPUT) if text == "-" else Prompt(f"argument {n}", text) for n, text in given]
-    elif path is None and sys.stdin.isatty():
+    if not texts and not paths and sys.stdin.isatty():
         raise ValueError("expected a prompt, got none; give it as argument, as a file or on standard input")
-    elif path is None or path == STANDARD_INPUT or path.is_file():
-        prompts = [_read(path or STANDARD_INPUT)]
-    elif path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-        if not files:
-            raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
-        prompts = [_read(file) for file in files]
-    else:
-        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
+    given = enumerate(texts, start=1)
+    prompts = [_read(STANDARD_INPUT) if text == "-" else Prompt(f"argument {n}", text) for n, text in given]
+    for path in paths if prompts else paths or [STANDARD_INPUT]:
+        prompts += map(_read, _prompt_files(path))
     for prompt in prompts:
         if not prompt.text.strip():
             raise ValueError(f"expected a prompt, got an empty one ({prompt.name}); give a text to continue")
+        if prompt.text.encode("utf-8", "ignore").decode() != prompt.text:
+            raise _not_utf8(prompt.name)
     return prompts
+
+
+def _prompt_files(path: Path) -> list[Path]:
+    """The file itself, or the files of a folder; raises ValueError."""
+    if path == STANDARD_INPUT or path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ValueError(f"expected a file or a folder of prompts, got {path}: there is none")
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    if not files:
+        raise ValueError(f"expected a folder of prompt files, got {path}, which holds none")
+    return files
 
 
 def text_files(paths: Sequence[Path]) -> list[Path]:
@@ -261,4 +268,8 @@ def _read(path: Path) -> Prompt:
         text = sys.stdin.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8")
         return Prompt(name, text.rstrip("\r\n"))
     except UnicodeDecodeError:
-        raise ValueError(f"expected text in UTF-8, got something else ({name})") from None
+        raise _not_utf8(name) from None
+
+
+def _not_utf8(name: str) -> ValueError:
+    return ValueError(f"expected text in UTF-8, got something else ({name})")

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from .._util.locks import Lock
 from ..costs.costs import Costs, OnlineCurve, band, shared_by
+from ..costs.fixed import FixedCosts
 from . import kept
 from .inspection import processes
 from .remembered import remembered
@@ -34,6 +35,8 @@ _SECONDS, _STEPS, _SHARE = 60.0, 16, 0.25
 """At least so long between two writings; what fewer steps taught is not kept; what the newest shape counts for."""
 _FLATTEST, _STEEPEST = 0.2, 2.0
 """Bounds of how much rows may add, in what they usually do, by what was seen of products alone."""
+_FEW = 16
+"""Rows of the largest passes in 16 bits whose costs are fixed."""
 _DEAREST = 1.5
 """A pass over n nodes that seems to take longer than so many times n passes is not believed."""
 
@@ -119,8 +122,12 @@ def _agreed(model: PreTrainedModel, seconds: float) -> float:
     return held[0]
 
 
-def costs_of(target: TreeModel, texts: int, length: int, kind: str = "") -> Costs:
-    """What the steps of a call with some texts, the longest of `length` tokens, take."""
+def costs_of(target: TreeModel, texts: int, length: int, kind: str = "", fixed: bool = False) -> Costs:
+    """What the steps of a call with some texts, the longest of `length` tokens, take, as learned; or `fixed` costs."""
+    if fixed:
+        # In 16 bits a pass over 16 rows takes little more than one over a single row: the weights are read once.
+        times = np.ones(_FEW) if target.dtype.itemsize < 4 else prior(target)
+        return FixedCosts(times, texts, length)
     alone = processes(target.model) < 2
     return Costs(pass_times(target, kind).curve, texts, length, float if alone else partial(_agreed, target.model))
 
@@ -154,7 +161,7 @@ def prior(target: TreeModel) -> np.ndarray:
     on_cpu = target.device.type == "cpu"
     nodes = np.arange(1, 1 + (_MOST_ON_CPU if on_cpu else _MOST))
     more = np.log2(nodes) / 8 + (nodes - 1) / 50 if on_cpu else (nodes - 1) / 512
-    if target.prepacked is not None:
+    if target.prepacked is not None and target.prepacked.eight is not None:
         more *= min(_STEEPEST, max(_FLATTEST, (target.prepacked.eight - 1) / more[7]))
     shape = 1 + more
     return weights_read(target.model) / (_BYTES_ON_CPU if on_cpu else _BYTES) * shape

@@ -44,6 +44,8 @@ _TRIED = 128_000_000
 _COMPARED = 256
 """Rows of a weight, at most, whose number in one column is compared before every text."""
 _FASTER = 0.97
+_USUALLY = {torch.bfloat16: 1, torch.float32: 4}
+"""From how many rows on they are mostly faster."""
 _LAID_OUT_FOR = 16
 """Rows that the weights are laid out for; others take the same."""
 _TICK = 1e-7
@@ -111,31 +113,38 @@ class _Layer:
 class Prepacked:
     """The packed weights of one model."""
 
-    def __init__(self, modules: Sequence[nn.Linear]) -> None:
+    def __init__(self, modules: Sequence[nn.Linear], fixed: bool = False) -> None:
         """Pack the weights of `modules` and find out from how many rows on that is faster, shape by shape; such layers
-        keep them.
+        keep them. `fixed`: find out nothing, so that every process rounds alike.
         """
-        self.layers: list[_Layer] = []
-        self.eight = 1.0
-        """What the products of a pass over eight rows took, in those of a pass over one."""
+        self.layers = [_Layer(module, self) for module in modules]
+        self.fixed = fixed
+        self.eight: float | None = None
+        """What the products of a pass over eight rows took, in those of a pass over one; None if nothing was tried."""
+        if fixed:
+            for layer in self.layers:
+                layer.least = _USUALLY[layer.weight.dtype]
+        else:
+            self._try()
+        for layer in self.layers:
+            setattr(layer.module, "forward", layer)  # noqa: B010 (a method, to the type checker)
+
+    def _try(self) -> None:
         shapes: dict[torch.Size, list[_Layer]] = {}
-        for module in modules:
-            shapes.setdefault(module.weight.shape, []).append(_Layer(module, self))
+        for layer in self.layers:
+            shapes.setdefault(layer.weight.shape, []).append(layer)
         tried = {shape: alike[: max(1, _TRIED // alike[0].weight.nbytes)] for shape, alike in shapes.items()}
         own, packed = ({rows: _seconds(tried, rows, way) for rows in _ROWS} for way in (False, True))
         for shape, alike in shapes.items():
             least = _least_rows({rows: packed[rows][shape] / own[rows][shape] for rows in _ROWS})
-            if least is not None:
-                self.layers += alike
-                for layer in alike:
-                    layer.least = least
+            for layer in alike:
+                layer.least = least
         one, eight = (
             sum(min(own[rows][shape], packed[rows][shape]) * len(alike) for shape, alike in shapes.items())
             for rows in (1, 8)
         )
         self.eight = eight / one
-        for layer in self.layers:
-            setattr(layer.module, "forward", layer)  # noqa: B010 (a method, to the type checker)
+        self.layers = [layer for layer in self.layers if layer.least]
 
     @property
     def nbytes(self) -> int:
@@ -164,10 +173,9 @@ class Prepacked:
         self.layers = []
 
 
-def _least_rows(ratios: Mapping[int, float]) -> int | None:
-    """From how many rows on packed weights are used, by their time over that of others; None for no number."""
-    faster = list(itertools.takewhile(lambda rows: ratios[rows] < _FASTER, _ROWS))
-    return faster[-1] if faster else None
+def _least_rows(ratios: Mapping[int, float]) -> int:
+    """From how many rows on packed weights are used, by their time over that of others; 0 for no number."""
+    return min(itertools.takewhile(lambda rows: ratios[rows] < _FASTER, _ROWS), default=0)
 
 
 def _seconds(layers: Mapping[torch.Size, Sequence[_Layer]], rows: int, packed: bool) -> dict[torch.Size, float]:
@@ -184,11 +192,11 @@ def _seconds(layers: Mapping[torch.Size, Sequence[_Layer]], rows: int, packed: b
     return taken
 
 
-def prepack(model: PreTrainedModel, wanted: bool | None = None) -> Prepacked | None:
+def prepack(model: PreTrainedModel, wanted: bool | None = None, fixed: bool = False) -> Prepacked | None:
     """Pack the weights of a model's linear layers, once; return them, or None where they are not packed.
 
     `wanted=None` packs where it is possible, and the weights are no trifle and at most a quarter of memory; `True`
-    wherever it is possible, else raises ValueError; `False` drops what is packed.
+    wherever it is possible, else raises ValueError; `False` drops what is packed. `fixed`: see `Prepacked`.
     """
     if wanted is False:
         drop(model)
@@ -202,11 +210,11 @@ def prepack(model: PreTrainedModel, wanted: bool | None = None) -> Prepacked | N
             raise ValueError(f"cannot prepack this model: expected {reason}; leave prepack=True out")
         return None
     known = prepacked_of(model)
-    if known is not None and known.unchanged:
+    if known is not None and known.fixed == fixed and known.unchanged:
         return known
     drop(model)
     began = time.perf_counter()
-    made = remembered(model, _PREPACKED, lambda: Prepacked(modules))
+    made = remembered(model, _PREPACKED, lambda: Prepacked(modules, fixed))
     if time.perf_counter() - began > _PATIENCE:
         logger.warning("weights laid out for short passes: %.1f s, once", time.perf_counter() - began)
     return made

@@ -11,6 +11,7 @@ have the same position. Rows may differ, so that the same code serves several te
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -219,6 +220,14 @@ class TreeModel:
         if self.prepacked is not None and not self.prepacked.unchanged:
             drop(self.model)
             self.prepacked = None
+
+    def unmeasured(self) -> TreeModel:
+        """The same without packed weights whose use was decided by measuring: it rounds alike in every process."""
+        if self.prepacked is None or self.prepacked.fixed:
+            return self
+        found = copy.copy(self)
+        found.prepacked = None
+        return found
 
     def _weights(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.prepacked is None else self.prepacked.used()

@@ -52,13 +52,14 @@ class DrafterPool:
         matrix: Path | None = None,
         max_keys: int = 64,
         on_save: Callable[[bool], None] = lambda good: None,
+        reproducible: bool = False,
     ) -> None:
         """`on_save` is called with True for every matrix that was saved, and with False where that failed. Raises
         ValueError for a matrix file that cannot be used, or is given for a drafter without a matrix.
         """
         self.isolation, self._loaded, self._matrix = isolation, loaded, matrix
         self._max_keys, self._on_save = max_keys, on_save
-        self.base = make_drafter(spec)
+        self.base = make_drafter(spec, reproducible=reproducible)
         self._unlearned = self.base.fork()
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._changed: set[str] = set()
@@ -172,15 +173,17 @@ class DrafterPool:
 class OfferedDrafters:
     """The drafters that requests may choose, by their specs."""
 
-    def __init__(self, specs: Sequence[str], free_options: bool = False) -> None:
+    def __init__(self, specs: Sequence[str], free_options: bool = False, reproducible: bool = False) -> None:
         """Raises ValueError for a drafter that cannot be made. `free_options`: requests may change options."""
         self._drafters = {spec: make_drafter(spec) for spec in specs}
-        self._free_options = free_options
+        self._free_options, self._made = free_options, partial(make_drafter, reproducible=reproducible)
+        for drafter in self._drafters.values():
+            self._made(drafter)
 
     def make(self, chosen: str) -> Drafter:
         """A new drafter as a request names it: as it is offered, or with other options; raises ApiError."""
         if chosen in self._drafters:
-            return self._drafters[chosen].fork()
+            return self._made(self._drafters[chosen].fork())
         spec = max((spec for spec in self._drafters if chosen.startswith(_prefix(spec))), key=len, default=None)
         if spec is None:
             names = ", ".join(("accelerated", "anew", "plain", *self._drafters))
@@ -192,7 +195,7 @@ class OfferedDrafters:
             written, kinds = written_options(spec, chosen.removeprefix(_prefix(spec))), settable(base)
             check_known(base.name, written, kinds)
             changed = {name: from_text(base.name, name, text, kinds[name]) for name, text in written.items()}
-            return dataclasses.replace(base, **changed)
+            return self._made(dataclasses.replace(base, **changed))
         except (ValueError, TypeError) as error:
             raise _refused(str(error)) from error
 

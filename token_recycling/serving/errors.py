@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from .._util.text_stream import one_line
 
 logger = logging.getLogger("token_recycling.serving")
+_UNREADABLE = "expected a JSON object in UTF-8 as body, got something that cannot be read as one"
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -36,6 +37,11 @@ class ApiError(HTTPException):
         return self.detail
 
 
+def unread(error: HTTPException) -> bool:
+    """Whether the server's framework could not read a body."""
+    return error.status_code == 400 and not isinstance(error, ApiError)
+
+
 def invalid(field: str, message: str) -> ApiError:
     """The error for a field of a request whose value is wrong."""
     return ApiError(400, f"{field}: {message}", "invalid_value", field)
@@ -53,6 +59,8 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
 
 def client_error(error: Exception) -> Exception:
     """What preparing a request raised, as an ApiError of status 400 if the request is wrong; else as it is."""
+    if isinstance(error, RecursionError):
+        return ApiError(400, "expected values that the chat template can write, got too many within values")
     if isinstance(error, (ValueError, TypeError, KeyError, TemplateError)):
         return ApiError(400, one_line(error) or type(error).__name__, "invalid_request")
     return error
@@ -78,7 +86,7 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         code, param = getattr(error, "code", None), getattr(error, "param", None)
-        body = error_body(error.status_code, str(error.detail), code, param)
+        body = error_body(error.status_code, _UNREADABLE if unread(error) else str(error.detail), code, param)
         return JSONResponse(body, error.status_code, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
@@ -87,6 +95,8 @@ def add_error_handlers(app: FastAPI) -> None:
         found = max(error.errors(), key=lambda one: len(one["loc"]))
         param = ".".join(str(part) for part in found["loc"] if part != "body") or None
         message = found["msg"].removeprefix("Value error, ")
+        if found["type"] == "json_invalid" or found["loc"] == ("body",):
+            param, message = None, _UNREADABLE
         return JSONResponse(error_body(400, f"{param}: {message}" if param else message, "invalid_value", param), 400)
 
     @app.exception_handler(CancelledError)

@@ -43,6 +43,8 @@ def places(target: TreeModel, drafter: Drafter, settings: Settings, kept: int) -
     """For a server whose texts are drafted for by `drafter`, and which keeps up to `kept` bytes of earlier texts."""
     if settings.concurrency is not None:
         return Places(settings.concurrency, "as asked")
+    if settings.reproducible:
+        return Places(1, "since equal requests are to give equal texts")
     reason = _why_one(target, drafter)
     return _by_memory(target, settings, kept) if reason is None else Places(1, f"since it {reason}")
 
@@ -70,7 +72,8 @@ def _by_memory(target: TreeModel, settings: Settings, kept: int) -> Places:
         return Places(1, "since the length of its context is not known; --concurrency says another number")
     weights = list(target.model.parameters())
     held = sum(memory(device) for device in {weight.device for weight in weights} if device.type != "meta")
-    needed = sum(weight.nbytes for weight in weights) + kept + _TEXTS * (_GROWN * slot * longest + states)
+    packed = 0 if target.prepacked is None else target.prepacked.nbytes
+    needed = sum(weight.nbytes for weight in weights) + packed + kept + _TEXTS * (_GROWN * slot * longest + states)
     needed, fits = needed + int(_MARGIN * held), f"of up to {longest:,} tokens each" if longest else "of any length"
     if needed > held:
         figures = f"{needed / 1e9:.1f} GB of {held / 1e9:.1f} GB of memory"

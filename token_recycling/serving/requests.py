@@ -22,6 +22,8 @@ MOST_TEXTS = 128
 """Texts of one request, as in OpenAI's API."""
 MOST_BIASES = 1024
 """Tokens whose logits one request changes, each some work at every step."""
+_DEEPEST = 100
+"""Values within values in a field: templates that write them as JSON call themselves for each."""
 _Text = Annotated[str, StringConstraints(min_length=1)]
 _Id = Annotated[int, Field(ge=0)]
 
@@ -71,7 +73,10 @@ class Body(BaseModel, extra="forbid", strict=True):
     )
     top_p: float | None = Field(None, gt=0, le=1, description="as OpenAI's; without a temperature it draws too")
     seed: int | None = Field(
-        None, ge=-(2**63), lt=2**63, description="equal seeds, equal texts; choice `i` has the seed plus `i`"
+        None,
+        ge=-(2**63),
+        lt=2**63,
+        description="equal seeds, equal texts, in 16 bits with `--reproducible`; choice `i` has the seed plus `i`",
     )
     stream: bool | None = Field(None, description="server-sent events, at the end `[DONE]`")
     generation_config: str | None = Field(
@@ -90,7 +95,13 @@ class Body(BaseModel, extra="forbid", strict=True):
     @classmethod
     def _only_what_is_honoured(cls, data: Any) -> Any:
         if not isinstance(data, dict):
-            return data
+            raise ApiError(
+                400,
+                "expected a JSON object with the header Content-Type: application/json, got a body of another kind",
+                "invalid_body",
+            )
+        for name, value in data.items():
+            check_json(name, value)
         for name, (instead, same) in cls.refused.items():
             if data.get(name) is not None and data[name] not in same:
                 raise ApiError(400, f"{name}: this server does not support it; {instead}", "unsupported", name)
@@ -102,6 +113,31 @@ class Body(BaseModel, extra="forbid", strict=True):
             message = f"{unknown[0]}: expected a field of this API, got one that it does not have; leave it out"
             raise ApiError(400, message, "unknown_parameter", unknown[0])
         return known
+
+
+def check_json(name: str, value: Any) -> None:
+    """Raises ApiError for a field with values within values that templates cannot take, or with half a character."""
+    below = [(name, 0), (value, 0)]
+    while below:
+        one, depth = below.pop()
+        if depth > _DEEPEST:
+            raise invalid(name, f"expected values within values, {_DEEPEST} at most, got more")
+        if isinstance(one, str) and not _whole(one):
+            shown = name.encode("ascii", "backslashreplace").decode()
+            raise invalid(shown, "expected text in Unicode, got half of a surrogate pair; leave it out")
+        if isinstance(one, dict):
+            below += [(inner, depth + 1) for pair in one.items() for inner in pair]
+        elif isinstance(one, list):
+            below += [(inner, depth + 1) for inner in one]
+
+
+def _whole(text: str) -> bool:
+    """Whether a text can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class StreamOptions(BaseModel, extra="forbid", strict=True):
@@ -196,6 +232,19 @@ class TextBody(_Completing):
         | Annotated[list[Annotated[list[_Id], Field(min_length=1)]], Field(min_length=1, max_length=MOST_TEXTS)]
     ) = Field(description="a text, a list of them, token ids, or a list of such lists")
     echo: bool | None = Field(None, description="the answer begins with the prompt")
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _texts_or_ids(cls, prompt: Any) -> Any:
+        flat = [prompt] if not isinstance(prompt, list) else prompt
+        for one in [inner for outer in flat for inner in (outer if isinstance(outer, list) else [outer])]:
+            if isinstance(one, bool) or not isinstance(one, (str, int)):
+                got = type(one).__name__
+                raise invalid("prompt", f"expected a text, a list of them, token ids, or lists of these, got {got}")
+            if isinstance(one, int) and one < 0:
+                raise invalid("prompt", f"expected token ids of 0 or more, got {one}")
+        return prompt
+
     logprobs: int | None = Field(
         None, ge=0, le=5, description="of the model itself, before penalties, temperature and cuts"
     )

@@ -26,6 +26,8 @@ _SAMPLING = {
 }  # fmt: skip
 """What the extra field `generation_config` may set: how tokens are chosen, not what is computed or kept."""
 _STOPS: TypeAdapter[list[str]] = TypeAdapter(Stops)
+_LEAST = 1e-6
+"""Least number that logits are divided by: by much smaller ones they become infinite."""
 _LONGEST = 1024
 """Tokens of an answer where neither the request nor the context of the model sets a limit."""
 
@@ -56,6 +58,14 @@ def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None
     for name, value in set_by.items():
         setattr(config, name, value)
     config.eos_token_id = body.ends(config.eos_token_id, vocabulary_size(model))
+    for name in ("temperature", "repetition_penalty"):
+        value = getattr(config, name)
+        if isinstance(value, (int, float)) and not (
+            _LEAST <= value <= 1 / _LEAST or (name == "temperature" and not value)
+        ):
+            field = name if getattr(body, name, None) is not None else "generation_config"
+            greedy = "; 0 is greedy" if name == "temperature" else ""
+            raise invalid(field, f"expected a {name} from {_LEAST} to {1 / _LEAST:.0f}, got {value}{greedy}")
     return settled(config, body.temperature, body.top_p)
 
 
@@ -119,6 +129,7 @@ class AdditivePenalties(LogitsProcessor):
 def check_ids(config: GenerationConfig, vocabulary: int) -> None:
     """Raises ApiError for a token that is none where transformers would not say so before the text begins."""
     sequences = [*(config.bad_words_ids or ()), *(entry[0] for entry in config.sequence_bias or ())]
+    sequences += [config.suppress_tokens, config.begin_suppress_tokens]
     ids = [token for ids in sequences if isinstance(ids, list) for token in ids if isinstance(token, int)]
     if max(ids, default=0) >= vocabulary:
         raise invalid("generation_config", f"expected token ids below {vocabulary}, got {max(ids)}")

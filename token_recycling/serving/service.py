@@ -50,9 +50,15 @@ class Service:
         self.prefixes = PrefixCache(self.target, limit)
         self.metrics.cached_bytes.set_function(lambda: self.prefixes.nbytes)
         self.pool = DrafterPool(
-            loaded, settings.drafter, settings.isolation, settings.matrix, settings.max_keys, self.metrics.count_save
+            loaded,
+            settings.drafter,
+            settings.isolation,
+            settings.matrix,
+            settings.max_keys,
+            self.metrics.count_save,
+            settings.reproducible,
         )
-        self.offered = OfferedDrafters(settings.offers, settings.free_options)
+        self.offered = OfferedDrafters(settings.offers, settings.free_options, settings.reproducible)
         self.metrics.drafters.set_function(lambda: len(self.pool))
         self.places = places(self.target, self.pool.base, settings, limit)
         self.together = DecodingThread(loaded.model) if self.places.texts > 1 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -47,6 +48,12 @@ class Settings:
     save_every: float = option(60.0, "Seconds between two savings.", 0.001, rich_help_panel="Learning")
     isolation: Isolation = Isolation.shared
     """May be given as its value, such as "per-key"."""
+    reproducible: bool = option(
+        False,
+        "Equal requests give equal texts in 16 bits too, whatever came before: every request begins anew, and nothing "
+        "is kept.",
+        rich_help_panel="Learning",
+    )
     keys: tuple[Key, ...] = ()
     allow_hosts: tuple[str, ...] = ()
     """Names beside those of this machine to which a loopback address answers where no keys are configured."""
@@ -70,10 +77,25 @@ class Settings:
         users = [key for key in self.keys if key.name != METRICS]
         if self.isolation is Isolation.per_key and not users:
             raise ValueError("expected an API key for isolation per-key, got none; give one, or another isolation")
+        if self.reproducible and (got := ", ".join(self._across_requests())):
+            raise ValueError(f"expected requests that begin anew, for reproducible, got {got}; leave one of them out")
+
+    def _across_requests(self) -> Iterator[str]:
+        """The settings by which one request can change another's text."""
+        if self.isolation is not Isolation.per_request:
+            yield f"isolation {self.isolation.value}"
+        if self.concurrency is not None and self.concurrency > 1:
+            yield f"a concurrency of {self.concurrency}"
+        if self.matrix is not None:
+            yield "a matrix"
+        if self.cache:
+            yield f"a cache of {self.cache:g} MB"
 
 
-def default_isolation(host: str, has_keys: bool) -> tuple[Isolation, str]:
+def default_isolation(host: str, has_keys: bool, reproducible: bool = False) -> tuple[Isolation, str]:
     """The default isolation, and the reason for it."""
+    if reproducible:
+        return Isolation.per_request, "since equal requests are to give equal texts"
     if has_keys:
         return Isolation.per_key, "since API keys are configured"
     if is_loopback(host):

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ..._util.options import written_options
+from ..._util.options import check_known, written_options
 from ...drafters._registry import drafter_names, make_drafter
 from ...model.sources import resolved, title
 from ..row_format import BASELINE, REPLAY_BASELINE
@@ -117,11 +117,10 @@ def parse(spec: str) -> Method:
     """A method as the user writes it; raises ValueError or TypeError with what is wrong."""
     name, _, text = spec.partition(":")
     if name in _NAMED:
-        options = written_options(name, text)
-        method = _NAMED[name](spec, options)
-        if options:
-            raise ValueError(f"expected no option {next(iter(options))!r} in {spec!r}; it has none of that name")
-        return method
+        known = _OPTIONS[name]
+        options = written_options(name, text, known=known)
+        check_known(name, options, known)
+        return _NAMED[name](spec, options)
     if name not in drafter_names():
         raise ValueError(
             f"expected a method of {', '.join(_NAMED)}, or a drafter of {', '.join(drafter_names())}, got {name!r}"
@@ -146,7 +145,9 @@ _NAMED: dict[str, Callable[[str, dict[str, str]], Method]] = {
     "assisted": lambda spec, options: Assisted(spec, _folder(spec, options), _number(spec, options, "n", None)),
     "oracle": lambda spec, options: Oracle(spec, _folder(spec, options)),
 }
-"""Methods that are no drafters: what makes them from their spec and options, and takes the options that they have."""
+"""Methods that are no drafters: what makes them from their spec and options."""
+_OPTIONS = {BASELINE: (), "prompt_lookup_hf": ("n", "ngram"), "assisted": ("model", "n"), "oracle": ("model",)}
+"""The options that each of them has."""
 
 
 def _folder(spec: str, options: dict[str, str]) -> str:

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import console, running
-from ..options import Device, Drafting, DType, MaxNewTokens, Model, Prepack, Seed, Temperature, Threads, TopK, TopP
+from ..options import (
+    Device,
+    Drafting,
+    DType,
+    MaxNewTokens,
+    Model,
+    Prepack,
+    Reproducible,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
 
 if TYPE_CHECKING:
     from ...hf.conversation import Conversation, Turn
@@ -33,6 +46,7 @@ def chat(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
+    reproducible: Reproducible = False,
     dtype: DType = None,
     device: Device = None,
     threads: Threads = None,
@@ -40,7 +54,7 @@ def chat(
 ) -> None:
     """Holds a conversation: every line of input is a turn, and the answers stream. /help shows its commands."""
     sampling = running.sampling(temperature, top_p, top_k, seed)
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible)
     from ...hf.conversation import Conversation
 
     arguments = {"max_new_tokens": max_new_tokens, "do_sample": False, **sampling}

@@ -19,7 +19,8 @@ def compare(
         list[str] | None, typer.Argument(metavar="[PROMPTS]...", help="Texts to continue; - is standard input.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="File with a prompt, or folder of such files; - is standard input.")
+        list[Path] | None,
+        typer.Option(help="File with a prompt, or folder of such files; - is standard input; may be repeated."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Take the first N prompts only.")] = None,
     drafter: Drafting = "recycling",
@@ -34,7 +35,7 @@ def compare(
     """Decodes prompts plainly, with transformers' prompt lookup, and recycled: the same text or not, and which is how
     fast. Exit status 1 if any text differs.
     """
-    given = loading.read_prompts(texts or [], prompts)[:limit]
+    given = loading.read_prompts(texts or [], prompts or [])[:limit]
     made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack)
     encoded = running.encoded(loaded, given, chat)
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
 from rich.console import Console
 
 from .. import console
-from ..options import Json
+from ..options import Json, completed_drafters
 
 
-def drafters(as_json: Json = False) -> None:
+def drafters(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAMES]...", autocompletion=completed_drafters, help="Drafters to list; default all of them."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Lists the drafters and their options, as --drafter NAME:OPTION=VALUE,... takes them."""
     with console.working("looking for drafters"):
         from ...drafters import _listing as listing
 
-        found = listing.drafters()
+        found = listing.drafters(names)
     if as_json:
         console.print_json({"drafters": found})
     else:

@@ -20,6 +20,7 @@ from ..options import (
     MaxNewTokens,
     Model,
     Prepack,
+    Reproducible,
     Seed,
     Temperature,
     Threads,
@@ -43,6 +44,7 @@ def generate(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
+    reproducible: Reproducible = False,
     stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
     dtype: DType = None,
     device: Device = None,
@@ -57,8 +59,12 @@ def generate(
         raise ValueError(
             f"expected a file with one prompt, got the folder {file}; `token-recycling compare` takes folders"
         )
-    given = loading.read_prompts([] if prompt is None else [prompt], file)
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack)
+    if reproducible and matrix is not None:
+        raise ValueError(
+            "expected --reproducible or --matrix, got both: what a matrix has learned decides what is drafted"
+        )
+    given = loading.read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible)
     (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)
@@ -95,7 +101,7 @@ def generate(
     else:
         print(text.flush())
         if stats:
-            console.print_stats(Console(stderr=True), acceleration.stats)
+            console.print_stats(Console(stderr=True), acceleration.stats, loaded.model.device)
     if len(recorder.tokens) == arguments["max_new_tokens"] < max_new_tokens:
         console.note(f"the text ends where the model's context of {loaded.context} tokens does")
     if interrupted:

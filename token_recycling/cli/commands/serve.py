@@ -53,7 +53,7 @@ def serve(
         Isolation | None,
         _learning(
             help="Who learns together; default per-key with API keys, else shared on this machine alone, else "
-            "per-request."
+            "per-request, as with --reproducible."
         ),
     ] = None,
     api_key: Annotated[
@@ -95,7 +95,9 @@ def serve(
     """Serves the model as OpenAI's API does: completions, chat completions and responses, until Ctrl-C."""
     sources.check_source(model)
     keys = parse_keys(api_key or [], api_key_file)
-    learning, why = (isolation, "as asked") if isolation else default_isolation(host, bool(keys))
+    learning, why = (
+        (isolation, "as asked") if isolation else default_isolation(host, bool(keys), settings["reproducible"])
+    )
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     with contextlib.closing(_listening(host, port)) as listener:
         from ...serving import check_installed
@@ -119,7 +121,7 @@ def serve(
             **settings,
         )
         with running.loading_shown(model):
-            loaded = loading.load(model, dtype, device, threads, prepack)
+            loaded = loading.load(model, dtype, device, threads, prepack, settings["reproducible"])
         if template is not None:
             loaded.tokenizer.chat_template = template
         service = Service(loaded, chosen)

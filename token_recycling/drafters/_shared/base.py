@@ -111,7 +111,7 @@ class ModelText(TextDrafter):
         graph = self._graph = grow(reader, text, rules, self._target.vocab_size, warp, drafter.stop(self))
         if rules.times is not None and graph.steps:
             seconds = (time.perf_counter() - began) / graph.steps
-            rules.work.count(1, self._costs.in_passes(seconds))
+            self._costs.count(rules.work, 1, seconds)
         places = verified(graph, rules)
         self.counts.update(
             draft_forwards=graph.steps,

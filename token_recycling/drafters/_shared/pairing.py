@@ -18,7 +18,7 @@ from ..._util.locks import Lock
 from ..._util.text_stream import first_line
 from ...model.loading import tokenizer_beside
 from ...model.self_test import ready
-from ...model.sources import resolved
+from ...model.sources import resolved, title
 from ...model.support import UnsupportedModelError
 from ...model.tree_model import TreeModel
 
@@ -70,7 +70,7 @@ class DraftModelOption:
         return other
 
     def what(self) -> str:
-        return str(self.model) if isinstance(self.model, str) else type(self.model).__name__
+        return title(self.model) if isinstance(self.model, str) else type(self.model).__name__
 
 
 def paired(model: str | PreTrainedModel, target: TreeModel) -> TreeModel:

@@ -126,7 +126,7 @@ class StatesText(TextDrafter):
         self._counts["draft_forwards"] += passes
         self._passes = passes
         if self._tree == "auto":
-            self._work.count(1, self._costs.in_passes((time.perf_counter() - since) / passes))
+            self._costs.count(self._work, 1, (time.perf_counter() - since) / passes)
 
     def read_prompt(self, states: torch.Tensor) -> None:
         self._unread.read_prompt(states)

@@ -86,6 +86,7 @@ class Fuse(Drafter):
             top_k=max(part.top_k for part in parts),
             predictions=any(part.predictions for part in parts),
             draws=any(part.draws for part in parts),
+            reproducible=all(part.reproducible for part in parts),
         )
 
     def states_of(self, layers: int) -> list[int]:

@@ -79,6 +79,7 @@ class Recycling(Drafter, Options):
             draws=self.draws,
             predictions=self.suffix,
             within_grammars=self.template is None,
+            reproducible=not self.states,  # which are learned from for a while
         )
 
     def __post_init__(self) -> None:

@@ -204,7 +204,7 @@ class RecyclingText(TextDrafter):
     def _reckon(self, step: Step, values: np.ndarray, costs: Costs, seconds: float) -> None:
         """Counts what the step gave and took, `seconds` of it here."""
         verified, work = len(step.draft.tree), self._work
-        work.count(verified, costs.in_passes(seconds))
+        costs.count(work, verified, seconds)
         taken = costs.of(costs.nodes) + work.of(verified)
         self._rest = costs.rest(work, len(step.tokens), taken, own=work.of(1), foreseen=float(values.sum()))
 

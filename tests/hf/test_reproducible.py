@@ -1,0 +1,140 @@
+"""With `reproducible=True` nothing but the request decides what is drafted, so that passes are the same to the bit."""
+
+import numpy as np
+import pytest
+import torch
+from support import tiny
+from support.drafters import example
+from support.runs import fix_costs
+
+import token_recycling as tr
+from token_recycling.costs.costs import Costs
+from token_recycling.model.pass_times import pass_times
+from token_recycling.model.tree_model import TreeModel
+
+BEGIN_ANEW = {"fuse", "lookahead", "plain", "prompt_lookup", "published", "recycling", "suffix"}
+"""The drafters of the package that can be reproducible."""
+
+
+@pytest.fixture
+def model():
+    return tiny.llama()
+
+
+def drafted(model, ids, drafter, **options):
+    """Of every step the tree, its tokens, and the logits, to the bit."""
+    torch.manual_seed(1)
+    steps = tr.stream(model, ids, drafter, max_new_tokens=24, **options)
+    return [(step.draft.tree.parents, step.draft.tokens.tolist(), step.logits.tolist()) for step in steps]
+
+
+@pytest.mark.parametrize("name", tr.drafter_names())
+def test_nothing_that_came_before_decides(model, name, tmp_path, monkeypatch):
+    made = example(name, model, tmp_path)
+    if not made.traits.reproducible:
+        assert name not in BEGIN_ANEW
+        with pytest.raises(ValueError, match="drafts follow from the text alone, for reproducible=True, got"):
+            tr.make_drafter(made, reproducible=True)
+        return
+    assert name in BEGIN_ANEW
+    ids = tiny.prompt(0, 12).repeat(1, 2)
+    drafter = tr.make_drafter(made, reproducible=True)
+    first = drafted(model, ids, drafter)
+    for seed in range(3):
+        drafted(model, tiny.prompt(seed, 20), drafter, do_sample=True)
+    fix_costs(monkeypatch, (1, 64), (1.0, 50.0))
+    assert drafted(model, ids, drafter) == first
+    assert (
+        drafted(tiny.llama(), ids, tr.make_drafter(example(name, model, tmp_path / "again"), reproducible=True))
+        == first
+    )
+
+
+def test_what_came_before_decides_without(model):
+    ids = tiny.prompt(0, 12).repeat(1, 2)
+    drafter = tr.make_drafter("recycling")
+    assert drafted(model, ids, drafter) != drafted(model, ids, drafter)
+
+
+def test_passes_are_neither_measured_nor_kept(model, monkeypatch):
+    monkeypatch.setattr(Costs, "took", lambda *_: pytest.fail("a pass was measured"))
+    written = []
+    monkeypatch.setattr("token_recycling.model.kept.write", lambda path, found: written.append(path))
+    monkeypatch.setattr("token_recycling.model.pass_times._STEPS", 1)
+    drafted(model, tiny.prompt(0, 12), "recycling", reproducible=True)
+    assert not pass_times(TreeModel(model))._curves
+    assert not [path for path in written if path.parent.name == "costs"]
+
+
+def test_a_streamer_changes_no_pass(model):
+    ids, shapes, forward = tiny.prompt(0, 50), [], model.forward
+
+    def noted(*args, **kwargs):
+        shapes.append(tuple(kwargs["input_ids"].shape))
+        return forward(*args, **kwargs)
+
+    tr.accelerate(model, reproducible=True)
+    model.forward = noted
+    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}
+    model.generate(ids, **arguments)
+    without, shapes[:] = shapes[:], []
+
+    class Streamer:
+        put = end = staticmethod(lambda *_: None)
+
+    model.generate(ids, **arguments, streamer=Streamer())
+    assert shapes == without
+    assert len(without) > 2
+
+
+def test_a_conversation_reads_every_turn_whole():
+    from support.speaking import chatty, speaking_llama
+
+    drafter = tr.make_drafter("recycling", reproducible=True)
+    talk = tr.Conversation(speaking_llama(), chatty(tiny.tokenizer()), drafter, max_new_tokens=8, do_sample=False)
+    for question in ("one", "two"):
+        talk.say(question)
+        assert talk.last.cached == 0
+
+
+def test_a_drafter_that_has_learned_begins_with_that(model):
+    ids, made = tiny.prompt(0, 12), tr.make_drafter("recycling")
+    drafted(model, ids, made)
+    drafter = tr.make_drafter(made, reproducible=True)
+    first = drafted(model, ids, drafter)
+    for seed in range(3):
+        drafted(model, tiny.prompt(seed, 20), made)
+    assert drafted(model, ids, drafter) == first
+    assert first != drafted(model, ids, tr.make_drafter("recycling", reproducible=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_drafts_are_of_some_nodes(model, dtype):
+    """As many as fit 16 rows in 16 bits, where they cost next to nothing."""
+    stats = tr.Stats()
+    ids = tiny.prompt(0, 12)
+    tr.generate(model.to(dtype), ids, reproducible=True, stats=stats, max_new_tokens=24, do_sample=False)
+    nodes = np.array([size for size, count in stats.nodes.items() for _ in range(count)])
+    assert nodes.max() > 1
+    assert nodes.max() <= 16 or dtype is torch.float32
+
+
+def test_a_batch_is_one_request(model):
+    ids = torch.cat([tiny.prompt(seed, 12) for seed in range(3)])
+    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}
+    wanted = model.generate(ids, **arguments)
+    drafter = tr.make_drafter("recycling", reproducible=True)
+    assert all(torch.equal(tr.generate(model, ids, drafter=drafter, **arguments), wanted) for _ in range(2))
+
+
+def test_fast_steps_are_refused(model):
+    with pytest.raises(tr.NoFastPathError, match="expected a drafter without reproducible=True, got recycling"):
+        tr.generate(model, tiny.prompt(0, 8), fast=True, reproducible=True, max_new_tokens=4, do_sample=False)
+
+
+def test_it_is_said(model):
+    assert tr.make_drafter("recycling", reproducible=True).describe().endswith("; reproducible")
+    tr.accelerate(model, "suffix", reproducible=True, num_tokens=3)
+    assert "3 at most; reproducible" in model.acceleration.drafter.describe()
+    again = tr.make_drafter(model.acceleration.drafter, reproducible=True)
+    assert again is model.acceleration.drafter

@@ -1,0 +1,89 @@
+"""A reproducible server: a request's text and drafts follow from the request alone."""
+
+import pytest
+from support import tiny
+from support.serving import keys, serving
+from support.speaking import chatty, speaking_llama
+
+from token_recycling.serving.settings import Isolation, Settings, default_isolation
+
+ASKED = [
+    {"prompt": "for index in", "temperature": 0},
+    {"prompt": "import os\nimport sys\nimport", "temperature": 0},
+    {"prompt": "for index in", "temperature": 0.8, "seed": 3},
+    {"prompt": "return return", "temperature": 0.8, "seed": 4, "n": 2},
+]
+SETTINGS = {"reproducible": True, "isolation": "per-request"}
+
+
+@pytest.fixture(scope="module")
+def half():
+    return speaking_llama().bfloat16()
+
+
+def answers(server, order):
+    """The texts of all requests in that order, each with what was drafted, by their numbers."""
+    found = {}
+    for number in order:
+        whole = server.complete(**ASKED[number], max_tokens=24)
+        usage = whole.usage.model_extra["speculation"]
+        counts = {name: usage[name] for name in ("steps", "drafted_tokens", "accepted_tokens")}
+        found[number] = [choice.text for choice in whole.choices], counts
+        server.complete(prompt=f"import {number}", temperature=1, max_tokens=12)
+    return found
+
+
+def test_texts_depend_on_no_other_request_and_no_other_run(half):
+    with serving(half, chatty(tiny.tokenizer()), **SETTINGS) as server:
+        first = answers(server, range(len(ASKED)))
+        assert answers(server, reversed(range(len(ASKED)))) == first
+        assert not server.service.prefixes.nbytes
+    with serving(speaking_llama().bfloat16(), chatty(tiny.tokenizer()), **SETTINGS) as server:
+        assert answers(server, (2, 0, 3, 1)) == first
+
+
+def test_without_it_drafts_depend_on_what_came_before(half):
+    with serving(half, chatty(tiny.tokenizer()), isolation="shared") as server:
+        assert answers(server, range(len(ASKED))) != answers(server, range(len(ASKED)))
+
+
+@pytest.mark.parametrize("drafter", ["accelerated", "anew", "suffix", "recycling", "recycling:k=4"])
+def test_so_are_drafters_that_a_request_names(half, drafter):
+    with serving(half, chatty(tiny.tokenizer()), **SETTINGS, free_options=True) as server:
+        first, again = (server.steps(prompt="import os", drafter=drafter, max_tokens=16) for _ in range(2))
+        trees = [[{**data, "seconds": None} for name, data in events if name == "step"] for events in (first, again)]
+        assert trees[0] == trees[1]
+        assert trees[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "got"),
+    [
+        ({"isolation": Isolation.shared}, "isolation shared"),
+        ({"isolation": Isolation.per_key, "keys": keys("a")}, "isolation per-key"),
+        ({"concurrency": 4}, "a concurrency of 4"),
+        ({"matrix": "learned.matrix"}, "a matrix"),
+        ({"cache": 100.0}, "a cache of 100 MB"),
+        ({"concurrency": 2, "cache": 5.0}, "a concurrency of 2, a cache of 5 MB"),
+    ],
+)
+def test_what_lets_requests_meet_is_refused(settings, got):
+    with pytest.raises(ValueError, match=f"expected requests that begin anew, for reproducible, got {got}; leave one"):
+        Settings(**{**SETTINGS, **settings})
+
+
+def test_a_drafter_that_looks_at_the_clock_is_refused(half):
+    with (
+        pytest.raises(
+            ValueError, match="whose drafts follow from the text alone, for reproducible=True, got recycling"
+        ),
+        serving(half, chatty(tiny.tokenizer()), **SETTINGS, drafter="recycling:states=true"),
+    ):
+        pass
+
+
+def test_the_command_chooses_the_isolation(served):
+    _, service, _ = served("--reproducible")
+    assert service.settings.reproducible
+    assert service.settings.isolation is Isolation.per_request
+    assert default_isolation("127.0.0.1", True, True)[1] == "since equal requests are to give equal texts"
