@@ -53,10 +53,10 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer from a local folder, a GGUF file or the hub: `model, tokenizer = load(name)`.
 
-    A GGUF file is first unpacked into the user's cache folder, in float32. `dtype` defaults to float32 on a CPU, where
-    texts are then exactly `generate`'s, and to the file's own elsewhere; `device` to the accelerator if there is one; `threads` to torch's
-    choice; `prepack` and `reproducible` are as in `accelerate`. Raises ValueError with what is wrong, and
-    UnsupportedModelError for a model that cannot be accelerated.
+    A GGUF file is first unpacked into the user's cache folder, in float32. `dtype` defaults to float32 on a CPU, so
+    that texts are exactly `generate`'s, and to the file's own elsewhere; `device` to the accelerator if there is one;
+    `threads` to torch's choice; `prepack` and `reproducible` are as in `accelerate`. Raises ValueError with what is
+    wrong, and UnsupportedModelError for a model that cannot be accelerated.
     """
     from . import prepacking
     from .self_test import unsupported
