@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import benching
 from support.commandline import PROMPT, reference, run, run_json
+from transformers import AutoModelForCausalLM
 
 from token_recycling._util.text_stream import IncrementalText, decoded, pieces
 from token_recycling.bench.run.runners import TransformersRunner
@@ -42,6 +43,25 @@ def test_compare_prints_answers_apart_and_a_table(tiny_model_dir, prompt_folder)
     assert "times plain" in fastest or "plain, " in fastest
     (model,) = [line for line in lines if line.startswith("model:")]
     assert "float32, cpu" in model
+
+
+def test_compare_tries_bfloat16_where_nothing_else_was_asked_for(tiny_model_dir, prompt_folder):
+    asked = ("compare", tiny_model_dir, "--prompts", prompt_folder / "b.py", "--max-new-tokens", 8)
+    result = run(*asked)
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("bfloat16:")]
+    assert float(line.split()[1]) > 0
+    assert run_json(*asked)["summary"]["bfloat16"] > 0
+    assert "bfloat16" not in run_json(*asked, "--dtype", "float32")["summary"]
+
+
+def test_weights_of_16_bits_are_said_to_be_computed_in_float32(tiny_model_dir, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_dir, folder)
+    AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.bfloat16).save_pretrained(folder)
+    said = "the weights are bfloat16 and computed in float32"
+    assert said in run("generate", folder, PROMPT, "--max-new-tokens", 2).stderr
+    assert said not in run("generate", folder, PROMPT, "--max-new-tokens", 2, "--dtype", "bfloat16").stderr
+    assert said not in run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 2).stderr
 
 
 def test_prompts_of_several_places_are_added(tiny_model_dir, prompt_folder):

@@ -35,8 +35,20 @@ def drafter_and_model(
     with loading_shown(model):
         from ..drafters._registry import make_drafter
 
+        made = make_drafter(drafter, reproducible=reproducible)
         loaded = loading.load(model, dtype, device, threads, prepack, reproducible)
-        return make_drafter(drafter, reproducible=reproducible), loaded
+    note_dtype(model, dtype, loaded)
+    return made, loaded
+
+
+def note_dtype(name: str, dtype: str | None, loaded: loading.Loaded) -> None:
+    """Says that weights of 16 bits are computed in float32, where nobody asked for it."""
+    stored = str(getattr(loading.load_configuration(name), "dtype", None)).removeprefix("torch.")
+    if dtype is None and loaded.model.device.type == "cpu" and stored in ("bfloat16", "float16"):
+        console.note(
+            f"the weights are {stored} and computed in float32, so that texts are exactly generate's; --dtype {stored} "
+            "may be faster"
+        )
 
 
 @contextlib.contextmanager

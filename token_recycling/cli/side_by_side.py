@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedModel
 
+from .._util.device import memory
 from ..bench.run.divergence import Divergence, first_divergence
 from ..bench.run.outcome import Outcome
 from ..bench.run.runners import DraftedRunner, Runner, TransformersRunner
@@ -31,6 +33,9 @@ LOOKUP = {"prompt_lookup_num_tokens": 10}
 """Arguments of `generate` for transformers' prompt lookup, as its documentation sets them."""
 ROWS = 12
 """Prompts that have a line each in the table at the end, at most."""
+_SHARE_OF_MEMORY = 8
+TRIED = 3
+"""Prompts that are tried in bfloat16, at most."""
 _NO_ANSWER = "no answer: the model ends the text at once"
 
 
@@ -160,6 +165,31 @@ def summary(found: Sequence[SideBySide]) -> dict[str, Any]:
     }
 
 
+def may_try_bfloat16(model: PreTrainedModel) -> bool:
+    """Whether another copy of a model in float32 on a CPU, in bfloat16, takes little of the memory."""
+    nbytes = sum(weight.nbytes for weight in model.parameters())
+    on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
+    return on_cpu and nbytes <= memory(model.device) // _SHARE_OF_MEMORY
+
+
+def in_bfloat16(
+    model: PreTrainedModel,
+    warming: dict[str, Any],
+    prompts: Sequence[dict[str, Any]],
+    drafter: Drafter,
+    found: Sequence[SideBySide],
+) -> float | None:
+    """How many times as fast the first prompts are recycled by the model in bfloat16 as they were; None if none of them
+    has an answer. `warming` and `prompts` are arguments of `model.generate`.
+    """
+    runner = DraftedRunner(model, drafter, time_parts=False)
+    runner.generate(warming)
+    answered = [(arguments, one) for arguments, one in zip(prompts, found, strict=False) if one.answered]
+    speed = _speed([runner.generate(arguments) for arguments, _ in answered])
+    before = _speed([one.outcomes["recycled"] for _, one in answered])
+    return speed["tokens_per_second"] / before["tokens_per_second"] if speed and before else None
+
+
 def tail(text: str, lines: int = 8) -> str:
     """The last lines of a text."""
     kept = text.split("\n")
@@ -211,6 +241,13 @@ def print_summary(console: Console, rows: Sequence[dict[str, Any]], summary: dic
         lines.append(("left out", f"speeds of {summary['unanswered']} prompts with {_NO_ANSWER}"))
     if summary["fastest"]:
         lines.append(("fastest", _fastest(summary)))
+    if summary.get("bfloat16"):
+        lines.append(
+            (
+                "bfloat16",
+                f"{summary['bfloat16']:.2f} times as fast recycled as float32; texts may part where candidates tie",
+            )
+        )
     for name, value in lines:
         say(console, f"{name + ':':<9} {value}")
     say(console, f"identical: {_yes(summary['identical'])}", "bold")

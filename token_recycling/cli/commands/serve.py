@@ -122,6 +122,7 @@ def serve(
         )
         with running.loading_shown(model):
             loaded = loading.load(model, dtype, device, threads, prepack, settings["reproducible"])
+        running.note_dtype(model, dtype, loaded)
         if template is not None:
             loaded.tokenizer.chat_template = template
         service = Service(loaded, chosen)
