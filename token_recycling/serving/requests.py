@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, StringConstraints, field_validator, model
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
 from .errors import ApiError, invalid
+from .json_values import check_json
 from .of_others import Continuing, Ending, Structured
 from .stopping import Stops
 from .templates import Message, Part
@@ -22,8 +23,6 @@ MOST_TEXTS = 128
 """Texts of one request, as in OpenAI's API."""
 MOST_BIASES = 1024
 """Tokens whose logits one request changes, each some work at every step."""
-_DEEPEST = 100
-"""Values within values in a field: templates that write them as JSON call themselves for each."""
 _Text = Annotated[str, StringConstraints(min_length=1)]
 _Id = Annotated[int, Field(ge=0)]
 
@@ -113,31 +112,6 @@ class Body(BaseModel, extra="forbid", strict=True):
             message = f"{unknown[0]}: expected a field of this API, got one that it does not have; leave it out"
             raise ApiError(400, message, "unknown_parameter", unknown[0])
         return known
-
-
-def check_json(name: str, value: Any) -> None:
-    """Raises ApiError for a field with values within values that templates cannot take, or with half a character."""
-    below = [(name, 0), (value, 0)]
-    while below:
-        one, depth = below.pop()
-        if depth > _DEEPEST:
-            raise invalid(name, f"expected values within values, {_DEEPEST} at most, got more")
-        if isinstance(one, str) and not _whole(one):
-            shown = name.encode("ascii", "backslashreplace").decode()
-            raise invalid(shown, "expected text in Unicode, got half of a surrogate pair; leave it out")
-        if isinstance(one, dict):
-            below += [(inner, depth + 1) for pair in one.items() for inner in pair]
-        elif isinstance(one, list):
-            below += [(inner, depth + 1) for inner in one]
-
-
-def _whole(text: str) -> bool:
-    """Whether a text can be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class StreamOptions(BaseModel, extra="forbid", strict=True):
