@@ -15,7 +15,7 @@ def test_the_real_model_answers_questions_of_six_kinds(monkeypatch, capsys):
     monkeypatch.setattr(demo, "fetched", lambda: Path("build/real/model.gguf"))
     command, model, _, prompts, *_ = demo.arguments()
     assert (command, model) == ("compare", "build/real/model.gguf")
-    assert [prompt.name for prompt in read_prompts([], Path(prompts))] == KINDS
+    assert [prompt.name for prompt in read_prompts([], [Path(prompts)])] == KINDS
     assert "SmolLM2-135M-Instruct" in capsys.readouterr().err
 
 

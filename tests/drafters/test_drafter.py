@@ -68,7 +68,7 @@ def test_options_are_read_from_text():
         ("recycling:width=3", {}, "got 'width'"),
         ("recycling", {"matrix": None}, "got 'matrix'"),
         ("plain:k=3", {}, "it has none; got 'k'"),
-        ("recycling:k", {}, "NAME=VALUE after 'recycling', got 'k'"),
+        ("recycling:k", {}, "NAME=VALUE after 'recycling', of k, .*, got 'k'"),
         ("recycling:k=many", {}, "expected a whole number for option k of recycling, got 'many'"),
         ("published:k=0", {}, "k of 1 or more, got 0"),
         ("published:update=newest", {}, "last or first or unordered for option update of published, got 'newest'"),

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from .._util.text_stream import one_line
 from ..model.loading import Loaded
+from .json_values import check_json
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ def _written(message: Message) -> dict[str, Any]:
         called = call.get("function", call)
         if isinstance(called["arguments"], str):
             called["arguments"] = json.loads(called["arguments"])
+            check_json("messages", called["arguments"])
     return written
 
 
