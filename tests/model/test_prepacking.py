@@ -7,10 +7,11 @@ import pickle
 
 import pytest
 import torch
-from support.tiny import llama
+from support.speaking import chatty, speaking_llama
+from support.tiny import llama, tokenizer
 from torch import nn
 
-from token_recycling import accelerate, decelerate, generate
+from token_recycling import Conversation, accelerate, accelerated, decelerate, generate
 from token_recycling.model import prepacking
 from token_recycling.model.prepacking import prepack, prepacked_of
 
@@ -150,6 +151,30 @@ def test_copies_have_layers_of_their_own(copied) -> None:
     accelerate(other)
     assert prepacked_of(other) is not None
     assert torch.equal(_texts(other), expected)
+
+
+def test_accelerated_blocks_use_what_is_there_and_leave_it(packed_products: list[int]) -> None:
+    model = llama()
+    with accelerated(model):
+        expected = _texts(model)
+    assert not packed_products, "a block does not pay for it"
+    packed = prepack(model)
+    packed_products.clear()
+    with accelerated(model):
+        assert torch.equal(_texts(model), expected)
+    assert packed_products
+    assert prepacked_of(model) is packed
+
+
+@pytest.mark.parametrize("wanted", [None, False])
+def test_a_conversation_lays_out_what_is_wanted(wanted: bool | None, packed_products: list[int]) -> None:
+    chat = Conversation(speaking_llama(), chatty(tokenizer()), prepack=wanted, max_new_tokens=12, do_sample=False)
+    packed = prepacked_of(chat.model)
+    assert (packed is None) == (wanted is False)
+    packed_products.clear()
+    chat.say("print it")
+    assert bool(packed_products) == (packed is not None)
+    assert prepacked_of(chat.model) is packed
 
 
 def test_one_call_uses_what_is_there(packed_products: list[int]) -> None:

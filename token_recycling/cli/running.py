@@ -43,8 +43,10 @@ def drafter_and_model(
 
 def note_dtype(name: str, dtype: str | None, loaded: loading.Loaded) -> None:
     """Says that weights of 16 bits are computed in float32, where nobody asked for it."""
+    if dtype is not None or loaded.model.device.type != "cpu":
+        return
     stored = str(getattr(loading.load_configuration(name), "dtype", None)).removeprefix("torch.")
-    if dtype is None and loaded.model.device.type == "cpu" and stored in ("bfloat16", "float16"):
+    if stored in ("bfloat16", "float16"):
         console.note(
             f"the weights are {stored} and computed in float32, so that texts are exactly generate's; --dtype {stored} "
             "may be faster"

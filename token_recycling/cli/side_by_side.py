@@ -34,6 +34,7 @@ LOOKUP = {"prompt_lookup_num_tokens": 10}
 ROWS = 12
 """Prompts that have a line each in the table at the end, at most."""
 _SHARE_OF_MEMORY = 8
+"""The weights in float32 take at most this part of all memory where bfloat16 is tried."""
 TRIED = 3
 """Prompts that are tried in bfloat16, at most."""
 _NO_ANSWER = "no answer: the model ends the text at once"

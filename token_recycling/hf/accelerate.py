@@ -57,14 +57,20 @@ def accelerate(
     reason, or NoFastPathError, now or with a call, where fast steps were asked for and do not hold, ValueError where
     weights were to be prepacked and cannot be.
     """
-    way, target = way_of(fast), ready(model)
+    acceleration = _acceleration(model, drafter, fast, reproducible=reproducible, **options)
     prepack_weights(model, prepack, fixed=reproducible)
-    made = make_drafter(drafter, reproducible=reproducible, **options)
+    make_accelerated(model, acceleration)
+    return model
+
+
+def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: bool, **options: Any) -> Acceleration:
+    """What accelerates a model, checked against it and compiled; raises as `accelerate` does."""
+    way, target = way_of(fast), ready(model)
+    made = make_drafter(drafter, **options)
     if fast:
         runner_of(target)
     made.warm_up(target.device)
-    make_accelerated(model, Acceleration(made, way))
-    return model
+    return Acceleration(made, way)
 
 
 def decelerate(model: PreTrainedModel) -> PreTrainedModel:
@@ -77,16 +83,18 @@ def decelerate(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextlib.contextmanager
 def accelerated(
-    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", **options: Any
+    model: PreTrainedModel, /, drafter: str | Drafter = "recycling", *, fast: bool = False, **options: Any
 ) -> Iterator[Acceleration]:
-    """Accelerates a model for the length of a `with` block; afterwards it is as it was before."""
+    """Accelerates a model for the length of a `with` block; afterwards it is as it was before. Weights are used as
+    `load` or `accelerate` has laid them out, or not.
+    """
     before = model.acceleration if is_accelerated(model) else None
-    accelerate(model, drafter, **options)
+    make_accelerated(model, _acceleration(model, drafter, fast, **options))
     try:
         yield model.acceleration
     finally:
         if before is None:
-            decelerate(model)
+            make_plain(model)
         else:
             make_accelerated(model, before)
 

@@ -26,7 +26,7 @@ from ..loop.stats import Stats
 from ..model.inspection import context_length
 from ..model.prefill import checked_prompt
 from ..model.prefixes import PrefixCache
-from ..model.prepacking import prepack
+from ..model.prepacking import prepack as prepack_weights
 from ..model.self_test import ready
 from .acceleration import Acceleration, view
 
@@ -61,10 +61,12 @@ class Conversation:
         *,
         system: str | None = None,
         fast: bool = False,
+        prepack: bool | None = None,
         **arguments: Any,
     ) -> None:
         """`arguments` are those of `model.generate` for every answer, of at most 256 tokens unless `max_new_tokens` is
-        among them; `system` is the text of the system message. `fast` is as in `accelerate`. The model stays as it is.
+        among them; `system` is the text of the system message. `fast` and `prepack` are as in `accelerate`. The model
+        itself is not accelerated.
 
         Raises UnsupportedModelError, and ValueError for a tokenizer without a chat template.
         """
@@ -75,8 +77,9 @@ class Conversation:
             )
         self.model, self.tokenizer = model, tokenizer
         self.arguments: dict[str, Any] = {"max_new_tokens": 256, **arguments}
-        prepack(model)
-        self._target, made = ready(model), make_drafter(drafter)
+        made = make_drafter(drafter)
+        prepack_weights(model, prepack, fixed=made.traits.begins_anew)
+        self._target = ready(model)
         made.warm_up(self._target.device)  # the first answer waits for no compiler
         self.acceleration = Acceleration(made, way_of(fast), self._target)
         self._limit = memory(self._target.device) // 8

@@ -30,6 +30,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from .._util.device import memory
+from ..costs.costs import TICK
 from .inspection import parts_of
 from .remembered import forget, place, recalled, remembered
 
@@ -48,8 +49,6 @@ _USUALLY = {torch.bfloat16: 1, torch.float32: 4}
 """From how many rows on they are mostly faster."""
 _LAID_OUT_FOR = 16
 """Rows that the weights are laid out for; others take the same."""
-_TICK = 1e-7
-"""Seconds; no product is quicker than a clock can tell."""
 _PATIENCE = 1.0
 """Seconds that nothing is said of."""
 _PREPACKED = "prepacked"
@@ -69,7 +68,9 @@ class _Layer:
         self._version = self.weight._version
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _LAID_OUT_FOR)
         self._product = torch.ops.mkldnn._linear_pointwise.default
-        self._numbers = self._some().clone()
+        rows, columns = self.weight.shape
+        self._some = self.weight.detach()[:: -(-rows // _COMPARED), columns // 2]
+        self._numbers = self._some.clone()
         self.least = 1
         """Rows from which on it is used."""
 
@@ -99,11 +100,7 @@ class _Layer:
     @property
     def unchanged(self) -> bool:
         """Whether some numbers of the weight are what they were."""
-        return torch.equal(self._some(), self._numbers)
-
-    def _some(self) -> torch.Tensor:
-        rows, columns = self.weight.shape
-        return self.weight.detach()[:: -(-rows // _COMPARED), columns // 2]
+        return torch.equal(self._some, self._numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied and saved as the layer's own product: a copy of the model packs weights of its own."""
@@ -188,7 +185,7 @@ def _seconds(layers: Mapping[torch.Size, Sequence[_Layer]], rows: int, packed: b
         began = time.perf_counter()
         for layer in alike:
             layer.product(x) if packed else linear(x, layer.weight, layer.module.bias)
-        taken[shape] = max(_TICK, time.perf_counter() - began) / len(alike)
+        taken[shape] = max(TICK, time.perf_counter() - began) / len(alike)
     return taken
 
 

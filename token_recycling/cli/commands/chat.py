@@ -58,7 +58,7 @@ def chat(
     from ...hf.conversation import Conversation
 
     arguments = {"max_new_tokens": max_new_tokens, "do_sample": False, **sampling}
-    conversation = Conversation(loaded.model, loaded.tokenizer, made, system=system, **arguments)
+    conversation = Conversation(loaded.model, loaded.tokenizer, made, system=system, prepack=prepack, **arguments)
     on_terminal, failed = is_terminal(), False
     if on_terminal:
         print("/help shows the commands, Ctrl-D ends")
