@@ -63,7 +63,7 @@ def accelerate(
     return model
 
 
-def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: bool, **options: Any) -> Acceleration:
+def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: bool, /, **options: Any) -> Acceleration:
     """What accelerates a model, checked against it and compiled; raises as `accelerate` does."""
     way, target = way_of(fast), ready(model)
     made = make_drafter(drafter, **options)
@@ -93,10 +93,10 @@ def accelerated(
     try:
         yield model.acceleration
     finally:
-        if before is None:
-            make_plain(model)
-        else:
+        if before is not None:
             make_accelerated(model, before)
+        elif is_accelerated(model):
+            make_plain(model)
 
 
 def generate(
