@@ -72,8 +72,8 @@ def test_a_short_prompt_does_not_wait_for_the_rest_of_a_long_one(texts):
 def test_others_make_steps_for_as_long_as_a_piece_took(texts):
     """The last piece, which is short and gives a token, is not put off."""
     texts.seconds["piece"] = 3.0
-    texts.join(SHORT, 200)
-    begun(texts, texts.join(LONG, 6))
+    texts.join(SHORT, 200, "plain")
+    begun(texts, texts.join(LONG, 6, "plain"))
     pieces = "".join("." if event == 0 else "P" for event in texts.events)
     assert pieces[1:] == "." + "P..." * 5 + "P.P."
 
