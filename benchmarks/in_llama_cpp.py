@@ -1,9 +1,10 @@
 """Token Recycling in llama-cpp-python next to its own prompt lookup and none: `make bench-llama-cpp`.
 
-SmolLM2-135M-Instruct, as its file has it (4 bits) and in float32, answers questions greedily: `fresh` are five of the
-demo's, with one `Llama` and one drafter for each method; `again` the same ones once more; `edit` the demo's edit of a
-file. Methods take turns from question to question. MAT is tokens a pass, the one over the prompt left out; `speed` how
-many times as fast as without drafts, by processor time after the first token. One JSON line for each method and kind.
+SmolLM2-135M-Instruct, as its file has it (4 bits), with 8 bits and in float32, answers questions greedily: `fresh` are
+five of the demo's, or those of `--data`, with one `Llama` and one drafter for each method; `again` the same ones once
+more; `edit` the demo's edit of a file. Methods take turns from question to question. MAT is tokens a pass, the one over
+the prompt left out; `speed` how many times as fast as without drafts, by processor time after the first token. One JSON
+line for each method and kind.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gguf import GGMLQuantizationType
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -28,6 +30,7 @@ from support.gguf_files import write_gguf  # noqa: E402
 
 from benchmarks.real_model import fetched  # noqa: E402
 from token_recycling import load  # noqa: E402
+from token_recycling.bench.run import data as sets  # noqa: E402
 from token_recycling.engines.llama_cpp import TokenRecycling  # noqa: E402
 
 METHODS: dict[str, Callable[[], Any]] = {
@@ -38,36 +41,44 @@ METHODS: dict[str, Callable[[], Any]] = {
     "Token Recycling, token_cost 0.2": lambda: TokenRecycling(token_cost=0.2),
 }
 
+WEIGHTS = {"Q4_1": None, "Q8_0": GGMLQuantizationType.Q8_0, "F32": GGMLQuantizationType.F32}
+"""What the files hold; the first is as it comes, the others are written from it."""
+EDIT = "edit"
+"""The demo's question that asks for an edit."""
+
 
 def main() -> None:
-    """Measures all methods on both files."""
+    """Measures all methods on all files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--weights", choices=("Q4_1", "F32"), action="append", help="may be repeated; both by default")
+    parser.add_argument("--weights", choices=WEIGHTS, action="append", help="may be repeated; all by default")
     parser.add_argument("--method", choices=METHODS, action="append", help="beside none; may be repeated")
+    parser.add_argument("--data", action="append", help="NAME=FILE: questions in place of the demo's; may be repeated")
+    parser.add_argument("--limit", type=int, default=2, help="questions of every category of the data")
     arguments = parser.parse_args()
     packed = fetched()
     model, tokenizer = load(packed)
+    texts = {path.stem: path.read_text() for path in sorted((ROOT / "examples" / "demo").glob("*.txt"))}
+    if arguments.data:
+        asked = {question.name: question.turns[0] for question in sets.load(arguments.data, arguments.limit)}
+        texts = {**asked, EDIT: texts[EDIT]}
     chats = {
-        path.stem: tokenizer.apply_chat_template(
-            [{"role": "user", "content": path.read_text()}], add_generation_prompt=True, return_dict=False
+        name: tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
         )
-        for path in sorted((ROOT / "examples" / "demo").glob("*.txt"))
+        for name, text in texts.items()
     }
+    fresh = sorted(chats.keys() - {EDIT})
     methods = {"none": METHODS["none"], **{name: METHODS[name] for name in arguments.method or METHODS}}
     with tempfile.TemporaryDirectory() as folder:
-        for weights in arguments.weights or ("Q4_1", "F32"):
-            path = packed
-            if weights == "F32":
-                path = Path(folder) / "F32.gguf"
-                write_gguf(model, path, tokenizer.convert_ids_to_tokens(range(model.config.vocab_size)))
+        for weights in arguments.weights or WEIGHTS:
+            path, kept = packed, WEIGHTS[weights]
+            if kept is not None:
+                path = Path(folder) / f"{weights}.gguf"
+                write_gguf(model, path, tokenizer.convert_ids_to_tokens(range(model.config.vocab_size)), kind=kept)
             said = {name: Said(path, make(), arguments) for name, make in methods.items()}
-            for kind, names in {
-                "fresh": sorted(chats.keys() - {"edit"}),
-                "again": sorted(chats.keys() - {"edit"}),
-                "edit": ["edit"],
-            }.items():
+            for kind, names in {"fresh": fresh, "again": fresh, EDIT: [EDIT]}.items():
                 for name, one in itertools.product(names, said.values()):
                     one.answer(chats[name])
                 plain = said["none"].seconds_a_token
@@ -83,7 +94,7 @@ class Said:
     def __init__(self, path: Path, draft: Any, arguments: argparse.Namespace) -> None:
         threads, self._tokens = arguments.threads, arguments.max_new_tokens
         self._llama = Llama(
-            str(path), n_ctx=2048, draft_model=draft, logits_all=True, n_threads=threads, n_threads_batch=threads,
+            str(path), n_ctx=4096, draft_model=draft, logits_all=True, n_threads=threads, n_threads_batch=threads,
             verbose=False,
         )  # fmt: skip
         if isinstance(draft, TokenRecycling):
