@@ -48,7 +48,7 @@ def tokens(server):
 def test_closing_a_stream_ends_the_generation(open_server, path):
     before, cancelled = tokens(open_server), generations(open_server)
     with httpx2.stream("POST", f"{open_server.url}{path}", json={**LONG, "stream": True}) as answer:
-        for _ in zip(range(6), answer.iter_lines(), strict=False):
+        for _ in zip(range(16), answer.iter_lines(), strict=False):
             pass
     open_server.wait_until_idle(2)
     assert generations(open_server) == cancelled + 1
