@@ -62,8 +62,8 @@ def _text(found: Found, plots: str) -> str:
         f"while {sum(happened.values())} things happened to the server. "
         + (f"{len(failures)} things went wrong." if failures else "Nothing went wrong."),
         "",
-        "Every text was compared with `generate`'s. Refused: the server was full and said so. Tie: two tokens are equally "
-        "likely, to the rounding of a pass. Left: the client went away. Lost, ended: the server was being ended.",
+        "Every text was compared with `generate`'s. Refused: the server was full and said so. Tie: two tokens are "
+        "equally likely, to the rounding of a pass. Left: the client went away. Lost, ended: the server was being ended.",
         "",
         f"| client | {' | '.join(_OUTCOMES)} | median seconds | slowest |",
         f"|---|{'---|' * (len(_OUTCOMES) + 2)}",
@@ -92,8 +92,8 @@ def _text(found: Found, plots: str) -> str:
         "",
         "## What one key can learn of another",
         "",
-        "Secrets were planted through one key; their beginnings were sent by another key and, as a control, by the same "
-        "one, and compared with a server that never saw them. *Before*: beginnings that were never planted.",
+        "Secrets were planted through one key; their beginnings were sent by another key and, as a control, by the "
+        "same one, and compared with a server that never saw them. *Before*: beginnings that were never planted.",
         "",
         "| key | probes | texts, steps, drafts, tokens kept | tokens a step, planted and not | time of a step | p "
         "| to the first token |",
@@ -108,7 +108,8 @@ def _text(found: Found, plots: str) -> str:
         )
     lines += [
         "",
-        "p is the chance that times of one distribution differ as much. [What stays visible](isolation.md) in every mode.",
+        "p is the chance that times of one distribution differ as much. "
+        "[What stays visible](isolation.md) in every mode.",
     ]
     ties = [one.what for one in found.exchanges if one.outcome == "tie"]
     if ties:

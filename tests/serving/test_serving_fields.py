@@ -48,7 +48,8 @@ def honoured():
     """The rows that docs/serving.md must have of fields that are honoured: the field, where, and its meaning."""
     rows = []
     for name, states, meaning in fields():
-        where = [path for path, found in zip(("completions", "chat", "responses"), states, strict=True) if found == "yes"]
+        paths = zip(("completions", "chat", "responses"), states, strict=True)
+        where = [path for path, found in paths if found == "yes"]
         if where:
             rows.append(f"| `{name}` | {', '.join(where) if len(where) < len(states) else 'all'} | {meaning} |")
     return rows

@@ -106,8 +106,8 @@ def generated(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS) -> tup
 _HEAD = f"""# Architectures
 
 Written by `python benchmarks/architectures.py`; a test fails when it is stale. Every family is a tiny random model in
-float32. **trees**: logits of three trees against linear decoding, `exact` within {TOLERANCE:.0e}. **texts**: whole texts
-identical to plain `generate`, greedy and sampled with a seed, of each family.
+float32. **trees**: logits of three trees against linear decoding, `exact` within {TOLERANCE:.0e}. **texts**: whole
+texts identical to plain `generate`, greedy and sampled with a seed, of each family.
 
 `token-recycling check MODEL` says the same of one model. A model of another family is tried on a short text before it
 is accelerated, and refused if its tree differs. Models for pictures or sound are measured as they read text alone.
@@ -122,9 +122,9 @@ _RECURRENT = f"""
 
 Linear attention, state space models and short convolutions, alone or beside attention. Such a layer reads the nodes of
 a draft one by one, each from a copy of its parent's state; the copies take the memory of a text's states times the
-nodes (`token-recycling check MODEL` says how much). **trees**: `exact` means within {WITH_STATES:.0e} here. Such a model
-cannot draft for another one, and calls with a static, quantised or offloaded cache go to transformers. So do those of
-jamba, zamba, mamba and falcon_mamba behind a cache of several turns, which they read wrongly by themselves.
+nodes (`token-recycling check MODEL` says how much). **trees**: `exact` means within {WITH_STATES:.0e} here. Such a
+model cannot draft for another one, and calls with a static, quantised or offloaded cache go to transformers. So do
+those of jamba, zamba, mamba and falcon_mamba behind a cache of several turns, which they read wrongly by themselves.
 
 Each model with the attention that transformers chooses, trees after {LENGTHS[1]} tokens and a prompt of {PROMPTS[1]}.
 """
