@@ -63,7 +63,8 @@ def _text(found: Found, plots: str) -> str:
         + (f"{len(failures)} things went wrong." if failures else "Nothing went wrong."),
         "",
         "Every text was compared with `generate`'s. Refused: the server was full and said so. Tie: two tokens are "
-        "equally likely, to the rounding of a pass. Left: the client went away. Lost, ended: the server was being ended.",
+        "equally likely, to the rounding of a pass. Left: the client went away. Lost, ended: the server was being "
+        "ended.",
         "",
         f"| client | {' | '.join(_OUTCOMES)} | median seconds | slowest |",
         f"|---|{'---|' * (len(_OUTCOMES) + 2)}",
