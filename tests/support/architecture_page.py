@@ -161,9 +161,11 @@ def page() -> str:
             borders.setdefault(found.notes[0], []).append(case.family)
     refusals = [*RECURRENT_REFUSED, *FURTHER_REFUSED]
     refused: dict[str, list[str]] = {}
-    for name, model in [*((str(case), model_of(case)) for case in refusals), ("encoder-decoders", _t5())]:
+    for case in refusals:
+        model = model_of(case)
         reason = str(tr.check(model, self_test=True).reason).replace(type(model).__name__, "this model")
-        refused.setdefault(reason, []).append(name)
+        refused.setdefault(reason, []).append(str(case))
+    refused[str(tr.check(_t5()).reason)] = ["encoder-decoders"]
     exact = {case.family for case in ALL if all(result.exact for result in results[str(case)])}
     return "".join(
         [
