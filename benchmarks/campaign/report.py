@@ -69,8 +69,8 @@ def markdown(rows: Sequence[Row]) -> str:
     ):
         groups = _grouped(row for row in rows if row["outcome"] == outcome)
         if groups:
-            pieces += [f"## {title}", _table(("reason", "cases"), [(name, len(group)) for name, group in groups])]
-    pieces += ["## Cases by dimension", _table(("dimension", "value", "cases", *OUTCOMES), _by_dimension(rows))]
+            pieces += [f"## {title}", _table(("reason", "cases"), _reasons(groups))]
+    pieces += ["## Cases by dimension", _table(("dimension", "value: the same / cases"), _by_dimension(rows))]
     return "\n\n".join(pieces) + "\n"
 
 
@@ -87,16 +87,24 @@ def _grouped(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
-def _by_dimension(rows: Sequence[Row]) -> list[tuple[object, ...]]:
+def _reasons(groups: list[tuple[str, list[Row]]]) -> list[tuple[str, int]]:
+    """What was expected, however many things were got instead, with its cases; the most frequent first."""
+    cases: Counter[str] = Counter()
+    for name, group in groups:
+        cases[name.partition(", got ")[0]] += len(group)
+    return cases.most_common()
+
+
+def _by_dimension(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """A line a dimension: every value with its cases, and how many of them were the same."""
     found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for row in rows:
         for dimension, values in row["words"].items():
             for value in values:
                 found[dimension][value][row["outcome"]] += 1
     return [
-        (dimension, value, counts.total(), *(counts[outcome] or "" for outcome in OUTCOMES))
+        (dimension, "; ".join(f"{value} {cases[SAME]}/{cases.total()}" for value, cases in sorted(values.items())))
         for dimension, values in found.items()
-        for value, counts in sorted(values.items())
     ]
 
 

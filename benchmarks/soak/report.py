@@ -62,11 +62,9 @@ def _text(found: Found, plots: str) -> str:
         f"while {sum(happened.values())} things happened to the server. "
         + (f"{len(failures)} things went wrong." if failures else "Nothing went wrong."),
         "",
-        "Every text that came back was compared with that of transformers' own `generate`. Refused: the server was "
-        "full and said so. Tie: the text leaves the plain one where two tokens are equally likely, to the rounding of "
-        "a pass; they are listed below with the difference of their logits. Left: the client went away. Lost, ended: "
-        "the connection or the stream broke while the server was being ended, the only time it may. Everything "
-        "beyond is a failure.",
+        "Every text was compared with `generate`'s. Refused: the server was full and said so. Tie: two tokens are "
+        "equally likely, to the rounding of a pass. Left: the client went away. Lost, ended: the server was being "
+        "ended.",
         "",
         f"| client | {' | '.join(_OUTCOMES)} | median seconds | slowest |",
         f"|---|{'---|' * (len(_OUTCOMES) + 2)}",
@@ -95,9 +93,8 @@ def _text(found: Found, plots: str) -> str:
         "",
         "## What one key can learn of another",
         "",
-        "Secrets were planted through one key. Then their beginnings were sent by another key and, as a control, by "
-        "the key that planted them, and compared with what a server does that never saw them. How far the times of two "
-        "servers differ anyway was measured first, with beginnings of texts that were never planted.",
+        "Secrets were planted through one key; their beginnings were sent by another key and, as a control, by the "
+        "same one, and compared with a server that never saw them. *Before*: beginnings that were never planted.",
         "",
         "| key | probes | texts, steps, drafts, tokens kept | tokens a step, planted and not | time of a step | p "
         "| to the first token |",
@@ -112,9 +109,8 @@ def _text(found: Found, plots: str) -> str:
         )
     lines += [
         "",
-        "p is the chance that times of one distribution differ as much, for the steps of all probes. What no isolation "
-        "closes: that the server is busy, and for how long, shows in the time that others wait; with `tree=auto` the "
-        "number of nodes follows the measured cost of passes, which all share.",
+        "p is the chance that times of one distribution differ as much. "
+        "[What stays visible](isolation.md) in every mode.",
     ]
     ties = [one.what for one in found.exchanges if one.outcome == "tie"]
     if ties:

@@ -20,7 +20,7 @@ PROMPT = "for index in"
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 
 
-# The table
+# The tables
 
 
 def state(body, name):
@@ -34,19 +34,41 @@ def state(body, name):
     return "none", None
 
 
-def table():
-    """The rows that docs/serving.md must have."""
+def fields():
+    """Every name, what becomes of it in a completion, a chat and a response, and what it means."""
     bodies = (TextBody, ChatBody, ResponsesBody)
     names = {name for body in bodies for name in (*body.model_fields, *body.harmless, *body.refused)}
     for name in sorted(names):
-        states, abouts = zip(*(state(body, name) for body in bodies), strict=True)
-        meaning = "; ".join(dict.fromkeys(filter(None, abouts)))
-        yield f"| `{name}` | {' | '.join(states)} | {meaning} |"
+        found = [state(body, name) for body in bodies]
+        told = [one for one in found if one[0] == "yes"] or found
+        yield name, [one for one, _ in found], "; ".join(dict.fromkeys(about for _, about in told if about))
 
 
-def test_the_table_is_that_of_the_code():
+def honoured():
+    """The rows that docs/serving.md must have of fields that are honoured: the field, where, and its meaning."""
+    rows = []
+    for name, states, meaning in fields():
+        paths = zip(("completions", "chat", "responses"), states, strict=True)
+        where = [path for path, found in paths if found == "yes"]
+        if where:
+            rows.append(f"| `{name}` | {', '.join(where) if len(where) < len(states) else 'all'} | {meaning} |")
+    return rows
+
+
+def others():
+    """The rows of those that nowhere are: what to do instead, and the fields, with the values that are taken."""
+    groups = {}
+    for name, states, meaning in fields():
+        if "yes" not in states:
+            instead, _, taken = meaning.partition("; ")
+            label = f"no effect: {instead}" if "no effect" in states else instead
+            groups.setdefault(label, []).append(f"`{name}`" + (f" ({taken})" if taken else ""))
+    return [f"| {label} | {', '.join(names)} |" for label, names in groups.items()]
+
+
+@pytest.mark.parametrize("rows", [honoured(), others()], ids=["honoured", "others"])
+def test_the_tables_are_those_of_the_code(rows):
     written = DOCS.read_text(encoding="utf-8").splitlines()
-    rows = list(table())
     assert [row for row in rows if row not in written] == []
     start = written.index(rows[0])
     assert written[start : start + len(rows)] == rows

@@ -105,55 +105,48 @@ def generated(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS) -> tup
 
 _HEAD = f"""# Architectures
 
-Written by `python benchmarks/architectures.py`; a test fails when it is stale. Every line is a tiny random model in
-float32, measured: the logits of three trees, the paper's among them, against linear decoding (**trees**: `exact` means
-within {TOLERANCE:.0e}), and whole texts against plain `generate`, greedy and sampled with a seed (**texts**: identical
-ones), with prompts on both sides of every window, chunk and border.
+Written by `python benchmarks/architectures.py`; a test fails when it is stale. Every family is a tiny random model in
+float32. **trees**: logits of three trees against linear decoding, `exact` within {TOLERANCE:.0e}. **texts**: whole
+texts identical to plain `generate`, greedy and sampled with a seed, of each family.
 
-`token-recycling check MODEL` says the same of one model. A model of a family that is not listed is tried on a short
-text before it is accelerated, and refused if its tree differs. So is a text decoder inside a model for pictures or
-sound, which is measured here as it reads text alone.
+`token-recycling check MODEL` says the same of one model. A model of another family is tried on a short text before it
+is accelerated, and refused if its tree differs. Models for pictures or sound are measured as they read text alone.
 
 """
 _TABLE = """
-| family | configuration | what trees need | attention | trees | texts |
+| families | configuration | what trees need | attention | trees | texts |
 |---|---|---|---|---|---|
 """
 _RECURRENT = f"""
 ### With states over the text
 
 Linear attention, state space models and short convolutions, alone or beside attention. Such a layer reads the nodes of
-a draft one after the other, each from a copy of the state that its parent left; all else is shared by the nodes
-(`token_recycling/model/recurrence.py`). **trees**: `exact` means within {WITH_STATES:.0e} here. The copies take as much
-memory as the states of a text, times the nodes of a draft: `token-recycling check MODEL` says how much. Several texts
-and padding are read as `generate` reads them. What was left as it is: such a model cannot itself draft for another one,
-and its calls with a static, quantised or offloaded cache go to transformers.
-
-Behind a cache of several turns, jamba, zamba, mamba and falcon_mamba read more than one new token wrongly by
-themselves: such calls are left to transformers, or refused where there is nothing to leave them to.
+a draft one by one, each from a copy of its parent's state; the copies take the memory of a text's states times the
+nodes (`token-recycling check MODEL` says how much). **trees**: `exact` means within {WITH_STATES:.0e} here. Such a
+model cannot draft for another one, and calls with a static, quantised or offloaded cache go to transformers. So do
+those of jamba, zamba, mamba and falcon_mamba behind a cache of several turns, which they read wrongly by themselves.
 
 Each model with the attention that transformers chooses, trees after {LENGTHS[1]} tokens and a prompt of {PROMPTS[1]}.
 """
-_FURTHER = f"""
+_FURTHER = """
 ### Further families
 
-Of these there is one model each, with the attention that transformers chooses, trees after {LENGTHS[1]} tokens and a
-prompt of {PROMPTS[1]}.
+Measured in the same way.
 """
 _NOTES = """
-Layers with a window or chunks are kept at full length while a call is accelerated, and masked by position: a cache that
-has been accelerated works in plain `generate` too, and takes the memory of full attention.
+Layers with a window or chunks are kept at full length while a call is accelerated: such a cache works in plain
+`generate` too, and takes the memory of full attention.
 
 ## Where no tree is drafted
 
-Near these lengths of text, decoding goes on token by token, with the same result. Batches and padded prompts of these
-models, of mpt, and of those of which only paths are drafted, are left to transformers:
+Near these lengths of text, decoding goes on token by token. Batches and padded prompts of these models, of mpt, and of
+those of which only paths are drafted, are left to transformers:
 
 """
 _REFUSED = """
 ## Refused
 
-| family | reason |
+| families | reason |
 |---|---|
 """
 
@@ -167,8 +160,12 @@ def page() -> str:
         if found.border is not None:
             borders.setdefault(found.notes[0], []).append(case.family)
     refusals = [*RECURRENT_REFUSED, *FURTHER_REFUSED]
-    refused = [f"| {case} | {tr.check(model_of(case), self_test=True).reason} |\n" for case in refusals]
-    refused.append(f"| encoder-decoders | {tr.check(_t5()).reason} |\n")
+    refused: dict[str, list[str]] = {}
+    for case in refusals:
+        model = model_of(case)
+        reason = str(tr.check(model, self_test=True).reason).replace(type(model).__name__, "this model")
+        refused.setdefault(reason, []).append(str(case))
+    refused[str(tr.check(_t5()).reason)] = ["encoder-decoders"]
     exact = {case.family for case in ALL if all(result.exact for result in results[str(case)])}
     return "".join(
         [
@@ -183,7 +180,7 @@ def page() -> str:
             _NOTES,
             *(f"- {', '.join(families)}: {note}\n" for note, families in borders.items()),
             _REFUSED,
-            *refused,
+            *(f"| {', '.join(families)} | {reason} |\n" for reason, families in refused.items()),
             "\nWithout a model here:\n\n",
             *_list(UNMEASURED),
             "\nNot decoder-only, though `AutoModelForCausalLM` knows them:\n\n",
@@ -193,14 +190,15 @@ def page() -> str:
 
 
 def _table(cases: list[Case], results: dict[str, list[Result]]) -> str:
-    lines = [_TABLE]
+    """A line for all families of one outcome."""
+    families: dict[str, list[str]] = {}
     for case in cases:
         found = results[str(case)]
         exact = "exact" if all(result.same_trees for result in found) else "DIFFERENT"
         texts = f"{sum(result.identical for result in found)} of {sum(result.texts for result in found)}"
-        names = ", ".join(attentions(case))
-        lines.append(f"| {case.family} | {case.tested} | {found[0].support.how} | {names} | {exact} | {texts} |\n")
-    return "".join(lines)
+        outcome = f"{case.tested} | {found[0].support.how} | {', '.join(attentions(case))} | {exact} | {texts}"
+        families.setdefault(outcome, []).append(case.family)
+    return _TABLE + "".join(f"| {', '.join(names)} | {outcome} |\n" for outcome, names in families.items())
 
 
 def _count(exact: set[str]) -> str:
