@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support import assistants, tiny, ways
-from support.eagle_heads import EAGLE_1, EAGLE_3, outputs_of, own_states, tensors_of, written
+from support.eagle_heads import EAGLE_1, EAGLE_3, counting_head, outputs_of, own_states, tensors_of, written
 from support.runs import drafts_of, fix_costs, fix_work
 
 import token_recycling as tr
@@ -50,15 +51,39 @@ def decoded(model, drafter, seeds, **more):
     return stats
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_more_is_accepted_of_texts_like_those_that_were_seen(kind, deep, tmp_path, eager):
-    drafter = drafter_for(kind, deep, tmp_path)
-    before = decoded(deep, drafter.fork(), range(4)).mat
-    learned = decoded(deep, drafter, range(12)).drafter_statistics
-    assert learned["head_pairs"] > 300
-    assert learned["head_batches"] > 10
-    assert learned["head_seconds"] > 0
-    assert decoded(deep, drafter.fork(), range(4)).mat > before + 0.15
+def turned_head(kind, model, folder):
+    """One that knew how the counting llama goes on, but for its tokens, which are others now."""
+    width = model.config.hidden_size
+    turn = torch.eye(width)[torch.randperm(width, generator=torch.Generator().manual_seed(0))]
+    if kind != "eagle-1":
+        layers = assistants.counting_mtp(model, 1 + kind.endswith("two"))
+        layers.layers[-1].eh_proj.weight.data = torch.cat([turn, torch.zeros(width, width)], dim=1)
+        return Mtp(layers, tree=4, k=1, learn=True)
+    counting_head(folder, model)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        weights | {"fc.weight": torch.cat([turn, torch.zeros(width, width)], dim=1)}, folder / "model.safetensors"
+    )
+    return Eagle(folder, tree="chain:3", learn=True)
+
+
+@pytest.mark.parametrize("kind", ["eagle-1", "mtp of one layer", "mtp of two"])
+def test_more_is_accepted_of_texts_like_those_that_were_seen(kind, counting, tmp_path, eager):
+    drafter, ids = turned_head(kind, counting, tmp_path), torch.tensor([[1, 2]])
+
+    def mat(one):
+        stats = tr.Stats()
+        tr.generate(counting, ids, drafter=one, max_new_tokens=NEW, stats=stats)
+        return stats.mat, stats.drafter_statistics
+
+    before, _ = mat(drafter.fork())
+    for _ in range(4):
+        _, learned = mat(drafter)
+        assert learned["head_pairs"] > NEW / 2
+        assert learned["head_batches"] > 10
+        assert learned["head_seconds"] > 0
+    after, _ = mat(drafter.fork())
+    assert after > before + 0.7
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,11 +232,11 @@ def test_learning_takes_its_share_of_time_and_no_more(monkeypatch):
     assert layer.learn().pairs == 0, "nothing was allowed"
     layer.allow(4.5 / last_layer._SHARE)  # the clock is read first, before the steps and each of them, and at last
     first = layer.learn()
-    assert (first.pairs, first.batches, first.seconds) == (640, 3, 6)
+    assert (first.pairs, first.batches, first.seconds) == (640, 2, 5)
     layer.allow(1.0 / last_layer._SHARE)
     assert layer.learn().batches == 0, "what it took too much is owed"
     layer.allow(100 / last_layer._SHARE)
-    assert layer.learn().batches == 640 * last_layer._PASSES // 64 - 3, "each row is drawn so often, and no more"
+    assert layer.learn().batches == 640 * last_layer._PASSES // 64 - 2, "each row is drawn so often, and no more"
 
 
 def test_what_makes_it_worse_is_not_drafted_with(monkeypatch, eager):
@@ -262,7 +287,7 @@ def test_threads_learn_and_draft_at_once(deep, tmp_path, eager):
 def test_a_part_of_a_fused_drafter_learns_too(deep, tmp_path, eager):
     drafter_for("eagle-1", deep, tmp_path)
     fused = tr.make_drafter(f"fuse:suffix+eagle(head={tmp_path / 'eagle-1'},tree=6,learn=true)", nodes=12)
-    assert decoded(deep, fused, range(3)).drafter_statistics["head_pairs"] > 0
+    assert decoded(deep, fused, range(3)).drafter_statistics["eagle.head_pairs"] > 0
 
 
 # What is refused

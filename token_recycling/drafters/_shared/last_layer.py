@@ -27,7 +27,7 @@ from .ring import Ring, part
 
 _SHARE = 0.02
 """Of the time of passes, that learning may take."""
-_RATE, _BATCH, _PASSES = 1e-3, 64, 2
+_RATE, _BATCH, _PASSES = 1e-4, 64, 2
 """Of Adam; rows of a step, and how often it draws each row, about."""
 _TOLD = 8
 """Candidates of the target that are learned from at a place."""
