@@ -19,12 +19,12 @@ Rows = TypeVar("Rows", bound=tuple[torch.Tensor, ...])
 
 def part(rows: Rows, which: slice | torch.Tensor) -> Rows:
     """Some of the rows."""
-    return type(rows)._make(each[which] for each in rows)  # type: ignore[attr-defined, no-any-return]
+    return type(rows)._make(each[which] for each in rows)  # type: ignore[attr-defined]
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
     """All rows of the parts, in order."""
-    return type(parts[0])._make(torch.cat(each) for each in zip(*parts, strict=True))  # type: ignore[attr-defined, no-any-return]
+    return type(parts[0])._make(torch.cat(each) for each in zip(*parts, strict=True))  # type: ignore[attr-defined]
 
 
 class Ring(Generic[Rows]):
