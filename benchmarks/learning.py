@@ -2,7 +2,8 @@
 
 The model's own greedy answers are written once and kept in a folder, with the states of every text, so that another run
 reads nothing. The answers to other questions are then decoded one after another, in one shuffled order, by every
-drafter, and at some numbers of tokens a copy of each decodes every held-out answer, which teaches the next one nothing.
+drafter, those of `--further` sets after them, and at some numbers of tokens a copy of each decodes every held-out
+answer, which teaches the next one nothing.
 The target reads each text in a single pass: so the tokens of the texts teach, and no rejected node does. A pass of 16
 tokens is timed beside every text, and bounds what may be spent on learning as it does while decoding. A line is printed
 for every drafter at each number of tokens, as JSON.
@@ -18,6 +19,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -25,6 +27,7 @@ import numpy as np
 import torch
 import transformers
 import typer
+from transformers import PreTrainedModel
 
 from benchmarks.long_run import follow
 from token_recycling import make_drafter
@@ -37,8 +40,9 @@ from token_recycling.model.pass_times import costs_of
 from token_recycling.model.self_test import ready
 from token_recycling.model.tree_model import TreeModel
 
-MARKS = (0, 1_000, 3_000, 10_000, 30_000)
-_AT_ONCE, _NODES = 16, 16
+MARKS = (0, 1_000, 3_000, 10_000, 30_000, 100_000)
+_AT_ONCE, _GROUP, _NODES = 32, 8, 16
+"""Answers written together, how many such batches are sorted by length, and nodes of the pass that is timed."""
 _LONGEST = 1_200
 """Tokens of a prompt; longer ones are left out."""
 
@@ -75,6 +79,8 @@ def main(
     limit: Annotated[int | None, typer.Option(help="questions of each category in all")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="of an answer at most")] = 200,
     marks: Annotated[list[int], typer.Option(help="tokens after which to measure")] = MARKS,  # type: ignore[assignment]
+    further: Annotated[list[str] | None, typer.Option(help="questions that are read after all of the others")] = None,
+    written_in: Annotated[str, typer.Option(help="the type in which answers are written, and read")] = "float32",
     threads: Annotated[int, typer.Option(help="of torch")] = 1,
 ) -> None:
     """Prints tokens a step of every drafter on held-out answers after so many tokens."""
@@ -83,9 +89,11 @@ def main(
     loaded = loading.load(str(model), "float32")
     config = BenchmarkConfig(loaded.model, loaded.tokenizer, max_new_tokens, chat=loading.uses_chat(loaded, None))
     measured, others = divided(load(data, limit), first, held_out)
-    answers = Answers(config, texts)
+    others += divided(load(further or []), 0, 0)[1]
+    writer = loaded.model if written_in == "float32" else loading.load(str(model), written_in).model
+    answers = Answers(replace(config, model=writer), texts)
     target, drafters = ready(loaded.model), {spec: make_drafter(spec) for spec in drafter}
-    held = [read(target, answer, texts) for answer in answers.of(measured)]
+    held = [read(target, writer, answer, texts) for answer in answers.of(measured)]
     seen, waiting = 0, sorted(marks)
     for answer in answers.of(others):
         if not waiting:
@@ -93,7 +101,7 @@ def main(
         if seen >= waiting[0]:
             report(target, drafters, held, seen)
             waiting.pop(0)
-        known = read(target, answer, texts)
+        known = read(target, writer, answer, texts)
         for one in drafters.values():
             decode(target, one, known)
         seen += len(answer.following)
@@ -122,12 +130,13 @@ class Answers:
 
     def of(self, questions: Sequence[Question]) -> Iterator[Answer]:
         """Those to the questions that are not too long, in order."""
-        for place in range(0, len(questions), _AT_ONCE):
-            some = questions[place : place + _AT_ONCE]
+        for place in range(0, len(questions), _AT_ONCE * _GROUP):
+            some = questions[place : place + _AT_ONCE * _GROUP]
             prompts = [prompt(self._config, question)[0].tolist() for question in some]
             new = [ids for ids in prompts if tuple(ids) not in self._known and len(ids) <= _LONGEST]
-            if new:
-                self._write(new)
+            new.sort(key=len)
+            for begin in range(0, len(new), _AT_ONCE):
+                self._write(new[begin : begin + _AT_ONCE])
             for question, ids in zip(some, prompts, strict=True):
                 if tuple(ids) in self._known:
                     yield Answer(question.category, ids, self._known[tuple(ids)])
@@ -148,13 +157,13 @@ class Answers:
                 file.write(json.dumps({"prompt": ids, "following": row[:length]}) + "\n")
 
 
-def read(target: TreeModel, answer: Answer, folder: Path) -> Read:
-    """Reads an answer in one pass, or its states, in half precision, from the folder."""
+def read(target: TreeModel, reader: PreTrainedModel, answer: Answer, folder: Path) -> Read:
+    """Reads an answer in one pass of `reader`, or its states, in half precision, from the folder."""
     text = torch.tensor(answer.prompt + answer.following)
     kept = folder / "states" / f"{hashlib.sha256(text.numpy().tobytes()).hexdigest()[:16]}.npy"
     if not kept.exists():
-        with hidden_states(target.model) as seen:
-            target.model(text[None])
+        with hidden_states(reader) as seen:
+            reader(text[None])
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, seen[0][0].half().numpy())
     states, begin = torch.from_numpy(np.load(kept)).float(), len(answer.prompt)

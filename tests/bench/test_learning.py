@@ -41,11 +41,25 @@ def test_lines_at_every_mark_and_answers_that_are_kept(tiny_model_dir, tmp_path,
     assert again[0] == lines[0]
 
 
+def test_further_questions_are_read_after_the_others(tiny_model_dir, tmp_path, capsys):
+    """And answers are written in the type that is asked for."""
+    files = [tmp_path / "questions.jsonl", tmp_path / "further.jsonl"]
+    for number, file in enumerate(files):
+        rows = ({"prompt": f"{number}abc{place}", "category": "one"} for place in range(4))
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    how = {"data": [str(files[0])], "drafter": ["recycling:tree=4"], "model": tiny_model_dir, "held_out": 2}
+    how |= {"max_new_tokens": 20, "marks": [1000], "written_in": "bfloat16"}
+    for further, fewest, most in ((None, 1, 40), ([str(files[1])], 41, 120)):
+        learning.main(**how, texts=tmp_path / "texts", further=further)
+        (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+        assert fewest <= line["read"] <= most
+
+
 @torch.no_grad()
 def test_states_that_were_kept_say_what_the_model_says(tmp_path):
     model = tiny.llama(seed=1)
     target, answer = TreeModel(model), learning.Answer("one", [1, 2, 3], [4, 5, 6, 7])
-    first, again = (learning.read(target, answer, tmp_path) for _ in range(2))
+    first, again = (learning.read(target, model, answer, tmp_path) for _ in range(2))
     wanted = model(first.text[None]).logits[0, 2:]
     torch.testing.assert_close(first.logits, wanted, atol=1e-2, rtol=1e-2)
     assert torch.equal(first.states, again.states)

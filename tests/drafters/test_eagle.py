@@ -8,6 +8,7 @@ from support.eagle_heads import (
     EAGLE_3,
     IDS,
     SPECULATORS,
+    counting_head,
     normed,
     outputs_of,
     own_states,
@@ -115,22 +116,6 @@ def test_ancestors_come_along_where_scores_are_equal(deep, tmp_path):
     drafter = Eagle(written(tmp_path, EAGLE_3, tensors), tree=5, k=2)
     for _, step in drafted_steps(deep, drafter, tiny.prompt(2, 9), max_new_tokens=8):
         assert all(0 <= parent < node for node, parent in enumerate(step.draft.tree.parents) if node)
-
-
-def counting_head(folder, model):
-    """An EAGLE-1 head for the counting llama: the state before a token's successor names the token itself."""
-    width = model.config.hidden_size
-    sizes = {"hidden_size": width, "vocab_size": width, "num_attention_heads": 4, "head_dim": 8}
-    config = {**EAGLE_1, **sizes, "bias": False}
-    head = tensors_of(config)
-    made = {}
-    for name, weight in head.items():
-        shape = [width if size == EAGLE_1["hidden_size"] and name != "fc.weight" else size for size in weight.shape]
-        if name.endswith(("q_proj.weight", "o_proj.weight")):
-            shape = [32, width] if "q_proj" in name else [width, 32]
-        made[name] = torch.zeros(shape)
-    made["fc.weight"] = torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1)
-    return written(folder, config, made)
 
 
 def test_a_perfect_head_saves_all_steps_but_one_in_so_many(counting, tmp_path):

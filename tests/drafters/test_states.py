@@ -243,7 +243,7 @@ def test_foreseeing_rests_where_it_does_not_pay(monkeypatch):
 
 
 def test_of_pairs_the_newest_wait_and_are_kept(monkeypatch):
-    monkeypatch.setattr("token_recycling.drafters.recycling.pairs._BYTES", 4000 * (4 * 32 + 8))
+    monkeypatch.setattr("token_recycling.drafters._shared.ring._BYTES", 4000 * (4 * 32 + 8))
     model = tiny.llama()
     states = States(TreeModel(model), NgramMatrix(model.config.vocab_size, k=4))
     for token in range(30):

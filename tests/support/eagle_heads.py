@@ -180,3 +180,19 @@ def own_states(config: Mapping[str, Any], tensors: Tensors, states: torch.Tensor
         each = states.split(config.get("target_hidden_size") or WIDTH, dim=-1)
         states = torch.cat([normed(one, tensors[f"fc_norm.{number}.weight"]) for number, one in enumerate(each)], -1)
     return linear(states, tensors["fc.weight"])
+
+
+def counting_head(folder, model):
+    """An EAGLE-1 head for the counting llama: the state before a token's successor names the token itself."""
+    width = model.config.hidden_size
+    sizes = {"hidden_size": width, "vocab_size": width, "num_attention_heads": 4, "head_dim": 8}
+    config = {**EAGLE_1, **sizes, "bias": False}
+    head = tensors_of(config)
+    made = {}
+    for name, weight in head.items():
+        shape = [width if size == EAGLE_1["hidden_size"] and name != "fc.weight" else size for size in weight.shape]
+        if name.endswith(("q_proj.weight", "o_proj.weight")):
+            shape = [32, width] if "q_proj" in name else [width, 32]
+        made[name] = torch.zeros(shape)
+    made["fc.weight"] = torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1)
+    return written(folder, config, made)

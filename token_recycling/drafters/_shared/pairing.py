@@ -30,11 +30,11 @@ class Pairs(WeakKeyDictionary[PreTrainedModel, _Kept]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._making = Lock()
+        self.making = Lock()
 
     def of(self, model: PreTrainedModel, make: Callable[[], _Kept]) -> _Kept:
         """Return what belongs to a model: `make()` the first time."""
-        with self._making:
+        with self.making:
             if model not in self:
                 self[model] = make()
             return self[model]

@@ -27,6 +27,7 @@ from ...trees.templates import parse_paths, root_only, template_from
 from ...trees.tree import Tree
 from .._base import DrafterTraits, check_at_least
 from .._shared.expand import Rules, grow, verified
+from .._shared.last_layer import Said, TextLessons
 from .._shared.states import StatesDrafter, StatesText
 from .._shared.training.saved import TrainedPartError, check_model
 from .formats import load_head
@@ -51,6 +52,8 @@ class Eagle(StatesDrafter[PlacedHead]):
     """Candidates after a node, and nodes that are followed in a layer, at most."""
     depth: int = 8
     """Layers at most."""
+    learn: bool = False
+    """Let a layer behind the head's last one learn from what the target accepts, for 2% of the time of passes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +67,8 @@ class Eagle(StatesDrafter[PlacedHead]):
         return DrafterTraits(states=self._saved.head.shape.states_of)
 
     def start(self, prompt: torch.Tensor, target: TreeModel, costs: Costs) -> EagleText:
-        return EagleText(self, HeadReader(self.placed(target), len(prompt)), target, costs)
+        lessons = self.lessons(target, len(prompt))
+        return EagleText(self, HeadReader(self.placed(target), len(prompt), lessons), target, costs, lessons)
 
     def check(self, target: TreeModel) -> None:
         """Raises TrainedPartError unless the head fits the target."""
@@ -98,6 +102,10 @@ class Eagle(StatesDrafter[PlacedHead]):
         head, output = placed_copy(self._saved.head, target.device, target.dtype), output_layer(target.model)
         return PlacedHead(head, embedding, output, target.vocab_size, target.device, target.dtype)
 
+    def said(self, target: TreeModel) -> Said:
+        placed = self.placed(target)
+        return Said(placed.head.output(placed.output), placed.head.normed, target.vocab_size, placed.head.ids)
+
     def describe(self) -> str:
         return f"eagle: head of {self.head} (EAGLE-{self._saved.head.shape.version}), tree {self.tree_in_words()}"
 
@@ -107,8 +115,10 @@ class EagleText(StatesText):
 
     drafter: Eagle
 
-    def __init__(self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: Costs) -> None:
-        super().__init__(drafter, reader, costs)
+    def __init__(
+        self, drafter: Eagle, reader: HeadReader, target: TreeModel, costs: Costs, lessons: TextLessons | None
+    ) -> None:
+        super().__init__(drafter, reader, costs, lessons)
         self._reader, self._target = reader, target
 
     def draft(self, context: Context) -> Draft:

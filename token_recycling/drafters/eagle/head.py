@@ -109,9 +109,18 @@ class EagleHead(nn.Module):
         """The states (..., width) from which the head goes on after its outputs."""
         return outputs
 
+    def normed(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What the output layer reads (..., width), from the head's outputs."""
+        return outputs
+
+    def output(self, output_layer: nn.Module) -> nn.Module:
+        """The output layer; `output_layer` is the target's."""
+        return output_layer
+
     def logits(self, outputs: torch.Tensor, output_layer: nn.Module) -> torch.Tensor:
         """(..., draft vocabulary) from the head's outputs; `output_layer` is the target's."""
-        raise NotImplementedError
+        logits: torch.Tensor = self.output(output_layer)(self.normed(outputs))
+        return logits
 
     @property
     def ids(self) -> torch.Tensor | None:
@@ -133,9 +142,6 @@ class Eagle1Head(EagleHead):
     def through(self, embedded: torch.Tensor, states: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
         inputs = self.fc(torch.cat([embedded, states.to(embedded.dtype)], dim=-1))
         return self.layers[0](inputs, inputs, seen)
-
-    def logits(self, outputs: torch.Tensor, output_layer: nn.Module) -> torch.Tensor:
-        return output_layer(outputs)
 
 
 class Eagle3Head(EagleHead):
@@ -178,8 +184,11 @@ class Eagle3Head(EagleHead):
     def fed(self, outputs: torch.Tensor) -> torch.Tensor:
         return self.norm(outputs) if self.shape.feeds_normed else outputs
 
-    def logits(self, outputs: torch.Tensor, output_layer: nn.Module) -> torch.Tensor:
-        return self.lm_head(self.norm(outputs) if self.shape.norm_logits else outputs)
+    def normed(self, outputs: torch.Tensor) -> torch.Tensor:
+        return self.norm(outputs) if self.shape.norm_logits else outputs
+
+    def output(self, output_layer: nn.Module) -> nn.Module:
+        return self.lm_head
 
 
 def _kinds(layer: LlamaConfig | Qwen3Config) -> tuple[type[Any], type[Any], type[Any]]:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import cross_entropy, mse_loss, silu
 
-_RATE, _FIRST, _SECOND, _LEAST = 1e-3, 0.9, 0.99, 1e-8
-"""Of Adam: the length of a step; what the means of gradients and of their squares keep; added to a root."""
-_AVERAGE, _UNSETTLED = 0.998, 10
-"""What the average keeps with every step, at most, and the steps before it counts much."""
+from .._shared.learning import AveragedAdam
+
+_RATE = 1e-3
+"""Of Adam."""
 _OF_CHOICES = 0.1
 """Weight of the cross-entropy."""
 
@@ -36,11 +36,12 @@ class HiddenLayer:
 
     def __init__(self, into: torch.Tensor, out: torch.Tensor) -> None:
         """`into` (2 * hidden + 1, width) and `out` (width, hidden): the average so far, which goes on in place."""
-        self.average = [into, out]
-        self._weights = [weights.clone().requires_grad_() for weights in self.average]
-        self._means = [torch.zeros_like(weights) for weights in self.average]
-        self._squares = [torch.zeros_like(weights) for weights in self.average]
-        self._steps = 0
+        self._adam = AveragedAdam([into, out], _RATE)
+
+    @property
+    def average(self) -> list[torch.Tensor]:
+        """The two weights, as they are drafted with."""
+        return self._adam.average
 
     def scaled(self, by: Fitted) -> tuple[torch.Tensor, torch.Tensor]:
         """The average, for inputs and states as they are."""
@@ -50,22 +51,9 @@ class HiddenLayer:
     def learn(self, inputs: torch.Tensor, states: torch.Tensor, by: Fitted) -> None:
         """One step from pairs: inputs (n, 2 * hidden + 1) and the states that followed (n, hidden)."""
         with torch.enable_grad():
-            into, out = self._weights
+            into, out = self._adam.weights
             found = inputs @ by.linear + silu(inputs / by.sizes @ into) @ out * by.size
             said = (states @ by.output).softmax(dim=-1)
             loss = mse_loss(found, states) / by.size**2 + _OF_CHOICES * cross_entropy(found @ by.output, said)
-            gradients = torch.autograd.grad(loss, self._weights)
-        self._follow(gradients)
-
-    @torch.no_grad()
-    def _follow(self, gradients: tuple[torch.Tensor, ...]) -> None:
-        """Adam (Kingma and Ba, 1412.6980). torch's own would import its compiler, which takes seconds."""
-        self._steps += 1
-        first, second = 1 - _FIRST**self._steps, 1 - _SECOND**self._steps
-        kept = min(_AVERAGE, self._steps / (self._steps + _UNSETTLED))
-        parts = zip(self._weights, gradients, self._means, self._squares, self.average, strict=True)
-        for weights, gradient, mean, square, average in parts:
-            mean.lerp_(gradient, 1 - _FIRST)
-            square.mul_(_SECOND).addcmul_(gradient, gradient, value=1 - _SECOND)
-            weights.addcdiv_(mean, (square / second).sqrt_().add_(_LEAST), value=-_RATE / first)
-            average.lerp_(weights.detach(), 1 - kept)
+            gradients = torch.autograd.grad(loss, self._adam.weights)
+        self._adam.follow(gradients)

@@ -27,6 +27,8 @@ from ...model.tree_model import TreeModel
 from ...recycling.ngram_matrix import NgramMatrix
 from ...recycling.states import LearnedStates
 from ...trees.draft import Step
+from .._shared.learning import Allowance, Lesson
+from .._shared.ring import part
 from .hidden_layer import Fitted, HiddenLayer
 from .pairs import PairRing, StatePairs
 
@@ -52,14 +54,6 @@ class _Map(NamedTuple):
     out: torch.Tensor  # (width, hidden)
     rows: np.ndarray  # (rows,) int64: tokens
     pairs: int  # when it was fitted
-
-
-class Lesson(NamedTuple):
-    """What was learned when a text had ended."""
-
-    pairs: int = 0
-    batches: int = 0
-    seconds: float = 0.0
 
 
 class States:
@@ -95,11 +89,10 @@ class States:
         self._layer = HiddenLayer(into, out)
         self._numbers = torch.Generator().manual_seed(0)
         """Draws pairs; apart from all that texts draw."""
-        self._allowed = 0.0
-        """Seconds that learning may take; below 0 where it took more."""
+        self._allowed = Allowance()
         self._owed = 0
         """Pairs that the hidden layer has yet to draw."""
-        self._allowing, self._learning = Lock(), Lock()
+        self._learning = Lock()
         self._scale: float | None = None
         """Logits by the output layer's products; None as long as it is not known."""
         self._map: _Map | None = None
@@ -149,19 +142,18 @@ class States:
 
     def allow(self, seconds: float) -> None:
         """Lets learning take so much more time."""
-        with self._allowing:
-            self._allowed += seconds
+        self._allowed.add(seconds)
 
     def learn(self) -> Lesson:
         """Learns from the pairs that wait, for what time is allowed."""
         with self._learning:
             began = time.perf_counter()
-            ends, taken, batches = began + self._allowed, list[StatePairs](), 0
+            ends, taken, batches = began + self._allowed.seconds, list[StatePairs](), 0
             while time.perf_counter() < ends and (some := self.ring.take(_BLOCK)) is not None:
                 inputs, following = self._inputs(some.states.float(), some.tokens), some.following.float()
                 self._learned.add((inputs.T @ inputs).cpu().numpy(), (inputs.T @ following).cpu().numpy())
                 taken.append(some)
-            pairs = sum(len(part.tokens) for part in taken)
+            pairs = sum(len(each.tokens) for each in taken)
             if taken:
                 self.ring.keep(taken)
                 self._owed = min(self._owed + _PASSES * pairs, _PASSES * self.ring.most)
@@ -178,7 +170,7 @@ class States:
     def _step(self, kept: StatePairs, by: Fitted) -> None:
         """One step of the hidden layer."""
         drawn = torch.randint(len(kept.tokens), (_BATCH,), generator=self._numbers).to(self._device)
-        some = kept.part(drawn)
+        some = part(kept, drawn)
         self._layer.learn(self._inputs(some.states.float(), some.tokens), some.following.float(), by)
         self._owed -= _BATCH
 
