@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
+from .calling import Calling
 from .errors import ApiError, invalid
 from .json_values import check_json
 from .of_others import Continuing, Ending, Structured
@@ -27,18 +28,6 @@ _Text = Annotated[str, StringConstraints(min_length=1)]
 _Id = Annotated[int, Field(ge=0)]
 
 
-class NamedTool(BaseModel, extra="forbid"):
-    """The one tool that is to be called: `function` in a chat, `name` in responses."""
-
-    type: Literal["function"]
-    name: str | None = None
-    function: dict[str, str] | None = None
-
-
-ToolChoice = Annotated[
-    Literal["auto", "none", "required"] | NamedTool | None,
-    Field(description="`auto`; `none`, which shows no tools; with the extra `grammar` also `required` or a function"),
-]
 Refused = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
 
@@ -260,7 +249,7 @@ class Templated(Body):
         return self
 
 
-class ChatBody(_Completing, Templated, Continuing):
+class ChatBody(_Completing, Templated, Continuing, Calling):
     """Of /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, description="text parts alone")
@@ -269,15 +258,8 @@ class ChatBody(_Completing, Templated, Continuing):
     )
     logprobs: bool | None = Field(None, description="of the model itself, before penalties, temperature and cuts")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="with `logprobs`")
-    tools: list[dict[str, Any]] | None = Field(
-        None, description="where the template shows them and transformers can read the model's calls"
-    )
-    tool_choice: ToolChoice = None
     prediction: Prediction | None = Field(
         None, description="what is drafted from before all else; the model never reads it"
-    )
-    parallel_tool_calls: bool | None = Field(
-        None, description="false, one call at most, needs the extra `grammar` and a family that xgrammar knows"
     )
 
     refused = {

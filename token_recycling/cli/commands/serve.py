@@ -128,7 +128,7 @@ def serve(
         service = Service(loaded, chosen)
         address = f"http{'s' if uvicorns else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         console.note(f"isolation {learning.value}, {why}")
-        with console.working("measuring what trees cost on this machine"):
+        with console.working("completing a first text, so that no request waits for what it needs once"):
             asyncio.run(service.open())
         console.note(str(service.places))
         serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
