@@ -6,13 +6,15 @@ Where a family is not known to it, the prompt says in words how functions are ca
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from ..hf.forms import check_schema
 from ..model.loading import Loaded
+from .answer_form import Form
 from .calling import NamedTool
 from .errors import invalid
-from .grammars import Form, check_grammars
+from .grammars import check_grammars
 from .requests import ChatBody
 from .templates import REASONING, response_template
 
@@ -36,9 +38,8 @@ def held_calls(loaded: Loaded, body: ChatBody, ids: torch.Tensor, in_words: bool
     if field is None:
         return None
     check_grammars(field)
-    if body.response_format is not None or body.structured is not None:
-        formed = "response_format" if body.structured is None else body.structured[0]
-        raise invalid(formed, f"expected none beside {field}, since an answer has one form; leave one out")
+    if body.form is not None:
+        raise invalid(body.form[0], f"expected none beside {field}, since an answer has one form; leave one out")
     functions = [tool["function"] for tool in body.callable_tools]
     for function in functions:
         try:
@@ -79,4 +80,9 @@ def _tagged(loaded: Loaded, body: ChatBody, functions: list[dict[str, Any]], ids
         )
     except ValueError as error:
         raise invalid("tools", str(error).splitlines()[0]) from error
-    return "structural_tag", tag.model_dump_json(), True
+    made = tag.model_dump()
+    if in_words and body.tool_choice == "required" and made["format"]["type"] == "triggered_tags":
+        # Calls alone: a model that was told of them in words goes on at random behind them.
+        how = {name: made["format"][name] for name in ("tags", "at_least_one", "stop_after_first")}
+        made["format"] = {"type": "tags_with_separator", "separator": "\n", **how}
+    return "structural_tag", json.dumps(made), True

@@ -158,7 +158,7 @@ class Choice:
                 events += self._parser.finalize()[1]
         except (ValueError, KeyError, TypeError):
             unread, self._call, self._parser = self._call + piece, "", self._new_parser()
-            return Delta(self._trimmer.push(unread))
+            return self._no_call(unread)
         return self._parsed(events)
 
     def _parsed(self, events: list[dict[str, Any]]) -> Delta:
@@ -182,6 +182,12 @@ class Choice:
             value = event["value"]
             calls = [ToolCall.of(one) for one in (value if isinstance(value, list) else [value])]
         except (ValueError, KeyError, TypeError):
-            return Delta(self._trimmer.push(text))
+            return self._no_call(text)
         self._calls += len(calls)
         return Delta(calls=calls)
+
+    def _no_call(self, text: str) -> Delta:
+        """What stands between the marks of a call and is none: text, without special tokens."""
+        for special in self._tokenizer.all_special_tokens:
+            text = text.replace(special, "")
+        return Delta(self._trimmer.push(text))

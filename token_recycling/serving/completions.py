@@ -123,7 +123,7 @@ class ChatAnswer(TextAnswer):
             variables = {"reasoning_effort": body.reasoning_effort, **variables}
         ends = {"goes_on": bool(body.continue_final_message), "prompts": body.add_generation_prompt is not False}
         shown = None if words else tools
-        ids = await asyncio.to_thread(rendered, tokenizer, messages, **ends, tools=shown, **variables)
+        ids = await asyncio.to_thread(rendered, tokenizer, messages, **ends, tools=shown, variables=variables)
         top = (body.top_logprobs or 0) if body.logprobs else None
         form = held_calls(service.loaded, body, ids, words)
         texts, config = await service.texts(job, ids, body, None, top, form)

@@ -8,7 +8,8 @@ tokenizers did not.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator
@@ -73,7 +74,8 @@ def rendered(
     messages: Sequence[Message],
     goes_on: bool = False,
     prompts: bool = True,
-    **variables: Any,
+    tools: list[dict[str, Any]] | None = None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
     """The prompt (1, length) of a conversation; raises what the template raises. `goes_on`: its last message is not
     ended, so that the answer goes on with it; else, if it `prompts`, it ends with how an answer begins.
@@ -84,6 +86,7 @@ def rendered(
         continue_final_message=goes_on,
         return_tensors="pt",
         return_dict=True,
+        tools=tools,
         **variables,
     )["input_ids"]
 
@@ -125,7 +128,6 @@ _MARKED = {
     "open_pattern": rf"\s*{CALL_MARKS[0]}",
     "close": CALL_MARKS[1],
     "content": "json",
-    "content_args": {"allow_non_json": True},
     "transform": {"type": "function", "function": "{content}"},
 }
 _JSON_CALLS = _template(*_QWEN, **_MARKED)
@@ -174,4 +176,15 @@ def response_parser(
             content = {"content": "text", **({"close": special} if special else {})}
             template, prefix = {"start_anchor": "\n", "fields": {"content": content}}, ""
         template = {**template, "fields": {**template["fields"], "tool_calls": {"repeats": True, **_MARKED}}}
-    return template and tokenizer.get_response_parser(template, prefix=prefix, tools=tools)
+    if template is None:
+        return None
+    return tokenizer.get_response_parser(_lenient(template), prefix=prefix, tools=tools)
+
+
+def _lenient(template: dict[str, Any]) -> dict[str, Any]:
+    """The template, where calls that are no JSON are text rather than an error."""
+    calls = template["fields"].get("tool_calls", {})
+    if calls.get("content") != "json":
+        return template
+    lenient = {**calls, "content_args": {**calls.get("content_args", {}), "allow_non_json": True}}
+    return {**template, "fields": {**template["fields"], "tool_calls": lenient}}
