@@ -310,6 +310,12 @@ def test_what_is_no_call_is_text(server, says, written, ended):
     assert choice.message.content == f"Well.{written}"
 
 
+def test_an_unfinished_call_behind_a_call_is_left_out(server, says):
+    says(f"{SAID}<tool_call>{{")
+    message = chat(server, tools=TOOLS, max_tokens=200).choices[0].message
+    assert (message.content, len(message.tool_calls)) == ("Let me see.", 1)
+
+
 @pytest.mark.parametrize("in_words_alone", ["unread", "both"], indirect=True)
 @pytest.mark.usefixtures("in_words_alone")
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
 
 from .errors import invalid
+from .json_values import check_json
 
 Form = tuple[str, Any, bool]
 """What is compiled: a name, a form and whether it is strict, as `hf.forms.compiled` takes them."""
@@ -115,8 +116,9 @@ def _of_openai(form: dict[str, Any]) -> Form:
 def _parsed(field: str, schema: str) -> dict[str, Any]:
     try:
         parsed = json.loads(schema)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         raise invalid(field, "expected a JSON schema, an object or JSON of one, got another text")
+    check_json(field, parsed)
     return parsed

@@ -35,7 +35,7 @@ class ToolCall(NamedTuple):
         if isinstance(arguments, str):
             arguments = json.loads(arguments or "{}")
         if not (isinstance(name, str) and isinstance(arguments, dict)):
-            raise TypeError("expected a name and an object of arguments")
+            raise TypeError(called)
         return cls(name, json.dumps(arguments, ensure_ascii=False))
 
 
@@ -70,8 +70,8 @@ class Choice:
         """`new_parser` makes what reads the text; `hidden`: tokens that end the text and are not shown."""
         self._tokenizer, self._limit = tokenizer, config.max_new_tokens
         self._new_parser, self._parser = new_parser, new_parser()
-        self._call = ""
-        """The text of the call that is being written."""
+        self._call, self._ended = "", False
+        """The text of the call that is being written, and whether no more comes."""
         self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
         self._text, self._raw = IncrementalText(tokenizer), raw_text(tokenizer)
         self._trimmer = StopTrimmer(config.stop_strings or ())
@@ -152,6 +152,7 @@ class Choice:
 
     def _fed(self, piece: str, last: bool = False) -> Delta:
         """What the parser reads in a piece of the text; a call that it cannot read is text."""
+        self._ended = last
         try:
             events = self._parser.feed(piece)
             if last:
@@ -187,7 +188,11 @@ class Choice:
         return Delta(calls=calls)
 
     def _no_call(self, text: str) -> Delta:
-        """What stands between the marks of a call and is none: text, without special tokens."""
+        """What stands between the marks of a call and is none: text, without special tokens; but nothing where the text
+        ends within a call behind others.
+        """
+        if self._ended and self._calls:
+            return Delta()
         for special in self._tokenizer.all_special_tokens:
             text = text.replace(special, "")
         return Delta(self._trimmer.push(text))

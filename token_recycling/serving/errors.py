@@ -84,7 +84,7 @@ def failure(error: Exception) -> dict[str, Any]:
     return error_body(error.status_code, error.detail, error.code)
 
 
-def in_words(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def field_and_message(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """The field and the message of what pydantic found; the field is empty where it could read nothing."""
     # A value may be of several kinds; the error found deepest is about the kind that it was meant to be.
     found = max(errors, key=lambda one: len(one["loc"]))
@@ -96,12 +96,11 @@ def in_words(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     if found["type"] == "extra_forbidden":
         return field, "expected no such field; leave it out"
     message, got = found["msg"].removeprefix("Value error, "), _shown(found["input"])
-    for pattern, ours in (
-        (r"Input should (?:be )?(.+)", r"expected \1"),
-        (r"(\w+) should (.+)", r"expected a \1 to \2"),
-    ):
-        if match := re.fullmatch(pattern, message, re.DOTALL):
-            return field, f"{match.expand(ours)}, got {got}"
+    if match := re.fullmatch(r"Input should (?:be )?(.+)", message, re.DOTALL):
+        number = "a number " if match[1].startswith(("greater", "less")) else ""
+        return field, f"expected {number}{match[1]}, got {got}"
+    if match := re.fullmatch(r"(\w+) should (.+)", message, re.DOTALL):
+        return field, f"expected a {match[1].lower()} to {match[2]}, got {got}"
     return field, message
 
 
@@ -127,7 +126,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        param, message = in_words(error.errors())
+        param, message = field_and_message(error.errors())
         if not param:
             param, message = None, _UNREADABLE
         return JSONResponse(error_body(400, f"{param}: {message}" if param else message, "invalid_value", param), 400)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 from transformers import GenerationConfig
 
-from .errors import in_words, invalid
+from .errors import field_and_message, invalid
 from .json_values import check_json
 from .stopping import Stops
 
@@ -87,7 +87,7 @@ def given_config(text: str | None) -> dict[str, Any]:
     try:
         read = Given.model_validate_json(json.dumps({name: given[name] for name in given.keys() & known}))
     except ValidationError as error:
-        field, message = in_words(error.errors())
+        field, message = field_and_message(error.errors())
         raise invalid("generation_config", f"{field}: {message}") from None
     return read.model_dump(exclude_none=True)
 
