@@ -28,8 +28,8 @@ class NamedTool(BaseModel, extra="forbid"):
 def _functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Raises ApiError for tools that are no functions with a name and a schema."""
     for tool in tools:
-        function = tool.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
+        function = found if isinstance(found := tool.get("function"), dict) else {}
+        name = function.get("name")
         if not isinstance(name, str) or not name or _UNWRITABLE & set(name):
             raise invalid("tools", "expected functions with names, without quotes and line breaks, got others")
         if not isinstance(function.get("parameters") or {}, dict):

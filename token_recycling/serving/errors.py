@@ -126,10 +126,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        param, message = field_and_message(error.errors())
-        if not param:
-            param, message = None, _UNREADABLE
-        return JSONResponse(error_body(400, f"{param}: {message}" if param else message, "invalid_value", param), 400)
+        field, message = field_and_message(error.errors())
+        said = f"{field}: {message}" if field else _UNREADABLE
+        return JSONResponse(error_body(400, said, "invalid_value", field or None), 400)
 
     @app.exception_handler(CancelledError)
     async def left(request: Request, error: CancelledError) -> Response:
