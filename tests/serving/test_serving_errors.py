@@ -151,6 +151,7 @@ OTHER_KIND = "expected a JSON object with the header Content-Type: application/j
                 ('{"eos_token_id": []}', "eos_token_id"),
                 ('{"bad_words_ids": "none"}', "bad_words_ids: expected a valid"),
                 ('{"sequence_bias": [[[5], 1e300]]}', "sequence_bias.0.1: expected a number less than"),
+                (json.dumps({"suppress_tokens": list(range(300))}), "expected tokens that are left to choose from"),
                 ('{"top_k": NaN}', "expected numbers that JSON has"),
                 ("[" * 9000, "expected a JSON object in a string"),
             )

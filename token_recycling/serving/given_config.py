@@ -98,6 +98,10 @@ def check_ids(given: Mapping[str, Any], vocabulary: int) -> None:
     ids += [token for sequence, _ in given.get("sequence_bias") or () for token in sequence]
     if max(ids, default=0) >= vocabulary:
         raise invalid("generation_config", f"expected token ids below {vocabulary}, got {max(ids)}")
+    forbidden = {*(given.get("suppress_tokens") or ()), *(given.get("begin_suppress_tokens") or ())}
+    forbidden.update(sequence[0] for sequence in given.get("bad_words_ids") or () if len(sequence) == 1)
+    if len(forbidden) >= vocabulary:
+        raise invalid("generation_config", "expected tokens that are left to choose from, got all of them forbidden")
 
 
 def _flat(ids: Any) -> Iterator[int]:

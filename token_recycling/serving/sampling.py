@@ -91,7 +91,8 @@ def processors_of(
         found.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
         config.repetition_penalty = 1.0
     if config.exponential_decay_length_penalty is not None:
-        found.append(LengthDecay(*config.exponential_decay_length_penalty, config.eos_token_id, prompt_tokens))
+        start, factor = config.exponential_decay_length_penalty
+        found.append(LengthDecay(start, factor, config.eos_token_id, prompt_tokens))
         config.exponential_decay_length_penalty = None
     if body.frequency_penalty or body.presence_penalty:
         found.append(AdditivePenalties(body.frequency_penalty or 0, body.presence_penalty or 0, prompt_tokens))

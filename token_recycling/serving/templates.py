@@ -37,8 +37,9 @@ def _with_objects(calls: Any) -> Any:
         return None
     read = []
     for call in calls if isinstance(calls, list) else [calls]:
-        called = call.get("function", call) if isinstance(call, dict) else None
-        name, arguments = (called.get("name"), called.get("arguments")) if isinstance(called, dict) else (None, None)
+        found = call.get("function", call) if isinstance(call, dict) else None
+        called: dict[str, Any] = found if isinstance(found, dict) else {}
+        name, arguments = called.get("name"), called.get("arguments")
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments or "{}")
@@ -124,7 +125,7 @@ _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{cont
 # Blanks between two marks are no text: they would take the place of the text before.
 _QWEN = "<|im_start|>assistant\n", ("<think>", "</think>"), {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"}
 CALL_MARKS = ("<tool_call>", "</tool_call>")
-_MARKED = {
+_MARKED: dict[str, Any] = {
     "open_pattern": rf"\s*{CALL_MARKS[0]}",
     "close": CALL_MARKS[1],
     "content": "json",
@@ -169,7 +170,8 @@ def response_parser(
     """A parser of the answer to a prompt (1, length), None where the form of answers is not known. `in_words`: the
     prompt says how functions are called.
     """
-    tokenizer, template, prefix = loaded.tokenizer, response_template(loaded), ids[0]
+    tokenizer, template = loaded.tokenizer, response_template(loaded)
+    prefix: torch.Tensor | str = ids[0]
     if in_words:
         if template is None:  # special tokens are no text, and where the answer begins is not known
             special = [one for one in tokenizer.all_special_tokens if one not in CALL_MARKS]
