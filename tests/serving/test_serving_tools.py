@@ -23,7 +23,7 @@ from token_recycling.serving.requests import ChatBody
 from token_recycling.serving.responses import ResponsesBody
 from token_recycling.serving.settings import Isolation
 from token_recycling.serving.templates import rendered, response_parser
-from token_recycling.serving.tools import in_words, told
+from token_recycling.serving.tools import in_words, told, why_in_words
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE
@@ -232,6 +232,15 @@ def prompt_of(template, messages, **more):
     loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
     assert in_words(loaded, body)
     return tokenizer.decode(rendered(tokenizer, told(tokenizer, body.messages, body.shown_tools))[0])
+
+
+def test_why_tools_are_told_in_words(tokenizer, monkeypatch):
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
+    assert why_in_words(loaded) is None
+    monkeypatch.setattr(tokenizer, "response_template", None)
+    assert why_in_words(loaded) == "how this model writes calls is not known"
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    assert why_in_words(loaded) == "the chat template shows none"
 
 
 def test_functions_are_listed_in_a_system_message():

@@ -34,8 +34,15 @@ def in_words(loaded: Loaded, body: ChatBody) -> bool:
         raise ApiError(
             400, "tools: expected a server with transformers 5.13 or newer, got an older one", "unsupported", "tools"
         )
+    return why_in_words(loaded) is not None or (body.held is not None and family(loaded) is None)
+
+
+def why_in_words(loaded: Loaded) -> str | None:
+    """Why a model is told of functions in words; None where its template shows them and its calls can be read."""
+    if not _shows_tools(loaded.tokenizer):
+        return "the chat template shows none"
     readable = "tool_calls" in (response_template(loaded) or {"fields": {}})["fields"]
-    return not (readable and _shows_tools(loaded.tokenizer) and (body.held is None or family(loaded) is not None))
+    return None if readable else "how this model writes calls is not known"
 
 
 def told(
