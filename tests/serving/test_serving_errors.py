@@ -121,6 +121,7 @@ OTHER_KIND = "expected a JSON object with the header Content-Type: application/j
         ("/v1/completions", {HALF: 1}, r"\ud800", "surrogate pair"),
         ("/v1/completions", {"temperature": float("nan")}, "temperature", "expected numbers that JSON has, got nan"),
         ("/v1/completions", {"top_p": "x"}, "top_p", 'top_p: expected a valid number, got "x"'),
+        ("/v1/completions", {"speculation": 1}, "speculation", "expected an object, got 1"),
         ("/v1/completions", {"n": 0}, "n", "expected a number greater than or equal to 1, got 0"),
         ("/v1/completions", {"logit_bias": {"a": 1}}, "logit_bias", "expected token ids as keys, got 'a'"),
         ("/v1/completions", {"logit_bias": {"1" * 5000: 1}}, "logit_bias", "expected token ids as keys, got '111"),

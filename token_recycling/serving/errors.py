@@ -98,7 +98,8 @@ def field_and_message(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     message, got = found["msg"].removeprefix("Value error, "), _shown(found["input"])
     if match := re.fullmatch(r"Input should (?:be )?(.+)", message, re.DOTALL):
         number = "a number " if match[1].startswith(("greater", "less")) else ""
-        return field, f"expected {number}{match[1]}, got {got}"
+        kind = re.sub(r"a valid dictionary( or object.*)?", "an object", match[1])
+        return field, f"expected {number}{kind}, got {got}"
     if match := re.fullmatch(r"(\w+) should (.+)", message, re.DOTALL):
         return field, f"expected a {match[1].lower()} to {match[2]}, got {got}"
     return field, message
