@@ -258,6 +258,8 @@ def test_a_given_number_of_nodes_asks_for_no_times(model, monkeypatch):
     [
         ({"tree": 0}, "expected a tree of 1 node or more, got 0; for plain decoding use the drafter 'plain'"),
         ({"tree": -3}, "expected a tree of 1 node or more, got -3"),
+        ({"tree": 10**24}, "expected a tree of at most 10000 nodes, got 1000"),
+        ({"tree": "chain:10001"}, "expected a tree of at most 10000 nodes, got chain:10001"),
         ({"tree": "nonsense"}, "expected a tree: auto, a number of nodes, paper, chain:N, .* got 'nonsense'"),
         ({"tree": "16."}, "expected a template of ranks below 16, got rank 16"),
         ({"remembers": 1.0}, "expected remembers from 0 to less than 1, got 1.0"),

@@ -20,7 +20,8 @@ from token_recycling.model.architectures import TESTED, Border, Reach
 from token_recycling.model.cache_layers import TreeLayer
 from token_recycling.model.loading import Loaded
 from token_recycling.model.self_test import largest_difference, random_text
-from token_recycling.model.tree_model import TreeInputs, TreeModel, masks
+from token_recycling.model.tree_inputs import TreeInputs, masks
+from token_recycling.model.tree_model import TreeModel
 
 HERE = torch.device("cpu")
 RUNS = [(case, attention) for case in ALL for attention in attentions(case)]

@@ -73,24 +73,6 @@ def test_without_the_need_nothing_is_seen(model):
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def whole(model):
-    model.compile(backend="eager")
-
-
-def forward(model):
-    model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("compiled", [whole, forward])
-def test_a_model_compiled_as_a_whole_is_refused(model, compiled):
-    compiled(model)
-    with (
-        pytest.raises(NoHiddenStatesError, match="compiled as a whole; compile what is before"),
-        hidden_states(model),
-    ):
-        pass
-
-
 @pytest.mark.slow
 def test_a_model_compiled_before_its_output_layer_is_not():
     torch._dynamo.reset()

@@ -93,6 +93,27 @@ def test_decelerate_leaves_nothing() -> None:
     assert prepacked_of(model) is None
 
 
+def test_decelerate_leaves_what_was_there_before(packed_products: list[int]) -> None:
+    """As after `load`, which packs: for single calls, and where it was asked for by name."""
+    model = llama()
+    packed = prepack(model, True)
+    for again in range(2):
+        with accelerated(accelerate(model)):
+            pass
+        decelerate(model)
+        assert prepacked_of(model) is packed, again
+    generate(model, PROMPT, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert packed_products
+
+
+def test_what_accelerate_laid_out_goes_with_the_last_of_several() -> None:
+    model = accelerate(accelerate(llama()))
+    with accelerated(model):
+        accelerate(model)
+    decelerate(model)
+    assert prepacked_of(model) is None
+
+
 def _in_place(weight: nn.Parameter) -> None:
     with torch.no_grad():
         weight.mul_(-1)

@@ -64,9 +64,9 @@ def test_a_damaged_matrix_of_a_key_is_the_servers_fault(model, tmp_path, caplog,
 
 @pytest.mark.parametrize(("path", "stream"), WAYS)
 def test_what_transformers_refuses_is_said(server, caplog, path, stream):
-    status, text = ask(server, path, stream, generation_config='{"bad_words_ids": "none"}')
+    status, text = ask(server, path, stream, generation_config='{"typical_p": 0.0, "do_sample": true}')
     assert stream or status == 400
-    assert "bad_words_ids" in text
+    assert "typical_p" in text
     assert not [record for record in caplog.records if record.name == "token_recycling.serving"]
 
 
@@ -119,6 +119,44 @@ OTHER_KIND = "expected a JSON object with the header Content-Type: application/j
         ("/v1/responses", {"input": HALF}, "input", "surrogate pair"),
         ("/v1/token_recycling/steps", {"prompt": HALF}, "prompt", "surrogate pair"),
         ("/v1/completions", {HALF: 1}, r"\ud800", "surrogate pair"),
+        ("/v1/completions", {"temperature": float("nan")}, "temperature", "expected numbers that JSON has, got nan"),
+        ("/v1/completions", {"top_p": "x"}, "top_p", 'top_p: expected a valid number, got "x"'),
+        ("/v1/completions", {"speculation": 1}, "speculation", "expected an object, got 1"),
+        ("/v1/completions", {"n": 0}, "n", "expected a number greater than or equal to 1, got 0"),
+        ("/v1/completions", {"logit_bias": {"a": 1}}, "logit_bias", "expected token ids as keys, got 'a'"),
+        ("/v1/completions", {"logit_bias": {"1" * 5000: 1}}, "logit_bias", "expected token ids as keys, got '111"),
+        ("/v1/completions", {"logit_bias": {"1": "x"}}, "logit_bias.1", "expected a valid number"),
+        ("/v1/completions", {"min_tokens": 10**30}, "min_tokens", "expected at most the 16 that fit"),
+        ("/v1/completions", {"guided_json": "[" * 9000}, "guided_json", "expected a JSON schema"),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "got messages"),
+        (
+            "/v1/completions",
+            {"response_format": {"type": "json_schema", "json_schema": [1]}},
+            "response_format",
+            "expected a schema in json_schema.schema, got none",
+        ),
+        (
+            "/v1/completions",
+            {"response_format": {"type": "json_object"}, "generation_config": '{"no_repeat_ngram_size": 1}'},
+            "generation_config",
+            "expected none beside response_format, whose form says which tokens follow, got no_repeat_ngram_size",
+        ),
+        *(
+            ("/v1/completions", {"generation_config": given}, "generation_config", said)
+            for given, said in (
+                (
+                    '{"exponential_decay_length_penalty": [1, 1e300]}',
+                    "penalty.1: expected a number less than or equal to 100",
+                ),
+                ('{"eos_token_id": 1%s}' % ("0" * 30), "expected token ids below 300, got 1000"),
+                ('{"eos_token_id": []}', "eos_token_id"),
+                ('{"bad_words_ids": "none"}', "bad_words_ids: expected a valid"),
+                ('{"sequence_bias": [[[5], 1e300]]}', "sequence_bias.0.1: expected a number less than"),
+                (json.dumps({"suppress_tokens": list(range(300))}), "expected tokens that are left to choose from"),
+                ('{"top_k": NaN}', "expected numbers that JSON has"),
+                ("[" * 9000, "expected a JSON object in a string"),
+            )
+        ),
     ],
     ids=lambda value: None if isinstance(value, (str, dict)) else value,
 )

@@ -11,10 +11,11 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as ResponseParams
 from pydantic import TypeAdapter
 from support.openai_answers import chat, completion, streamed_chat, streamed_completion
+from transformers import ExponentialDecayLengthPenalty
 
 from token_recycling.serving.requests import ChatBody, TextBody
 from token_recycling.serving.responses import ResponsesBody
-from token_recycling.serving.sampling import AdditivePenalties
+from token_recycling.serving.sampling import AdditivePenalties, LengthDecay
 
 PROMPT = "for index in"
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -261,6 +262,25 @@ def test_log_probabilities_are_the_models_own(server, model, tokenizer, how):
         best = {tokenizer.decode([one]) for one in row.topk(3).indices.tolist()}
         assert set(top) == best | {token}
         assert max(top.values()) == pytest.approx(float(row.max()), abs=1e-4)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.3])
+def test_the_penalty_of_length_is_that_of_transformers(factor):
+    ours = LengthDecay(2, factor, [3, 5], prompt_tokens=4)
+    theirs = ExponentialDecayLengthPenalty((2, factor), [3, 5], 4)
+    scores = torch.randn(1, 8, generator=torch.Generator().manual_seed(0))
+    for length in (4, 6, 7, 20):
+        ids = torch.zeros(1, length, dtype=torch.long)
+        assert torch.allclose(ours(ids, scores), theirs(ids, scores.clone()))
+
+
+def test_the_penalty_of_length_never_overflows():
+    scores = torch.ones(1, 8)
+    scores[0, 3] = float("-inf")
+    found = LengthDecay(0, 100.0, [3, 5], prompt_tokens=0)(torch.zeros(1, 9000, dtype=torch.long), scores)
+    assert found[0, 5].isfinite()
+    assert found[0, 5] > 1e9
+    assert found[0, 3] == float("-inf"), "a forbidden end stays forbidden"
 
 
 def test_log_probabilities_of_a_chat(server, model, tokenizer):

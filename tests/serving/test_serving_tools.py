@@ -13,16 +13,17 @@ from support import tiny
 from support.openai_answers import chat, completion, streamed_chat
 from support.serving import serving
 from support.speaking import TEMPLATE, speaking_llama
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from token_recycling.model.loading import Loaded
 from token_recycling.serving import grammars
 from token_recycling.serving import service as services
-from token_recycling.serving.calls import CallsParser
 from token_recycling.serving.choices import Choice
+from token_recycling.serving.requests import ChatBody
 from token_recycling.serving.responses import ResponsesBody
 from token_recycling.serving.settings import Isolation
 from token_recycling.serving.templates import rendered, response_parser
+from token_recycling.serving.tools import in_words, told, why_in_words
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE
@@ -175,9 +176,10 @@ def test_what_families_write_is_known(model, family):
     tokenizer.chat_template = "<function=" if family == "qwen3_5" else "<tool_call>"
     config = types.SimpleNamespace(model_type=family)
     loaded = Loaded(types.SimpleNamespace(config=config), tokenizer)
-    parser = response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None)
-    choice = Choice(tokenizer, model.generation_config, parser)
-    delta = choice._parsed(parser.feed(WRITTEN[family])) + choice.end()
+    choice = Choice(
+        tokenizer, model.generation_config, lambda: response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None)
+    )
+    delta = choice._fed(WRITTEN[family]) + choice.end()
     assert (delta.reasoning.strip(), delta.text.strip()) == ("well", "yes")
     ((name, arguments),) = delta.calls
     assert (name, int(json.loads(arguments)["at"])) == ("look", 1)
@@ -191,17 +193,151 @@ def test_no_tools_are_shown_where_none_may_be_used(server):
     assert shown > hidden == chat(server, max_tokens=1).usage.prompt_tokens
 
 
-@pytest.mark.parametrize(("template", "why"), [(TEMPLATE, "never shows them"), (WITH_TOOLS, "response template")])
-def test_tools_are_refused_where_they_would_be_lost(model, template, why):
-    unable = tiny.tokenizer()
-    unable.chat_template = template
-    chat = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS}
-    asked = [("chat/completions", chat, "tools"), ("responses", {"input": "a", "tools": FLAT}, "tools")]
-    with serving(model, unable) as server:
-        for path, body, param in asked:
-            answer = server.post(f"/v1/{path}", body)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-            assert why in answer.json()["error"]["message"]
+def test_with_an_old_release_of_transformers_tools_are_refused(server, monkeypatch):
+    monkeypatch.delattr(PreTrainedTokenizerBase, "get_response_parser")
+    for path, asked in (
+        ("chat/completions", {"messages": ASKED, "tools": TOOLS}),
+        ("responses", {"input": "a", "tools": FLAT}),
+    ):
+        answer = server.post(f"/v1/{path}", asked)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+        assert "transformers 5.13 or newer" in answer.json()["error"]["message"]
+
+
+# Functions in words
+
+ASKED = [{"role": "user", "content": "a"}]
+USED = [
+    {"role": "user", "content": "where?"},
+    {
+        "role": "assistant",
+        "content": "Let me see.",
+        "tool_calls": [
+            {"id": str(at), "type": "function", "function": {"name": "look", "arguments": json.dumps({"at": at})}}
+            for at in (1, 2)
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "here"},
+    {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "there"}]},
+    {"role": "user", "content": "and?"},
+]
+NO_SYSTEM = "{% for m in messages if m.role == 'system' %}{{ raise_exception('no system') }}{% endfor %}" + TEMPLATE
+
+
+def prompt_of(template, messages, **more):
+    """What a model is shown of a chat whose template shows no tools."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = template
+    body = ChatBody.model_validate({"messages": messages, **more})
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
+    assert in_words(loaded, body)
+    return tokenizer.decode(rendered(tokenizer, told(tokenizer, body.messages, body.shown_tools))[0])
+
+
+def test_why_tools_are_told_in_words(tokenizer, monkeypatch):
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
+    assert why_in_words(loaded) is None
+    monkeypatch.setattr(tokenizer, "response_template", None)
+    assert why_in_words(loaded) == "how this model writes calls is not known"
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    assert why_in_words(loaded) == "the chat template shows none"
+
+
+def test_functions_are_listed_in_a_system_message():
+    listed = json.dumps(TOOLS[0]["function"])
+    shown = prompt_of(TEMPLATE, ASKED, tools=TOOLS)
+    assert shown.startswith("system: You can call functions.")
+    assert listed in shown
+    assert shown.endswith("user: a\nassistant: ")
+    own = prompt_of(TEMPLATE, [{"role": "system", "content": "Be brief."}, *ASKED], tools=TOOLS)
+    assert own.startswith("system: Be brief.\n\nYou can call functions.")
+    assert own.count("system: ") == 1
+
+
+def test_without_system_messages_functions_are_listed_before_the_question():
+    shown = prompt_of(NO_SYSTEM, ASKED, tools=TOOLS)
+    assert shown.startswith("user: You can call functions.")
+    assert shown.endswith("without a call.\n\na\nassistant: ")
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_calls_and_results_become_messages(more):
+    """Two results and the question behind them are one message, since many templates refuse two of a user in a row."""
+    assert prompt_of(TEMPLATE, USED, **more) == (
+        "user: where?\nassistant: Let me see.\n"
+        '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>\n'
+        "user: <tool_response>\nhere\n</tool_response>\n<tool_response>\nthere\n</tool_response>\nand?\nassistant: "
+    )
+
+
+@pytest.mark.parametrize("calls", [5, [{}], [{"function": {"name": "a", "arguments": "[1"}}], [{"name": "a"}]])
+def test_calls_of_messages_that_are_none(server, calls):
+    answer = server.post(
+        "/v1/chat/completions", {"messages": [*ASKED, {"role": "assistant", "tool_calls": calls}], "max_tokens": 1}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert "expected tool_calls with the name of a function" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("tool", [{}, {"function": {"name": 'a"b'}}, {"function": {"name": "a", "parameters": [1]}}])
+def test_tools_that_are_no_functions(server, tool):
+    answer = server.post("/v1/chat/completions", {"messages": ASKED, "tools": [tool], "max_tokens": 1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+
+
+@pytest.fixture
+def in_words_alone(request, monkeypatch, tokenizer):
+    """The template shows no tools, or nobody knows how the model calls them, or both."""
+    if request.param != "unread":
+        monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    if request.param != "not shown":
+        monkeypatch.setattr(tokenizer, "response_template", None)
+
+
+@pytest.mark.parametrize("in_words_alone", ["unread", "not shown", "both"], indirect=True)
+@pytest.mark.usefixtures("in_words_alone")
+def test_what_is_called_in_words_is_read(server, says):
+    says("Let me see.\n" + "<tool_call>\n" + json.dumps({"name": "look", "arguments": {"at": 1}}) + "\n</tool_call>")
+    choice = chat(server, tools=TOOLS, max_tokens=300).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": 1})
+    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+    events = streamed_chat(server, tools=TOOLS, max_tokens=300)
+    (streamed,) = [call for event in events for call in event.choices[0].delta.tool_calls or []]
+    assert (streamed.index, streamed.function.model_dump()) == (0, call.function.model_dump())
+    assert "".join(event.choices[0].delta.content or "" for event in events) == "Let me see."
+
+
+@pytest.mark.parametrize("written", ["{'at'", "[]", '{"name": "look"}', '{"name": "look", "arguments": [1]}'])
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_is_no_call_is_text(server, says, written, ended):
+    """Where the model writes something else between the marks, or the text ends within them."""
+    says(f"Well.<tool_call>{written}{'</tool_call>' * ended}")
+    choice = chat(server, tools=TOOLS, max_tokens=200).choices[0]
+    assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+    assert choice.message.content == f"Well.{written}"
+
+
+def test_an_unfinished_call_behind_a_call_is_left_out(server, says):
+    says(f"{SAID}<tool_call>{{")
+    message = chat(server, tools=TOOLS, max_tokens=200).choices[0].message
+    assert (message.content, len(message.tool_calls)) == ("Let me see.", 1)
+
+
+@pytest.mark.parametrize("in_words_alone", ["unread", "both"], indirect=True)
+@pytest.mark.usefixtures("in_words_alone")
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
+@pytest.mark.parametrize("several", [True, False])
+def test_calls_alone_must_be_made_in_words(server, choice, several):
+    pytest.importorskip("xgrammar")
+    how = {"tools": HELD, "tool_choice": choice, "parallel_tool_calls": several, "temperature": 0, "max_tokens": 300}
+    said = chat(server, **how).choices[0]
+    call, *more = said.message.tool_calls
+    assert (said.message.content, said.finish_reason) == (None, "tool_calls")
+    assert several or not more
+    assert call.function.name in ({"go"} if choice != "required" else {"look", "go"})
+    assert json.loads(call.function.arguments)["at"] in (1, 2)
 
 
 # Answers of a given form
@@ -297,21 +433,12 @@ PARAMETERS = {"type": "object", "properties": {"at": {"enum": [1, 2]}}, "require
 HELD = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("look", "go")]
 
 
-@pytest.mark.parametrize("written", ["of a family", "generic"])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
-def test_a_call_must_be_made(server, model, tokenizer, monkeypatch, choice, written):
-    """In the marks of the family, or where it is not known as a list of JSON."""
+def test_a_call_must_be_made_in_the_marks_of_the_family(server):
     pytest.importorskip("xgrammar")
-    if written == "generic":
-        monkeypatch.setattr(tokenizer, "response_template", None)
-    how = {"tools": HELD, "tool_choice": choice, "parallel_tool_calls": False, "temperature": 0, "max_tokens": 200}
-    message = chat(server, **how).choices[0]
-    if choice == "required" and written == "of a family":  # text may come before
-        assert not message.message.tool_calls or message.message.tool_calls[0].function.name in ("look", "go")
-        return
-    (call,) = message.message.tool_calls
-    assert message.finish_reason == "tool_calls"
-    assert call.function.name in ({"go"} if choice != "required" else {"look", "go"})
+    choice = {"type": "function", "function": {"name": "go"}}
+    said = chat(server, tools=HELD, tool_choice=choice, temperature=0, max_tokens=200).choices[0]
+    (call,) = said.message.tool_calls
+    assert (call.function.name, said.finish_reason) == ("go", "tool_calls")
     assert json.loads(call.function.arguments)["at"] in (1, 2)
 
 
@@ -339,14 +466,6 @@ def test_calls_that_cannot_be_held_to(server, more, param):
     pytest.importorskip("xgrammar")
     answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **more})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
-def test_calls_in_a_list_are_read_as_they_come():
-    parser = CallsParser()
-    text = '[{"name": "look", "arguments": {"at": [1, 2]}}, {"name": "go", "arguments": {}}]<end>'
-    names = [event["value"]["function"]["name"] for place in range(len(text)) for event in parser.feed(text[place])]
-    assert names == ["look", "go"]
-    assert parser.finalize() == (None, [])
 
 
 @pytest.mark.parametrize(

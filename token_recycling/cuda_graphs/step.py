@@ -24,7 +24,7 @@ from .._util.topk import grouped_topk
 from ..loop.accept import GreedyPath, greedy_path
 from ..model.architectures import Reach
 from ..model.compat import told_slots
-from ..model.tree_model import Masks, masks
+from ..model.tree_inputs import Masks, masks
 from ..trees.tree import TreeShape
 from .noise import gumbel
 from .slots import FixedCache

@@ -20,7 +20,7 @@ from ..drafters._registry import make_drafter
 from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
 from ..model.compat import with_cache
-from ..model.prepacking import drop
+from ..model.prepacking import drop, prepacked_of
 from ..model.prepacking import prepack as prepack_weights
 from ..model.self_test import ready
 from ..model.tree_model import TreeModel
@@ -58,6 +58,7 @@ def accelerate(
     weights were to be prepacked and cannot be.
     """
     acceleration = _acceleration(model, drafter, fast, reproducible=reproducible, **options)
+    acceleration.lays_out = model.acceleration.lays_out if is_accelerated(model) else prepacked_of(model) is None
     prepack_weights(model, prepack, fixed=reproducible)
     make_accelerated(model, acceleration)
     return model
@@ -74,10 +75,13 @@ def _acceleration(model: PreTrainedModel, drafter: str | Drafter, fast: bool, /,
 
 
 def decelerate(model: PreTrainedModel) -> PreTrainedModel:
-    """Undoes `accelerate`: the model is of its own class again. A model that is not accelerated stays as it is."""
+    """Undoes `accelerate`: the model is of its own class again, without weights that `accelerate` laid out; those that
+    `load` did stay. A model that is not accelerated stays as it is.
+    """
     if is_accelerated(model):
+        if model.acceleration.lays_out:
+            drop(model)
         make_plain(model)
-        drop(model)
     return model
 
 
@@ -89,7 +93,9 @@ def accelerated(
     `load` or `accelerate` has laid them out, or not.
     """
     before = model.acceleration if is_accelerated(model) else None
-    make_accelerated(model, _acceleration(model, drafter, fast, **options))
+    acceleration = _acceleration(model, drafter, fast, **options)
+    acceleration.lays_out = before is not None and before.lays_out
+    make_accelerated(model, acceleration)
     try:
         yield model.acceleration
     finally:

@@ -65,6 +65,8 @@ class Acceleration:
     """Decodes a call."""
     known: Known = NOTHING_KNOWN
     """What is known of the texts of all calls."""
+    lays_out: bool = False
+    """Whether `accelerate` laid the weights out, for as long as the model is accelerated."""
 
     _said: set[str] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)

@@ -70,7 +70,7 @@ def check_schema(schema: Any, strict: bool = True) -> None:
         if not isinstance(one, dict):
             continue
         wrong = [name for name in (*_NEVER, *(_LOOSE if strict else ())) if one.get(name) not in (None, False)]
-        if strict and len(one.get("allOf") or ()) > 1:
+        if strict and isinstance(one.get("allOf"), list) and len(one["allOf"]) > 1:
             wrong.append("allOf of several schemas")
         if strict and "pattern" in one and one.keys() & {"minLength", "maxLength"}:
             wrong.append("pattern with minLength or maxLength")

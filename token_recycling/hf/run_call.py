@@ -49,8 +49,8 @@ def run_call(
     if is_compiled(target.model):
         say_once(
             target.model,
-            f"{type(target.model).__name__} is compiled: trees take two or three graphs more, which torch compiles as "
-            "they come, on a CPU for minutes; accelerate the model without torch.compile if that is too long",
+            f"{type(target.model).__name__} is compiled: accelerated calls pass its graphs by, since torch would "
+            "compile trees, whose shapes change, for minutes; calls that are left to transformers use them",
         )
     sequences, selectors = beginnings(call)
     handover = CacheHandover(call.cache, call.paddings, target.config)

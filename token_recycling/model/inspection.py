@@ -9,6 +9,7 @@ candidates stays. Cost: setting the hook, some microseconds a pass, where a draf
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import inspect
@@ -87,14 +88,9 @@ class NoHiddenStatesError(ValueError):
 @contextlib.contextmanager
 def hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
     """Within it every forward pass of this thread adds its (batch, n, hidden) to the list: of the positions whose
-    logits are made. Raises NoHiddenStatesError where a model has no output layer of its own, or is compiled with it.
+    logits are made. Graphs of torch.compile pass the hook by: call the model `uncompiled`. Raises NoHiddenStatesError
+    where a model has no output layer of its own.
     """
-    if is_compiled(model):  # a graph that was made without the hook would be used again
-        raise NoHiddenStatesError(
-            f"expected a model whose hidden states can be seen, got {type(model).__name__} compiled as a whole; "
-            "compile what is before its output layer (`model.model = torch.compile(model.model)`), or choose a drafter "
-            "that needs no hidden states"
-        )
     seen: list[torch.Tensor] = []
     thread = threading.get_ident()
 
@@ -126,7 +122,7 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
             f"expected hidden states from 0 to {len(layers)} of {type(model).__name__}, got {list(wanted)}; choose a "
             "drafter that was made for this model"
         )
-    if is_compiled(model) or is_compiled(decoder) or "_orig_mod" in above:
+    if is_compiled(decoder) or "_orig_mod" in above:
         raise NoHiddenStatesError(
             f"expected a model whose layers can be seen, got {type(model).__name__} compiled; load it without "
             "torch.compile, or choose a drafter that needs no hidden states"
@@ -167,6 +163,19 @@ def layer_states(model: PreTrainedModel, numbers: Callable[[int], Sequence[int]]
 def is_compiled(part: torch.nn.Module) -> bool:
     """Whether calls of a module go to a graph that torch.compile made."""
     return bool(part._compiled_call_impl) or hasattr(part.forward, "_torchdynamo_orig_callable")
+
+
+def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with its calls as they were before torch.compile of it or of its `forward`: the same parts and weights
+    in another object. The model itself where it is not compiled; parts that are compiled stay so.
+    """
+    if not is_compiled(model):
+        return model
+    plain = copy.copy(model)
+    plain._compiled_call_impl = None
+    if (original := getattr(model.forward, "_torchdynamo_orig_callable", None)) is not None:
+        plain.forward = original
+    return plain
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:

@@ -193,7 +193,7 @@ def largest_difference(target: TreeModel, text: torch.Tensor, tree: Tree, seed: 
             wanted[alike] = _one_by_one(target, before, tokens[alike])
         else:
             ids = torch.cat([before, tokens[alike]], dim=1)
-            wanted[alike] = target.model(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
+            wanted[alike] = target.eager(input_ids=ids, use_cache=False, **_counted(target, ids)).logits[:, -nodes:]
     return float((ours - wanted).abs().max()), float(wanted.float().std())
 
 
@@ -231,6 +231,6 @@ def by_rows(target: TreeModel, text: torch.Tensor, behind_cache: bool = False) -
             draft = Draft(shape, torch.cat([text[-1:], random_text(target, rows - 1)]))
             logits = target.forward(target.inputs.of([draft], [length], length), cache)
         else:
-            logits = target.model(input_ids=text[None, :rows], use_cache=False).logits
+            logits = target.eager(input_ids=text[None, :rows], use_cache=False).logits
         found.append(logits[0, 0])
     return max(float((logits - found[0]).abs().max()) for logits in found)

@@ -2,176 +2,29 @@
 
 A tree forward is an ordinary call of the model with two additions: a mask in which every node sees the context and its
 own ancestors, and positions of context length plus depth. No model code is copied or changed; what a family needs
-beyond that is in `architectures`. `target` and `draft` are roles that such a model can have.
-
-Positions, not cache slots, decide what is within a window or a chunk: nodes of one depth lie in different slots and
-have the same position. Rows may differ, so that the same code serves several texts with holes in their caches.
+beyond that is in `architectures`; masks and positions are made in `tree_inputs`. `target` and `draft` are roles that
+such a model can have.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ..trees.draft import Draft
-from ..trees.tree import Tree
-from .architectures import Reach
 from .attention import attending, biased_by_position
-from .inspection import accepts, context_length, hidden_states, input_device, vocabulary_size
+from .inspection import accepts, context_length, hidden_states, input_device, uncompiled, vocabulary_size
 from .kv_cache import count
 from .prepacking import drop, prepacked_of
 from .recurrence import mixers_of, node_by_node
 from .remembered import turns
-from .support import Support, UnsupportedModelError, support
-
-Masks = torch.Tensor | dict[str, torch.Tensor]
-"""One mask for all layers, or one by type of layer."""
-_MASK_GRAIN = 256
-
-
-class TreeInputs:
-    """Ids, masks and positions of one model's passes."""
-
-    def __init__(self, support: Support, device: torch.device, dtype: torch.dtype) -> None:
-        self._support, self._device, self._dtype = support, device, dtype
-        self._widest: tuple[Tree | None, int, Masks] = None, 0, {}
-        """The last tree, a length of text, and the tree's mask for it."""
-
-    def of(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
-        """Inputs of a pass over one draft for each text, filled up to the largest. The root of each follows
-        `lengths[row]` tokens, the first ones of the `held` slots of the cache.
-        """
-        if len(drafts) > 1:
-            return self._of_batch(drafts, lengths, held)
-        (draft,) = drafts
-        inputs: dict[str, Any] = {
-            "input_ids": draft.tokens[None].to(self._device),
-            "attention_mask": self._mask(draft.tree, held),
-            "position_ids": (draft.tree.on(self._device).depths + held)[None],
-        }
-        if self._support.recurrent and len(draft.tree) > 1:
-            inputs["parents"] = [draft.tree.parents]
-        return inputs
-
-    def of_text(self, unread: torch.Tensor, draft: Draft, held: int) -> dict[str, Any]:
-        """Inputs of a pass over a text's tokens (m,) behind the `held` slots of the cache and a draft below them: m + n
-        rows.
-        """
-        m, shape = len(unread), draft.tree.on(self._device)
-        depths = torch.cat([torch.arange(m, device=self._device), shape.depths + m])
-        seen = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self._device).tril()
-        seen[m:, m:] = shape.ancestors
-        return self.of_layer(torch.cat([unread, draft.tokens.to(self._device)]), seen, depths, held)
-
-    def of_layer(
-        self, tokens: torch.Tensor, ancestors: torch.Tensor, depths: torch.Tensor, length: int
-    ) -> dict[str, Any]:
-        """Inputs of the newest n nodes of a tree after `length` tokens, whose other nodes have their slots in the
-        cache, in order: for a tree that is grown layer by layer.
-
-        `tokens` (n,); `ancestors` (n, nodes) bool, what each of the new ones sees of all nodes; `depths` (nodes,).
-        """
-        n = len(tokens)
-        inputs = {
-            "input_ids": tokens[None],
-            "attention_mask": self._masks(ancestors, depths, length),
-            "position_ids": (depths[-n:] + length)[None],
-        }
-        if self._support.key_bias is not None:
-            before = torch.arange(length, device=self._device)
-            inputs["key_positions"] = torch.cat([before, depths[:-n] + length])[None]
-        return inputs
-
-    def _of_batch(self, drafts: Sequence[Draft], lengths: Sequence[int], held: int) -> dict[str, Any]:
-        device, n = self._device, max(len(draft.tree) for draft in drafts)
-        ids = torch.zeros(len(drafts), n, dtype=torch.long, device=device)
-        positions = torch.tensor(lengths, device=device)[:, None].repeat(1, n)
-        visible = (torch.arange(held + n, device=device) < positions[:, :1])[:, None].repeat(1, n, 1)
-        for row, draft in enumerate(drafts):
-            shape, nodes = draft.tree.on(device), len(draft.tree)
-            ids[row, :nodes] = draft.tokens
-            positions[row, :nodes] += shape.depths
-            visible[row, :nodes, held : held + nodes] |= shape.ancestors
-        keys = torch.cat([torch.arange(held, device=device).expand(len(drafts), held), positions], dim=1)
-        mask = masks(self._support.layers, visible[:, None], positions, keys, self._dtype)
-        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        if self._support.recurrent:
-            inputs["parents"] = [[*draft.tree.parents, *[0] * (n - len(draft.tree))] for draft in drafts]
-        return inputs
-
-    def _mask(self, tree: Tree, length: int) -> Masks | None:
-        """(1, 1, n, length + n) each; None for a lone root, which sees everything.
-
-        The mask of a longer text is the same with more columns before it, so each is a window on the last one; only
-        where layers see fixed chunks of the text is it made anew.
-        """
-        n = len(tree)
-        if n == 1:
-            return None
-        shape = tree.on(self._device)
-        if any(reach.kind == "chunked" for reach in self._support.layers.values()):
-            return self._masks(shape.ancestors, shape.depths, length)
-        known, room, widest = self._widest  # replaced as one, since several threads may draft with one model
-        if known is not tree or room < length:
-            # Room to grow only for a tree that comes again: many drafters make one for every step.
-            room = -(-(2 * length if known is tree else length) // _MASK_GRAIN) * _MASK_GRAIN
-            with torch.inference_mode(False), torch.no_grad():  # kept for later calls, outside of it too
-                widest = self._masks(shape.ancestors, shape.depths, room)
-            self._widest = tree, room, widest
-        return _columns(widest, room - length, length + n)
-
-    def _masks(self, ancestors: torch.Tensor, depths: torch.Tensor, length: int) -> Masks:
-        """(1, 1, n, length + nodes) each, for the last n nodes of a tree; see `of_layer`."""
-        n, nodes = ancestors.shape
-        if all(reach == Reach() for reach in self._support.layers.values()):
-            mask = torch.zeros(1, 1, n, length + nodes, dtype=self._dtype, device=self._device)
-            mask[0, 0, :, length:].masked_fill_(~ancestors, torch.finfo(self._dtype).min)
-            return mask
-        before = torch.arange(length, device=self._device)
-        visible = torch.cat([ancestors.new_ones(n, length), ancestors], dim=1)[None, None]
-        positions = (depths + length)[None]
-        keys = torch.cat([before[None], positions], dim=1)
-        return masks(self._support.layers, visible, positions[:, -n:], keys, self._dtype)
-
-
-def masks(
-    layers: Mapping[str, Reach],
-    visible: torch.Tensor,
-    query_positions: torch.Tensor,
-    key_positions: torch.Tensor,
-    dtype: torch.dtype,
-) -> Masks:
-    """Masks to be added to attention scores, (batch or 1, 1, n, length + n) each: 0 where a query sees a key, else the
-    lowest number.
-
-    `visible` (batch or 1, 1, n, length + n) bool says what may be seen at all: no padding, no holes, no unrelated
-    tokens. Positions are (batch or 1, n) and (batch or 1, length + n). Layers of one reach share a mask; a single one
-    is returned alone.
-    """
-    made: dict[Reach, torch.Tensor] = {}
-    for reach in layers.values():
-        if reach not in made:
-            within = reach.of(query_positions, key_positions)
-            seen = visible if within is None else visible & within
-            made[reach] = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-            made[reach].masked_fill_(~seen, torch.finfo(dtype).min)
-    if len(made) == 1:
-        return next(iter(made.values()))
-    return {kind: made[reach] for kind, reach in layers.items()}
-
-
-def _columns(mask: Masks, start: int, length: int) -> Masks:
-    """Columns `start` to `start + length` of every mask, as views; a shared mask stays shared."""
-    if isinstance(mask, torch.Tensor):
-        return mask.narrow(3, start, length)
-    views = {id(whole): whole.narrow(3, start, length) for whole in mask.values()}
-    return {kind: views[id(whole)] for kind, whole in mask.items()}
+from .support import UnsupportedModelError, support
+from .tree_inputs import TreeInputs
 
 
 class TreeModel:
@@ -188,6 +41,8 @@ class TreeModel:
                 f"expected a model with its weights, got {type(model).__name__} with an embedding on the meta device"
             )
         self.model, self.device, self.dtype = model, device, model.dtype
+        self.eager = uncompiled(model)
+        """What its passes call: torch would compile trees, whose shapes change, again and again."""
         self.config = model.config.get_text_config(decoder=True)
         self.max_length = context_length(model)
         """Tokens of the longest text that it was made for; None if its configuration does not say."""
@@ -248,7 +103,7 @@ class TreeModel:
         """
         inputs = {**inputs, **self._only(last), self._cache: cache}
         with self.attending(), self._weights(), self._key_bias(inputs, cache), self._by_node(inputs, cache):
-            logits = self.model(**inputs, use_cache=True).logits
+            logits = self.eager(**inputs, use_cache=True).logits
         if self.support.recurrent:
             count(cache, inputs["input_ids"].shape[1])
         return logits.to(self.device)
@@ -276,7 +131,7 @@ class TreeModel:
         behind = tokens.shape[1] > 1 and cache.get_seq_length() > 0  # where every layer has a mask
         grouped = behind and self.support.named_attention
         with attending(self.config, self.support.attention, grouped), self._weights():
-            logits = self.model(input_ids=tokens, use_cache=True, **more, **{self._cache: cache}).logits
+            logits = self.eager(input_ids=tokens, use_cache=True, **more, **{self._cache: cache}).logits
         if self.support.recurrent:
             count(cache, tokens.shape[1])
         return logits.to(self.device)

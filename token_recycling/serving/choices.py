@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,10 +29,14 @@ class ToolCall(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> ToolCall:
-        """From what the parser read."""
+        """From what the parser read; raises ValueError, TypeError or KeyError if that is no call."""
         called = value["function"]
-        arguments = called["arguments"]
-        return cls(called["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))
+        name, arguments = called["name"], called["arguments"]
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
+        if not (isinstance(name, str) and isinstance(arguments, dict)):
+            raise TypeError(called)
+        return cls(name, json.dumps(arguments, ensure_ascii=False))
 
 
 @dataclass
@@ -60,11 +64,14 @@ class Choice:
         self,
         tokenizer: PreTrainedTokenizerBase,
         config: GenerationConfig,
-        parser: Any = None,
+        new_parser: Callable[[], Any] = lambda: None,
         hidden: Sequence[int] | None = None,
     ) -> None:
-        """`hidden`: tokens that end the text and are not shown."""
-        self._tokenizer, self._limit, self._parser = tokenizer, config.max_new_tokens, parser
+        """`new_parser` makes what reads the text; `hidden`: tokens that end the text and are not shown."""
+        self._tokenizer, self._limit = tokenizer, config.max_new_tokens
+        self._new_parser, self._parser = new_parser, new_parser()
+        self._call, self._ended = "", False
+        """The text of the call that is being written, and whether no more comes."""
         self._eos = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
         self._text, self._raw = IncrementalText(tokenizer), raw_text(tokenizer)
         self._trimmer = StopTrimmer(config.stop_strings or ())
@@ -78,8 +85,8 @@ class Choice:
         self.tokens = 0
         """How many were generated."""
         self._waiting = Delta()
-        if parser is not None:
-            self._waiting += self._parsed(parser.initial_events)
+        if self._parser is not None:
+            self._waiting += self._parsed(self._parser.initial_events)
 
     def begin_with(self, prompt: str, scored: bool) -> None:
         """The text begins with its prompt; `scored`: the tokens of the prompt are pushed first."""
@@ -97,7 +104,7 @@ class Choice:
             self.tokens, self._last = self.tokens + 1, token.token
             shown = [] if token.token in self._hidden else [token.token]
             if self._parser is not None:
-                delta += self._parsed(self._parser.feed(self._raw.push(shown)))
+                delta += self._fed(self._raw.push(shown))
                 delta += Delta(tokens=[token], offsets=[0])
             else:
                 self._held.append((self._read, token))
@@ -107,11 +114,7 @@ class Choice:
     def end(self) -> Delta:
         """What was held back, at the end of the text."""
         if self._parser is not None:
-            try:
-                events = self._parser.feed(self._raw.flush()) + self._parser.finalize()[1]
-            except (ValueError, RuntimeError):  # the text ended within a call or a thought
-                events = []
-            delta = self._waiting + self._parsed(events)
+            delta = self._waiting + self._fed(self._raw.flush(), last=True)
             return delta + Delta(self._trimmer.flush())
         delta = self._plain(self._text.flush())
         rest = self._trimmer.flush()
@@ -147,15 +150,49 @@ class Choice:
         self._held = self._held[len(going) :]
         return Delta(tokens=[token for _, token in going], offsets=[offset for offset, _ in going])
 
+    def _fed(self, piece: str, last: bool = False) -> Delta:
+        """What the parser reads in a piece of the text; a call that it cannot read is text."""
+        self._ended = last
+        try:
+            events = self._parser.feed(piece)
+            if last:
+                events += self._parser.finalize()[1]
+        except (ValueError, KeyError, TypeError):
+            unread, self._call, self._parser = self._call + piece, "", self._new_parser()
+            return self._no_call(unread)
+        return self._parsed(events)
+
     def _parsed(self, events: list[dict[str, Any]]) -> Delta:
         delta = Delta()
         for event in events:
             kind, name = event["type"], event.get("field")
-            if kind == "region_close" and name == "tool_calls":
-                self._calls += 1
-                delta.calls.append(ToolCall.of(event["value"]))
+            if name == "tool_calls":
+                delta += self._of_call(kind, event)
             elif kind == "region_chunk" and name == "content":
                 delta.text += self._trimmer.push(event["text"])
             elif kind == "region_chunk" and name in REASONING:
                 delta.reasoning += event["text"]
         return delta
+
+    def _of_call(self, kind: str, event: dict[str, Any]) -> Delta:
+        if kind != "region_close":
+            self._call += event.get("text", "")
+            return Delta()
+        text, self._call = self._call, ""
+        try:
+            value = event["value"]
+            calls = [ToolCall.of(one) for one in (value if isinstance(value, list) else [value])]
+        except (ValueError, KeyError, TypeError):
+            return self._no_call(text)
+        self._calls += len(calls)
+        return Delta(calls=calls)
+
+    def _no_call(self, text: str) -> Delta:
+        """What stands between the marks of a call and is none: text, without special tokens; but nothing where the text
+        ends within a call behind others.
+        """
+        if self._ended and self._calls:
+            return Delta()
+        for special in self._tokenizer.all_special_tokens:
+            text = text.replace(special, "")
+        return Delta(self._trimmer.push(text))

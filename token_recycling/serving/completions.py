@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from .job import Job, Text
 from .logprobs import of_chat, of_completion
 from .requests import ChatBody, TextBody
 from .service import Service
-from .templates import rendered, response_parser, response_template
+from .templates import rendered, response_parser
+from .tools import in_words, told
 
 _DEFAULT_TOKENS = 16
 """As in OpenAI's API."""
@@ -111,20 +113,22 @@ class ChatAnswer(TextAnswer):
     async def prepare(cls, service: Service, body: ChatBody, job: Job) -> ChatAnswer:  # type: ignore[override]
         service.check_chat()
         tokenizer = service.loaded.tokenizer
-        tools = None if body.tool_choice == "none" else body.tools or None
-        if tools:
-            _check_tools(service, must=body.tool_choice not in (None, "auto"))
+        messages, tools = body.messages, body.shown_tools
+        words = in_words(service.loaded, body)
+        if words:
+            messages = told(tokenizer, messages, tools)
         variables = body.chat_template_kwargs or {}
         if body.reasoning_effort is not None:
             _check_effort(service)
             variables = {"reasoning_effort": body.reasoning_effort, **variables}
         ends = {"goes_on": bool(body.continue_final_message), "prompts": body.add_generation_prompt is not False}
-        ids = await asyncio.to_thread(rendered, tokenizer, body.messages, **ends, tools=tools, **variables)
+        shown = None if words else tools
+        ids = await asyncio.to_thread(rendered, tokenizer, messages, **ends, tools=shown, variables=variables)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        calls = held_calls(service.loaded, body, ids)
-        texts, config = await service.texts(job, ids, body, None, top, calls and calls.form)
-        parser = calls.parser if calls and calls.parser else lambda: response_parser(service.loaded, ids, tools)
-        choices = [Choice(tokenizer, config, parser(), body.stop_token_ids) for _ in texts]
+        form = held_calls(service.loaded, body, ids, words)
+        texts, config = await service.texts(job, ids, body, None, top, form)
+        parser = partial(response_parser, service.loaded, ids, tools, words and tools is not None)
+        choices = [Choice(tokenizer, config, parser, body.stop_token_ids) for _ in texts]
         return cls(service, job, texts, choices, top, body.wants_usage)
 
     def opened(self) -> dict[str, Any]:
@@ -172,20 +176,4 @@ def _check_effort(service: Service) -> None:
             " out, or give what the template has in chat_template_kwargs",
             "unsupported",
             "reasoning_effort",
-        )
-
-
-def _check_tools(service: Service, must: bool) -> None:
-    """Raises ApiError where tools would be lost, or calls of them, unless there `must` be some, could not be told from
-    text.
-    """
-    template = service.loaded.tokenizer.get_chat_template(tools=[])
-    missing = None
-    if not re.search(r"\btools\b", template):
-        missing = "the chat template of this model never shows them"
-    elif not must and "tool_calls" not in (response_template(service.loaded) or {"fields": {}})["fields"]:
-        missing = "how this model writes its calls is not known (the tokenizer has no response template)"
-    if missing is not None:
-        raise ApiError(
-            400, f"tools: expected a model that takes them, got one without: {missing}", "unsupported", "tools"
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,6 +18,8 @@ from .._util.text_stream import one_line
 
 logger = logging.getLogger("token_recycling.serving")
 _UNREADABLE = "expected a JSON object in UTF-8 as body, got something that cannot be read as one"
+_SHOWN = 40
+"""Characters of a value that an error repeats."""
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -80,6 +84,38 @@ def failure(error: Exception) -> dict[str, Any]:
     return error_body(error.status_code, error.detail, error.code)
 
 
+def field_and_message(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The field and the message of what pydantic found; the field is empty where it could read nothing."""
+    # A value may be of several kinds; the error found deepest is about the kind that it was meant to be.
+    found = max(errors, key=lambda one: len(one["loc"]))
+    if found["type"] == "json_invalid":
+        return "", found["msg"]
+    field = ".".join(str(part) for part in found["loc"] if part != "body" and not _is_kind(part))
+    if found["type"] == "missing":
+        return field, "expected this field, got none"
+    if found["type"] == "extra_forbidden":
+        return field, "expected no such field; leave it out"
+    message, got = found["msg"].removeprefix("Value error, "), _shown(found["input"])
+    if match := re.fullmatch(r"Input should (?:be )?(.+)", message, re.DOTALL):
+        number = "a number " if match[1].startswith(("greater", "less")) else ""
+        kind = re.sub(r"a valid dictionary( or object.*)?", "an object", match[1])
+        return field, f"expected {number}{kind}, got {got}"
+    if match := re.fullmatch(r"(\w+) should (.+)", message, re.DOTALL):
+        return field, f"expected a {match[1].lower()} to {match[2]}, got {got}"
+    return field, message
+
+
+def _is_kind(part: Any) -> bool:
+    """Whether a part of a place names one of the kinds that a value may be of, rather than a field or a number."""
+    return isinstance(part, str) and not re.fullmatch(r"\w+", part)
+
+
+def _shown(value: Any) -> str:
+    """A value as JSON has it, cut short."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Gives every error that leaves the app OpenAI's form."""
 
@@ -91,13 +127,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        # A value may be of several kinds; the error found deepest is about the kind that it was meant to be.
-        found = max(error.errors(), key=lambda one: len(one["loc"]))
-        param = ".".join(str(part) for part in found["loc"] if part != "body") or None
-        message = found["msg"].removeprefix("Value error, ")
-        if found["type"] == "json_invalid" or found["loc"] == ("body",):
-            param, message = None, _UNREADABLE
-        return JSONResponse(error_body(400, f"{param}: {message}" if param else message, "invalid_value", param), 400)
+        field, message = field_and_message(error.errors())
+        said = f"{field}: {message}" if field else _UNREADABLE
+        return JSONResponse(error_body(400, said, "invalid_value", field or None), 400)
 
     @app.exception_handler(CancelledError)
     async def left(request: Request, error: CancelledError) -> Response:

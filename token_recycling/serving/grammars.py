@@ -24,15 +24,13 @@ from ..hf.constrain import tokenizer_info
 from ..loop.matchers import GrammarProcessor
 from ..model.inspection import vocabulary_size
 from ..model.loading import Loaded
+from .answer_form import Form
 from .compiling import BYTES, SECONDS, CompilingProcess, TooDearError
 from .errors import ApiError, CancelledError, invalid
 from .settings import Isolation
 
 _KEPT = 100_000_000
 """Bytes of compiled grammars that are kept in all."""
-_OBJECT = {"type": "object", "additionalProperties": True}
-Form = tuple[str, Any, bool]
-"""What is compiled: a name, a form and whether it is strict, as `hf.forms.compiled` takes them."""
 
 
 class Grammars:
@@ -103,13 +101,3 @@ def check_grammars(field: str) -> None:
     """Raises ApiError for a request with that field where the server has no grammars."""
     if missing := lacking("grammar", "xgrammar"):
         raise ApiError(400, f"{field}: expected a server with grammars: it {missing}", "unsupported", field)
-
-
-def form_of(response_format: dict[str, Any]) -> Form:
-    """What a `response_format` asks for."""
-    if response_format["type"] == "json_object":
-        return "json_schema", _OBJECT, True
-    if response_format["type"] == "regex":
-        return "regex", response_format["value"], True
-    wanted = response_format["json_schema"]
-    return "json_schema", wanted["schema"], bool(wanted.get("strict"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .errors import invalid
@@ -17,6 +18,8 @@ def check_json(name: str, value: Any) -> None:
         one, depth = below.pop()
         if depth > _DEEPEST:
             raise invalid(name, f"expected values within values, {_DEEPEST} at most, got more")
+        if isinstance(one, float) and not math.isfinite(one):
+            raise invalid(name, f"expected numbers that JSON has, got {one}")
         if isinstance(one, str) and not _whole(one):
             shown = name.encode("ascii", "backslashreplace").decode()
             raise invalid(shown, "expected text in Unicode, got half of a surrogate pair; leave it out")

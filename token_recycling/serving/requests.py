@@ -7,38 +7,28 @@ not known is refused, so that no client is surprised by what was silently left o
 from __future__ import annotations
 
 import inspect
+import re
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
 from transformers import PreTrainedTokenizerBase, SequenceBiasLogitsProcessor
 
+from .answer_form import Formed
+from .calling import Calling
 from .errors import ApiError, invalid
+from .given_config import MOST
 from .json_values import check_json
-from .of_others import Continuing, Ending, Structured
+from .of_others import Continuing, Ending
 from .stopping import Stops
 from .templates import Message, Part
 
 MOST_TEXTS = 128
 """Texts of one request, as in OpenAI's API."""
-MOST_BIASES = 1024
-"""Tokens whose logits one request changes, each some work at every step."""
 _Text = Annotated[str, StringConstraints(min_length=1)]
 _Id = Annotated[int, Field(ge=0)]
 
 
-class NamedTool(BaseModel, extra="forbid"):
-    """The one tool that is to be called: `function` in a chat, `name` in responses."""
-
-    type: Literal["function"]
-    name: str | None = None
-    function: dict[str, str] | None = None
-
-
-ToolChoice = Annotated[
-    Literal["auto", "none", "required"] | NamedTool | None,
-    Field(description="`auto`; `none`, which shows no tools; with the extra `grammar` also `required` or a function"),
-]
 Refused = dict[str, tuple[str, tuple[Any, ...]]]
 """Fields that are refused: what to do instead, and the values that ask for what happens anyway."""
 
@@ -132,9 +122,9 @@ class Sampling(Body, Ending):
         None, ge=-2, le=2, description="taken off a token's logit for each time that the answer has it"
     )
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="taken off once, if the answer has the token")
-    logit_bias: (
-        dict[Annotated[str, StringConstraints(pattern=r"^\d+$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = Field(None, max_length=MOST_BIASES, description="added to the logits of token ids, up to 1,024")
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MOST, description="added to the logits of token ids, up to 1,024"
+    )
     top_k: int | None = Field(None, ge=-1, description="draws from the `k` likeliest; 0 and -1: from all")
     min_p: float | None = Field(
         None, ge=0, le=1, description="leaves out what is less likely than this share of the likeliest"
@@ -143,6 +133,14 @@ class Sampling(Body, Ending):
         None, gt=0, description="divides logits of tokens that stand in the prompt or the answer (CTRL)"
     )
 
+    @field_validator("logit_bias")
+    @classmethod
+    def _of_ids(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for key in biases or ():
+            if not re.fullmatch("[0-9]{1,9}", key):
+                raise invalid("logit_bias", f"expected token ids as keys, got {key[:40]!r}")
+        return biases
+
     @cached_property
     def bias(self) -> SequenceBiasLogitsProcessor | None:
         """`logit_bias`, for all texts of the request: making it takes a while."""
@@ -150,31 +148,7 @@ class Sampling(Body, Ending):
         return SequenceBiasLogitsProcessor(biases) if biases else None
 
 
-class _Formed(Sampling, Structured):
-    """What may say the form of its answer."""
-
-    response_format: dict[str, Any] | None = Field(
-        None,
-        description="`text`; with the extra `grammar` also `json_object`, `json_schema`, and "
-        '`{"type": "regex", "value": ...}`',
-    )
-
-    @field_validator("response_format")
-    @classmethod
-    def _known_format(cls, form: dict[str, Any] | None) -> dict[str, Any] | None:
-        kind = None if form is None else form.get("type")
-        if form is None or kind == "text":
-            return None
-        if kind == "json_schema" and not isinstance((form.get("json_schema") or {}).get("schema"), dict):
-            raise ValueError("expected a schema in json_schema.schema, got none")
-        if kind == "regex" and not isinstance(form.get("value"), str):
-            raise ValueError("expected a regular expression in value, got none")
-        if kind not in ("json_object", "json_schema", "regex"):
-            raise ValueError(f"expected the type text, json_object, json_schema or regex, got {kind!r}")
-        return form
-
-
-class _Completing(_Formed):
+class _Completing(Sampling, Formed):
     n: int | None = Field(None, ge=1, le=MOST_TEXTS, description="choices, each a text of its own")
     stream_options: StreamOptions | None = Field(
         None, description="`include_usage`: usage in a last event; `include_obfuscation`: false alone"
@@ -254,13 +228,13 @@ class Templated(Body):
     def _variables_only(self) -> Templated:
         """Refuses arguments of `apply_chat_template`, above all another template."""
         arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys()
-        taken = sorted(arguments & (self.chat_template_kwargs or {}).keys())
+        taken = sorted((arguments | {"messages"}) & (self.chat_template_kwargs or {}).keys())
         if taken:
             raise invalid("chat_template_kwargs", f"expected variables of the template, got {', '.join(taken)}")
         return self
 
 
-class ChatBody(_Completing, Templated, Continuing):
+class ChatBody(_Completing, Templated, Continuing, Calling):
     """Of /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, description="text parts alone")
@@ -269,15 +243,8 @@ class ChatBody(_Completing, Templated, Continuing):
     )
     logprobs: bool | None = Field(None, description="of the model itself, before penalties, temperature and cuts")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="with `logprobs`")
-    tools: list[dict[str, Any]] | None = Field(
-        None, description="where the template shows them and transformers can read the model's calls"
-    )
-    tool_choice: ToolChoice = None
     prediction: Prediction | None = Field(
         None, description="what is drafted from before all else; the model never reads it"
-    )
-    parallel_tool_calls: bool | None = Field(
-        None, description="false, one call at most, needs the extra `grammar` and a family that xgrammar knows"
     )
 
     refused = {
@@ -299,7 +266,7 @@ class ChatBody(_Completing, Templated, Continuing):
         return self
 
 
-class StepsBody(_Formed):
+class StepsBody(Sampling, Formed):
     """Of /v1/token_recycling/steps: the prompt as a text, or as messages of a chat."""
 
     prompt: str | None = None

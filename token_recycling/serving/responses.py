@@ -15,10 +15,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from .answers import Event
+from .calling import ToolChoice
 from .choices import Delta
 from .completions import ChatAnswer
 from .job import Job
-from .requests import ChatBody, Refused, Templated, ToolChoice
+from .requests import ChatBody, Refused, Templated
 from .service import Service
 from .templates import Message, Part
 

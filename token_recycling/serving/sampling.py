@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import copy
-import json
+import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from ..model.inspection import context_length, vocabulary_size
 from .errors import invalid
+from .given_config import check_ids, given_config
 from .logprobs import LogprobRecorder
-from .requests import MOST_BIASES, Sampling
-from .stopping import Stops
+from .requests import Sampling
 
-_SAMPLING = {
-    "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
-    "repetition_penalty", "no_repeat_ngram_size", "max_new_tokens", "min_new_tokens", "bad_words_ids",
-    "sequence_bias", "suppress_tokens", "begin_suppress_tokens", "exponential_decay_length_penalty",
-    "eos_token_id", "pad_token_id", "bos_token_id", "stop_strings", "renormalize_logits", "remove_invalid_values",
-}  # fmt: skip
-"""What the extra field `generation_config` may set: how tokens are chosen, not what is computed or kept."""
-_STOPS: TypeAdapter[list[str]] = TypeAdapter(Stops)
 _LEAST = 1e-6
 """Least number that logits are divided by: by much smaller ones they become infinite."""
+_MOST_DECAY = 60.0
+"""Most of the exponent in a penalty for length: logits stay within what 32 bits can say."""
 _LONGEST = 1024
 """Tokens of an answer where neither the request nor the context of the model sets a limit."""
 
@@ -37,6 +29,7 @@ def config_of(body: Sampling, model: PreTrainedModel, default_tokens: int | None
     request says none, None for the context of the model.
     """
     config, given = copy.deepcopy(model.generation_config), given_config(body.generation_config)
+    check_ids(given, vocabulary_size(model))
     context = context_length(model)
     asked = getattr(body, "max_completion_tokens", None) or body.max_tokens
     # What the request leaves open is as the model's own configuration says, but for transformers' default of 50.
@@ -90,13 +83,17 @@ def processors_of(
     recorder: LogprobRecorder | None = None,
     grammar: Callable[[], LogitsProcessor] | None = None,
 ) -> LogitsProcessorList:
-    """The processors of one text, in the order in which they are called; raises ApiError. The repetition penalty moves
-    here from the configuration, since the recorder of log-probabilities comes before all penalties.
+    """The processors of one text, in the order in which they are called; raises ApiError. The penalties of
+    repetition and length move here from the configuration, since the recorder of log-probabilities comes before them.
     """
     found: list[LogitsProcessor] = [] if recorder is None else [recorder]
     if config.repetition_penalty not in (None, 1.0):
         found.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
         config.repetition_penalty = 1.0
+    if config.exponential_decay_length_penalty is not None:
+        start, factor = config.exponential_decay_length_penalty
+        found.append(LengthDecay(start, factor, config.eos_token_id, prompt_tokens))
+        config.exponential_decay_length_penalty = None
     if body.frequency_penalty or body.presence_penalty:
         found.append(AdditivePenalties(body.frequency_penalty or 0, body.presence_penalty or 0, prompt_tokens))
     if body.bias is not None:
@@ -126,45 +123,26 @@ class AdditivePenalties(LogitsProcessor):
         return scores - (counts * self._frequency + (counts > 0) * self._presence)
 
 
-def check_ids(config: GenerationConfig, vocabulary: int) -> None:
-    """Raises ApiError for a token that is none where transformers would not say so before the text begins."""
-    sequences = [*(config.bad_words_ids or ()), *(entry[0] for entry in config.sequence_bias or ())]
-    sequences += [config.suppress_tokens, config.begin_suppress_tokens]
-    ids = [token for ids in sequences if isinstance(ids, list) for token in ids if isinstance(token, int)]
-    if max(ids, default=0) >= vocabulary:
-        raise invalid("generation_config", f"expected token ids below {vocabulary}, got {max(ids)}")
+class LengthDecay(LogitsProcessor):
+    """transformers' `exponential_decay_length_penalty` for one text: from token `start` of the answer on
 
+        logits[end] += |logits[end]| * (factor ** beyond - 1)
 
-def given_config(text: str | None) -> dict[str, Any]:
-    """What the extra field `generation_config`, JSON of a GenerationConfig, sets; raises ApiError."""
-    if text is None:
-        return {}
-    try:
-        given = json.loads(text)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise invalid("generation_config", "expected a JSON object in a string")
-    usual = GenerationConfig().to_dict()
-    given = {name: value for name, value in given.items() if value is not None}
-    others = sorted(
-        name
-        for name, value in given.items()
-        if name not in _SAMPLING and not name.startswith(("_", "transformers_version")) and value != usual.get(name)
-    )
-    if others:
-        raise invalid(
-            "generation_config", f"expected fields of {', '.join(sorted(_SAMPLING))}, got {', '.join(others)}"
-        )
-    given = {name: value for name, value in given.items() if name in _SAMPLING}
-    for name, value in given.items():
-        if isinstance(value, list) and len(value) > MOST_BIASES:
-            message = f"expected lists of at most {MOST_BIASES}, got {len(value)} in {name}"
-            raise invalid("generation_config", message)
-    if "stop_strings" in given:
-        try:
-            given["stop_strings"] = _STOPS.validate_python(given["stop_strings"])
-        except ValidationError as error:
-            message = f"expected stop_strings as `stop` has them: {error.errors()[0]['msg']}"
-            raise invalid("generation_config", message) from None
-    return given
+    for every id that ends it. There the power overflows in a long text, and an end that is forbidden gets no number at
+    all; here it grows to a bound, and such an end stays as it is.
+    """
+
+    def __init__(self, start: int, factor: float, ends: int | list[int] | None, prompt_tokens: int) -> None:
+        self._start, self._factor = prompt_tokens + start, factor
+        self._ends = [ends] if isinstance(ends, int) else ends or []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        beyond = input_ids.shape[1] - self._start
+        if beyond <= 0:
+            return scores
+        gained = math.exp(min(beyond * math.log(self._factor), _MOST_DECAY)) - 1
+        scores = scores.clone()
+        for end in self._ends:
+            if end < scores.shape[1] and scores[0, end].isfinite():
+                scores[0, end] += scores[0, end].abs() * gained
+        return scores

@@ -22,16 +22,18 @@ from ..loop.known import Known
 from ..model.loading import Loaded
 from ..model.prefixes import PrefixCache
 from ..model.tree_model import TreeModel
+from .answer_form import Form
 from .drafter_pool import DrafterPool, OfferedDrafters
 from .errors import ApiError, invalid
-from .grammars import Form, Grammars, form_of
+from .given_config import FORBIDDING
+from .grammars import Grammars
 from .job import Job, Text
 from .keys import Key
 from .logprobs import LogprobRecorder
 from .metrics import Metrics
 from .places import Places, places
 from .requests import Body, ChatBody, Prediction, Sampling, StepsBody, TextBody
-from .sampling import check_ids, config_of, processors_of
+from .sampling import config_of, processors_of
 from .settings import Isolation, Settings
 from .templates import check_template
 from .worker import Worker
@@ -125,9 +127,8 @@ class Service:
 
     def limit(self, job: Job, length: int, config: GenerationConfig) -> None:
         """Adds a prompt of that length to a job and limits `config.max_new_tokens`; raises ApiError for a long one, and
-        for tokens in `config` that are none.
+        where more tokens are asked for than fit.
         """
-        check_ids(config, self.target.vocab_size)
         job.prompt_tokens += length
         limit, context = self.settings.max_prompt_tokens, self.loaded.context
         if not length:
@@ -138,6 +139,10 @@ class Service:
             raise _too_long(f"a prompt of fewer tokens than the model's context of {context}", length)
         limits = [config.max_new_tokens, self.settings.max_new_tokens, None if context is None else context - length]
         config.max_new_tokens = min(limit for limit in limits if limit is not None)
+        if (config.min_new_tokens or 0) > config.max_new_tokens:
+            raise invalid(
+                "min_tokens", f"expected at most the {config.max_new_tokens} that fit, got {config.min_new_tokens}"
+            )
 
     async def texts(
         self,
@@ -154,7 +159,7 @@ class Service:
         config = config_of(body, self.loaded.model, default_tokens)
         self.limit(job, ids.shape[-1], config)
         known = self.known(job, body, body.prediction if isinstance(body, ChatBody) else None)
-        grammar = await self.grammar(job, body, calls)
+        grammar = await self.grammar(job, body, config, calls)
         texts = []
         for choice in range(body.n or 1):
             recorder = None if top is None else LogprobRecorder(top)
@@ -183,22 +188,25 @@ class Service:
         return Known(prefixes, ids.long(), nodes)
 
     async def grammar(
-        self, job: Job, body: TextBody | ChatBody | StepsBody, calls: Form | None = None
+        self, job: Job, body: TextBody | ChatBody | StepsBody, config: GenerationConfig, calls: Form | None = None
     ) -> Callable[[], LogitsProcessor] | None:
         """Makes the processors that hold each text of a request to its form, or to that of tool `calls`; None where it
         has none. Raises ApiError.
         """
-        field, form = "tools", calls
-        if body.response_format is not None:
-            field, form = "response_format", form_of(body.response_format)
-        if body.structured is not None:
-            field, form = body.structured
+        field, form = body.form or ("tools", calls)
+        if form is None:
+            return None
         for name in ("min_tokens", "ignore_eos"):
-            if form is not None and getattr(body, name):
+            if getattr(body, name):
                 raise invalid(
                     name, f"expected none beside {field}, whose form says where the answer ends; leave it out"
                 )
-        return None if form is None else await self.grammars.processor(field, form, job.key, lambda: job.cancelled)
+        if forbidding := [name for name in FORBIDDING if getattr(config, name)]:
+            raise invalid(
+                "generation_config",
+                f"expected none beside {field}, whose form says which tokens follow, got {forbidding[0]}",
+            )
+        return await self.grammars.processor(field, form, job.key, lambda: job.cancelled)
 
     def arguments(self, body: Sampling, ids: torch.Tensor, config: GenerationConfig, *more: Any) -> dict[str, Any]:
         """The arguments of `generate` for a prompt (1, length); raises ApiError. `more` goes to `processors_of`."""

@@ -71,7 +71,7 @@ class StepsAnswer(Answer):
             ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
         config = config_of(body, service.loaded.model)
         service.limit(job, ids.shape[-1], config)
-        arguments = service.arguments(body, ids, config, None, await service.grammar(job, body))
+        arguments = service.arguments(body, ids, config, None, await service.grammar(job, body, config))
         text = Text(arguments, body.seed, known=service.known(job, body))
         return cls(service, job, [text], [Choice(tokenizer, config, hidden=body.stop_token_ids)])
 

@@ -8,13 +8,15 @@ tokenizers did not.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 
 from .._util.text_stream import one_line
 from ..model.loading import Loaded
+from .errors import invalid
 from .json_values import check_json
 
 if TYPE_CHECKING:
@@ -29,23 +31,43 @@ class Part(BaseModel, extra="allow"):
     text: str
 
 
+def _with_objects(calls: Any) -> Any:
+    """Calls with their arguments as objects, which come as text of JSON; raises ApiError."""
+    if calls is None:
+        return None
+    read = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        found = call.get("function", call) if isinstance(call, dict) else None
+        called: dict[str, Any] = found if isinstance(found, dict) else {}
+        name, arguments = called.get("name"), called.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except (ValueError, RecursionError):
+                arguments = None
+        if not (isinstance(name, str) and isinstance(arguments, dict)):
+            raise invalid(
+                "messages",
+                "expected tool_calls with the name of a function and arguments, JSON of an object, got others",
+            )
+        check_json("messages", arguments)
+        read.append({**call, "function": {**called, "arguments": arguments}})
+    return read
+
+
 class Message(BaseModel, extra="allow"):
     """One message of a chat."""
 
     role: str
     content: str | list[Part] | None = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, BeforeValidator(_with_objects)] = None
 
 
-def _written(message: Message) -> dict[str, Any]:
-    """A message as templates read it: its text in one string, the arguments of its calls as objects."""
-    written, content = message.model_dump(exclude_none=True), message.content or ""
-    written["content"] = content if isinstance(content, str) else " ".join(part.text for part in content)
-    for call in written.get("tool_calls", ()):
-        called = call.get("function", call)
-        if isinstance(called["arguments"], str):
-            called["arguments"] = json.loads(called["arguments"])
-            check_json("messages", called["arguments"])
-    return written
+def written(message: Message) -> dict[str, Any]:
+    """A message as templates read it, with its text in one string."""
+    content = message.content or ""
+    text = content if isinstance(content, str) else " ".join(part.text for part in content)
+    return {**message.model_dump(exclude_none=True), "content": text}
 
 
 def rendered(
@@ -53,17 +75,19 @@ def rendered(
     messages: Sequence[Message],
     goes_on: bool = False,
     prompts: bool = True,
-    **variables: Any,
+    tools: list[dict[str, Any]] | None = None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
     """The prompt (1, length) of a conversation; raises what the template raises. `goes_on`: its last message is not
     ended, so that the answer goes on with it; else, if it `prompts`, it ends with how an answer begins.
     """
     return tokenizer.apply_chat_template(
-        [_written(message) for message in messages],
+        [written(message) for message in messages],
         add_generation_prompt=prompts and not goes_on,
         continue_final_message=goes_on,
         return_tensors="pt",
         return_dict=True,
+        tools=tools,
         **variables,
     )["input_ids"]
 
@@ -100,13 +124,14 @@ def _template(anchor: Any, thought: tuple[str, str], end: dict[str, Any], **call
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 # Blanks between two marks are no text: they would take the place of the text before.
 _QWEN = "<|im_start|>assistant\n", ("<think>", "</think>"), {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"}
-_JSON_CALLS = _template(
-    *_QWEN,
-    open_pattern=r"\s*<tool_call>",
-    close="</tool_call>",
-    content="json",
-    transform={"type": "function", "function": "{content}"},
-)
+CALL_MARKS = ("<tool_call>", "</tool_call>")
+_MARKED: dict[str, Any] = {
+    "open_pattern": rf"\s*{CALL_MARKS[0]}",
+    "close": CALL_MARKS[1],
+    "content": "json",
+    "transform": {"type": "function", "function": "{content}"},
+}
+_JSON_CALLS = _template(*_QWEN, **_MARKED)
 _XML_CALLS = _template(
     *_QWEN,
     open_pattern=r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
@@ -139,7 +164,29 @@ def response_template(loaded: Loaded) -> dict[str, Any] | None:
     return _GEMMA if family == "gemma4" else None
 
 
-def response_parser(loaded: Loaded, ids: torch.Tensor, tools: list[dict[str, Any]] | None) -> Any:
-    """A parser of the answer to a prompt (1, length), None where the form of answers is not known."""
-    template = response_template(loaded)
-    return template and loaded.tokenizer.get_response_parser(template, prefix=ids[0], tools=tools)
+def response_parser(
+    loaded: Loaded, ids: torch.Tensor, tools: list[dict[str, Any]] | None, in_words: bool = False
+) -> Any:
+    """A parser of the answer to a prompt (1, length), None where the form of answers is not known. `in_words`: the
+    prompt says how functions are called.
+    """
+    tokenizer, template = loaded.tokenizer, response_template(loaded)
+    prefix: torch.Tensor | str = ids[0]
+    if in_words:
+        if template is None:  # special tokens are no text, and where the answer begins is not known
+            special = [one for one in tokenizer.all_special_tokens if one not in CALL_MARKS]
+            content = {"content": "text", **({"close": special} if special else {})}
+            template, prefix = {"start_anchor": "\n", "fields": {"content": content}}, ""
+        template = {**template, "fields": {**template["fields"], "tool_calls": {"repeats": True, **_MARKED}}}
+    if template is None:
+        return None
+    return tokenizer.get_response_parser(_lenient(template), prefix=prefix, tools=tools)
+
+
+def _lenient(template: dict[str, Any]) -> dict[str, Any]:
+    """The template, where calls that are no JSON are text rather than an error."""
+    calls = template["fields"].get("tool_calls", {})
+    if calls.get("content") != "json":
+        return template
+    lenient = {**calls, "content_args": {**calls.get("content_args", {}), "allow_non_json": True}}
+    return {**template, "fields": {**template["fields"], "tool_calls": lenient}}

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from .tree import RankPath, Tree
 
+_MOST = 10_000
+"""Nodes of a tree: its mask has their square."""
+
 
 @cache
 def root_only() -> Tree:
@@ -131,6 +134,9 @@ def template_from(spec: str | int | Tree) -> Tree | None:
     if text == "auto":
         return None
     kind, _, number = text.rpartition(":")
+    counted = number.isascii() and number.isdigit() and (kind in ("chain", "static") or not (kind or number[0] == "0"))
+    if counted and int(number[:9]) > _MOST:
+        raise ValueError(f"expected a tree of at most {_MOST} nodes, got {text[:40]}")
     if number.isascii() and number.isdigit() and kind in ("chain", "static"):
         return (chain if kind == "chain" else static)(int(number))
     if isinstance(spec, int) or (text.isascii() and text.isdigit() and text[0] != "0"):

@@ -117,10 +117,10 @@ def parse(spec: str) -> Method:
     """A method as the user writes it; raises ValueError or TypeError with what is wrong."""
     name, _, text = spec.partition(":")
     if name in _NAMED:
-        known = _OPTIONS[name]
+        known, make = _NAMED[name]
         options = written_options(name, text, known=known)
         check_known(name, options, known)
-        return _NAMED[name](spec, options)
+        return make(spec, options)
     if name not in drafter_names():
         raise ValueError(
             f"expected a method of {', '.join(_NAMED)}, or a drafter of {', '.join(drafter_names())}, got {name!r}"
@@ -139,15 +139,16 @@ def _prompt_lookup(spec: str, options: dict[str, str]) -> Method:
     )
 
 
-_NAMED: dict[str, Callable[[str, dict[str, str]], Method]] = {
-    BASELINE: lambda spec, options: Transformers(BASELINE, "transformers generate", batches=True),
-    "prompt_lookup_hf": _prompt_lookup,
-    "assisted": lambda spec, options: Assisted(spec, _folder(spec, options), _number(spec, options, "n", None)),
-    "oracle": lambda spec, options: Oracle(spec, _folder(spec, options)),
+_NAMED: dict[str, tuple[tuple[str, ...], Callable[[str, dict[str, str]], Method]]] = {
+    BASELINE: ((), lambda spec, options: Transformers(BASELINE, "transformers generate", batches=True)),
+    "prompt_lookup_hf": (("n", "ngram"), _prompt_lookup),
+    "assisted": (
+        ("model", "n"),
+        lambda spec, options: Assisted(spec, _folder(spec, options), _number(spec, options, "n", None)),
+    ),
+    "oracle": (("model",), lambda spec, options: Oracle(spec, _folder(spec, options))),
 }
-"""Methods that are no drafters: what makes them from their spec and options."""
-_OPTIONS = {BASELINE: (), "prompt_lookup_hf": ("n", "ngram"), "assisted": ("model", "n"), "oracle": ("model",)}
-"""The options that each of them has."""
+"""Methods that are no drafters: the options that each has, and what makes it from its spec and these."""
 
 
 def _folder(spec: str, options: dict[str, str]) -> str:

@@ -107,6 +107,7 @@ def serve(
         from ...serving.http_server import ConnectionLimits, HttpServer, check_tls
         from ...serving.metrics import log_json_lines
         from ...serving.service import Service
+        from ...serving.tools import why_in_words
 
         uvicorns = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
@@ -128,9 +129,11 @@ def serve(
         service = Service(loaded, chosen)
         address = f"http{'s' if uvicorns else ''}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         console.note(f"isolation {learning.value}, {why}")
-        with console.working("measuring what trees cost on this machine"):
+        with console.working("completing a first text, so that no request waits for what it needs once"):
             asyncio.run(service.open())
         console.note(str(service.places))
+        if loaded.tokenizer.chat_template and (reason := why_in_words(loaded)):
+            console.note(f"tools are told in words, since {reason}")
         serving = f"serving {chosen.name} at {address}/v1; playground at {address}; Ctrl-C ends"
         if log_format == "json":
             log_json_lines()

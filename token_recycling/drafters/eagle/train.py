@@ -24,7 +24,7 @@ from transformers import DynamicCache, LlamaConfig, PretrainedConfig, PreTrained
 
 from ...model.compat import of_rotary
 from ...model.device_map import placed_copy
-from ...model.inspection import layer_states, output_layer, output_width, weights_fingerprint
+from ...model.inspection import layer_states, output_layer, output_width, uncompiled, weights_fingerprint
 from ...model.tree_model import TreeModel
 from .._shared.training.continuations import Continuations
 from .._shared.training.declaration import Trained, TrainingRun
@@ -115,7 +115,7 @@ def examples(model: PreTrainedModel, head: EagleHead, texts: Continuations) -> E
     """What the target makes of texts."""
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(model.device)
     with layer_states(model, head.shape.states_of) as seen, torch.autocast(ids.device.type, dtype=torch.bfloat16):
-        logits = model(input_ids=ids, use_cache=False).logits
+        logits = uncompiled(model)(input_ids=ids, use_cache=False).logits
     lengths = torch.tensor([len(text) for text in texts.texts], device=ids.device)
     return Examples(ids, lengths, seen[-1].to(ids.device), logits.to(ids.device))
 

@@ -61,7 +61,7 @@ def examples(target: TreeModel, texts: Continuations, heads: int) -> Batch:
     """
     ids = torch.nn.utils.rnn.pad_sequence(texts.texts, batch_first=True).to(target.device)
     with hidden_states(target.model) as seen:
-        target.model(input_ids=ids, use_cache=False)
+        target.eager(input_ids=ids, use_cache=False)
     hidden = seen[-1].to(target.device)
     states, wanted = [], []
     for row, (text, prompt) in enumerate(zip(texts.texts, texts.prompt_lengths, strict=True)):

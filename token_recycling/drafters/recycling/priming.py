@@ -51,7 +51,7 @@ def _candidates_after_each(matrix: NgramMatrix, target: TreeModel) -> tuple[np.n
     at_once = max(1, _LOGITS_AT_ONCE // (matrix.vocab_size * (len(before) + 1)))
     for tokens in torch.arange(min(target.embedded, matrix.vocab_size), device=target.device).split(at_once):
         start = torch.tensor(before, device=target.device, dtype=torch.long).expand(len(tokens), -1)
-        logits = target.model(input_ids=torch.cat([start, tokens[:, None]], dim=1), use_cache=False).logits[:, -1]
+        logits = target.eager(input_ids=torch.cat([start, tokens[:, None]], dim=1), use_cache=False).logits[:, -1]
         learned.learn(tokens.cpu().numpy()[:, None], *top_candidates(logits, matrix.k))
     return learned.candidates, learned.shares
 

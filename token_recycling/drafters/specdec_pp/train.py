@@ -79,7 +79,7 @@ def _probabilities(
     model: TreeModel, text: torch.Tensor, start: int, temperature: float, vocabulary: int
 ) -> torch.Tensor:
     """Of the next token, (length - start, vocabulary) float32 on the CPU, from the prompt's last token on."""
-    logits = model.model(input_ids=_readable(text, model)[None, :-1], use_cache=False).logits[0, start - 1 :]
+    logits = model.eager(input_ids=_readable(text, model)[None, :-1], use_cache=False).logits[0, start - 1 :]
     logits = logits[:, :vocabulary].float().cpu()
     logits = functional.pad(logits, (0, vocabulary - logits.shape[1]), value=float("-inf"))
     if not temperature:
@@ -99,7 +99,7 @@ def states_and_labels(draft: TreeModel, texts: Sequence[Labelled], share: float,
     # Padding is on the right, where no real token attends to it.
     ids = torch.nn.utils.rnn.pad_sequence([_readable(tokens, draft) for tokens, _ in mixtures], batch_first=True)
     with hidden_states(draft.model) as seen:
-        draft.model(input_ids=ids, use_cache=False)
+        draft.eager(input_ids=ids, use_cache=False)
     hidden = seen[-1]
     states, labels = [], []
     for row, (text, (tokens, replaced)) in enumerate(zip(texts, mixtures, strict=True)):
