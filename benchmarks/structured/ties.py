@@ -24,14 +24,15 @@ class Ties:
     def parting(self, plain: torch.Tensor, ours: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
         """Where two texts (1, length) part, and the margins of the tokens there: plain's logit less ours.
 
-        `logits` (n, vocabulary): the last n of `plain`, each as `generate` took a token from it. `margin` is theirs,
-        `exact` that of float32 after the same text, and `error` how far the margin of the two likeliest tokens is
-        from float32's over the whole of `plain`: the root of the mean square.
+        `logits` (n, vocabulary): those that `generate` took the last n tokens of `plain` from, minus infinity where its
+        grammar forbids. `margin` is theirs, `exact` that of float32 after the same text, and `error` how far the margin
+        of the two likeliest tokens is from float32's wherever there was a choice: the root of the mean square.
         """
         first = plain.shape[1] - len(logits)
         exact = self._exact(plain).logits[0, first - 1 : -1]
-        best = exact.topk(2).indices
-        gaps = [values.gather(1, best).diff()[:, 0] for values in (logits, exact)]
+        two = logits.topk(2)
+        gaps = torch.stack([values.gather(1, two.indices).diff()[:, 0] for values in (logits, exact)])
+        gaps = gaps[:, two.values[:, 1].isfinite()]
         shared = min(plain.shape[1], ours.shape[1])
         place = int((plain[0, :shared] != ours[0, :shared]).nonzero()[0])
         theirs, other = int(plain[0, place]), int(ours[0, place])
@@ -42,5 +43,5 @@ class Ties:
             "logits": [float(logits[row, token]) for token in (theirs, other)],
             "margin": float(logits[row, theirs] - logits[row, other]),
             "exact": float(exact[row, theirs] - exact[row, other]),
-            "error": float((gaps[0] - gaps[1]).square().mean().sqrt()),
+            "error": float(gaps.diff(dim=0).square().mean().sqrt()),
         }
