@@ -120,6 +120,8 @@ class _Bench:
             logits = torch.cat(said.logits) if way == "generate" else logits
             same = torch.equal(found, plain)
             parting = {} if same else {"parting": self._ties.parting(plain, found, logits)}
+            for one in parting.values():
+                one["tokens"] = [self.tokenizer.decode([token]) for token in one["tokens"]]
             new = found[0, inputs["input_ids"].shape[1] :].tolist()
             name = case[:20] if isinstance(case, str) else case.name
             about = {"kind": kind, "case": name, "way": way, "seconds": seconds, "tokens": len(new), **spent}

@@ -177,7 +177,7 @@ def main(
     if output is not None and output.exists():
         rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     done, campaign = {(row["seed"], row["sample"]) for row in rows}, _Campaign(model, dtype, tokens)
-    campaign.row(first, sample=False)  # a model's first call tests it, and is no measure
+    campaign.row(first + schemas, sample=False)  # a model's first call tests it, and is no measure
     for seed, sample in itertools.product(range(first, first + schemas), (False, True)):
         if (seed, sample) in done:
             continue
