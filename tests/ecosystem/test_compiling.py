@@ -108,6 +108,15 @@ def test_a_server_refuses_by_name_and_answers_others(shipped):
         assert completion(server, response_format={"type": "regex", "value": "[a-c]{3}"}).choices[0].text
 
 
+@pytest.mark.parametrize("schema", [HOSTILE["a cycle"][1], {"$ref": "#"}])
+def test_a_form_that_no_text_has_ends_at_once(shipped, schema):
+    """No token may follow: the text ends, as with `generate`."""
+    with serving(*shipped) as server:
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        answer = completion(server, prompt="a", response_format=form, max_tokens=9).choices[0]
+        assert (answer.text, answer.finish_reason) == ("", "stop")
+
+
 def test_a_form_whose_masks_grow_is_refused_by_name(shipped):
     """It compiles at once; the masks of repeats within repeats take seconds each after a few tokens."""
     with serving(*shipped) as server:

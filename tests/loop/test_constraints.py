@@ -195,3 +195,7 @@ def test_masks():
     masked = state.masked(np.arange(70, dtype=np.float32))
     assert np.isfinite(masked).nonzero()[0].tolist() == [0, 33, 63]
     assert state.key == state.after(33).key
+
+
+def test_there_is_no_choice_where_one_token_may_follow_or_none():
+    assert [state_of([allowed]).single for allowed in ({}, {7: 0}, {7: 0, 8: 0})] == [True, True, False]

@@ -61,8 +61,8 @@ class State:
 
     @property
     def single(self) -> bool:
-        """Whether there is no choice."""
-        return self.few is not None and len(self.few) == 1
+        """Whether there is no choice: one token may follow, or none, where a grammar has no way on."""
+        return self.few is not None and len(self.few) < 2
 
     @cached_property
     def key(self) -> int:
