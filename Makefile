@@ -41,7 +41,7 @@ browser: setup   ## playwright for tests/browser, and chromium by apt (as root) 
 	test -n "$(BROWSER)" || { apt-get update --quiet --quiet && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends \
 		chromium-headless-shell >/dev/null; }
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser,grammar]'
 
 test-browser: browser ## the playground in a real browser
 	REQUIRE_BROWSER=1 $(RUN)/python -m pytest tests/browser

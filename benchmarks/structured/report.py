@@ -12,11 +12,11 @@ _WAYS = {"new": "new", "kept": "kept", "unaware": "no grammar"}
 
 
 def markdown(folder: Path) -> str:
-    """Tokens a step and speed by kind of answer, then by question, of each dtype in a folder."""
+    """Of each dtype in a folder: tokens a step and speed by kind of answer and by question, and where texts part."""
     parts = []
     for path in sorted(folder.glob("*.jsonl")):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        parts += [f"## {path.stem}\n", _by_kind(rows), _by_case(rows)]
+        parts += [f"## {path.stem}\n", _by_kind(rows), _by_case(rows), *_partings(rows)]
     return "\n".join(parts)
 
 
@@ -44,6 +44,10 @@ def _line(ways: dict[str, list[Row]]) -> list[str]:
 def _table(names: list[str], lines: list[list[str]]) -> str:
     head = [*names, *(f"{way}: {what}" for way in _WAYS.values() for what in ("tokens a step", "speed"))]
     head += ["drafting", "of it masks"]
+    return _grid(head, lines)
+
+
+def _grid(head: list[str], lines: list[list[str]]) -> str:
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
@@ -70,3 +74,19 @@ def _by_case(rows: list[Row]) -> str:
         said = f"{plain['tokens']}{'' if plain['ended'] else ' (cut)'}"
         lines.append([case, said, "yes" if ours["same"] else "no", *_line(ways)])
     return _table(["question", "tokens", "same text"], lines)
+
+
+def _partings(rows: list[Row]) -> list[str]:
+    """How near the tokens are where texts part: the margin of `generate`'s over ours in logits, as `generate` had them
+    and in float32, and the error that such margins have in that text.
+    """
+    lines = []
+    for row in rows:
+        if (parting := row.get("parting")) is not None:
+            tokens = " or ".join(
+                f"`{json.dumps(token, ensure_ascii=False)}`".replace("|", "\\|") for token in parting["tokens"]
+            )
+            margins = [f"{parting[name]:.3f}" for name in ("margin", "exact", "error")]
+            lines.append([row["case"], _WAYS[row["way"]], str(parting["place"] + 1), tokens, *margins])
+    head = ["question", "drafter", "token", "generate's or ours", "margin", "in float32", "error of margins"]
+    return [_grid(head, lines)] if lines else []

@@ -106,3 +106,25 @@ def test_a_server_refuses_by_name_and_answers_others(shipped):
         assert answers[0].status_code == 400
         assert "compiles within 2 s of processor time" in answers[0].json()["error"]["message"]
         assert completion(server, response_format={"type": "regex", "value": "[a-c]{3}"}).choices[0].text
+
+
+@pytest.mark.parametrize("schema", [HOSTILE["a cycle"][1], {"$ref": "#"}])
+def test_a_form_that_no_text_has_ends_at_once(shipped, schema):
+    """No token may follow: the text ends, as with `generate`."""
+    with serving(*shipped) as server:
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        answer = completion(server, prompt="a", response_format=form, max_tokens=9).choices[0]
+        assert (answer.text, answer.finish_reason) == ("", "stop")
+
+
+def test_a_form_whose_masks_grow_is_refused_by_name(shipped):
+    """It compiles at once; the masks of repeats within repeats take seconds each after a few tokens."""
+    with serving(*shipped) as server:
+        form = {"type": "regex", "value": "(([a-z]{0,100}){0,100}){0,100}"}
+        body = {"prompt": "a", "response_format": form, "max_tokens": 2000, "temperature": 0}
+        before = time.process_time()
+        answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=600)
+        assert time.process_time() - before < 30
+        assert answer.status_code == 400, answer.text
+        assert "response_format: expected a form whose masks take at most" in answer.json()["error"]["message"]
+        assert completion(server, response_format={"type": "regex", "value": "[a-c]{3}"}).choices[0].text

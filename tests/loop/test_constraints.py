@@ -11,6 +11,7 @@ from support.drafters import example
 
 import token_recycling as tr
 from token_recycling.hf.batched import DecodingThread
+from token_recycling.loop import matchers
 from token_recycling.loop.constraints import Constraint
 from token_recycling.recycling.constrained import Habits
 from token_recycling.trees.constraint import State
@@ -117,6 +118,12 @@ def test_the_token_that_takes_the_most_of_what_is_forced_is_likely_until_another
     assert dict(habits.chances(whole, []))[0] > 0.8
 
 
+def test_nothing_is_learned_where_there_is_no_choice():
+    habits, forced, free = Habits(), state_of([{5: 0}]), state_of([{5: 0, 6: 0}])
+    habits.learn_path([forced, None, free], [5, 5, 5])
+    assert [*habits._taken] == [free.key]
+
+
 def test_the_token_that_was_merged_first_takes_the_whole_of_what_is_forced():
     # AB is forced; token 0 is A, token 4 is both, and 5 and 6 go on.
     whole = State(type("Forced", (_Place,), {"forced": "AB"})([{0: 0, 4: 0, 5: 0, 6: 0}], 0), 2)
@@ -153,6 +160,32 @@ def test_habits_are_bounded_and_forget():
     assert sum(chances.values()) == pytest.approx(1)
 
 
+def test_a_grammar_whose_masks_are_slow_is_followed_no_further(monkeypatch):
+    """A draft asks for a mask at every node."""
+    asked = []
+
+    class Matcher:
+        def fill_next_token_bitmask(self, mask):
+            asked.append(mask.fill_(-1))
+
+        def fork(self):
+            return self
+
+        def accept_token(self, token):
+            return True
+
+        def is_terminated(self):
+            return False
+
+    quick = State(matchers._Xgrammar(Matcher()), 2)
+    assert quick.after(3).after(4) is not None
+    monkeypatch.setattr(matchers, "_SLOW", -1.0)
+    slow = State(matchers._Xgrammar(Matcher()), 2)
+    assert slow.allows(np.array([3])).all()
+    assert slow.after(3) is None
+    assert len(asked) == 3
+
+
 def test_masks():
     state = state_of([{0: 0, 33: 0, 63: 0}])
     assert state.few == (0, 33, 63)
@@ -162,3 +195,7 @@ def test_masks():
     masked = state.masked(np.arange(70, dtype=np.float32))
     assert np.isfinite(masked).nonzero()[0].tolist() == [0, 33, 63]
     assert state.key == state.after(33).key
+
+
+def test_there_is_no_choice_where_one_token_may_follow_or_none():
+    assert [state_of([allowed]).single for allowed in ({}, {7: 0}, {7: 0, 8: 0})] == [True, True, False]

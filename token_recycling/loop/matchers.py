@@ -9,8 +9,9 @@ their matcher (`trees.constraint.State`). Any other processor is called as befor
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,19 +21,34 @@ from transformers.generation.logits_process import PrefixConstrainedLogitsProces
 
 from ..trees.constraint import Matcher, State
 
+_SLOW = 0.02
+"""Processor seconds of a mask from which on a grammar is no longer followed: repeats within repeats take seconds."""
+
+
+@dataclass
+class _Watch:
+    """Whether a mask of this text was slow: a draft asks for one at every node, the processor for one a token."""
+
+    slow: bool = False
+
 
 @dataclass(frozen=True)
 class _Xgrammar:
     """A place of xgrammar's matcher."""
 
     matcher: Any
+    watch: _Watch = field(default_factory=_Watch)
 
     def fill(self, mask: np.ndarray) -> None:
+        began = time.thread_time()
         self.matcher.fill_next_token_bitmask(torch.from_numpy(mask)[None])
+        self.watch.slow |= time.thread_time() - began > _SLOW
 
     def after(self, token: int) -> _Xgrammar | None:
+        if self.watch.slow:
+            return None
         forked = self.matcher.fork()
-        return _Xgrammar(forked) if forked.accept_token(token) and not forked.is_terminated() else None
+        return _Xgrammar(forked, self.watch) if forked.accept_token(token) and not forked.is_terminated() else None
 
     @property
     def forced(self) -> str:

@@ -59,15 +59,15 @@ class Habits:
                 del self._taken[next(iter(self._taken))]
 
     def learn_path(self, states: Sequence[State | None], tokens: Sequence[int]) -> None:
-        """Count the tokens that were taken at places whose states are known."""
+        """Count the tokens that were taken at places whose states are known, where there was a choice."""
         for state, token in zip(states, tokens, strict=True):
-            if state is not None:
+            if state is not None and not state.single:
                 self.learn(state, token)
 
     def chances(self, state: State, proposed: Candidates) -> Candidates:
         """How likely tokens follow a state, by habit and by what is `proposed`, which it allows."""
-        if state.few == ():  # nothing may follow
-            return []
+        if state.few is not None and len(state.few) < 2:
+            return [(token, 1.0) for token in state.few]
         taken = self._taken.get(state.key, {})
         total = sum(taken.values())
         guess, known = dict(proposed), min(1.0, sum(chance for _, chance in proposed))
@@ -170,11 +170,11 @@ def grow(
         if not may_pay(times, nodes, expected, best, -less):
             break
         after = None if above is None else above.after(token)
-        candidates = [] if after is None else habits.chances(after, [])
+        candidates = [] if after is None or after.few is None else habits.chances(after, [])
         likeliest = max((chance for _, chance in candidates), default=1.0)
         sure = after is None or (after.few is not None and likeliest >= _SURE)
         proposed = propose(parent, token, chance, None if sure else after)
-        if after is not None and proposed:
+        if after is not None and (proposed or after.few is None):
             candidates = habits.chances(after, proposed)
         grown.tokens.append(token)
         grown.parents.append(parent)

@@ -23,7 +23,7 @@ from .alignment import Copying, begin_draft, follow, follows_from
 from .calibration import count
 from .mixture import Sources
 from .ngrams import ABSENT
-from .nodes import CHILDREN, NOTHING, GrowingTree, attach, consider, draw, put_below, tree_of
+from .nodes import CHILDREN, NOTHING, GrowingTree, attach, consider, draw, keep_allowed, put_below, tree_of
 from .occurrences import LONGEST, OccurrenceArrays, append_one
 
 _PRIOR, _OF_TEXT, _OF_ALL = 2.0, 0.9, 0.99
@@ -173,15 +173,18 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
 
 
 @compiled
-def put(texts: TextArrays, slot: int, known: Sources, parent: int, token: int, chance: float, looks: bool) -> None:
-    """Puts a token below a node of a text's draft, and finds what may follow it if `looks`."""
+def put(texts: TextArrays, slot: int, known: Sources, parent: int, token: int, chance: float, mask: np.ndarray) -> None:
+    """Puts a token below a node of a text's draft, and finds what may follow it within `mask`, as of `keep_allowed`;
+    nothing where that has no words.
+    """
     tree, node, sources = tree_of(texts.trees, slot), texts.made[slot], _sources_of(texts, slot, known)
     put_below(tree, node, parent, token, chance, sources)
     tree.ranks[node] = tree.drafted[parent]
     tree.drafted[parent] += 1
     tree.known[node], tree.drafted[node] = 0, 0
-    if looks:
+    if len(mask):
         consider(tree, node, texts.copied[slot], False, sources)
+        keep_allowed(tree, node, mask)
     texts.made[slot] = node + 1
 
 

@@ -137,6 +137,21 @@ def consider(tree: GrowingTree, node: int, copied: np.ndarray, chain: bool, sour
 
 
 @compiled_part
+def keep_allowed(tree: GrowingTree, node: int, mask: np.ndarray) -> None:
+    """Drops the candidates after a node that a grammar forbids, which are nothing to calibrate by either. `mask`
+    (words,) int32: a bit a token, the lowest first; set if the token may follow.
+    """
+    known = np.int64(0)
+    for rank in range(tree.known[node]):
+        token = tree.candidates[node, rank]
+        if token < 32 * len(mask) and mask[token >> 5] >> (token & 31) & 1:
+            tree.candidates[node, known], tree.chances[node, known] = token, tree.chances[node, rank]
+            tree.cells[node, known] = tree.cells[node, rank]
+            known += 1
+    tree.known[node] = known
+
+
+@compiled_part
 def draw(tree: GrowingTree, node: int, noise: np.ndarray) -> None:
     """Puts the candidates after a node in the order in which they are drawn by their chances, each once: that of the
     logarithms and Gumbel's noise (CHILDREN,) (Gumbel-top-k, Kool et al., 1903.06059). Those of no chance go.

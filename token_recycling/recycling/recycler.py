@@ -18,7 +18,7 @@ from .constrained import Candidates, Habits, grow
 from .foreseen import NOTHING_FORESEEN, Foresee, Foreseen
 from .growth import NO_NOISE, Asked, Drawn, Shape, count_chosen, draft, put, read_on
 from .ngram_matrix import NgramMatrix
-from .nodes import CHILDREN, GrowingTree
+from .nodes import CHILDREN, GrowingTree, keep_allowed
 from .occurrences import BREAK
 from .options import Options
 from .texts import Recorder, Text, Texts
@@ -34,6 +34,8 @@ _LEVELS, _SURE = 2, 0.9
 """Levels of a tree that are foreseen, where its first token is less likely."""
 _ROOT_ALONE = np.ones(1)
 """Times by which no node pays."""
+_NO_MASK = np.zeros(0, np.int32)
+"""Where nothing is looked for."""
 _UNFINISHED = 16
 """Tokens of a piece that is added to the past where nobody says when a text ends."""
 
@@ -208,22 +210,17 @@ class Recycler:
         tree, known, slot = self.tree(text, self.nodes + 1), self.matrix.sources(NOTHING_FORESEEN), text.slot
         texts, made = self._texts.arrays, [0]
 
-        def candidates(node: int, after: State) -> Candidates:
-            """Those that the grammar allows; the others are none of this draft, nor for its calibration."""
+        def candidates(node: int) -> Candidates:
             shown = slice(tree.known[node])
-            allowed = after.allows(tree.candidates[node, shown]).nonzero()[0]
-            tree.known[node] = len(allowed)
-            for column in (tree.candidates, tree.chances, tree.cells):
-                column[node, : len(allowed)] = column[node, allowed]
-            shown = slice(len(allowed))
             return [*zip(tree.candidates[node, shown].tolist(), tree.chances[node, shown].tolist(), strict=True)]
 
         def propose(parent: int, token: int, chance: float, after: State | None) -> Candidates:
-            put(texts, slot, known, parent, token, chance, after is not None)
+            put(texts, slot, known, parent, token, chance, _NO_MASK if after is None else after.mask)
             made[0] += 1
-            return [] if after is None else candidates(made[0], after)
+            return [] if after is None else candidates(made[0])
 
-        first = candidates(0, state)
+        keep_allowed(tree, 0, state.mask)
+        first = candidates(0)
         grown = grow(state, first, int(tree.tokens[0]), propose, habits, room, self.nodes, costs)
         nodes = len(grown.tokens)
         return self.tree(text, nodes), np.array(grown.chances, np.float32)

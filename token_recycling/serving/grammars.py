@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import torch
 from transformers import LogitsProcessor
 
 from .._util.extras import lacking
@@ -31,6 +33,8 @@ from .settings import Isolation
 
 _KEPT = 100_000_000
 """Bytes of compiled grammars that are kept in all."""
+_A_TOKEN = 0.02
+"""Processor seconds that a mask may take in the long run."""
 
 
 class Grammars:
@@ -65,7 +69,7 @@ class Grammars:
             if gone():
                 raise CancelledError from None
             raise
-        return lambda: GrammarProcessor(compiled)
+        return lambda: _WithinTime(compiled, field)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -95,6 +99,23 @@ class Grammars:
     def close(self) -> None:
         """End the process that compiles; may be called again."""
         self._compiling.close()
+
+
+class _WithinTime(GrammarProcessor):
+    """Ends a text whose masks take too long: what compiles at once may still take seconds a token."""
+
+    def __init__(self, compiled: Any, field: str) -> None:
+        super().__init__(compiled)
+        self._field, self._left = field, float(SECONDS)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        began = time.thread_time()
+        allowed = super().__call__(input_ids, scores)
+        self._left += _A_TOKEN - (time.thread_time() - began)
+        if self._left < 0:
+            limit = f"{SECONDS} s of processor time and {_A_TOKEN} s more a token"
+            raise invalid(self._field, f"expected a form whose masks take at most {limit}; make it simpler")
+        return allowed
 
 
 def check_grammars(field: str) -> None:

@@ -48,17 +48,21 @@ class State:
     @cached_property
     def few(self) -> tuple[int, ...] | None:
         """The tokens that may follow, ascending; None if there are more than `FEW`."""
-        words = self.mask.nonzero()[0]
+        words, tokens = self.mask.nonzero()[0].tolist(), list[int]()
         if len(words) > FEW:
             return None
-        bits = np.unpackbits(self.mask[words].view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
-        places, tokens = bits.nonzero()
-        return tuple((words[places] * 32 + tokens).tolist()) if len(places) <= FEW else None
+        for word in words:
+            bits = int(self.mask[word]) & 0xFFFFFFFF
+            while bits:
+                lowest = bits & -bits
+                tokens.append(32 * word + lowest.bit_length() - 1)
+                bits ^= lowest
+        return tuple(tokens) if len(tokens) <= FEW else None
 
     @property
     def single(self) -> bool:
-        """Whether there is no choice."""
-        return self.few is not None and len(self.few) == 1
+        """Whether there is no choice: one token may follow, or none, where a grammar has no way on."""
+        return self.few is not None and len(self.few) < 2
 
     @cached_property
     def key(self) -> int:

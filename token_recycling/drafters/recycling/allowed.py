@@ -20,13 +20,16 @@ def top_allowed(step: Step, states: Mapping[int, State], k: int) -> tuple[np.nda
     """The k likeliest allowed tokens after nodes whose `states` (n) are given, and their probabilities among the
     allowed ones, or among all where nearly all are: (n, k) int32, float32. Where fewer are allowed, zeros follow.
     """
-    ids, probabilities = (found.copy() for found in step.top(k, np.array([*states])))
+    ids, probabilities = np.zeros((len(states), k), np.int32), np.zeros((len(states), k), np.float32)
+    nodes = np.array([*states])
+    many = np.array([state.few is None for state in states.values()])
+    if many.any():
+        ids[many], probabilities[many] = step.top(k, nodes[many])
     for place, (node, state) in enumerate(states.items()):
         if state.few is not None:
             logits = step.logits[node, list(state.few)].float().cpu().numpy()
             shares = np.exp(logits - logits.max())
             best = np.argsort(-shares, kind="stable")[:k]
-            ids[place], probabilities[place] = 0, 0
             ids[place, : len(best)] = np.array(state.few)[best]
             probabilities[place, : len(best)] = shares[best] / shares.sum()
             continue
