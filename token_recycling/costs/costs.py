@@ -48,7 +48,7 @@ _ONE_BY_ONE, _TOGETHER = 32, 8
 """So many steps are learned from one by one, as many again two at a time, and so on; at most so many together."""
 _KEPT = 0.999
 """What older steps keep with every new one."""
-_STEPS, _RATE = 16.0, 0.8
+_STEPS, _RATE = 16.0, 1.25
 """Steps that a text begins with, and their tokens per time as long as nothing is known."""
 _FORESEEN, _CAME = 8.0, 0.7
 """Foreseen tokens that a text begins with, and the share that has come as long as nothing is known."""
