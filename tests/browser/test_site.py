@@ -45,7 +45,7 @@ def test_the_search_finds_without_a_server(site, page):
     page.set_viewport_size({"width": 1200, "height": 800})
     page.goto((site / "index.html").as_uri())
     page.click(".md-search__input")
-    page.keyboard.type("token_cost", delay=20)
+    page.keyboard.type("tensor parallelism", delay=20)
     page.wait_for_selector(".md-search-result__item")
     assert "Scaling" in page.locator(".md-search-result__item h1").all_text_contents()
     page.keyboard.press("Enter")

@@ -13,6 +13,7 @@ from support.matrices import Grower, learn
 from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
+from token_recycling.costs.costs import Work
 from token_recycling.drafters.recycling import states as states_module
 from token_recycling.drafters.recycling import text as text_module
 from token_recycling.drafters.recycling.states import Foresight, States
@@ -235,6 +236,7 @@ def test_foreseeing_rests_where_it_does_not_pay(monkeypatch):
     for taken in (0.0, 0.5):
         asked.clear()
         stats, copied = tr.Stats(), drafter.fork()
+        copied.work = Work(rate=2.0)  # else a model so small drafts next to nothing
         tr.generate(model, tiny.prompt(60, 9), drafter=copied, max_new_tokens=300, stats=stats)
         often[taken] = len(asked) / stats.steps
         works.append(copied.work.of(4))

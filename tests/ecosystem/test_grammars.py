@@ -132,6 +132,13 @@ def test_the_forms_of_constrain(shipped):
         model.generate(**inputs, max_new_tokens=4, logits_processor=[tr.constrain(model, regex=LINES)])
 
 
+def test_forced_bytes_may_be_a_part_of_a_character(shipped):
+    pytest.importorskip("xgrammar")
+    model, tokenizer = shipped
+    text = compared(model, tokenizer, lambda *_: tr.constrain(tokenizer, regex="(☃|☄|☺){4}"))[0]
+    assert re.fullmatch("[☃☄☺]{4}", text)
+
+
 def test_drawn_tokens_have_the_distribution_of_generate(shipped):
     pytest.importorskip("xgrammar")
     model, tokenizer = shipped

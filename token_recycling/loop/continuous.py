@@ -28,7 +28,7 @@ from ..model.tree_model import TreeModel
 from ..trees.draft import Step
 from .run import Run
 from .stats import Clock, Stats
-from .step import TreeStepper, begin, learn
+from .step import TreeStepper, begin, count, learn
 from .text import Row
 
 Take = Callable[[Step], None]
@@ -253,7 +253,7 @@ class RunningBatch:
 def _step(run: Run, stepper: TreeStepper, takes: Sequence[Take]) -> None:
     """Make one step of each text of a run, give it to its `takes`, then learn from it."""
     steps = stepper.step(list(range(len(run.rows))))
-    run.count(steps)
+    count(run, steps)
     for row in run.rows:
         row.whole = False
     for step in steps:

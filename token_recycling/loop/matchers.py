@@ -52,7 +52,10 @@ class _Xgrammar:
 
     @property
     def forced(self) -> str:
-        return self.matcher.find_jump_forward_string()
+        try:
+            return self.matcher.find_jump_forward_string()
+        except UnicodeDecodeError:  # within a character of several bytes
+            return ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..drafters._base import TextDrafter
 from ..model.inspection import layer_states
 from ..model.prefill import ObservePrompt, Reading, prefill
 from ..model.tree_model import TreeModel
-from ..trees.draft import Draft, Step
+from ..trees.draft import Draft
 from .stats import Clock
 from .text import Row
 
@@ -103,19 +103,6 @@ class Run:
             with row.guarded():
                 self.text_drafter(row).read_prompt(torch.cat([*self.states_read, last]))
         self.states_read.clear()
-
-    def count(self, steps: list[Step]) -> None:
-        """Count the steps of one pass, and what it took."""
-        for step in steps:
-            self.rows[step.row].stats.count(step)
-        self.costs.nodes = max((len(step.draft.tree) for step in steps), default=1)
-        if self.clock.reads_prompt:
-            self.clock.reads_prompt = False
-            for step in steps:
-                self.rows[step.row].stats.first_tokens += len(step.tokens)
-        elif steps:
-            longest = max(self.rows[step.row].sequence.length for step in steps)
-            self.costs.took(self.costs.nodes, self.clock.pass_seconds, longest)
 
 
 def share_nodes(drafts: list[Draft], going: list[int], costs: np.ndarray) -> None:

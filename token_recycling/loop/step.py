@@ -248,7 +248,7 @@ def decode(
     try:
         while going:
             steps = made.step(going)
-            run.count(steps)
+            count(run, steps)
             if after_pass is not None:
                 after_pass()
             going = [row for row in going if not run.rows[row].sequence.ended]
@@ -278,6 +278,20 @@ def begin(run: Run, stepper: Callable[[Run], S]) -> S:
     made = stepper(run)
     stats.path = made.describe()
     return made
+
+
+def count(run: Run, steps: list[Step]) -> None:
+    """Count the steps of one pass, and what it took."""
+    for step in steps:
+        run.rows[step.row].stats.count(step)
+    run.costs.nodes = max((len(step.draft.tree) for step in steps), default=1)
+    if run.clock.reads_prompt:
+        run.clock.reads_prompt = False
+        for step in steps:
+            run.rows[step.row].stats.first_tokens += len(step.tokens)
+    elif steps:
+        longest = max(run.rows[step.row].sequence.length for step in steps)
+        run.costs.took(run.costs.nodes, run.clock.pass_seconds, longest)
 
 
 def learn(run: Run, stepper: Stepper) -> None:
