@@ -98,7 +98,7 @@ bench-sizes: setup ## tokens a step by size of tree on the same questions, the s
 	$(ON_REAL) --output docs/results/sizes $(foreach method,$(SIZES),--method '$(method)')
 	$(RUN)/token-recycling report docs/results/sizes --clock processor --elsewhere
 
-bench-default: setup ## the default drafter and its bars, 25 minutes, into docs/results/default; DATA=FILE is replayed too
+bench-default: setup ## the default drafter and its bars on the real model, an hour, into docs/results/default; DATA=NAME=FILE asks that set
 	$(RUN)/python -m benchmarks.default --output docs/results/default $(if $(DATA),--data $(DATA))
 
 ON_GPU = $(RUN)/token-recycling bench --data models/prompts --device cuda --repeats 1 \

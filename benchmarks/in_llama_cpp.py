@@ -3,8 +3,9 @@
 SmolLM2-135M-Instruct, as its file has it (4 bits), with 8 bits and in float32, answers questions greedily: `fresh` are
 five of the demo's, or those of `--data`, with one `Llama` and one drafter for each method; `again` the same ones once
 more; `edit` the demo's edit of a file. Methods take turns from question to question. MAT is tokens a pass, the one over
-the prompt left out; `speed` how many times as fast as without drafts, by processor time after the first token. One JSON
-line for each method and kind.
+the prompt left out; `speed` how many times as fast as without drafts, by processor time after the first token; `parted`
+the answers that are not those without drafts, and `margin` by how much in logits, at most, the token said there without
+drafts was ahead of the other one. One JSON line for each method and kind.
 """
 
 from __future__ import annotations
@@ -79,13 +80,23 @@ def main() -> None:
                 write_gguf(model, path, tokenizer.convert_ids_to_tokens(range(model.config.vocab_size)), kind=kept)
             said = {name: Said(path, make(), arguments) for name, make in methods.items()}
             for kind, names in {"fresh": fresh, "again": fresh, EDIT: [EDIT]}.items():
-                for name, one in itertools.product(names, said.values()):
-                    one.answer(chats[name])
+                for name, (method, one) in itertools.product(names, said.items()):
+                    text = one.answer(chats[name])
+                    if method == "none":
+                        wanted = text
+                    elif (at := first_difference(wanted, text)) is not None:
+                        one.margins.append(said["none"].margin(len(chats[name]) + at, wanted[at], text[at]))
                 plain = said["none"].seconds_a_token
                 for method, one in said.items():
                     print(
                         json.dumps({"weights": weights, "kind": kind, "method": method, **one.found(plain)}), flush=True
                     )
+
+
+def first_difference(one: list[int], other: list[int]) -> int | None:
+    """Where two texts part; None where they do not, or one is a part of the other."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (mine, yours) in enumerate(pairs) if mine != yours), None)
 
 
 class Said:
@@ -111,19 +122,26 @@ class Said:
     def _begin(self) -> None:
         self._generated = self._passes = self._evaluated = 0
         self._seconds = 0.0
+        self.margins = list[float]()
+        """Of the texts that parted from others."""
 
-    def answer(self, prompt: list[int]) -> None:
+    def answer(self, prompt: list[int]) -> list[int]:
         """Answers a prompt; the pass over it counts neither as a pass nor as time."""
         generating = self._llama.generate(prompt, temp=0)
         before = self._passes, self._evaluated
-        next(generating)
+        first = next(generating)
         self._passes, self._evaluated = before
         began = time.process_time()
         ends = (self._llama.token_eos(), 2)  # the end of a turn, which a file that was written here does not name
-        self._generated += sum(
-            1 for _ in itertools.takewhile(lambda token: token not in ends, itertools.islice(generating, self._tokens))
-        )
+        text = [*itertools.takewhile(lambda token: token not in ends, itertools.islice(generating, self._tokens))]
         self._seconds += time.process_time() - began
+        self._generated += len(text)
+        return [first, *text]
+
+    def margin(self, slot: int, token: int, other: int) -> float:
+        """By how much a token was ahead of another one in the last text, where its token of this slot was chosen."""
+        logits = self._llama.scores[slot - 1]
+        return float(logits[token] - logits[other])
 
     @property
     def seconds_a_token(self) -> float:
@@ -136,6 +154,8 @@ class Said:
             "mat": round(self._generated / self._passes, 2),
             "drafted": self._evaluated - self._passes,
             "speed": round(plain / self.seconds_a_token, 2),
+            "parted": len(self.margins),
+            "margin": round(max(self.margins, default=0.0), 2),
         }
         self._begin()
         return found

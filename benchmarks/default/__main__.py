@@ -20,10 +20,12 @@ from .scenarios import SCENARIOS
 
 def main(
     output: Annotated[Path, typer.Option(help="folder of the rows and of table.md; gone on with")],
-    data: Annotated[Path | None, typer.Option(help="JSON lines with prompt and reference, to be replayed too")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE: questions in place of the demo's; known answers are replayed")
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help="a workload by name; may be given again")] = None,
     prompts: Annotated[int | None, typer.Option(help="prompts of a workload at most")] = None,
-    minutes: Annotated[float, typer.Option(help="ends after this time")] = 25.0,
+    minutes: Annotated[float, typer.Option(help="ends after this time")] = 60.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="deletes rows of the workloads that are measured")] = False,
     report: Annotated[bool, typer.Option("--report", help="measures nothing, reports on the folder")] = False,
 ) -> None:
@@ -33,7 +35,7 @@ def main(
     if unknown:
         raise typer.BadParameter(f"expected --only with one of {', '.join(names)}, got {unknown[0]!r}")
     chosen = [scenario for scenario in SCENARIOS if not only or scenario.name in only]
-    if data is None:
+    if not data:
         chosen = [scenario for scenario in chosen if not scenario.from_file]
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
@@ -42,7 +44,7 @@ def main(
         now = time.monotonic()
         share = scenario.share / sum(one.share for one in chosen[place:])
         try:
-            measured = run(scenario, output / scenario.name, data, prompts, now + share * (end - now), fresh)
+            measured = run(scenario, output / scenario.name, data or (), prompts, now + share * (end - now), fresh)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         typer.echo(f"{scenario.name}: {measured} prompts, {time.monotonic() - now:.0f} s", err=True)

@@ -15,6 +15,7 @@ from .figures import PROCESSOR, WALL, Found, Ratio, Row, ratio
 from .scenarios import DEFAULT, GENERATE, LOOKUP, METHODS, PARTS, PLAIN, PUBLISHED, SCENARIOS, SIXTEEN, Scenario
 
 _MET = "met"
+_MET_OF_TYPE = f"{_MET}: {', '.join(f'{bar} in {dtype}' for dtype, bar in bars.OF_GENERATE.items())}"
 
 
 def markdown(folder: Path) -> str:
@@ -106,7 +107,7 @@ def _written(found: Mapping[Scenario, Found]) -> Table:
         rows.append(
             [
                 *(Cell(one.name), Cell(str(own.prompts))),
-                *_judged(own, GENERATE, bars.OF_GENERATE if usual else None),
+                *_judged(own, GENERATE, bars.OF_GENERATE[one.dtype] if usual else None),
                 *_judged(own, LOOKUP, bars.OF_LOOKUP if usual else None),
                 Cell(f"{own.mat(DEFAULT):.2f}"),
                 Cell(f"{sum(same)} of {len(same)}"),
@@ -115,7 +116,7 @@ def _written(found: Mapping[Scenario, Found]) -> Table:
     return Table(
         "How much faster than transformers is it on written text?",
         [
-            *("workload", "prompts", "over generate", "by the clock", f"{_MET}: {bars.OF_GENERATE}"),
+            *("workload", "prompts", "over generate", "by the clock", _MET_OF_TYPE),
             *("over its prompt lookup", "by the clock", f"{_MET}: {bars.OF_LOOKUP}", "MAT", "same text"),
         ],
         rows,

@@ -7,6 +7,7 @@ settings.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from token_recycling.bench.run import session
@@ -25,7 +26,7 @@ _LEFT_OUT = dict.fromkeys(("tried", "accepted", "paths"))
 
 
 def run(
-    scenario: Scenario, folder: Path, file: Path | None, prompts: int | None, until: float, fresh: bool = False
+    scenario: Scenario, folder: Path, data: Sequence[str], prompts: int | None, until: float, fresh: bool = False
 ) -> int:
     """Measures up to `prompts` prompts, until the time `until` of `time.monotonic`; returns how many items have rows.
 
@@ -34,8 +35,8 @@ def run(
     """
     config = models.configured(scenario)
     entries = tuple(Entry(parse(spec), temperature=scenario.temperature) for spec in METHODS[scenario.mode])
-    workload = Workload(scenario.mode, None, entries, texts.items(scenario, config, file))
-    plan, here = BenchmarkPlan([workload]), environment(config.model, scenario.model)
+    workload = Workload(scenario.mode, None, entries, texts.items(scenario, config, data))
+    plan, here = BenchmarkPlan([workload]), environment(config.model, "SmolLM2-135M-Instruct")
     questions = [question for item in workload.items for question in item.questions]
     store = Store(folder, session.settings(config, questions, plan, here), plan, fresh)
     lengths = len(texts.LENGTHS) if scenario.mode == "first token" else 1

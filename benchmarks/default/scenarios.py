@@ -1,6 +1,6 @@
-"""What is measured: scenarios, each a model, a kind of text and the methods that alternate on it.
+"""What is measured: scenarios, each a type of numbers, a kind of text and the methods that alternate on it.
 
-Scenarios of one model stand together, so that it is loaded once.
+Scenarios of one type stand together, so that the model is loaded once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Scenario:
 
     name: str
     mode: Literal["generate", "replay", "first token"]
-    model: Literal["shipped", "random"]
     dtype: str
     tokens: int
     """Of a text at most, the prompt left out."""
@@ -36,24 +35,18 @@ class Scenario:
     """Of the time, by the sum of all shares: about the seconds that its prompts take, or half of the dearest ones."""
     temperature: float = 0.0
     from_file: bool = False
-    """Whether its texts are those of `--data`, not the shipped prompts."""
+    """Whether its texts are the known answers of `--data`."""
 
 
-def _of_shipped(dtype: str) -> Iterator[Scenario]:
-    yield Scenario(f"written-{dtype}", "generate", "shipped", dtype, 160, 90)
-    for tokens, share in ((20, 35), (40, 55), (400, 100)):
-        yield Scenario(f"written-{tokens}-tokens-{dtype}", "generate", "shipped", dtype, tokens, share)
+def _of(dtype: str) -> Iterator[Scenario]:
+    yield Scenario(f"written-{dtype}", "generate", dtype, 128, 400)
+    for tokens, share in ((20, 80), (40, 130)):
+        yield Scenario(f"written-{tokens}-tokens-{dtype}", "generate", dtype, tokens, share)
     for temperature in (0.7, 1.0):
-        yield Scenario(f"sampled-{temperature}-{dtype}", "generate", "shipped", dtype, 100, 100, temperature)
-    yield Scenario(f"replayed-code-{dtype}", "replay", "shipped", dtype, 400, 140)
-    yield Scenario(f"replayed-file-{dtype}", "replay", "shipped", dtype, 160, 150, from_file=True)
-    yield Scenario(f"first-token-{dtype}", "first token", "shipped", dtype, 8, 20)
+        yield Scenario(f"sampled-{temperature}-{dtype}", "generate", dtype, 60, 200, temperature)
+    yield Scenario(f"replayed-code-{dtype}", "replay", dtype, 200, 200)
+    yield Scenario(f"replayed-file-{dtype}", "replay", dtype, 128, 150, from_file=True)
+    yield Scenario(f"first-token-{dtype}", "first token", dtype, 8, 40)
 
 
-SCENARIOS = (
-    *_of_shipped("float32"),
-    *_of_shipped("bfloat16"),
-    Scenario("random-sampled", "generate", "random", "bfloat16", 40, 190, temperature=1.0),
-    Scenario("random-replayed", "replay", "random", "bfloat16", 80, 230),
-    Scenario("random-first-token", "first token", "random", "bfloat16", 8, 100),
-)
+SCENARIOS = (*_of("float32"), *_of("bfloat16"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from token_recycling.bench.run.data import Question, load
@@ -11,34 +11,27 @@ from token_recycling.bench.run.prompts import BenchmarkConfig
 
 from .scenarios import Scenario
 
-PROMPTS = Path(__file__).parents[2] / "models" / "prompts"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "examples" / "demo"
+"""Questions that are asked where no others are given."""
+CODE = ROOT / "models" / "prompts"
+"""Python files, continued and replayed."""
 LENGTHS = (50, 200, 1000)
 """Tokens of the prompts whose first token is timed."""
-_MOST = 48
-"""Texts of a file."""
 
 
-def items(scenario: Scenario, config: BenchmarkConfig, file: Path | None) -> tuple[Item, ...]:
-    """In the order in which they are measured; raises ValueError for a file without what is needed."""
+def items(scenario: Scenario, config: BenchmarkConfig, data: Sequence[str] = ()) -> tuple[Item, ...]:
+    """In the order in which they are measured: of the questions of `data`, or of the demo's; raises ValueError."""
+    if scenario.mode == "generate":
+        asked = load(data, files="prompt") if data else load([str(DEMO)], files="prompt")
+        return tuple(Conversation((Question(one.name, one.category, one.turns[:1], one.form),)) for one in asked)
     if scenario.from_file:
-        assert file is not None
-        questions = [question for question in _read(file) if _fits(question, config)]
-        # A file may be sorted by task, and a run that ends early should have seen all of them.
-        questions = random.Random(0).sample(questions, min(_MOST, len(questions)))
-    else:
-        questions = load([str(PROMPTS)])
+        known = [question for question in load(data) if question.references]
+        return tuple(ReplayedConversation((question,)) for question in known if _fits(question, config))
+    questions = load([str(CODE)])
     if scenario.mode == "first token":
         return tuple(_beginning(questions, turn, length) for turn in range(len(questions)) for length in LENGTHS)
-    kind = ReplayedConversation if scenario.mode == "replay" else Conversation
-    return tuple(kind((question,)) for question in questions)
-
-
-def _read(file: Path) -> list[Question]:
-    questions = load([str(file)])
-    unknown = next((question.name for question in questions if not question.references), None)
-    if unknown is not None:
-        raise ValueError(f"expected a known answer to every question of {file}, got none to {unknown}")
-    return questions
+    return tuple(ReplayedConversation((question,)) for question in questions)
 
 
 def _fits(question: Question, config: BenchmarkConfig) -> bool:
