@@ -128,8 +128,8 @@ def warnings(summary: Summary) -> list[str]:
     found += _far_divergences(summary)
     if summary.main and {each.mode for each in summary.main} == {"generate"}:
         found.append(
-            "No replay was measured: with `--replay` and answers that are known, it shows what methods gain on text that "
-            "the model did not write."
+            "No replay was measured: with `--replay` and answers that are known, it shows what methods gain on text "
+            "that the model did not write."
         )
     return found
 
