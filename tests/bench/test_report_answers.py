@@ -48,6 +48,12 @@ def test_few_prompts_say_nothing_of_who_is_ahead(prompts):
     assert found.sure.endswith(f"; {prompts} prompts cannot say whether it is ahead of label of slow (2.00).")
 
 
+@pytest.mark.parametrize(("prompts", "said"), [(2, "; 2 prompts cannot say how much it varies."), (20, " of 100.")])
+def test_few_prompts_of_one_method_say_little(prompts, said):
+    (found,) = answers(summary_of(*run({"fast": [0.9, 1.1] * (prompts // 2)})))
+    assert found.sure.endswith(said)
+
+
 def test_of_one_prompt_nothing_is_known():
     (found,) = answers(summary_of(*run({"fast": [1.0]})))
     assert found.sure == "One prompt: how much it varies is not known."

@@ -6,6 +6,7 @@ import pytest
 from support import tiny
 from support.pages import PROMPT, answered, events, figures, fill, generate, one_step, shown
 from support.serving import keys, serving, wait_for
+from support.speaking import chatty
 
 NEVER_DRAWN = '<img src="x" onerror="document.title = 1"><b>bold</b>'
 
@@ -61,18 +62,29 @@ def test_options_reach_the_server(page):
     assert re.match(r"Step \d+ of \d+: (nothing|[1-3] tokens?) drafted", page.text_content("#described"))
 
 
-def test_a_chat_is_asked_as_messages(opened, model):
-    tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    with serving(model, tokenizer) as server:
+def test_a_chat_has_several_turns(opened, model):
+    with serving(model, chatty(tiny.tokenizer())) as server:
         page = opened(server)
-        page.check("#kind input[value=chat]")
+        assert page.is_checked("#kind input[value=chat]")
+        assert page.is_hidden("#turns")
         page.fill("#max-tokens", "5")
-        page.fill("#prompt", PROMPT)
-        with page.expect_request("**/steps") as asked:
-            page.click("#generate")
-        page.wait_for_selector("#explorer:not([hidden])")
-    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": PROMPT}]
+        first, asked = [{"role": "user", "content": PROMPT}], []
+        for question in (PROMPT, "and?"):
+            page.fill("#prompt", question)
+            with page.expect_request("**/steps") as request:
+                page.click("#generate")
+            page.wait_for_selector("#generate:visible")
+            asked.append(request.value.post_data_json["messages"])
+        answer = page.locator("#turns .assistant").first.text_content()
+        assert asked == [first, [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "and?"}]]
+        said = page.locator("#turns .assistant").last.text_content()
+        assert said == page.locator(".lane .text").text_content() != ""
+        assert page.locator("#turns p").count() == 4
+        page.check("#kind input[value=text]")
+        assert page.is_hidden("#turns")
+        page.check("#kind input[value=chat]")
+        page.click("#anew")
+        assert page.is_hidden("#turns")
 
 
 def test_the_limit_of_the_server_is_that_of_the_form(opened, model):

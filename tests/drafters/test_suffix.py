@@ -22,6 +22,8 @@ def test_the_longer_the_match_the_longer_the_draft():
     assert drafted([*text, 1, 2, 3], factor=0.5) == [4]
     assert drafted([*text, 1, 2, 3], factor=9, num_tokens=4) == [4, 5, 6, 7]
     assert drafted([*text, 2, 3], min_match=3) == []
+    assert drafted([*text, 2, 3], factor=float("inf"), num_tokens=3) == [4, 5, 6]
+    assert drafted([*text, 2, 3], factor=5e-324) == [4]
     assert drafted(text) == []
 
 

@@ -146,6 +146,11 @@ def test_options_change_what_is_drafted(server):
         ("recycling:tree=4,favours=much", "expected a number for option favours of recycling, got 'much'"),
         ("recycling:tree=4,favours=2", "expected favours from 0 to less than 1"),
         ("published:k=2", "raise k or choose another tree"),
+        ("published:k=99999999", "expected k of at most 128 in a request, got 99999999"),
+        ("recycling:tree=4,tree=129", "expected tree of at most 128 in a request, got 129"),
+        ("recycling:tree=4,memory=1e300", "expected memory of at most 128 in a request, got 1e+300"),
+        ("recycling:tree=4,memory=nan", "expected memory of at most 128 in a request, got nan"),
+        ("recycling:tree=4,past=1048577", "expected past of at most 1,048,576 in a request, got 1048577"),
         ("published:update=best", "expected last or first or unordered for option update of published, got 'best'"),
     ],
 )
@@ -161,6 +166,22 @@ def test_options_are_not_changed_where_the_server_is_not_for_one_user(model):
     assert offered.make("recycling:tree=4").tree == 4
     with pytest.raises(ApiError, match="leaves no options to requests"):
         offered.make("recycling:tree=4,k=3")
+
+
+@pytest.mark.parametrize("name", DEFAULT_OFFERS)
+def test_every_number_that_a_request_gives_has_a_bound(name):
+    offered = OfferedDrafters([name], free_options=True)
+    for option in offered.described()[0]["options"]:
+        if option["kind"] in ("int", "float"):
+            with pytest.raises(ApiError, match=f"expected {option['name']} of at most .* in a request"):
+                offered.make(f"{name}:{option['name']}=99999999")
+
+
+def test_an_operator_may_offer_more_than_a_request_may_ask_for():
+    offered = OfferedDrafters(["suffix:num_tokens=200"], free_options=True)
+    assert offered.make("suffix:num_tokens=200,num_tokens=150").num_tokens == 150
+    with pytest.raises(ApiError, match="expected num_tokens of at most 200 in a request, got 201"):
+        offered.make("suffix:num_tokens=200,num_tokens=201")
 
 
 OFFERED = {

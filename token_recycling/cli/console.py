@@ -151,7 +151,8 @@ def print_stats(console: Console, stats: Stats, device: torch.device) -> None:
     for key, accepted in (("depth", stats.acceptance_by_depth), ("rank", stats.acceptance_by_rank)):
         table.add_section()
         for place, chance in accepted.items():
-            table.add_row(f"accepted at {key} {place}", "", percent(chance))
+            if place <= 8 or place.bit_count() == 1:  # deep trees would fill the screen: 16, 32, 64 beyond
+                table.add_row(f"accepted at {key} {place}", "", percent(chance))
     console.print(table)
 
 

@@ -28,6 +28,8 @@ from ..trees.draft import Context, Draft, Step
 from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
 
 Ngram = tuple[int, ...]
+_MOST_NODES = 1024
+"""Of a draft: the mask and the logits of a pass take memory for each."""
 
 
 @dataclass
@@ -46,6 +48,11 @@ class Lookahead(Drafter):
     def __post_init__(self) -> None:
         check_at_least(1, self, "window", "guesses")
         check_at_least(2, self, "ngram_size")
+        nodes = (self.window + self.guesses) * (self.ngram_size - 1)
+        if nodes > _MOST_NODES:
+            raise ValueError(
+                f"expected (window + guesses) * (ngram_size - 1) of at most {_MOST_NODES} nodes, got {nodes}"
+            )
 
     @property
     def traits(self) -> DrafterTraits:

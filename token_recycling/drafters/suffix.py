@@ -24,6 +24,8 @@ from ._base import Drafter, DrafterTraits, TextDrafter, check_at_least
 
 _WALKED = 256
 """Places with the same last tokens among which the longest match is looked for, the newest."""
+_COMPARED = 2**20
+"""Tokens of a match at most, whatever the options."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Suffix(Drafter):
         check_at_least(1, self, "num_tokens", "min_match")
         if not self.factor > 0:
             raise ValueError(f"expected a factor above 0, got {self.factor}")
-        self.compared = max(LONGEST, self.min_match, math.ceil(self.num_tokens / self.factor))
+        self.compared = max(LONGEST, self.min_match, math.ceil(min(self.num_tokens / self.factor, _COMPARED)))
         """Tokens of a match; a longer one would draft no more."""
 
     @property
@@ -75,7 +77,7 @@ class SuffixText(TextDrafter):
         places, match = longest_match(index.arrays, index.tokens[-options.compared :], _WALKED)
         if not match or match < options.min_match:
             return Draft(root_only(), context.root)
-        length = min(max(1, int(options.factor * match)), options.num_tokens)
+        length = max(1, int(min(options.factor * match, options.num_tokens)))
         found = np.resize(index.tokens[places[0] :], length).astype(np.int64)
         drafted = torch.from_numpy(found).to(context.tokens.device)
         confidence = np.full(length + 1, match / (match + 1), np.float32)

@@ -23,7 +23,7 @@ import logging
 import threading
 import typing
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,11 @@ from .errors import ApiError
 from .settings import Isolation
 
 logger = logging.getLogger("token_recycling.serving")
+
+MOST = 128
+"""A number that a request may give an option of a drafter (nodes, tokens, candidates, megabytes), unless the operator
+offers the drafter with more: time and memory of a step grow with it.
+"""
 
 
 class DrafterPool:
@@ -195,6 +200,7 @@ class OfferedDrafters:
             written, kinds = written_options(spec, chosen.removeprefix(_prefix(spec))), settable(base)
             check_known(base.name, written, kinds)
             changed = {name: from_text(base.name, name, text, kinds[name]) for name, text in written.items()}
+            _check_numbers(base, changed)
             return self._made(dataclasses.replace(base, **changed))
         except (ValueError, TypeError) as error:
             raise _refused(str(error)) from error
@@ -202,6 +208,15 @@ class OfferedDrafters:
     def described(self) -> list[dict[str, Any]]:
         """As plain values: the spec of each, its summary, and the options that a request may change."""
         return [{"spec": spec, **_described(drafter, self._free_options)} for spec, drafter in self._drafters.items()]
+
+
+def _check_numbers(offered: Drafter, changed: Mapping[str, Any]) -> None:
+    """Raises ValueError for a number above what a request may ask for, or that is none."""
+    for name, value in changed.items():
+        own = getattr(offered, name)
+        most = max(MOST, own) if isinstance(own, (int, float)) else MOST
+        if isinstance(value, (int, float)) and not value <= most:
+            raise ValueError(f"expected {name} of at most {most:,} in a request, got {value}")
 
 
 def settable(drafter: Drafter) -> dict[str, Any]:

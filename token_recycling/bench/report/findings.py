@@ -69,7 +69,9 @@ def _sure(found: Comparison) -> str:
         if len(best) < ENOUGH:
             return f"{text}; {words.count(len(best), 'prompt')} cannot say whether it is ahead of {name}."
         ahead = (arithmetic.resampled(best) > arithmetic.resampled(rival)).mean()
-        text += f"; {'surely' if ahead >= SURE else 'not surely'} ahead of {name}: in {ahead:.0%} of them"
+        return f"{text}; {'surely' if ahead >= SURE else 'not surely'} ahead of {name}: in {ahead:.0%} of them."
+    if len(best) < ENOUGH:
+        text += f"; {words.count(len(best), 'prompt')} cannot say how much it varies"
     return f"{text}."
 
 
@@ -125,7 +127,10 @@ def warnings(summary: Summary) -> list[str]:
         found += _questions(each)
     found += _far_divergences(summary)
     if summary.main and {each.mode for each in summary.main} == {"generate"}:
-        found.append("No replay was measured: `--replay` shows what methods gain on text that the model did not write.")
+        found.append(
+            "No replay was measured: with `--replay` and answers that are known, it shows what methods gain on text "
+            "that the model did not write."
+        )
     return found
 
 

@@ -2,6 +2,7 @@
 
 import { byId, element } from "./dom.js";
 import { key } from "./api.js";
+import { isChat, messagesWith } from "./chat.js";
 
 const PROMPT = "token-recycling.prompt";
 const EXAMPLE = `class Matrix:
@@ -17,6 +18,8 @@ const EXAMPLE = `class Matrix:
 
     def __sub__(self, other):`;
 
+const QUESTION = "Explain in a few sentences why the sky is blue.";
+
 let offered = [];
 
 /** Fills the form with what the server offers. */
@@ -24,6 +27,7 @@ export function offer(served) {
   offered = served.drafters;
   byId("served").textContent = `${served.model} · ${served.dtype} on ${served.device}`;
   byId("kind").hidden = !served.chat;
+  if (served.chat) openAsChat();
   if (served.max_new_tokens !== null) limitTokens(served.max_new_tokens);
   const own = element("option", { value: "accelerated" }, `${served.drafter_name}, the server’s own`);
   const anew = offered.map(({ spec }) => element("option", { value: spec }, spec));
@@ -31,6 +35,12 @@ export function offer(served) {
   byId("drafter").replaceChildren(own, ...(anew.length ? [group] : []));
   byId("drafter").onchange = () => showOptions(served);
   showOptions(served);
+}
+
+/** A model that answers messages is asked one first, unless the tab had another prompt. */
+function openAsChat() {
+  byId("form").elements.kind.value = "chat";
+  if (byId("prompt").value === EXAMPLE) byId("prompt").value = QUESTION;
 }
 
 function limitTokens(most) {
@@ -79,11 +89,10 @@ function schemaOf(text) {
 /** The body of a request. */
 export function request() {
   const prompt = byId("prompt").value;
-  const chat = !byId("kind").hidden && byId("form").elements.kind.value === "chat";
   const seed = byId("seed").value;
   const schema = schemaOf(byId("schema").value);
   return {
-    ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+    ...(isChat() ? { messages: messagesWith(prompt) } : { prompt }),
     drafter: drafter(),
     max_tokens: Number(byId("max-tokens").value),
     temperature: Number(byId("temperature").value),

@@ -1,6 +1,7 @@
 // The page: generating, racing, stopping, and choosing a step.
 
 import { about, ServerError, steps } from "./api.js";
+import { goOn } from "./chat.js";
 import { byId, plural, reducedMotion } from "./dom.js";
 import { Explorer } from "./explorer.js";
 import * as form from "./form.js";
@@ -121,6 +122,7 @@ async function generate(body, signal) {
     const end = await fillRun(run, body, signal, draw);
     const why = end.finish_reason === "length" ? "The limit of tokens is reached" : "The text is complete";
     setStatus(`${why}. ${summary(run)}`);
+    if (body.messages) goOn(body.messages, run.text);
   } finally {
     lane.complete();
     if (!run.steps.length) show([]);

@@ -27,6 +27,10 @@ export class Run {
     this.usage = end.usage;
   }
 
+  get text() {
+    return this.steps.flatMap((step) => step.texts).join("") + this.rest;
+  }
+
   get tokens() {
     return this.totals.at(-1) ?? 0;
   }

@@ -1,0 +1,33 @@
+// The conversation: the turns before the message that is in the form.
+
+import { byId, element } from "./dom.js";
+
+let turns = [];
+
+/** Whether the prompt is a message to answer. */
+export const isChat = () => !byId("kind").hidden && byId("form").elements.kind.value === "chat";
+
+/** All messages up to this one. */
+export const messagesWith = (prompt) => [...turns, { role: "user", content: prompt }];
+
+/** Goes on from an answer: the next message is asked after these. */
+export function goOn(messages, answer) {
+  turns = [...messages, { role: "assistant", content: answer }];
+  byId("prompt").value = "";
+  byId("prompt").dispatchEvent(new Event("input")); // which keeps it for when the page is loaded again
+  show();
+}
+
+function show() {
+  const shown = isChat() && turns.length > 0;
+  byId("turns").replaceChildren(...turns.map(({ role, content }) => element("p", { class: role }, content)));
+  byId("turns").hidden = byId("anew").hidden = !shown;
+  byId("turns").scrollTop = byId("turns").scrollHeight;
+}
+
+byId("kind").addEventListener("change", show);
+byId("anew").addEventListener("click", () => {
+  turns = [];
+  show();
+  byId("prompt").focus();
+});
