@@ -40,7 +40,6 @@ from token_recycling.recycling.ngrams import ngrams_at  # noqa: E402
 
 _MOST = 24
 _K = 8
-_SLACK = 0.05
 _READ, _COMPUTED, _HOST = 0.8 * 3.35e12, 0.6 * 989e12, 1e-3
 MODELS = {"8B, one card": (8e9, 1), "70B, four cards": (70e9, 4)}
 AT_ONCE = (1, 8, 64, 256)
@@ -100,7 +99,7 @@ class Recycled(Nothing):
     """As the adapter for vLLM drafts."""
 
     def __init__(self, vocabulary: int, seconds: np.ndarray) -> None:
-        self._by = Replica(vocabulary, _MOST, EngineOptions(), chains=True, slack=_SLACK, corrected=True)
+        self._by = Replica(vocabulary, _MOST, EngineOptions(), chains=True, corrected=True)
         self._curve = OnlineCurve(seconds[0] * (1 + EngineOptions.token_cost * np.arange(len(seconds))))
 
     def draft(self, requests: Sequence[Request]) -> list[list[int]]:

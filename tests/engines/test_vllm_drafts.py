@@ -16,7 +16,7 @@ PROMPT, SAID = list(range(10, 50)), list(range(50, 90))
 
 def made(nodes=8, token_cost=0, **options):
     """The proposer without an engine, whose passes have 64 tokens at most."""
-    replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, slack=0.05, corrected=True)
+    replica = Replica(100, nodes, EngineOptions.parse({"k": 4, **options}), chains=True, corrected=True)
     proposer = object.__new__(TokenRecycling)
     passes = OnlineCurve(0.01 * (1 + token_cost * np.arange(64))) if token_cost else None
     vars(proposer).update(recycler=replica, passes=passes, _tokens=0, _began=0.0)

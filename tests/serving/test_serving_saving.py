@@ -114,7 +114,7 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
         lines = iter(server.stderr.readline, "")
         said = [next(lines) for _ in range(4)]
         assert "isolation per-key, since API keys are configured" in said[0]
-        assert "2 texts at once, since the memory holds two of up to " in said[1]
+        assert "4 texts at once, since the memory holds 4 of up to " in said[1]
         assert "tools are told in words, since the chat template shows none" in said[2]
         url = said[3].split(" at ")[1].split(";")[0]
         body = {"messages": [{"role": "user", "content": "import os"}], "model": "small", "max_tokens": 8}

@@ -68,7 +68,7 @@ def test_a_deadline_holds_while_a_prompt_is_read(reading, concurrency):
 
 
 def test_a_short_text_is_said_while_a_long_prompt_is_read(reading):
-    """With the server's own settings: two texts at once."""
+    """With the server's own settings: four texts at once."""
     model, passes = reading
     with serving(model, tiny.tokenizer()) as server, ThreadPoolExecutor(1) as pool:
         alone = server.complete(prompt="for index in", **ASKED).choices[0].text
@@ -94,14 +94,16 @@ def closing(service):
     return contextlib.closing(service)
 
 
-def test_two_texts_are_generated_at_once_where_they_fit_in_memory(model, monkeypatch):
+def test_as_many_texts_are_generated_at_once_as_fit_in_memory(model, monkeypatch):
     with closing(stated(model)) as service:
-        assert service.places.texts == 2
-        assert str(service.places) == "2 texts at once, since the memory holds two of up to 4,096 tokens each"
+        assert service.places.texts == 4
+        assert str(service.places) == "4 texts at once, since the memory holds 4 of up to 4,096 tokens each"
     weights = sum(weight.nbytes for weight in model.parameters())
     slot = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
     needed = weights + 2 * 2 * 4096 * slot
-    for memory, cache, texts in ((needed * 8 / 7 + 9, 0, 2), (needed * 8 / 7 - 9, 0, 1), (needed * 8 / 7 + 9, 1, 1)):
+    three = needed + 2 * 4096 * slot
+    fits = [(three + 9, 0, 3), (three - 9, 0, 2), (needed + 9, 0, 2), (needed - 9, 0, 1), (needed + 9, 1, 1)]
+    for memory, cache, texts in ((8 / 7 * held, kept, texts) for held, kept, texts in fits):
         monkeypatch.setattr(places, "memory", lambda device, held=int(memory): held)
         with closing(stated(model, cache=cache)) as service:
             assert service.places.texts == texts
@@ -125,7 +127,7 @@ def test_states_of_texts_take_memory_too(case, monkeypatch):
         monkeypatch.setattr(places, "context_length", lambda model: None if case.family == "mamba" else 256)
         with closing(stated(model, cache=0)) as service:
             sizes.append(service.places)
-    assert [one.texts for one in sizes] == [2, 1]
+    assert [one.texts for one in sizes] == [4, 1]
     length = "any length" if case.family == "mamba" else "up to 256 tokens each"
     assert all(length in one.why for one in sizes)
 

@@ -40,8 +40,6 @@ LOWEST, BEYOND = (0, 22), (0, 34)
 """vLLM versions from the first to before the second have this interface."""
 _HOOK = ("self", "logits", "spec_decode_metadata")
 _OURS = "token_recycling"
-_SLACK = 0.05
-"""By how much tokens per time may fall short of the most: a request is answered in fewer passes."""
 _PASS = 0.01
 """Seconds of a pass over one token, as long as nothing is known."""
 
@@ -78,7 +76,6 @@ class TokenRecycling:
             fingerprint(self._tokenizer()) if options.matrix and not model.skip_tokenizer_init else "",
             saves=first,
             chains=True,
-            slack=_SLACK,
             corrected=True,
         )
         scheduler = vllm_config.scheduler_config

@@ -83,7 +83,6 @@ class Shape(NamedTuple):
     ranks: np.ndarray  # (n,) int64
     nodes: int  # of a text at most, besides the root
     children: int  # of a node at most; 1 for chains
-    slack: float  # share of the most tokens per time that one text gives up for more tokens a pass; of n an n-th
     corrected: bool  # whether the chances along chains are corrected by text
 
 
@@ -130,7 +129,6 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
     gains, corrections, placed = np.zeros(n), np.ones(n), np.zeros((n, len(shape.parents) + 1), np.int64)
     grown, rates, total = np.empty(most, np.int64), np.empty(most), np.int64(0)
     expected, best = float(n), float(n) / costs[n - 1] if most > 0 and len(costs) else 0.0
-    least = 1 - shape.slack / n  # of the best rate
     current, tree = np.int64(0), tree_of(texts.trees, asked.slots[0])
     sources = _sources_of(texts, asked.slots[0], known)
     for step in range(n + most):  # the roots of all texts, then one node after the other
@@ -139,7 +137,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
             for other in range(1, n):
                 if gains[other] > gains[one]:
                     one = np.int64(other)
-            if gains[one] <= 0 or not may_pay(costs, n + total, expected, best * least, gains[one]):
+            if gains[one] <= 0 or not may_pay(costs, n + total, expected, best, gains[one]):
                 break
         slot, node = asked.slots[one], np.int64(0)
         if one != current:
@@ -166,7 +164,7 @@ def draft(texts: TextArrays, asked: Asked, known: Sources, shape: Shape, costs: 
             parents[one], ranks[one], gains[one] = _next_of_template(tree, node, placed[one], shape, asked.rooms[one])
         else:
             parents[one], ranks[one], gains[one] = _next(tree, node + 1, shape, asked.rooms[one], corrections[one])
-    while total > 0 and rates[total - 1] < best * least:
+    while total > 0 and rates[total - 1] < best:
         total -= 1
     for place in range(total):
         counts[grown[place]] += 1

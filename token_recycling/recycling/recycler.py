@@ -51,13 +51,12 @@ class Recycler:
         *,
         template: Tree | None = None,
         chains: bool = False,
-        slack: float = 0.0,
         corrected: bool = False,
         prompts: bool = False,
         learns: bool = True,
     ) -> None:
         """`nodes`: most drafted ones of a text. `template`: filled instead of growing; its breadth is `CHILDREN` at
-        most. `slack` and `corrected` as of `Shape`. `prompts`: keep the end of a prompt, by which what followed is
+        most. `corrected` as of `Shape`. `prompts`: keep the end of a prompt, by which what followed is
         found again.
         """
         self.matrix, self.options, self.nodes, self.learns = matrix, options, nodes, learns
@@ -70,7 +69,6 @@ class Recycler:
             np.array(ranks, np.int64),
             nodes,
             1 if chains else CHILDREN,
-            float(slack),
             corrected,
         )
         self._foreseen = Foreseen.empty(options.k)

@@ -1,8 +1,8 @@
 """How many texts are generated at once where the operator does not say.
 
-Two, so that a short text does not wait for the end of a long one, where the texts of the model can share passes, each
-is what it is alone, and two as long as the model's context fit in memory; else one. Cost: a pass over two tokens, which
-shows what a token takes in the cache.
+Several, so that a short text does not wait for the end of a long one, where the texts of the model can share passes,
+each is what it is alone, and so many as long as the model's context fit in memory; else one. Cost: a pass over two
+tokens, which shows what a token takes in the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ..model.support import UnsupportedModelError
 from ..model.tree_model import TreeModel
 from .settings import Settings
 
-_TEXTS = 2
+_TEXTS = 4
+"""At most."""
 _GROWN = 2
 """Room for a text grows by doubling, so that it may be this many times what the text needs."""
 _MARGIN = 1 / 8
@@ -73,12 +74,13 @@ def _by_memory(target: TreeModel, settings: Settings, kept: int) -> Places:
     weights = list(target.model.parameters())
     held = sum(memory(device) for device in {weight.device for weight in weights} if device.type != "meta")
     packed = 0 if target.prepacked is None else target.prepacked.nbytes
-    needed = sum(weight.nbytes for weight in weights) + packed + kept + _TEXTS * (_GROWN * slot * longest + states)
-    needed, fits = needed + int(_MARGIN * held), f"of up to {longest:,} tokens each" if longest else "of any length"
-    if needed > held:
-        figures = f"{needed / 1e9:.1f} GB of {held / 1e9:.1f} GB of memory"
-        return Places(1, f"since two {fits} may need {figures}; --concurrency 2 takes that risk")
-    return Places(_TEXTS, f"since the memory holds two {fits}")
+    others = sum(weight.nbytes for weight in weights) + packed + kept + int(_MARGIN * held)
+    text, fits = _GROWN * slot * longest + states, f"of up to {longest:,} tokens each" if longest else "of any length"
+    for texts in range(_TEXTS, 1, -1):
+        if others + texts * text <= held:
+            return Places(texts, f"since the memory holds {texts} {fits}")
+    figures = f"{(others + 2 * text) / 1e9:.1f} GB of {held / 1e9:.1f} GB of memory"
+    return Places(1, f"since 2 {fits} may need {figures}; --concurrency 2 takes that risk")
 
 
 @torch.no_grad()
