@@ -174,7 +174,7 @@ ECOSYSTEM := tests/ecosystem/requirements.txt
 	touch $@
 
 test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, clients and Gradio with an accelerated model
-	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/serving/test_serving_tools.py
+	.venv-ecosystem/bin/python -m pytest tests/ecosystem tests/serving/tools
 
 bench-structured: .venv-ecosystem/.ready ## answers of schemas, calls and patterns, against generate with the same processor, into docs/results/structured
 	.venv-ecosystem/bin/python -m benchmarks.structured $(REAL) --output docs/results/structured

@@ -1,0 +1,75 @@
+"""A server whose model says what a test wants, and calls functions."""
+
+import pytest
+from support import tiny
+from support.serving import serving
+from support.speaking import TEMPLATE, speaking_llama
+from transformers import LogitsProcessor
+
+from token_recycling.serving import service as services
+
+WITH_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}" + TEMPLATE
+RESPONSES = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "assistant: ",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": "<end>", "content": "text"},
+    },
+}
+
+
+class Scripted(LogitsProcessor):
+    """Lets a model say what a test wants."""
+
+    def __init__(self, tokens, prompt_tokens):
+        self.tokens, self.prompt_tokens = tokens, prompt_tokens
+
+    def __call__(self, input_ids, scores):
+        forced = scores.new_full(scores.shape, float("-inf"))
+        forced[0, self.tokens[input_ids.shape[1] - self.prompt_tokens]] = 0
+        return forced
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = speaking_llama()
+    made.generation_config.eos_token_id = 0
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    made = tiny.tokenizer()
+    made.chat_template, made.response_template = WITH_TOOLS, RESPONSES
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(model, tokenizer):
+    with serving(model, tokenizer) as running:
+        yield running
+
+
+@pytest.fixture
+def says(monkeypatch, tokenizer):
+    """Makes the model say a text."""
+    usual = services.processors_of
+
+    def script(text):
+        tokens = [*tokenizer(text)["input_ids"], 0]
+
+        def scripted(body, config, prompt_tokens, *more):
+            found = usual(body, config, prompt_tokens, *more)
+            return type(found)([*found, Scripted(tokens, prompt_tokens)])
+
+        monkeypatch.setattr(services, "processors_of", scripted)
+
+    return script

@@ -1,0 +1,167 @@
+"""Answers of a given form."""
+
+import asyncio
+import importlib.util
+import json
+import types
+
+import pytest
+from support.functions import HELD, TOOLS
+from support.openai_answers import chat, completion
+from support.serving import serving
+
+from token_recycling.model.loading import Loaded
+from token_recycling.serving import grammars
+from token_recycling.serving.settings import Isolation
+
+
+def compiled_by(monkeypatch, size):
+    """Forms as they are compiled from now on, in a list; each takes so many bytes."""
+    compiled, grammar = [], types.SimpleNamespace(memory_size_bytes=size)
+
+    async def compiling(self, form, gone):
+        compiled.append(form[1])
+        return ""
+
+    monkeypatch.setattr(grammars, "lacking", lambda *args: "")
+    monkeypatch.setattr(grammars.CompilingProcess, "compiled", compiling)
+    monkeypatch.setattr(grammars.Grammars, "_read", lambda self, written: grammar)
+    return compiled
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+def test_what_is_compiled_is_shared_as_drafters_are(model, tokenizer, monkeypatch, isolation):
+    """What is compiled already takes no time, which would tell that somebody asked for it."""
+    compiled = compiled_by(monkeypatch, 1)
+    found = grammars.Grammars(Loaded(model, tokenizer), isolation, keys=2)
+    for key in "aba":
+        asyncio.run(found.processor("response_format", ("regex", f"of {key}", True), key))
+    again = [] if isolation is not Isolation.per_request else ["of a"]
+    assert compiled == ["of a", "of b", *again]
+    asyncio.run(found.processor("response_format", ("regex", "of b", True), "a"))
+    assert (compiled[-1:] == ["of b"] and len(compiled) > 2) == (isolation is not Isolation.shared)
+
+
+def test_what_is_compiled_is_kept_up_to_a_size(model, tokenizer, monkeypatch):
+    compiled = compiled_by(monkeypatch, 40_000_000)
+    found = grammars.Grammars(Loaded(model, tokenizer), Isolation.shared, keys=1)
+    for pattern in "abcac":
+        asyncio.run(found.processor("response_format", ("regex", pattern, True)))
+    assert compiled == [*"abca"]
+
+
+SCHEMA = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
+FORMS = [
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": SCHEMA}},
+    {"type": "regex", "value": "[a-c]{7}x"},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form["type"])
+def test_without_the_extra_a_form_is_refused(server, monkeypatch, form):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    answer = server.post("/v1/completions", {"prompt": "a", "response_format": form})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert "token-recycling[grammar]" in answer.json()["error"]["message"]
+
+
+def test_without_the_extra_no_call_can_be_required(server, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    chat = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, "tool_choice": "required"}
+    answer = server.post("/v1/chat/completions", chat)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+    assert "token-recycling[grammar]" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"type": "xml"}, {}, {"type": "json_schema"}, {"type": "regex"}, {"type": "json_schema", "json_schema": {}}],
+)
+def test_a_form_that_is_none(server, form):
+    answer = server.post("/v1/completions", {"prompt": "a", "response_format": form})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+def test_text_needs_nothing(server):
+    assert completion(server, response_format={"type": "text"}, max_tokens=3).usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_answers_have_the_form(server, temperature):
+    pytest.importorskip("xgrammar")
+    for seed in range(3):
+        how = {"temperature": temperature, "seed": seed, "max_tokens": 60}
+        said = completion(server, response_format=FORMS[2], **how).choices[0]
+        assert len(said.text) == 8
+        assert (set(said.text[:7]) <= set("abc"), said.text[7], said.finish_reason) == (True, "x", "stop")
+        placed = chat(server, response_format=FORMS[1], **how).choices[0].message
+        assert json.loads(placed.content)["at"] in ("here", "there")
+    begun = completion(server, response_format=FORMS[0], **how).choices[0].text
+    assert begun[0] == "{"
+
+
+def test_a_call_must_be_made_in_the_marks_of_the_family(server):
+    pytest.importorskip("xgrammar")
+    choice = {"type": "function", "function": {"name": "go"}}
+    said = chat(server, tools=HELD, tool_choice=choice, temperature=0, max_tokens=200).choices[0]
+    (call,) = said.message.tool_calls
+    assert (call.function.name, said.finish_reason) == ("go", "tool_calls")
+    assert json.loads(call.function.arguments)["at"] in (1, 2)
+
+
+def test_strict_functions_are_held_to_when_they_are_called(server):
+    pytest.importorskip("xgrammar")
+    strict = [{"type": "function", "function": {**HELD[0]["function"], "strict": True}}]
+    assert chat(server, tools=strict, max_tokens=5).usage.completion_tokens == 5
+    wrong = [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"uniqueItems": True}}}]
+    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": wrong})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert (
+        "a: expected keywords of JSON Schema that can be held to, got uniqueItems" in answer.json()["error"]["message"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": HELD}, "tool_choice"),
+        ({"tool_choice": "required", "tools": HELD, "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_calls_that_cannot_be_held_to(server, more, param):
+    pytest.importorskip("xgrammar")
+    answer = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **more})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, "not"),
+        ({"$ref": "https://example.com/schema.json"}, "$ref to https://example.com/schema.json"),
+    ],
+)
+def test_what_a_schema_cannot_be_held_to_is_named(server, schema, named):
+    pytest.importorskip("xgrammar")
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answer = server.post("/v1/completions", {"prompt": "a", "response_format": form})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert f"got {named}" in answer.json()["error"]["message"]
+
+
+def test_a_form_with_drafts_is_that_without(server, model, tokenizer):
+    pytest.importorskip("xgrammar")
+    form = {"type": "regex", "value": "(ab|cd|ef){6,20}"}
+    body = {"prompt": "for index in", "response_format": form, "temperature": 0, "max_tokens": 60}
+    drafted = completion(server, **body)
+    assert drafted.usage.model_extra["speculation"]["accepted_tokens"] > 0
+    with serving(model, tokenizer, drafter="plain") as plain:
+        assert completion(plain, **body).choices[0].text == drafted.choices[0].text
+
+
+def test_a_form_that_cannot_be_compiled(server):
+    pytest.importorskip("xgrammar")
+    answer = server.post("/v1/completions", {"prompt": "a", "response_format": {"type": "regex", "value": "(["}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")

@@ -1,0 +1,125 @@
+"""Tool calls and reasoning."""
+
+import json
+import types
+
+import pytest
+import torch
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+from support import tiny
+from support.functions import ASKED, FLAT, SAID, TOOLS
+from support.openai_answers import chat, streamed_chat
+from transformers import PreTrainedTokenizerBase
+
+from token_recycling.model.loading import Loaded
+from token_recycling.serving.choices import Choice
+from token_recycling.serving.responses import ResponsesBody
+from token_recycling.serving.templates import rendered, response_parser
+
+
+def test_a_call_is_told_as_such(server, says):
+    says(SAID)
+    choice = chat(server, tools=TOOLS, max_tokens=200).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": 1})
+    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+
+
+def test_a_call_is_streamed(server, says):
+    says(SAID * 2)
+    events = streamed_chat(server, tools=TOOLS, max_tokens=200)
+    calls = [call for event in events for call in event.choices[0].delta.tool_calls or []]
+    assert [(call.index, call.function.name) for call in calls] == [(0, "look"), (1, "look")]
+    assert len({call.id for call in calls}) == 2
+    assert events[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_reasoning_is_no_part_of_the_text(server, says):
+    says("<think>well</think>done")
+    message = chat(server, max_tokens=99).choices[0].message
+    assert (message.content, message.model_extra["reasoning_content"]) == ("done", "well")
+    deltas = [event.choices[0].delta for event in streamed_chat(server, max_tokens=99)]
+    assert "".join(delta.content or "" for delta in deltas) == "done"
+    assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == "well"
+
+
+def test_responses_have_items_of_each_kind(server, says):
+    """Streamed or not; the official client puts the events together."""
+    says(f"<think>well</think>{SAID}")
+    asked = {"model": "tiny", "input": "a", "tools": FLAT}
+    with server.client().responses.stream(**asked) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    for answer in (server.client().responses.create(**asked), streamed):
+        thought, message, call = answer.output
+        assert (thought.type, thought.content[0].text) == ("reasoning", "well")
+        assert (message.type, answer.output_text) == ("message", "Let me see.")
+        assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "look", {"at": 1})
+        assert answer.status == "completed"
+    read = [TypeAdapter(ResponseStreamEvent).validate_python(event.model_dump(warnings=False)).type for event in events]
+    assert read[-1] == "response.completed"
+    ended = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in ended] == [item.id for item in streamed.output]
+
+
+def test_a_conversation_with_calls_is_the_same_chat(tokenizer, monkeypatch):
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "where?"}]},
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+        {"type": "function_call", "call_id": "one", "name": "look", "arguments": '{"at": 1}'},
+        {"type": "function_call", "call_id": "two", "name": "look", "arguments": '{"at": 2}'},
+        {"type": "function_call_output", "call_id": "one", "output": "here"},
+    ]
+    body = ResponsesBody(input=items, instructions="Be brief.", tools=FLAT, tool_choice="auto").as_chat()
+    assert body.tools == TOOLS
+    shown = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{% for c in m.tool_calls or [] %}"
+    shown += "{{ c.id }}={{ c.function.arguments.at }} {% endfor %}{{ '\\n' }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", shown)
+    text = tokenizer.decode(rendered(tokenizer, body.messages)[0])
+    said = ["system|Be brief.||", "user|where?||", "assistant|Let me see.||one=1 two=2 ", "tool|here|one|"]
+    assert text.splitlines() == said
+
+
+WRITTEN = {
+    "qwen3": '<think>\nwell\n</think>\n\nyes\n<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+    "<|im_end|>",
+    "qwen3_5": "<think>\nwell\n</think>\n\nyes\n<tool_call>\n<function=look>\n<parameter=at>\n1\n</parameter>\n"
+    "</function>\n</tool_call><|im_end|>\n<|endoftext|>",
+    "gemma4": "<|channel>thought\nwell<channel|>yes<|tool_call>call:look{at:1}<tool_call|><turn|>",
+}
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_what_families_write_is_known(model, family):
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "<function=" if family == "qwen3_5" else "<tool_call>"
+    config = types.SimpleNamespace(model_type=family)
+    loaded = Loaded(types.SimpleNamespace(config=config), tokenizer)
+    choice = Choice(
+        tokenizer, model.generation_config, lambda: response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None)
+    )
+    delta = choice._fed(WRITTEN[family]) + choice.end()
+    assert (delta.reasoning.strip(), delta.text.strip()) == ("well", "yes")
+    ((name, arguments),) = delta.calls
+    assert (name, int(json.loads(arguments)["at"])) == ("look", 1)
+    config.model_type = "llama"
+    assert response_parser(loaded, torch.empty(1, 0, dtype=torch.long), None) is None
+
+
+def test_no_tools_are_shown_where_none_may_be_used(server):
+    shown = chat(server, tools=TOOLS, max_tokens=1).usage.prompt_tokens
+    hidden = chat(server, tools=TOOLS, tool_choice="none", max_tokens=1).usage.prompt_tokens
+    assert shown > hidden == chat(server, max_tokens=1).usage.prompt_tokens
+
+
+def test_with_an_old_release_of_transformers_tools_are_refused(server, monkeypatch):
+    monkeypatch.delattr(PreTrainedTokenizerBase, "get_response_parser")
+    for path, asked in (
+        ("chat/completions", {"messages": ASKED, "tools": TOOLS}),
+        ("responses", {"input": "a", "tools": FLAT}),
+    ):
+        answer = server.post(f"/v1/{path}", asked)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+        assert "transformers 5.13 or newer" in answer.json()["error"]["message"]

@@ -1,0 +1,147 @@
+"""Functions in words, where a template shows none or nobody knows how they are called."""
+
+import json
+import types
+
+import pytest
+from support import tiny
+from support.functions import ASKED, HELD, SAID, TOOLS
+from support.openai_answers import chat, streamed_chat
+from support.speaking import TEMPLATE
+
+from token_recycling.model.loading import Loaded
+from token_recycling.serving.requests import ChatBody
+from token_recycling.serving.templates import rendered
+from token_recycling.serving.tools import in_words, told, why_in_words
+
+USED = [
+    {"role": "user", "content": "where?"},
+    {
+        "role": "assistant",
+        "content": "Let me see.",
+        "tool_calls": [
+            {"id": str(at), "type": "function", "function": {"name": "look", "arguments": json.dumps({"at": at})}}
+            for at in (1, 2)
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "here"},
+    {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "there"}]},
+    {"role": "user", "content": "and?"},
+]
+NO_SYSTEM = "{% for m in messages if m.role == 'system' %}{{ raise_exception('no system') }}{% endfor %}" + TEMPLATE
+
+
+def prompt_of(template, messages, **more):
+    """What a model is shown of a chat whose template shows no tools."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = template
+    body = ChatBody.model_validate({"messages": messages, **more})
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
+    assert in_words(loaded, body)
+    return tokenizer.decode(rendered(tokenizer, told(tokenizer, body.messages, body.shown_tools))[0])
+
+
+def test_why_tools_are_told_in_words(tokenizer, monkeypatch):
+    loaded = Loaded(types.SimpleNamespace(config=types.SimpleNamespace(model_type="llama")), tokenizer)
+    assert why_in_words(loaded) is None
+    monkeypatch.setattr(tokenizer, "response_template", None)
+    assert why_in_words(loaded) == "how this model writes calls is not known"
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    assert why_in_words(loaded) == "the chat template shows none"
+
+
+def test_functions_are_listed_in_a_system_message():
+    listed = json.dumps(TOOLS[0]["function"])
+    shown = prompt_of(TEMPLATE, ASKED, tools=TOOLS)
+    assert shown.startswith("system: You can call functions.")
+    assert listed in shown
+    assert shown.endswith("user: a\nassistant: ")
+    own = prompt_of(TEMPLATE, [{"role": "system", "content": "Be brief."}, *ASKED], tools=TOOLS)
+    assert own.startswith("system: Be brief.\n\nYou can call functions.")
+    assert own.count("system: ") == 1
+
+
+def test_without_system_messages_functions_are_listed_before_the_question():
+    shown = prompt_of(NO_SYSTEM, ASKED, tools=TOOLS)
+    assert shown.startswith("user: You can call functions.")
+    assert shown.endswith("without a call.\n\na\nassistant: ")
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_calls_and_results_become_messages(more):
+    """Two results and the question behind them are one message, since many templates refuse two of a user in a row."""
+    assert prompt_of(TEMPLATE, USED, **more) == (
+        "user: where?\nassistant: Let me see.\n"
+        '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>\n'
+        "user: <tool_response>\nhere\n</tool_response>\n<tool_response>\nthere\n</tool_response>\nand?\nassistant: "
+    )
+
+
+@pytest.mark.parametrize("calls", [5, [{}], [{"function": {"name": "a", "arguments": "[1"}}], [{"name": "a"}]])
+def test_calls_of_messages_that_are_none(server, calls):
+    answer = server.post(
+        "/v1/chat/completions", {"messages": [*ASKED, {"role": "assistant", "tool_calls": calls}], "max_tokens": 1}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert "expected tool_calls with the name of a function" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("tool", [{}, {"function": {"name": 'a"b'}}, {"function": {"name": "a", "parameters": [1]}}])
+def test_tools_that_are_no_functions(server, tool):
+    answer = server.post("/v1/chat/completions", {"messages": ASKED, "tools": [tool], "max_tokens": 1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+
+
+@pytest.fixture
+def in_words_alone(request, monkeypatch, tokenizer):
+    """The template shows no tools, or nobody knows how the model calls them, or both."""
+    if request.param != "unread":
+        monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    if request.param != "not shown":
+        monkeypatch.setattr(tokenizer, "response_template", None)
+
+
+@pytest.mark.parametrize("in_words_alone", ["unread", "not shown", "both"], indirect=True)
+@pytest.mark.usefixtures("in_words_alone")
+def test_what_is_called_in_words_is_read(server, says):
+    says("Let me see.\n" + "<tool_call>\n" + json.dumps({"name": "look", "arguments": {"at": 1}}) + "\n</tool_call>")
+    choice = chat(server, tools=TOOLS, max_tokens=300).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": 1})
+    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+    events = streamed_chat(server, tools=TOOLS, max_tokens=300)
+    (streamed,) = [call for event in events for call in event.choices[0].delta.tool_calls or []]
+    assert (streamed.index, streamed.function.model_dump()) == (0, call.function.model_dump())
+    assert "".join(event.choices[0].delta.content or "" for event in events) == "Let me see."
+
+
+@pytest.mark.parametrize("written", ["{'at'", "[]", '{"name": "look"}', '{"name": "look", "arguments": [1]}'])
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_is_no_call_is_text(server, says, written, ended):
+    """Where the model writes something else between the marks, or the text ends within them."""
+    says(f"Well.<tool_call>{written}{'</tool_call>' * ended}")
+    choice = chat(server, tools=TOOLS, max_tokens=200).choices[0]
+    assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+    assert choice.message.content == f"Well.{written}"
+
+
+def test_an_unfinished_call_behind_a_call_is_left_out(server, says):
+    says(f"{SAID}<tool_call>{{")
+    message = chat(server, tools=TOOLS, max_tokens=200).choices[0].message
+    assert (message.content, len(message.tool_calls)) == ("Let me see.", 1)
+
+
+@pytest.mark.parametrize("in_words_alone", ["unread", "both"], indirect=True)
+@pytest.mark.usefixtures("in_words_alone")
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
+@pytest.mark.parametrize("several", [True, False])
+def test_calls_alone_must_be_made_in_words(server, choice, several):
+    pytest.importorskip("xgrammar")
+    how = {"tools": HELD, "tool_choice": choice, "parallel_tool_calls": several, "temperature": 0, "max_tokens": 300}
+    said = chat(server, **how).choices[0]
+    call, *more = said.message.tool_calls
+    assert (said.message.content, said.finish_reason) == (None, "tool_calls")
+    assert several or not more
+    assert call.function.name in ({"go"} if choice != "required" else {"look", "go"})
+    assert json.loads(call.function.arguments)["at"] in (1, 2)
