@@ -49,7 +49,7 @@ _ONE_BY_ONE, _TOGETHER = 32, 8
 _KEPT = 0.999
 """What older steps keep with every new one."""
 _STEPS, _RATE = 16.0, 1.25
-"""Steps that a text begins with, and their tokens per time as long as nothing is known."""
+"""Steps that a text begins with, and the tokens of each as long as nothing is known."""
 _FORESEEN, _CAME = 8.0, 0.7
 """Foreseen tokens that a text begins with, and the share that has come as long as nothing is known."""
 _WORK, _WORKED = 0.02, 4.0
@@ -154,14 +154,16 @@ def band(length: int) -> int:
 class Work:
     """A drafter's own work in a step and what its drafts brought, of all its texts; older steps fade."""
 
-    def __init__(self, step: float = _WORK, rate: float = _RATE) -> None:
-        """`step` and `rate`: the work of a step, and tokens per time, as long as nothing is known."""
+    def __init__(self, step: float = _WORK, rate: float = _RATE, nodes: int = 1) -> None:
+        """As long as nothing is known: `step`, the work of a step, and `rate`, its tokens for a pass over `nodes`."""
         self.step, self.node = step, 0.0
         """For every step that is drafted and learned from; and for every drafted node."""
         self._sums = [_WORKED, 0.0, 0.0, step * _WORKED, 0.0]
         """Of steps, nodes, squared nodes, time, and time by nodes."""
-        self._steps = [rate * _STEPS, _STEPS, _CAME * _FORESEEN, _FORESEEN]
+        self._steps = [0.0, 0.0, _CAME * _FORESEEN, _FORESEEN]
         """Tokens, time, drafted tokens that came, drafted tokens that were foreseen."""
+        self._unknown, self._rate, self._nodes = _STEPS, rate, nodes
+        """Steps that are still taken to have been made before anything was known; tokens and nodes of each."""
         self._counting = Lock()
 
     def of(self, nodes: int) -> float:
@@ -186,10 +188,14 @@ class Work:
         """Count a step: its tokens, its time, its drafted tokens that came, and those that were foreseen."""
         with self._counting:
             self._steps = [_KEPT * old + new for old, new in zip(self._steps, step, strict=True)]
+            self._unknown *= _KEPT
 
-    def begun(self) -> list[float]:
-        """The same four sums for a new call, as if it had made some steps like all before it."""
+    def begun(self, passes: Callable[[int], float]) -> list[float]:
+        """The same four sums for a new call, as if it had made some steps like all before it; `passes` gives what a
+        pass over so many nodes takes.
+        """
         tokens, time, came, foreseen = self._steps
+        tokens, time = tokens + self._unknown * self._rate, time + self._unknown * passes(self._nodes)
         return [_STEPS * tokens / time, _STEPS, _FORESEEN * came / foreseen, _FORESEEN]
 
 
@@ -256,14 +262,18 @@ class Costs:
             self.share(self.texts, max(length, self.length))
             self._curve.took(nodes, self._agreed(seconds))
 
+    def _begun(self, work: Work) -> list[float]:
+        """The sums of this call for what drafts."""
+        return self._steps.setdefault(work, work.begun(self.of))
+
     def trust(self, work: Work) -> float:
         """The share of the tokens foreseen that has come, 1 at most: forecasts are corrected by it."""
-        _, _, came, foreseen = self._steps.setdefault(work, work.begun())
+        _, _, came, foreseen = self._begun(work)
         return min(1.0, came / foreseen)
 
     def rate(self, work: Work) -> float:
         """Tokens per time of t(1) of drafted steps in the long run."""
-        tokens, passes, *_ = self._steps.setdefault(work, work.begun())
+        tokens, passes, *_ = self._begun(work)
         return tokens / passes
 
     def rest(self, work: Work, tokens: int, passes: float, own: float, foreseen: float = 1.0) -> int:

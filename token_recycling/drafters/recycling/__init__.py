@@ -37,9 +37,9 @@ from .priming import load_warmed, prime, warmed_file
 from .states import States
 from .text import RecyclingText
 
-_UNLEARNED = 0.8
-"""Tokens per time that drafts are taken to have brought as long as nothing was learned: after one that does not pay
-comes rest at once. Other drafters were trained, and grammars force tokens: they begin more hopeful.
+_UNLEARNED = 8
+"""Nodes of the steps that are taken to have been made as long as nothing was learned: where they cost much, rest comes
+at once after a draft that does not pay. Others were trained, and grammars force tokens: these begin more hopeful.
 """
 
 
@@ -89,7 +89,7 @@ class Recycling(Drafter, Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.work = Work(rate=_UNLEARNED)
+        self.work = Work(nodes=_UNLEARNED)
         """Of the steps of all texts, where the tree is to pay."""
         self.foreseeing = Work()
         """The same of what states foresee in them: what it adds."""
