@@ -63,7 +63,7 @@ def family(loaded: Loaded) -> str | None:
 def _tagged(loaded: Loaded, body: ChatBody, functions: list[dict[str, Any]], ids: torch.Tensor, in_words: bool) -> Form:
     import xgrammar
 
-    tools = [
+    tools: list[Any] = [
         {"type": "function", "function": {"name": one["name"], "parameters": one.get("parameters") or _ANY}}
         for one in functions
     ]
@@ -71,7 +71,7 @@ def _tagged(loaded: Loaded, body: ChatBody, functions: list[dict[str, Any]], ids
     thinks = not in_words or (response_template(loaded) or {"fields": {}})["fields"].keys() & {*REASONING}
     try:
         tag = xgrammar.get_model_structural_tag(
-            _IN_WORDS if in_words else family(loaded),
+            _IN_WORDS if in_words else str(family(loaded)),
             tools=tools,
             tool_choice=tools[0] if isinstance(body.tool_choice, NamedTool) else body.tool_choice or "auto",
             reasoning="enabled" if ends.endswith("<think>") else "auto" if thinks else "disabled",
