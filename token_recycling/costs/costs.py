@@ -162,8 +162,8 @@ class Work:
         """Of steps, nodes, squared nodes, time, and time by nodes."""
         self._steps = [0.0, 0.0, _CAME * _FORESEEN, _FORESEEN]
         """Tokens, time, drafted tokens that came, drafted tokens that were foreseen."""
-        self._unknown, self._rate, self._nodes = _STEPS, rate, nodes
-        """Steps that are still taken to have been made before anything was known; tokens and nodes of each."""
+        self.nodes, self._rate, self._unknown = nodes, rate, _STEPS
+        """Nodes and tokens of the steps that are taken to have been made at first, and how many of them still count."""
         self._counting = Lock()
 
     def of(self, nodes: int) -> float:
@@ -190,12 +190,10 @@ class Work:
             self._steps = [_KEPT * old + new for old, new in zip(self._steps, step, strict=True)]
             self._unknown *= _KEPT
 
-    def begun(self, passes: Callable[[int], float]) -> list[float]:
-        """The same four sums for a new call, as if it had made some steps like all before it; `passes` gives what a
-        pass over so many nodes takes.
-        """
+    def begun(self, passes: float) -> list[float]:
+        """The four sums for a new call, as if it had made steps like all before it; `passes`: for one over `nodes`."""
         tokens, time, came, foreseen = self._steps
-        tokens, time = tokens + self._unknown * self._rate, time + self._unknown * passes(self._nodes)
+        tokens, time = tokens + self._unknown * self._rate, time + self._unknown * passes
         return [_STEPS * tokens / time, _STEPS, _FORESEEN * came / foreseen, _FORESEEN]
 
 
@@ -264,7 +262,9 @@ class Costs:
 
     def _begun(self, work: Work) -> list[float]:
         """The sums of this call for what drafts."""
-        return self._steps.setdefault(work, work.begun(self.of))
+        if work not in self._steps:
+            self._steps[work] = work.begun(self.of(work.nodes))
+        return self._steps[work]
 
     def trust(self, work: Work) -> float:
         """The share of the tokens foreseen that has come, 1 at most: forecasts are corrected by it."""

@@ -232,11 +232,10 @@ def decode(
     `streamed`: the first token is waited for, so the pass over a long prompt verifies no draft, which would delay it.
     `reading` is called before pieces of a prompt, and may raise. `known`: of every text.
     """
+    held = held or [slots(cache)] * len(sequences)
     rows = [
         Row(sequence, selector, drafter, stats, cached, known)
-        for sequence, selector, cached in zip(
-            sequences, selectors, held or [slots(cache)] * len(sequences), strict=True
-        )
+        for sequence, selector, cached in zip(sequences, selectors, held, strict=True)
     ]
     longest = max(sequence.length for sequence in sequences)
     anew = drafter.traits.begins_anew

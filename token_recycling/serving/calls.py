@@ -68,10 +68,12 @@ def _tagged(loaded: Loaded, body: ChatBody, functions: list[dict[str, Any]], ids
         for one in functions
     ]
     ends = loaded.tokenizer.decode(ids[0, -8:]).rstrip()
+    marks = _IN_WORDS if in_words else family(loaded)
+    assert marks is not None, "without marks of their own functions are told in words"
     thinks = not in_words or (response_template(loaded) or {"fields": {}})["fields"].keys() & {*REASONING}
     try:
         tag = xgrammar.get_model_structural_tag(
-            _IN_WORDS if in_words else str(family(loaded)),
+            marks,
             tools=tools,
             tool_choice=tools[0] if isinstance(body.tool_choice, NamedTool) else body.tool_choice or "auto",
             reasoning="enabled" if ends.endswith("<think>") else "auto" if thinks else "disabled",

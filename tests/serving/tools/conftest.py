@@ -38,21 +38,21 @@ class Scripted(LogitsProcessor):
         return forced
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model():
     made = speaking_llama()
     made.generation_config.eos_token_id = 0
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tokenizer():
     made = tiny.tokenizer()
     made.chat_template, made.response_template = WITH_TOOLS, RESPONSES
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(model, tokenizer):
     with serving(model, tokenizer) as running:
         yield running
