@@ -7,9 +7,8 @@ over the logarithms of the times of all sizes. The load of the machine is common
 shape, t(n) / t(1), hardly changes: apart from the seed it is a random walk along log n and a little of each size's own,
 so that what is seen of one size counts for its neighbours. A size is given the time that it may well have, what is
 expected less the uncertainty against the usual sizes: so a size that was never tried is tried where it may pay
-(optimism in the face of uncertainty), and one that once seemed dear is tried again. No other shape is forced on the
-curve than that it never falls: it follows the stairs of kernels that work on 8 or 16 rows, and experts of which more
-are read the more nodes there are.
+(optimism in the face of uncertainty), and one that once seemed dear is tried again. The curve may take any shape that
+never falls: it follows the stairs of kernels that work on 8 or 16 rows, and experts, of which more nodes read more.
 
 `Work` learns what a drafter itself takes, so much a step and so much a node, and what its drafts have brought.
 
@@ -91,7 +90,8 @@ class OnlineCurve:
 
     def shape(self) -> np.ndarray:
         """(nodes,) float64: t(n) / t(1) as it is most likely, without optimism; never falling."""
-        return np.interp(self._nodes, self._sizes, np.maximum.accumulate(np.exp(self._logs - self._logs[0])))
+        with self._learning:
+            return np.interp(self._nodes, self._sizes, np.maximum.accumulate(np.exp(self._logs - self._logs[0])))
 
     def took(self, nodes: int, seconds: float) -> None:
         """Learn from a pass over `nodes` of each text; more than there are sizes for count as the largest."""

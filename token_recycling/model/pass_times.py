@@ -84,19 +84,20 @@ class PassTimes:
 
     def keep(self) -> None:
         """A text has ended: writes what was learned, now and then."""
-        now = time.monotonic()
-        learned = {key: curve.shape() for key, curve in self._curves.items() if curve.steps >= _STEPS}
-        learned = {key: shape for key, shape in learned.items() if _plausible(shape)}
-        if self._path is None or not learned or now - self._written < _SECONDS:
-            return
-        self._written, shapes = now, self._kept()
-        for key, shape in learned.items():
-            shapes[key] = shapes[key] ** (1 - _SHARE) * shape**_SHARE if key in shapes else shape
-        curves = [
-            {"texts": texts, "length": length, "relative": np.round(shape, 4).tolist()}
-            for (texts, length), shape in sorted(shapes.items())
-        ]
-        kept.write(self._path, {"setting": self._setting, "curves": curves})
+        with self._choosing:  # another thread's text may begin with a new length
+            now = time.monotonic()
+            learned = {key: curve.shape() for key, curve in self._curves.items() if curve.steps >= _STEPS}
+            learned = {key: shape for key, shape in learned.items() if _plausible(shape)}
+            if self._path is None or not learned or now - self._written < _SECONDS:
+                return
+            self._written, shapes = now, self._kept()
+            for key, shape in learned.items():
+                shapes[key] = shapes[key] ** (1 - _SHARE) * shape**_SHARE if key in shapes else shape
+            curves = [
+                {"texts": texts, "length": length, "relative": np.round(shape, 4).tolist()}
+                for (texts, length), shape in sorted(shapes.items())
+            ]
+            kept.write(self._path, {"setting": self._setting, "curves": curves})
 
 
 def _plausible(shape: np.ndarray) -> bool:
