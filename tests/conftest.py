@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def nothing_compiled():
     counters.clear()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def switching_often():
+    """Threads take turns every few operations."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
 
 
 @pytest.fixture

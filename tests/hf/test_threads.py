@@ -12,6 +12,8 @@ from support.recurrent_architectures import RECURRENT
 
 import token_recycling as tr
 
+pytestmark = pytest.mark.usefixtures("switching_often")
+
 THREADS, CALLS, NEW = 3, 6, 24
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -93,6 +92,7 @@ def test_it_is_written_once_a_minute_at_most(target, monkeypatch):
         assert len(written) == count
 
 
+@pytest.mark.usefixtures("switching_often")
 def test_texts_end_while_others_begin(target):
     """One thread keeps what was learned while another asks for lengths and numbers of texts that are new."""
     known = PassTimes(np.linspace(1, 2, 64), setting(target))
@@ -102,16 +102,11 @@ def test_texts_end_while_others_begin(target):
             for length in (10, 1000, 4000, 16_000, 64_000):
                 known.curve(texts, length).took(1, 0.01)
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            beginning = pool.submit(begins)
-            while not beginning.done():
-                known.keep()
-            beginning.result()
-    finally:
-        sys.setswitchinterval(before)
+    with ThreadPoolExecutor(1) as pool:
+        beginning = pool.submit(begins)
+        while not beginning.done():
+            known.keep()
+        beginning.result()
 
 
 def test_one_busy_process_spoils_little(target):

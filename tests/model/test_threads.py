@@ -1,6 +1,5 @@
 """Several threads on one model: each of its passes attends as it should, and the model is as before at every time."""
 
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,14 +25,6 @@ KINDS = {
     "ALiBi": lambda: model_of(named("bloom")),
     "windows": lambda: model_of(named("gemma3_text")),
 }
-
-
-@pytest.fixture
-def switching_often():
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
 
 
 @pytest.fixture(params=KINDS)
