@@ -86,9 +86,11 @@ class PassTimes:
         """A text has ended: writes what was learned, now and then."""
         with self._choosing:  # another thread's text may begin with a new length
             now = time.monotonic()
+            if self._path is None or now - self._written < _SECONDS:
+                return
             learned = {key: curve.shape() for key, curve in self._curves.items() if curve.steps >= _STEPS}
             learned = {key: shape for key, shape in learned.items() if _plausible(shape)}
-            if self._path is None or not learned or now - self._written < _SECONDS:
+            if not learned:
                 return
             self._written, shapes = now, self._kept()
             for key, shape in learned.items():
