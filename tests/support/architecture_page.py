@@ -76,7 +76,7 @@ _MEASURED: dict[tuple[str, str], Result] = {}
 
 
 def claimed(case: Case, attention: str) -> Result:
-    """What `measured` gives of a case that is exact, in a fifth of its time."""
+    """What `measured` gives of a case that is exact, in a tenth of its time."""
     texts = 2 * len(_prompts(case, attention))
     return Result(tr.check(model_of(case, attention)), 0.0, texts, texts, 1.0)
 
