@@ -11,6 +11,7 @@ from support.further_architectures import TOWER
 from transformers import DynamicCache
 
 import token_recycling as tr
+from token_recycling.model.inspection import layer_states
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 PICTURE = 60
@@ -117,6 +118,15 @@ def test_turns_on_one_cache(make):
         texts.append(text)
     assert model.acceleration.fallback is None
     assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_hidden_states_are_those_of_the_text_layers(make):
+    """A vision tower of as many layers, such as Llava's here, comes first among the modules."""
+    model, ids = made(make), tiny.prompt(1, 10, PICTURE)
+    with torch.no_grad(), layer_states(model, lambda layers: range(layers)) as seen:
+        wanted = model(input_ids=ids, output_hidden_states=True).hidden_states
+    assert torch.equal(seen[0], torch.cat(wanted[:-1], dim=-1))
 
 
 @pytest.mark.parametrize(("make", "mark"), [(gemma3, "token_type_ids"), (qwen2_vl, "mm_token_type_ids")])

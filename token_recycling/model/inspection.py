@@ -179,14 +179,18 @@ def uncompiled(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, torch.nn.ModuleList]:
-    """The path of a model's list of layers, and that list; raises ValueError where none can be found."""
-    config = model.config.get_text_config(decoder=True)
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == config.num_hidden_layers:
-            return name, module
-    raise NoHiddenStatesError(
-        f"expected a model with a list of {config.num_hidden_layers} layers, got {type(model).__name__}"
-    )
+    """Return the path of the list of decoder layers, and that list; raise NoHiddenStatesError where there is none."""
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == layers
+    ]
+    # A vision or audio tower may have as many layers as the decoder, and may come first.
+    decoder = {id(module) for module in model.get_decoder().modules()}
+    for name, module in sorted(lists, key=lambda found: id(found[1]) not in decoder):
+        return name, module
+    raise NoHiddenStatesError(f"model must have a list of {layers} decoder layers, got {type(model).__name__}")
 
 
 def context_length(model: PreTrainedModel) -> int | None:
