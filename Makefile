@@ -68,6 +68,9 @@ notebook: setup  ## runs examples/first_steps.ipynb and keeps what it shows
 drafter-table: setup ## the table of docs/drafters.md, from the drafters that there are
 	PYTHONPATH=tests $(RUN)/python -m support.drafter_table
 
+architectures: setup ## docs/architectures.md, from the cases of the tests; a minute
+	PYTHONPATH=tests $(RUN)/python -m support.architecture_page
+
 package: setup   ## wheel and source distribution in dist, built and checked as for an index
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine
 	rm -rf dist
@@ -206,6 +209,6 @@ test-mlx: .venv-mlx/.ready ## Token Recycling with mlx-lm, on Linux its CPU buil
 bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own decoding with a draft model
 	.venv-mlx/bin/python benchmarks/in_mlx.py
 
-.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table package bench bench-sizes bench-default \
+.PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table architectures package bench bench-sizes bench-default \
 	bench-gpu test-gpu train campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
 	test-mlx bench-mlx soak bench-many bench-structured campaign-structured test-real

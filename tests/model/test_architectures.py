@@ -298,7 +298,7 @@ def test_check_says_how():
 
 def test_the_page_of_architectures_is_what_is_tested_here():
     written = Path(__file__).parents[2] / "docs" / "architectures.md"
-    assert written.read_text(encoding="utf-8") == page(claimed), "stale: run python benchmarks/architectures.py"
+    assert written.read_text(encoding="utf-8") == page(claimed), "stale: run `make architectures`"
 
 
 @pytest.mark.parametrize(("stated", "positions", "wanted"), [(64, 1024, 64), (64, 32, 32), (256, None, 256)])

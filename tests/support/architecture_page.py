@@ -1,12 +1,13 @@
 """What the architectures' cases show, and docs/architectures.md made of it.
 
-`measured` runs one case; the tests assert on it, and `benchmarks/architectures.py` writes the page.
+`measured` runs one case; the tests assert on it, and `make architectures` writes the page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import transformers
@@ -119,7 +120,7 @@ def generated(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS) -> tup
 
 _HEAD = f"""# Architectures
 
-Written by `python benchmarks/architectures.py`; a test fails when it is stale. Every family is a tiny random model in
+Written by `make architectures`; a test fails when it is stale. Every family is a tiny random model in
 float32. **trees**: logits of three trees against linear decoding, `exact` within {TOLERANCE:.0e}. **texts**: whole
 texts identical to plain `generate`, greedy and sampled with a seed, of each family.
 
@@ -234,3 +235,9 @@ def _list(named: dict[str, str]) -> list[str]:
 def _t5() -> PreTrainedModel:
     config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
     return T5ForConditionalGeneration(config)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    (Path(__file__).parents[2] / "docs" / "architectures.md").write_text(page(), encoding="utf-8")
