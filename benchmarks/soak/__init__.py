@@ -1,1 +1,0 @@
-"""A server under everything that strangers, machines and time do to it: `python -m benchmarks.soak`."""
