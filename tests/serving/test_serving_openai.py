@@ -154,6 +154,14 @@ def test_responses(client, reference):
     assert events[-1].response.usage.model_extra["speculation"]["steps"] > 0
 
 
+def test_every_name_of_the_model_is_listed_and_answered(model):
+    with serving(model, tiny.tokenizer(), aliases=("two/three",)) as server:
+        client = server.client()
+        assert [one.id for one in client.models.list()] == ["tiny", "two/three"]
+        assert client.models.retrieve("two/three").id == "two/three"
+        assert client.completions.create(model="two/three", prompt="a", max_tokens=1).model == "tiny"
+
+
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"

@@ -16,6 +16,7 @@ from support.serving import matrix_path, serving, wait_for
 from support.speaking import chatty, speaking_llama
 
 from token_recycling.recycling.matrix_file import fingerprint, read_matrix_file
+from token_recycling.serving.errors import ApiError
 
 ROOT = Path(__file__).parents[2]
 ASKED = {"prompt": "import os", "max_tokens": 20}
@@ -107,7 +108,7 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
     options = ["--port", "0", "--matrix", matrix_path(tmp_path), "--name", "small", "--drafter", "recycling:tree=4"]
     options += ["--chat-template", folder / "template.jinja", "--api-key-file", tmp_path / "keys"]
     (tmp_path / "keys").write_text("# who may\nann:one\n\n")
-    (tmp_path / "keys").chmod(0o600)
+    (tmp_path / "keys").chmod(0o440)  # as LoadCredential of systemd has it
     environment = {**ENVIRONMENT, "TOKEN_RECYCLING_API_KEYS": "bob:two"}
     command = [sys.executable, "-c", code, "serve", folder, *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
@@ -130,8 +131,18 @@ def test_the_command_serves_and_saves_when_it_is_told_to_end(folder, tmp_path):
     assert rows(kept / "ann") > 5
 
 
+def test_a_key_without_a_name_and_several_names_of_the_model(served):
+    _, service, _ = served("--api-key", "secret", "--name", "one", "--name", "two/three")
+    assert [key.name for key in service.settings.keys] == ["default"]
+    for name in ("one", "two/three", None):
+        service.check_model(name)
+    with pytest.raises(ApiError, match="two/three"):
+        service.check_model("four")
+
+
 REFUSED = {
-    "a key without a name": (["--api-key", "secret"], "NAME:KEY"),
+    "two keys without names": (["--api-key", "one", "--api-key", "two"], "default"),
+    "two drafters": (["--drafter", "recycling", "--drafter", "suffix"], "--drafter"),
     "per-key without keys": (["--isolation", "per-key"], "API key"),
     "an unknown drafter": (["--drafter", "crystal"], "crystal"),
     "an unknown drafter to offer": (["--offer", "marble"], "marble"),

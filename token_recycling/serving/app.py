@@ -70,16 +70,19 @@ def app_of(service: Service) -> FastAPI:
 def _openai_routes(service: Service) -> APIRouter:
     """OpenAI's API."""
     router, name = APIRouter(), service.settings.name
-    described = {"id": name, "object": "model", "created": service.created, "owned_by": "token-recycling"}
+    described = {
+        one: {"id": one, "object": "model", "created": service.created, "owned_by": "token-recycling"}
+        for one in (name, *service.settings.aliases)
+    }
 
     @router.get("/v1/models")
     async def models(key: User) -> dict[str, Any]:
-        return {"object": "list", "data": [described]}
+        return {"object": "list", "data": list(described.values())}
 
     @router.get("/v1/models/{model:path}")
     async def model(model: str, key: User) -> dict[str, Any]:
         service.check_model(model)
-        return described
+        return described[model]
 
     @router.post("/v1/completions")
     async def text(request: Request, body: TextBody, key: User) -> Response:

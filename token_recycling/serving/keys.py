@@ -1,13 +1,14 @@
 """API keys. Each has a name, which separates what its requests teach the drafter; nothing else of a key is ever shown.
 
-A key is written NAME:KEY, in an option, in the environment, or one to a line of a file. Only digests are kept, and a
-received key is compared with all of them in constant time.
+A key is written NAME:KEY, or KEY alone, whose name is `default`: in an option, in the environment, or one to a line of
+a file. Only digests are kept, and a received key is compared with all of them in constant time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import stat
@@ -15,8 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+logger = logging.getLogger("token_recycling.serving")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 _SECRET = re.compile(r"[!-~]([ -~]*[!-~])?")
+_DEFAULT = "default"
+"""The name of a key that is given without one."""
 METRICS = "metrics"
 """The name of the key that opens /metrics and nothing else."""
 
@@ -30,49 +34,59 @@ class Key:
 
 
 def parse_key(text: str) -> Key:
-    """A key from NAME:KEY; raises ValueError, which never repeats the key."""
+    """Return a key from NAME:KEY or KEY; raises ValueError, which never repeats the key."""
     name, colon, secret = text.strip().partition(":")
-    if not colon or not secret or not _NAME.fullmatch(name):
+    if not colon:
+        name, secret = _DEFAULT, name
+    if not secret or not _NAME.fullmatch(name):
         raise ValueError(
-            "expected an API key as NAME:KEY, the name of letters, digits, '.', '_' and '-', got something else"
+            "an API key must be KEY or NAME:KEY, with a name of letters, digits, '.', '_' and '-'; a key that contains "
+            "a colon needs a name"
         )
     if not _SECRET.fullmatch(secret):
         raise ValueError(
-            f"expected the API key {name} in ASCII characters that can be printed, without a space at its ends, got "
-            "others, which no client can send in a header"
+            f"the API key {name} must be printable ASCII without a space at either end: clients cannot send other "
+            "characters in a header"
         )
     return Key(name, _digest(secret))
 
 
 def parse_keys(texts: Iterable[str], file: Path | None = None) -> tuple[Key, ...]:
-    """Keys from texts and a file, which only its owner may read; there empty lines and those that begin with # are left
-    out. Raises ValueError.
+    """Return the keys in `texts` and in `file`, where empty lines and lines that begin with # are skipped. Logs a
+    warning for a file that other users can read. Raises ValueError.
     """
-    lines = [] if file is None else _private_text(file).splitlines()
+    lines = [] if file is None else _file_text(file).splitlines()
     written = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
     if file is not None and not written:
-        raise ValueError(f"expected API keys in {file}, one NAME:KEY to a line, got none")
+        raise ValueError(f"{file} contains no API keys; write one NAME:KEY per line")
     keys = tuple(map(parse_key, [*texts, *written]))
-    for what, values in (("names", [key.name for key in keys]), ("keys", [key.digest for key in keys])):
-        if len(set(values)) < len(values):
-            raise ValueError(f"expected different {what} of API keys, got one twice")
+    names = [key.name for key in keys]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"names of API keys must differ, got {name} {names.count(name)} times; write NAME:KEY")
+    if len({key.digest for key in keys}) < len(keys):
+        raise ValueError("API keys must differ, got one twice")
     return keys
 
 
-def _private_text(file: Path) -> str:
-    """The text of a file that others cannot read; on Windows of any."""
+def _file_text(file: Path) -> str:
+    """Return the text of a file of keys.
+
+    Group and other permissions only cause a warning: a credential of systemd has mode 0440 with an ACL, a secret of
+    Docker 0444 and one of Kubernetes 0644, and all three are readable by the service alone.
+    """
     with file.open(encoding="utf-8") as opened:
         mode = os.fstat(opened.fileno()).st_mode
         if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ValueError(
-                f"expected API keys in a file for its owner alone, got {file} with the permissions "
-                f"{stat.filemode(mode)}; chmod 600 {file}"
-            )
+            logger.warning(
+                "%s has the permissions %s; if other users of this machine can reach it, run chmod 600 %s",
+                file, stat.filemode(mode), file,
+            )  # fmt: skip
         return opened.read()
 
 
 def find_key(keys: Iterable[Key], authorization: str | None) -> Key | None:
-    """The key of an Authorization header, `Bearer KEY`, or None. Takes equally long for each."""
+    """Return the key of an Authorization header, `Bearer KEY`, or None. Takes equally long for each."""
     scheme, _, secret = (authorization or "").partition(" ")
     digest = _digest(secret.strip())
     found = None

@@ -81,8 +81,9 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for another model than the one that is served."""
-        if name is not None and name != self.settings.name:
-            message = f"expected the model {self.settings.name!r}, got {name!r}"
+        names = [self.settings.name, *self.settings.aliases]
+        if name is not None and name not in names:
+            message = f"model must be {' or '.join(map(repr, names))}, got {name!r}"
             raise ApiError(404, message, "model_not_found", "model")
 
     def check_chat(self) -> None:

@@ -33,7 +33,9 @@ class Settings:
     """How a model is served: the options of `token-recycling serve`."""
 
     name: str = "model"
-    """What clients call the model."""
+    """Model name that clients send."""
+    aliases: tuple[str, ...] = ()
+    """Further names for the model."""
     drafter: str = "recycling"
     offers: tuple[str, ...] = DEFAULT_OFFERS
     """Drafters that a request for steps may name instead, made for that request."""
@@ -61,7 +63,7 @@ class Settings:
     max_prompt_tokens: int | None = _limit(None, "Longest prompt; default the context.", 1)
     max_new_tokens: int | None = _limit(None, "Most tokens of an answer; default the context.", 1)
     concurrency: int | None = _limit(
-        None, "Texts that are generated at once, in shared passes; default 2 where they fit in memory, else 1.", 1
+        None, "Maximum number of sequences decoded in one batch; default 4 where they fit in memory, else fewer.", 1
     )
     cache: float | None = _limit(
         None, "Megabytes of keys and values kept of earlier texts; default an eighth of memory, 0: none.", 0

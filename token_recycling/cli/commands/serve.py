@@ -33,8 +33,11 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8000,
     name: Annotated[
-        str | None,
-        typer.Option(help="What clients call the model; default its hub name, or that of its folder or file."),
+        list[str] | None,
+        typer.Option(
+            help="Model name that clients send; may be repeated, and responses carry the first. Default: the hub name, "
+            "or that of the folder or file."
+        ),
     ] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="File with a chat template instead of the model's.")
@@ -59,13 +62,13 @@ def serve(
     api_key: Annotated[
         list[str] | None,
         _access(
-            metavar="NAME:KEY",
+            metavar="[NAME:]KEY",
             envvar=_KEYS,
             show_envvar=True,
-            help="A key that opens the server; may be given repeatedly.",
+            help="API key; may be repeated. Without a name its name is `default`.",
         ),
     ] = None,
-    api_key_file: Annotated[Path | None, _access(help="File of keys, one NAME:KEY to a line.")] = None,
+    api_key_file: Annotated[Path | None, _access(help="File of API keys, one NAME:KEY per line.")] = None,
     allow_host: Annotated[
         list[str] | None,
         _access(
@@ -112,7 +115,8 @@ def serve(
         uvicorns = check_tls(tls_certificate, tls_key)
         limits = ConnectionLimits(max_connections, max_connections_per_address, header_timeout, body_timeout)
         chosen = Settings(
-            name=name or sources.title(model),
+            name=name[0] if name else sources.title(model),
+            aliases=tuple(name[1:]) if name else (),
             drafter=drafter,
             offers=_offers(drafter, offer),
             free_options=not keys and is_loopback(host),
