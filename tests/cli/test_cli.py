@@ -32,6 +32,7 @@ def test_check_says_how_a_model_is_supported(tiny_model_dir, self_test):
     assert found["reason"] is None
     assert (found["difference"] is not None) is self_test
     assert ("logits differ by" in text.stdout) is self_test
+    assert "yes, on CUDA" not in text.stdout  # captured steps were not run
 
 
 def test_check_says_why_a_model_is_refused(tmp_path):
@@ -201,6 +202,20 @@ def test_compare_refuses(tiny_model_dir, tmp_path):
     (tmp_path / "empty.py").write_bytes(b"\xff\xfe")
     assert_refused(run("compare", tiny_model_dir, "--prompts", tmp_path), "UTF-8")
     assert_refused(run("compare", tiny_model_dir, "hi", "--limit", 0), "--limit")
+
+
+def test_two_drafters_are_refused(tiny_model_dir):
+    for command in (["generate", tiny_model_dir, "hi"], ["compare", tiny_model_dir, "hi"], ["chat", tiny_model_dir]):
+        assert_refused(run(*command, "--drafter", "suffix", "--drafter=plain"), "--drafter", "2 times")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is available")
+@pytest.mark.parametrize(("build", "words"), [(None, ("without CUDA", "pip install torch")), ("13.0", ("nvidia-smi",))])
+def test_a_device_that_is_not_available_says_why(tiny_model_dir, monkeypatch, build, words):
+    monkeypatch.setattr(torch.version, "cuda", build)
+    for command in (["generate", tiny_model_dir, "hi"], ["check", tiny_model_dir, "--self-test"]):
+        assert_refused(run(*command, "--device", "cuda"), "'cuda'", *words)
+    assert_refused(run("generate", tiny_model_dir, "hi", "--device", "cpu:1"), "cpu:1")
 
 
 def test_unusable_models_are_refused(tiny_model_dir, tmp_path):

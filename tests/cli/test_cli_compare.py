@@ -54,12 +54,17 @@ def test_compare_tries_bfloat16_where_nothing_else_was_asked_for(tiny_model_dir,
     assert "bfloat16" not in run_json(*asked, "--dtype", "float32")["summary"]
 
 
-def test_weights_of_16_bits_are_said_to_be_computed_in_float32(tiny_model_dir, tmp_path):
+def test_weights_of_16_bits_are_said_to_be_computed_in_float32(tiny_model_dir, tmp_path, monkeypatch):
     folder = tmp_path / "model"
     shutil.copytree(tiny_model_dir, folder)
     AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.bfloat16).save_pretrained(folder)
-    said = "the weights are bfloat16 and computed in float32"
-    assert said in run("generate", folder, PROMPT, "--max-new-tokens", 2).stderr
+    said, faster = "the weights are bfloat16 and computed in float32", "--dtype bfloat16 may be faster"
+    for flags in ("fpu avx512f avx512_bf16", "fpu avx512f"):
+        (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+        monkeypatch.setattr("token_recycling._util.device._CPU", tmp_path / "cpuinfo")
+        noted = run("generate", folder, PROMPT, "--max-new-tokens", 2).stderr
+        assert said in noted
+        assert (faster in noted) == ("bf16" in flags)
     assert said not in run("generate", folder, PROMPT, "--max-new-tokens", 2, "--dtype", "bfloat16").stderr
     assert said not in run("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 2).stderr
 

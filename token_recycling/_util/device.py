@@ -1,4 +1,4 @@
-"""Waits for a device, and says how much memory it has."""
+"""Waits for a device, and says how much memory it has and which dtypes a CPU computes in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ import torch
 from .locks import CAPTURING
 
 _OF_CONTAINER, _UNKNOWN = Path("/sys/fs/cgroup/memory.max"), 8 * 2**30
+_CPU = Path("/proc/cpuinfo")
+_INSTRUCTIONS = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+"""Flags of x86 and ARM CPUs that multiply in 16 bits."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -30,3 +36,12 @@ def memory(device: torch.device) -> int:
     with contextlib.suppress(OSError, ValueError):  # "max" where a container has no limit
         held = min(held, int(_OF_CONTAINER.read_text()))
     return held
+
+
+def cpu_dtypes() -> set[str]:
+    """Return the 16-bit dtypes that this CPU has instructions for; empty where that is not known."""
+    try:
+        flags = set(_CPU.read_text().split())
+    except OSError:  # not Linux
+        return set()
+    return {dtype for dtype, names in _INSTRUCTIONS.items() if names & flags}

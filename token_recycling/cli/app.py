@@ -23,7 +23,7 @@ from .commands.report import report
 from .commands.serve import serve
 from .commands.train import train
 from .commands.warm import warm
-from .console import OneLineErrors
+from .console import OneDrafter, OneLineErrors
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -46,6 +46,6 @@ def main(
 
 
 for command in (generate, chat, compare, serve, bench, report, check, warm, matrix, drafters):
-    app.command()(command)
+    app.command(cls=OneDrafter)(command)
 app.add_typer(datastore, name="datastore")
 app.add_typer(train, name="train")

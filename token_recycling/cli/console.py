@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .._util.text_stream import one_line
 
@@ -30,6 +30,8 @@ TINTS = ("black on bright_cyan", "black on bright_yellow")
 """Two styles in turn, readable on dark and light terminals and different on one of 16 colours."""
 SEPARATOR = "▏"
 """Between steps where there are no colours."""
+
+_UNTRIED = "experimental, on CUDA only; this check does not run it"
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """All usage errors. Newer typers bring their own copy of click, so that the class has no fixed name to import it by."""
@@ -49,6 +51,20 @@ class OneLineErrors(TyperGroup):
         except (ValueError, OSError) as error:
             status = report(error)
         sys.exit(status)
+
+
+class OneDrafter(TyperCommand):
+    """A command that refuses a second --drafter, of which click would silently take the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; raises a usage error."""
+        _, _, given = self.make_parser(ctx).parse_args(list(args))
+        times = [option.name for option in given].count("drafter")
+        if times > 1:
+            ctx.fail(
+                f"--drafter was given {times} times; give one, such as --drafter fuse:recycling+suffix to combine two"
+            )
+        return super().parse_args(ctx, args)
 
 
 def group(help: str) -> typer.Typer:
@@ -166,7 +182,7 @@ def print_support(console: Console, found: Support) -> None:
     if found.supported:
         lines.append(("attention", found.attention))
         lines.append(("tested family", "yes" if found.tested else "no"))
-        lines.append(("fast path", f"no: {found.no_fast_path}" if found.no_fast_path else "yes, on CUDA"))
+        lines.append(("fast path", f"no: {found.no_fast_path}" if found.no_fast_path else _UNTRIED))
     if found.difference is not None:
         lines.append(("self-test", f"logits differ by {found.difference:.1e} at most"))
     lines += [("note", note) for note in found.notes]

@@ -42,15 +42,17 @@ def drafter_and_model(
 
 
 def note_dtype(name: str, dtype: str | None, loaded: loading.Loaded) -> None:
-    """Says that weights of 16 bits are computed in float32, where nobody asked for it."""
+    """Notes that 16-bit weights are computed in float32 by default, and that 16 bits may be faster on CPUs with
+    instructions for it.
+    """
     if dtype is not None or loaded.model.device.type != "cpu":
         return
     stored = str(getattr(loading.load_configuration(name), "dtype", None)).removeprefix("torch.")
     if stored in ("bfloat16", "float16"):
-        console.note(
-            f"the weights are {stored} and computed in float32, so that texts are exactly generate's; --dtype {stored} "
-            "may be faster"
-        )
+        from .._util.device import cpu_dtypes
+
+        faster = f"; --dtype {stored} may be faster" if stored in cpu_dtypes() else ""
+        console.note(f"the weights are {stored} and computed in float32, so that texts are exactly generate's{faster}")
 
 
 @contextlib.contextmanager

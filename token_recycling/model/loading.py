@@ -146,9 +146,26 @@ def _device(name: str | None) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     count = torch.accelerator.device_count() if device.type != "cpu" else 1
-    if device.type not in {place.type for place in here} or (device.index or 0) >= count:
-        raise ValueError(f"expected a device of {', '.join(place.type for place in here)}, got {name!r}")
+    available = ", ".join(place.type for place in here)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} is not available: {_why_no_cuda()}; available here: {available}")
+    if device.type not in {place.type for place in here}:
+        raise ValueError(f"device {name!r} is not available; choose one of {available}")
+    if (device.index or 0) >= count:
+        raise ValueError(f"device {name!r} does not exist: this machine has {count} of type {device.type}")
     return device
+
+
+def _why_no_cuda() -> str:
+    """Return why torch cannot use CUDA, and what to do about it."""
+    import torch
+
+    if torch.version.cuda is None:
+        return (
+            f"torch {torch.__version__} was built without CUDA; "
+            "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+        )
+    return f"torch was built for CUDA {torch.version.cuda} and finds no NVIDIA GPU; run nvidia-smi to check the driver"
 
 
 def encode(loaded: Loaded, prompt: Prompt, chat: bool) -> torch.Tensor:
