@@ -59,6 +59,19 @@ def test_a_request_may_say_what_is_expected_to_be_answered(caplog):
     assert caplog.text.count("expected prediction as a text, or as token ids below 100") == 4
 
 
+def test_requests_that_are_not_drafted_for_add_their_tokens_to_the_history_in_pieces():
+    """As those with a seed, which have no drafted token at any step; two at once, whose pieces do not mix."""
+    batches, records = made(), [SimpleNamespace(), SimpleNamespace()]
+    outputs = [list(range(50, 90)), list(range(89, 49, -1))]
+    for length in range(41):
+        ask(batches, records, [PROMPT + output[:length] for output in outputs], room=0)
+    records.clear()
+    ask(batches, [SimpleNamespace()], [[1]])
+    history = batches.recycler.matrix.past.tokens.tolist()
+    assert set(outputs[0]) <= set(history)
+    assert len(history) < 2 * sum(32 + len(output) for output in outputs)
+
+
 def test_prompts_are_never_drafted_in_other_requests():
     batches = made()
     write(batches, PROMPT, SAID)

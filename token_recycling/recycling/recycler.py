@@ -132,9 +132,9 @@ class Recycler:
         all texts take, in any unit; none where every node pays. `foreseen`, `drawn`: of the draft of a single text.
         """
         self._texts.record_ended()
-        for text, row, length, room in zip(texts, rows.tolist(), lengths.tolist(), rooms.tolist(), strict=True):
+        for text, row, length in zip(texts, rows.tolist(), lengths.tolist(), strict=True):
             if length > text.recorded:
-                self._record(text, tokens[row, text.recorded : length].tolist(), room <= 0)
+                self._record(text, tokens[row, text.recorded : length].tolist(), False)
             text.read, text.last = length, int(tokens[row, length - 1])
         slots, counts = np.array([text.slot for text in texts], np.int64), np.empty(len(texts), np.int64)
         if self.options.suffix:
