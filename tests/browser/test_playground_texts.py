@@ -145,7 +145,7 @@ def test_what_the_server_refuses_is_said_in_its_words(page):
     page.fill("#prompt", PROMPT * 200)
     page.click("#generate")
     page.wait_for_selector("#error:not([hidden])")
-    assert page.text_content("#error").startswith("expected a prompt of at most 300 tokens, got ")
+    assert page.text_content("#error").startswith("prompt: the prompt must have at most 300 tokens, got ")
     assert page.get_attribute("#error", "role") == "alert"
     generate(page)
     assert page.is_hidden("#error")

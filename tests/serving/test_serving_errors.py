@@ -42,7 +42,7 @@ def test_what_fails_while_generating_is_in_the_log_alone(server, model, monkeypa
         patch.setattr(model.lm_head, "forward", broken)
         status, text = ask(server, path, stream)
     assert stream or status == 500
-    assert "the server failed; its log says how" in text
+    assert "internal server error" in text
     assert "zip" not in text
     (said,) = [record for record in caplog.records if record.name == "token_recycling.serving"]
     assert "zip() argument 2 is shorter" in str(said.exc_info)
@@ -58,7 +58,7 @@ def test_a_damaged_matrix_of_a_key_is_the_servers_fault(model, tmp_path, caplog,
         status, text = ask(server, path, stream, "secret-a")
         assert stream or status == 500
         assert str(tmp_path) not in text
-        assert "the server failed; its log says how" in text
+        assert "internal server error" in text
         assert "delete it to start anew" in caplog.text
 
 
@@ -79,6 +79,50 @@ def test_tokens_that_are_none_are_said(server, path, given):
     assert ask(server, path, False, generation_config=shorter)[0] == 200
 
 
+@pytest.mark.parametrize("kind", [ValueError, TypeError, KeyError, RuntimeError])
+@pytest.mark.parametrize("path", ASKED)
+def test_what_fails_while_a_request_is_prepared_is_in_the_log_alone(server, monkeypatch, caplog, path, kind):
+    def broken(*args, **kwargs):
+        raise kind("the internals of /srv/model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service, "arguments", broken)
+        answer = server.post(path, ASKED[path])
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "internals" not in answer.text
+    (said,) = [record for record in caplog.records if record.name == "token_recycling.serving"]
+    assert "the internals of /srv/model" in str(said.exc_info)
+    server.wait_until_idle()
+
+
+def test_what_fails_in_transformers_without_the_requests_doing_is_an_internal_error(server, model, monkeypatch):
+    def broken(*args, **kwargs):
+        raise ValueError("the internals of generate")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_get_logits_processor", broken)
+        assert ask(server, "/v1/completions", False)[0] == 500
+
+
+def test_an_error_in_a_stream_names_the_field(server):
+    _, text = ask(server, "/v1/completions", True, generation_config='{"typical_p": 0.0, "do_sample": true}')
+    assert json.loads(text.removeprefix("data: "))["error"]["param"] == "generation_config"
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_one_mistake_has_one_code_and_param_everywhere(model, path):
+    with serving(model, chatty(tiny.tokenizer()), max_prompt_tokens=40) as server:
+        field = next(iter(ASKED[path]))
+        long = [{**MESSAGES[0], "content": "a" * 400}] if field == "messages" else "a" * 400
+        error = server.post(path, {field: long}).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+        for content in (b"{bad", b'{"prompt": "\xff"}', b"", b"[" * 100_000):
+            answer = httpx2.post(f"{server.url}{path}", content=content, headers={"Content-Type": "application/json"})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_body", None), content[:9]
+
+
 def test_what_fails_at_start_is_said(model, monkeypatch):
     monkeypatch.setattr(model.generation_config, "num_beams", 2)
     service = Service(Loaded(model, tiny.tokenizer()), Settings())
@@ -93,7 +137,7 @@ def test_what_a_template_refuses_is_said(server, monkeypatch):
 
 
 HALF, DEEP = chr(0xD800), json.loads("[" * 900 + "]" * 900)
-UNREADABLE = "expected a JSON object in UTF-8 as body"
+UNREADABLE = "the body must be a JSON object in UTF-8"
 OTHER_KIND = "expected a JSON object with the header Content-Type: application/json, got a body of another kind"
 
 

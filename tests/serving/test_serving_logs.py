@@ -6,7 +6,7 @@ import logging
 import httpx2
 import pytest
 from support import tiny
-from support.serving import keys, serving
+from support.serving import keys, serving, wait_for
 from support.speaking import speaking_llama
 
 from token_recycling.serving.metrics import JsonLines, log_json_lines
@@ -43,9 +43,28 @@ def test_histograms_are_by_key():
             server.post("/v1/completions", {"prompt": "for index in", "max_tokens": 8}, f"secret-{user}")
         server.wait_until_idle()
         metrics = server.metrics("secret-metrics")
-    for name in ("generation_mat", "step_seconds"):
+    latencies = ("request_latency_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds")
+    for name in ("generation_mat", "step_seconds", *latencies):
         assert metrics[f'token_recycling_{name}_count{{key="ann"}}'] == 2
         assert metrics[f'token_recycling_{name}_count{{key="bob"}}'] == 1
+
+
+def test_the_seconds_of_a_stream_are_those_of_the_whole_request(access):
+    with serving(speaking_llama(), tiny.tokenizer()) as server:
+        server.post("/v1/completions", {"prompt": "for index in", "max_tokens": 200, "stream": True})
+        server.wait_until_idle()
+        wait_for(lambda: {"answer", "generation"} <= {record.getMessage() for record in access.records})
+        metrics = server.metrics()
+    events = [(record.getMessage(), record.fields) for record in access.records if hasattr(record, "fields")]
+    (answered,) = [fields for name, fields in events if name == "answer" and fields["path"] == "/v1/completions"]
+    (generated,) = [fields for name, fields in events if name == "generation"]
+    assert answered["seconds"] >= generated["prefill_seconds"] + generated["decode_seconds"]
+    first, latency, token = (
+        metrics[f'token_recycling_{name}_seconds_sum{{key=""}}']
+        for name in ("time_to_first_token", "request_latency", "time_per_output_token")
+    )
+    assert 0 < first < latency
+    assert 0 < token < latency / 100
 
 
 def test_json_lines_are_one_object_each_with_the_trace_of_an_error(capfd):

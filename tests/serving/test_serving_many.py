@@ -159,7 +159,7 @@ def test_what_fails_for_all_ends_all_and_the_next_is_answered(model, monkeypatch
             raise RuntimeError("no memory")
 
         def refused():
-            with pytest.raises(openai.InternalServerError, match="its log says how"):
+            with pytest.raises(openai.InternalServerError, match="internal server error"):
                 server.complete()
 
         with monkeypatch.context() as patch:

@@ -101,13 +101,20 @@ def test_too_many_requests(model):
         assert server.complete(a).usage.completion_tokens == 8
 
 
-def test_a_full_server(model):
+def test_a_full_server(model, monkeypatch):
     with serving(model, tiny.tokenizer(), max_requests=1) as server:
+        made = []
+        monkeypatch.setattr(server.service.pool, "anew", lambda: made.append("anew"))
+        monkeypatch.setattr(server.service.offered, "make", made.append)
         with server.complete(max_tokens=3500, stream=True) as first:
             next(iter(first))
             error = refused(server)
             assert (error.status_code, error.code) == (503, "overloaded")
             assert int(error.response.headers["retry-after"]) > 0
+            for drafter in ("anew", "suffix"):
+                asked = {"prompt": "a", "drafter": drafter}
+                assert server.post("/v1/token_recycling/steps", asked).status_code == 503
+            assert not made, "a refused request costs no drafter"
         server.wait_until_idle()
         server.service.closing = True
         assert refused(server).code == "shutting_down"

@@ -98,7 +98,7 @@ class LimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        read, began = 0, time.monotonic()
+        read, began, status = 0, time.monotonic(), 499  # of a client that disconnects before there is a response
 
         async def limited() -> Message:
             nonlocal read
@@ -108,19 +108,23 @@ class LimitMiddleware:
                 raise self._too_large()
             return message
 
-        async def counted(message: Message) -> None:
+        async def watched(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                path = getattr(scope.get("route"), "path", "other")
-                self._metrics.count_request(path, message["status"], time.monotonic() - began)
+                status = message["status"]
             await send(message)
 
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_bytes:
-            error = self._too_large()
-            response = JSONResponse(error_body(413, error.detail, error.code), 413)
-            await response(scope, receive, counted)
-            return
-        await self._app(scope, limited, counted)
+        try:
+            if length.isdigit() and int(length) > self._max_bytes:
+                error = self._too_large()
+                response = JSONResponse(error_body(413, error.detail, error.code), 413)
+                await response(scope, receive, watched)
+            else:
+                await self._app(scope, limited, watched)
+        finally:
+            path = getattr(scope.get("route"), "path", "other")
+            self._metrics.count_request(path, status, time.monotonic() - began)
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"expected a body of at most {self._max_bytes:,} bytes, got more", "request_too_large")

@@ -21,7 +21,7 @@ from . import playground
 from .access import LimitMiddleware, LocalNamesMiddleware, MetricsUser, User
 from .answers import Answer
 from .completions import ChatAnswer, TextAnswer
-from .errors import ApiError, add_error_handlers, client_error
+from .errors import ApiError, CancelledError, add_error_handlers, client_error
 from .job import Job
 from .keys import Key
 from .requests import Body, ChatBody, StepsBody, TextBody
@@ -157,8 +157,7 @@ async def _watched(answer: Answer, watch: asyncio.Task[None]) -> AsyncIterator[s
 @contextlib.contextmanager
 def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[asyncio.Task[None]]:
     """Cancels the job when its client disconnects, even while there is nothing to send; gives the task that watches,
-    which goes on after the block. If the block raises, the job ends, and what the client did wrong, which shows before
-    a text begins, is an ApiError.
+    which goes on after the block. If the block raises, the job ends, and the error is raised as an ApiError.
     """
 
     async def cancel_on_disconnect() -> None:
@@ -169,13 +168,14 @@ def _cancelled_on_disconnect(request: Request, job: Job) -> Iterator[asyncio.Tas
     watch = asyncio.create_task(cancel_on_disconnect())
     try:
         yield watch
+    except CancelledError:
+        watch.cancel()
+        job.end()
+        raise
     except Exception as error:
         watch.cancel()
         job.end()
-        answered = error if job.started else client_error(error)
-        if answered is error:
-            raise
-        raise answered from error
+        raise client_error(error, "preparing a request") from error
     except BaseException:  # the server ends while the client waits
         watch.cancel()
         job.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from starlette.exceptions import HTTPException
 from .._util.text_stream import one_line
 
 logger = logging.getLogger("token_recycling.serving")
-_UNREADABLE = "expected a JSON object in UTF-8 as body, got something that cannot be read as one"
+_UNREADABLE = "the body must be a JSON object in UTF-8"
 _SHOWN = 40
 """Characters of a value that an error repeats."""
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -41,6 +42,10 @@ class ApiError(HTTPException):
         return self.detail
 
 
+def _unreadable() -> ApiError:
+    return ApiError(400, _UNREADABLE, "invalid_body")
+
+
 def unread(error: HTTPException) -> bool:
     """Whether the server's framework could not read a body."""
     return error.status_code == 400 and not isinstance(error, ApiError)
@@ -61,27 +66,59 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def client_error(error: Exception) -> Exception:
-    """What preparing a request raised, as an ApiError of status 400 if the request is wrong; else as it is."""
+_TEMPLATE = "<template>"
+"""The file name of jinja's compiled code."""
+_RENDERING = ("transformers.utils.chat_template_utils",)
+_CHECKING = ("transformers.generation.configuration_utils", "transformers.generation.logits_process")
+"""Modules of transformers whose ValueErrors are about the messages, and about the generation configuration."""
+
+
+def template_error(error: Exception) -> Exception:
+    """Return the ApiError for an error of the chat template, which depends on the messages and variables of the
+    request; any other error as it is.
+    """
     if isinstance(error, RecursionError):
-        return ApiError(400, "expected values that the chat template can write, got too many within values")
-    if isinstance(error, (ValueError, TypeError, KeyError, TemplateError)):
-        return ApiError(400, one_line(error) or type(error).__name__, "invalid_request")
+        return ApiError(400, "the request is nested too deeply for the chat template", "invalid_request", "messages")
+    frames = traceback.extract_tb(error.__traceback__)
+    in_template = isinstance(error, TemplateError) or any(frame.filename == _TEMPLATE for frame in frames)
+    if in_template or _raised_in(error, _RENDERING):
+        message = f"the chat template cannot render this request: {one_line(error) or type(error).__name__}"
+        return ApiError(400, message, "invalid_request", "messages")
     return error
 
 
-def server_error() -> ApiError:
-    """What a client is told of what failed in the server: that its log says how."""
-    message = "the server failed; its log says how"
-    return ApiError(500, message, "internal_error")
+def config_error(error: Exception) -> Exception:
+    """Return the ApiError for a value of the generation configuration that transformers refuses; any other error as
+    it is.
+    """
+    return invalid("generation_config", one_line(error)) if _raised_in(error, _CHECKING) else error
+
+
+def _raised_in(error: Exception, modules: Sequence[str]) -> bool:
+    """Return whether one of the modules itself raised a ValueError or TypeError, not something that it called."""
+    if not isinstance(error, (ValueError, TypeError)):
+        return False
+    innermost = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+    return innermost.f_globals.get("__name__") in modules
+
+
+def server_error(error: BaseException, where: str) -> ApiError:
+    """Log an error that is not the client's, and return the ApiError that takes its place: its message may contain
+    other users' data.
+    """
+    logger.error("%s failed", where, exc_info=error)
+    return ApiError(500, "internal server error; see the server log", "internal_error")
+
+
+def client_error(error: Exception, where: str) -> ApiError:
+    """Return an error as its client may see it."""
+    return error if isinstance(error, ApiError) else server_error(error, where)
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """The body for a text that ends with an exception; one that is not for clients is logged."""
-    if not isinstance(error, ApiError):
-        logger.error("a generation failed", exc_info=error)
-        error = server_error()
-    return error_body(error.status_code, error.detail, error.code)
+    """Return the body of an error event of a stream."""
+    shown = client_error(error, "a generation")
+    return error_body(shown.status_code, shown.detail, shown.code, shown.param)
 
 
 def field_and_message(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
@@ -121,15 +158,16 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        if unread(error):
+            error = _unreadable()
         code, param = getattr(error, "code", None), getattr(error, "param", None)
-        body = error_body(error.status_code, _UNREADABLE if unread(error) else str(error.detail), code, param)
+        body = error_body(error.status_code, str(error.detail), code, param)
         return JSONResponse(body, error.status_code, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
         field, message = field_and_message(error.errors())
-        said = f"{field}: {message}" if field else _UNREADABLE
-        return JSONResponse(error_body(400, said, "invalid_value", field or None), 400)
+        return await refused(request, invalid(field, message) if field else _unreadable())
 
     @app.exception_handler(CancelledError)
     async def left(request: Request, error: CancelledError) -> Response:
@@ -137,4 +175,4 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return await refused(request, server_error())
+        return await refused(request, server_error(error, request.url.path))

@@ -25,7 +25,7 @@ from ..hf.batched import DecodingThread
 from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
 from ..model.self_test import ready
-from .errors import ApiError, CancelledError, client_error, server_error
+from .errors import ApiError, CancelledError, client_error, config_error
 from .logprobs import LogprobRecorder, Scored, scored_prompt
 from .stopping import with_own_stopping
 
@@ -57,8 +57,8 @@ class Job:
     """An accepted request. All but `cancel` and `generate_text` is for the thread of the event loop."""
 
     model: PreTrainedModel
-    drafter: AbstractContextManager[Drafter]
-    """Gives the drafter for the length of a `with` block, once."""
+    drafter: AbstractContextManager[Drafter] | None
+    """Gives the drafter for the length of a `with` block, once; None until the job is admitted."""
     key: str = ""
     """Name of its API key; empty where none is needed."""
     prefix: str = ""
@@ -81,6 +81,8 @@ class Job:
     """Why transformers' own decoding was used, or None."""
     waited: float = field(default=0.0, init=False)
     """Seconds before its turn came."""
+    first_token_seconds: float | None = field(default=None, init=False)
+    """From its arrival to the first generated token of any of its sequences."""
     started: bool = field(default=False, init=False)
     prompt_tokens: int = field(default=0, init=False)
     cached_tokens: int = field(default=0, init=False)
@@ -117,6 +119,11 @@ class Job:
             first, self._ended = not self._ended, True
         if first:
             self.on_end(self)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since its arrival."""
+        return time.monotonic() - self._since
 
     @property
     def outcome(self) -> str | None:
@@ -163,7 +170,7 @@ class Job:
             raise CancelledError
         if self._interrupted is not None:
             raise self._interrupted
-        if self.timeout is None or time.monotonic() - self._since < self.timeout:
+        if self.timeout is None or self.seconds < self.timeout:
             return
         if not self.started:
             raise ApiError(503, f"the request waited for {self.timeout:g} s", "timeout", headers={"Retry-After": "5"})
@@ -188,7 +195,8 @@ class Job:
             self.check()
             with self._changing:
                 if not self.started:
-                    self.started, self.waited = True, time.monotonic() - self._since
+                    self.started, self.waited = True, self.seconds
+                    assert self.drafter is not None
                     self._acquired = self._holding.enter_context(self.drafter)
                 self._begun, self._generating = self._begun + 1, self._generating + 1
             try:
@@ -200,10 +208,7 @@ class Job:
             raise
         except Exception as error:
             self._failed = True
-            if isinstance(error, ApiError):
-                raise
-            logger.exception("the generation %s failed", self.id)
-            raise server_error() from error
+            raise client_error(error, f"generation {self.id}") from error
         finally:
             with self._changing:
                 over = not self._generating and (self._begun == self.texts or self._failed or self.cancelled)
@@ -215,7 +220,13 @@ class Job:
     def _generate(self, drafter: Drafter, text: Text, tell: Callable[[list[Scored]], None]) -> None:
         # None may predict another's draws.
         seed = secrets.randbits(63) if text.seed is None else text.seed
-        arguments = {**with_own_stopping(text.arguments), "streamer": TokenStreamer(text, tell, self.check)}
+
+        def told(tokens: list[Scored]) -> None:
+            if self.first_token_seconds is None:
+                self.first_token_seconds = self.seconds
+            tell(tokens)
+
+        arguments = {**with_own_stopping(text.arguments), "streamer": TokenStreamer(text, told, self.check)}
         if self.together is None:
             torch.manual_seed(seed)
             model = view(self.model, Acceleration(drafter, target=ready(self.model), known=text.known))
@@ -225,9 +236,8 @@ class Job:
         try:
             model.generate(**arguments)
         except (ValueError, TypeError) as error:
-            if acceleration.reached:
-                raise
-            raise client_error(error) from error  # transformers refuses what the configuration of the request says
+            # Before the first forward pass, transformers checks the generation configuration of the request.
+            raise error if acceleration.reached else config_error(error) from error
         finally:
             with self._changing:
                 self.stats += acceleration.stats

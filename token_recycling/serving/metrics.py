@@ -19,6 +19,7 @@ from .job import Job
 
 _ACCESS = logging.getLogger("token_recycling.serving.access")
 _MAT = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16, 32)
+_LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _SECONDS = tuple(step * 10**power for power in (-3, -2, -1, 0) for step in (1, 2, 5))
 
 
@@ -43,6 +44,13 @@ class Metrics:
         self._mat = gauge("mean_accepted_tokens", "Tokens a step since the start (MAT).")
         by_key = partial(Histogram, namespace="token_recycling", registry=self._registry, labelnames=["key"])
         self._mat_by_key = by_key("generation_mat", "Tokens a step of a generation (MAT).", buckets=_MAT)
+        self._latency = by_key("request_latency_seconds", "Seconds from arrival to the last token.", buckets=_LATENCY)
+        self._first = by_key(
+            "time_to_first_token_seconds", "Seconds from arrival to the first token.", buckets=_LATENCY
+        )
+        self._per_token = by_key(
+            "time_per_output_token_seconds", "Decode time per generated token after the first pass.", buckets=_SECONDS
+        )
         self._step_by_key = by_key("step_seconds", "Mean seconds of a step of a generation.", buckets=_SECONDS)
         self.running = gauge("requests_in_progress", "Requests that run or wait.")
         self.generating = gauge("texts_running", "Texts that are generated.")
@@ -52,7 +60,9 @@ class Metrics:
         self._sums = [0, 0]
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
-        """One more answer, `seconds` after its request came. `path` is the route's, not what a client made of it."""
+        """Count a request that took `seconds` from its arrival to the end of its response. `path` is the route's, which
+        contains nothing from the client.
+        """
         self._requests.labels(path, str(status)).inc()
         _log("answer", path=path, status=status, seconds=round(seconds, 4))
 
@@ -72,6 +82,11 @@ class Metrics:
         self._sums = [self._sums[0] + stats.tokens, self._sums[1] + stats.steps]
         if self._sums[1]:
             self._mat.set(self._sums[0] / self._sums[1])
+        self._latency.labels(job.key).observe(job.seconds)
+        if job.first_token_seconds is not None:
+            self._first.labels(job.key).observe(job.first_token_seconds)
+        if stats.tokens_per_second:
+            self._per_token.labels(job.key).observe(1 / stats.tokens_per_second)
         if stats.steps:
             self._mat_by_key.labels(job.key).observe(stats.mat)
             self._step_by_key.labels(job.key).observe(stats.decode_seconds / stats.steps)
@@ -88,6 +103,7 @@ class Metrics:
             mat=round(stats.mat, 3),
             drafted=stats.drafted,
             accepted=stats.accepted.total(),
+            seconds=round(job.seconds, 4),
             wait_seconds=round(job.waited, 4),
             prefill_seconds=round(stats.prefill_seconds, 4),
             decode_seconds=round(stats.decode_seconds, 4),

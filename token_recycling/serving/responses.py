@@ -12,12 +12,13 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from .answers import Event
 from .calling import ToolChoice
 from .choices import Delta
 from .completions import ChatAnswer
+from .errors import ApiError, field_and_message, invalid
 from .job import Job
 from .requests import ChatBody, Refused, Templated
 from .service import Service
@@ -187,7 +188,13 @@ class ResponseAnswer(ChatAnswer):
 
     @classmethod
     async def prepare(cls, service: Service, body: ResponsesBody, job: Job) -> ResponseAnswer:  # type: ignore[override]
-        answer = await super().prepare(service, body.as_chat(), job)
+        try:
+            answer = await super().prepare(service, body.as_chat(), job)
+        except ValidationError as error:
+            raise invalid(*field_and_message(error.errors())) from error
+        except ApiError as error:
+            error.param = "input" if error.param == "messages" else error.param
+            raise
         assert isinstance(answer, ResponseAnswer)
         return answer
 

@@ -103,14 +103,6 @@ class Service:
         if body.speculation is not None and not body.speculation.enabled:
             drafter = "plain"
         settings, name, retry = self.settings, key.name if key else "", {"Retry-After": "1"}
-        if drafter == "accelerated":
-            acquired: contextlib.AbstractContextManager[Drafter] = self.pool.acquire(name)
-        elif drafter == "anew":
-            acquired = contextlib.nullcontext(self.pool.anew())
-        else:
-            acquired = contextlib.nullcontext(
-                make_drafter("plain") if drafter == "plain" else self.offered.make(drafter)
-            )
         with self._lock:
             if self.closing:
                 raise ApiError(503, "the server is shutting down", "shutting_down", headers=retry)
@@ -120,24 +112,38 @@ class Service:
             if len(self._jobs) >= settings.max_requests:
                 message = f"the server has {settings.max_requests} requests, as many as it takes; try again later"
                 raise ApiError(503, message, "overloaded", headers=retry)
-            job = Job(self.loaded.model, acquired, name, prefix, settings.timeout, self.together, on_end=self._on_end)
+            job = Job(self.loaded.model, None, name, prefix, settings.timeout, self.together, on_end=self._on_end)
             self._jobs[job.id] = job
             self._by_key[name] += 1
             self.metrics.running.set(len(self._jobs))
+        try:
+            job.drafter = self._drafter(drafter, name)
+        except BaseException:
+            job.end()
+            raise
         return job
 
-    def limit(self, job: Job, length: int, config: GenerationConfig) -> None:
-        """Adds a prompt of that length to a job and limits `config.max_new_tokens`; raises ApiError for a long one, and
-        where more tokens are asked for than fit.
+    def _drafter(self, chosen: str, key: str) -> contextlib.AbstractContextManager[Drafter]:
+        """Return the drafter for a request; raises ApiError. A new one costs memory: call it for admitted requests."""
+        if chosen == "accelerated":
+            return self.pool.acquire(key)
+        if chosen == "anew":
+            return contextlib.nullcontext(self.pool.anew())
+        return contextlib.nullcontext(make_drafter("plain") if chosen == "plain" else self.offered.make(chosen))
+
+    def limit(self, job: Job, length: int, config: GenerationConfig, field: str) -> None:
+        """Add a prompt of that length, from that field of the request, to a job, and limit `config.max_new_tokens`;
+        raises ApiError for a long prompt, and where more tokens are asked for than fit.
         """
         job.prompt_tokens += length
         limit, context = self.settings.max_prompt_tokens, self.loaded.context
         if not length:
-            raise ApiError(400, "expected a prompt of one token or more, got none", "empty_prompt")
-        if limit is not None and length > limit and not job.warm_up:
-            raise _too_long(f"a prompt of at most {limit} tokens", length)
-        if context is not None and length >= context:
-            raise _too_long(f"a prompt of fewer tokens than the model's context of {context}", length)
+            raise ApiError(400, f"{field}: the prompt must have at least one token, got 0", "empty_prompt", field)
+        limit = None if job.warm_up else limit
+        longest = min((most for most in (limit, context and context - 1) if most is not None), default=length)
+        if length > longest:
+            message = f"{field}: the prompt must have at most {longest} tokens, got {length}; shorten it"
+            raise ApiError(400, message, "context_length_exceeded", field)
         limits = [config.max_new_tokens, self.settings.max_new_tokens, None if context is None else context - length]
         config.max_new_tokens = min(limit for limit in limits if limit is not None)
         if (config.min_new_tokens or 0) > config.max_new_tokens:
@@ -158,7 +164,7 @@ class Service:
         length where the body says none; `top`: the likeliest tokens that are wanted; `calls`: the form of tool calls.
         """
         config = config_of(body, self.loaded.model, default_tokens)
-        self.limit(job, ids.shape[-1], config)
+        self.limit(job, ids.shape[-1], config, "messages" if isinstance(body, ChatBody) else "prompt")
         known = self.known(job, body, body.prediction if isinstance(body, ChatBody) else None)
         grammar = await self.grammar(job, body, config, calls)
         texts = []
@@ -281,7 +287,3 @@ class Service:
         self.pool.save()
         if self.together is not None:
             self.together.close()
-
-
-def _too_long(expected: str, length: int) -> ApiError:
-    return ApiError(400, f"expected {expected}, got {length}; shorten it", "context_length_exceeded")

@@ -70,7 +70,7 @@ class StepsAnswer(Answer):
         else:
             ids = (await asyncio.to_thread(tokenizer, body.prompt, return_tensors="pt"))["input_ids"]
         config = config_of(body, service.loaded.model)
-        service.limit(job, ids.shape[-1], config)
+        service.limit(job, ids.shape[-1], config, "prompt" if body.messages is None else "messages")
         arguments = service.arguments(body, ids, config, None, await service.grammar(job, body, config))
         text = Text(arguments, body.seed, known=service.known(job, body))
         return cls(service, job, [text], [Choice(tokenizer, config, hidden=body.stop_token_ids)])

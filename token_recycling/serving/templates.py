@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator
 
 from .._util.text_stream import one_line
 from ..model.loading import Loaded
-from .errors import invalid
+from .errors import invalid, template_error
 from .json_values import check_json
 
 if TYPE_CHECKING:
@@ -78,18 +78,21 @@ def rendered(
     tools: list[dict[str, Any]] | None = None,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """The prompt (1, length) of a conversation; raises what the template raises. `goes_on`: its last message is not
-    ended, so that the answer goes on with it; else, if it `prompts`, it ends with how an answer begins.
+    """The prompt (1, length) of a conversation; raises ApiError where the template refuses it. `goes_on`: its last
+    message is not ended, so that the answer goes on with it; else, if it `prompts`, it ends with how an answer begins.
     """
-    return tokenizer.apply_chat_template(
-        [written(message) for message in messages],
-        add_generation_prompt=prompts and not goes_on,
-        continue_final_message=goes_on,
-        return_tensors="pt",
-        return_dict=True,
-        tools=tools,
-        **variables,
-    )["input_ids"]
+    try:
+        return tokenizer.apply_chat_template(
+            [written(message) for message in messages],
+            add_generation_prompt=prompts and not goes_on,
+            continue_final_message=goes_on,
+            return_tensors="pt",
+            return_dict=True,
+            tools=tools,
+            **variables,
+        )["input_ids"]
+    except Exception as error:  # a template can fail in any way
+        raise template_error(error) from error
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
