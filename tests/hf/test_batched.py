@@ -75,6 +75,21 @@ def test_what_cannot_join_is_decoded_by_itself(model, together, more, monkeypatc
     assert torch.equal(said, wanted)
 
 
+@pytest.mark.parametrize("more", [{}, {"return_dict_in_generate": True}], ids=["joins", "by itself"])
+def test_a_seed_samples_as_alone_and_leaves_torchs_generator_alone(model, together, more):
+    """Calls run in threads of their own, so the global random state belongs to none of them."""
+    arguments = {"input_ids": tiny.prompt(0, 5), "max_new_tokens": 20, "do_sample": True, "temperature": 1.5, **more}
+    wanted = [alone(model, seed, arguments) for seed in range(3)]
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    for seed, expected in enumerate(wanted):
+        sampled = together.model(tr.make_drafter("recycling"), seed).generate(**arguments)
+        if more:
+            sampled, expected = sampled.sequences, expected.sequences
+        assert torch.equal(sampled, expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_an_error_is_raised_where_the_call_was_made(model, together):
     def failing(ids, scores, **_):
         raise ZeroDivisionError

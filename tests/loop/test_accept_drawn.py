@@ -115,14 +115,14 @@ def test_a_draft_said_to_be_chosen_is_verified_as_exactly():
     assert fits(texts(lambda text: replace(made(text), drawn_from=None), accept_walk)) > 0.001
 
 
-def without_residual(target, tokens, sources):
+def without_residual(target, tokens, sources, generator):
     for place, token in enumerate(tokens):
         if torch.rand(()) * sources[place][token] < target[token]:
             return place, target
     return None, target
 
 
-def without_renewing_q(target, tokens, sources):
+def without_renewing_q(target, tokens, sources, generator):
     left = target
     for place, token in enumerate(tokens):
         if torch.rand(()) * sources[place][token] < left[token]:

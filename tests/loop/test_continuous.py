@@ -166,7 +166,7 @@ class Drawing(tr.Drafter):
         if context.room < 2:
             return tr.Draft(root_only(), context.root)
         source = torch.tensor([0.1, 0.2, 0.3, 0.4])
-        drawn = torch.multinomial(source, 1)
+        drawn = torch.multinomial(source, 1, generator=context.generator)
         return tr.Draft(chain(1), torch.cat([context.root, drawn]), {1: source})
 
 

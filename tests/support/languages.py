@@ -32,6 +32,8 @@ P, Q = table(1, 1.0), table(2, 1.5)
 class Tabled:
     """Chooses by the logits it is given, at temperature 1."""
 
+    generator = None
+
     def __call__(self, logits: torch.Tensor) -> int:
         return int(torch.multinomial(self.distribution(logits), num_samples=1))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 import token_recycling as tr
 from token_recycling.loop.continuous import RunningBatch
-from token_recycling.loop.draws import Draws
 from token_recycling.loop.known import NOTHING_KNOWN
 from token_recycling.loop.text import Row, Sequence, TokenSelector
 from token_recycling.model.tree_model import TreeModel
@@ -41,9 +41,9 @@ class Texts:
         """Lets a text join; it is sampled where there is a seed."""
         limit = MaxLengthCriteria(ids.shape[1] + new)
         sequence = Sequence(ids[0], StoppingCriteriaList([limit, *criteria]))
-        selector = TokenSelector(sequence, LogitsProcessorList(processors), seed is not None)
-        draws = None if seed is None else Draws(seed, ids.device)
-        row = Row(sequence, selector, tr.make_drafter(drafter), tr.Stats(), known=known, draws=draws)
+        generator = None if seed is None else torch.Generator(ids.device).manual_seed(seed)
+        selector = TokenSelector(sequence, LogitsProcessorList(processors), seed is not None, generator=generator)
+        row = Row(sequence, selector, tr.make_drafter(drafter), tr.Stats(), known=known)
         said = self.said[row] = []
 
         def told(step):

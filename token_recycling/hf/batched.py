@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from ..cuda_graphs import Way, ordinary
 from ..drafters._base import Drafter
 from ..loop.continuous import RunningBatch
-from ..loop.draws import Draws
 from ..loop.known import NOTHING_KNOWN, Known
 from ..loop.stats import Stats
 from ..loop.text import Row
@@ -80,10 +79,10 @@ class DecodingThread:
         self, seed: int, target: TreeModel, call: GenerateCall, drafter: Drafter, stats: Stats, way: Way, known: Known
     ) -> Output | torch.Tensor:
         """Decode a call as `run_call` does, in the decoding thread."""
+        generator = torch.Generator(call.input_ids.device).manual_seed(seed)
         if len(call.input_ids) > 1 or call.cache_is_seen or slots(call.cache):
-            torch.manual_seed(seed)
-            return run_call(target, call, drafter, stats, way, known)
-        (sequence,), (selector,) = beginnings(call)
+            return run_call(target, call, drafter, stats, way, known, generator)
+        (sequence,), (selector,) = beginnings(call, generator)
         row, ended, streamer = Row(sequence, selector, drafter, stats, known=known), Future[None](), call.streamer
 
         def take(step: Step) -> None:
@@ -93,8 +92,6 @@ class DecodingThread:
         def join() -> None:
             if self._ended:
                 raise RuntimeError("expected a call before DecodingThread.close(), got one after it; make another one")
-            if selector.sample:
-                row.draws = Draws(seed, target.device)
             self._batch.join(row, take, streamed=streamer is not None, reading=call.reading)
             self._waiting[row] = ended
 

@@ -38,8 +38,11 @@ def run_call(
     stats: Stats,
     way: Way = ordinary,
     known: Known = NOTHING_KNOWN,
+    generator: torch.Generator | None = None,
 ) -> Output | torch.Tensor:
-    """Decodes what `call` asks for: ids (batch, length), or an `Output` where the call wants one."""
+    """Decode what `call` asks for: return ids (batch, length), or an `Output` where the call wants one. Sampled tokens
+    are drawn from `generator`, or torch's own.
+    """
     if type(call.cache) is StaticCache:
         say_once(
             target.model,
@@ -52,7 +55,7 @@ def run_call(
             f"{type(target.model).__name__} is compiled: accelerated calls pass its graphs by, since torch would "
             "compile trees, whose shapes change, for minutes; calls that are left to transformers use them",
         )
-    sequences, selectors = beginnings(call)
+    sequences, selectors = beginnings(call, generator)
     handover = CacheHandover(call.cache, call.paddings, target.config)
     stopping = BatchStopping(sequences, call.joint_criteria, call.padding_token if call.pads else None)
     cache, held, whole = handover.cache, handover.lengths, False
@@ -120,7 +123,9 @@ def _begins_anew(call: GenerateCall) -> bool:
     return alone and type(call.cache) is DynamicCache and not call.cache.offloading and not slots(call.cache)
 
 
-def beginnings(call: GenerateCall) -> tuple[list[Sequence], list[TokenSelector]]:
+def beginnings(
+    call: GenerateCall, generator: torch.Generator | None = None
+) -> tuple[list[Sequence], list[TokenSelector]]:
     """Create the sequences of a call, and the selectors of their tokens."""
     config = call.config
     sequences = [
@@ -133,6 +138,7 @@ def beginnings(call: GenerateCall) -> tuple[list[Sequence], list[TokenSelector]]
             sample=bool(config.do_sample),
             keep_scores=bool(config.return_dict_in_generate and config.output_scores),
             keep_logits=bool(config.return_dict_in_generate and config.output_logits),
+            generator=generator,
         )
         for row, sequence in enumerate(sequences)
     ]

@@ -32,6 +32,10 @@ class Selector(Protocol):
     (vocabulary,) that it would be drawn from. One of the two is called for each node visited, once.
     """
 
+    @property
+    def generator(self) -> torch.Generator | None:
+        """Random numbers of this sequence alone; None for torch's own generator."""
+
     def __call__(self, logits: torch.Tensor, /) -> int: ...
 
     def distribution(self, logits: torch.Tensor, /) -> torch.Tensor: ...
@@ -88,9 +92,12 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Se
         if drawn:
             sources = [drawn_from[child] for child in drawn]
             accepted, left = accept_siblings(
-                selector.distribution(logits[node]), [drafted[child] for child in drawn], sources
+                selector.distribution(logits[node]), [drafted[child] for child in drawn], sources, selector.generator
             )
-            token = int(torch.multinomial(left, num_samples=1)) if accepted is None else drafted[drawn[accepted]]
+            if accepted is None:
+                token = int(torch.multinomial(left, num_samples=1, generator=selector.generator))
+            else:
+                token = drafted[drawn[accepted]]
         else:
             token = selector(logits[node])
         emitted.append(token)
@@ -103,7 +110,10 @@ def accept_walk(draft: Draft, logits: torch.Tensor, append: Append, selector: Se
 
 
 def accept_siblings(
-    target: torch.Tensor, tokens: Sequence[int], drawn_from: Sequence[torch.Tensor]
+    target: torch.Tensor,
+    tokens: Sequence[int],
+    drawn_from: Sequence[torch.Tensor],
+    generator: torch.Generator | None = None,
 ) -> tuple[int | None, torch.Tensor]:
     """The place of the first accepted one of `tokens`, or None, and what is then left of the `target` distribution.
 
@@ -124,7 +134,9 @@ def accept_siblings(
         excess = (left - source).clamp_(min=0)
         total = excess.sum()
         # Without any excess both are the same but for rounding, and what was drawn from one was drawn from the other.
-        if not total > 0 or bool(torch.rand((), device=left.device) * source[token] < left[token]):
+        if not total > 0:
+            return place, left
+        if bool(torch.rand((), device=left.device, generator=generator) * source[token] < left[token]):
             return place, left
         left = excess / total
     return None, left

@@ -7,7 +7,7 @@ token, with the tokens that they would see there, the padding before a prompt in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,6 @@ from ..model.tree_model import TreeModel
 from ..trees.constraint import State
 from ..trees.draft import Context, Draft, Step
 from .constraints import constraint_of
-from .draws import Draws
 from .known import NOTHING_KNOWN, Known
 from .processors import Scope, scope
 from .stats import Stats
@@ -133,8 +132,11 @@ class TokenSelector:
         sample: bool,
         keep_scores: bool = False,
         keep_logits: bool = False,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.sequence, self.processors, self.sample = sequence, processors, sample
+        self.generator = generator
+        """Random numbers of this sequence alone, on the prompt's device; None to sample from torch's own generator."""
         self.logits: list[torch.Tensor] | None = [] if keep_logits else None
         sequence.scores = [] if keep_scores else None
         self.greedy = not (sample or len(processors) or keep_scores or keep_logits)
@@ -147,7 +149,7 @@ class TokenSelector:
             fast = logits.device.type == "cpu" and logits.dtype == torch.float32
             return int(logits.numpy().argmax() if fast else logits.argmax())
         if self.sample:
-            return int(torch.multinomial(self.distribution(logits), num_samples=1))
+            return int(torch.multinomial(self.distribution(logits), num_samples=1, generator=self.generator))
         return int(self.scored(logits).argmax(dim=-1))
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
@@ -190,8 +192,6 @@ class Row:
     """Tokens that the cache holds before the prompt is read, from slot 0 on."""
     known: Known = NOTHING_KNOWN
     """What is known of it before it is decoded."""
-    draws: Draws | None = None
-    """Random numbers of this text alone; None to draw from torch's generator."""
     isolated: bool = False
     """Whether an error in this text's own parts ends this text alone."""
     error: Exception | None = field(default=None, init=False)
@@ -217,10 +217,9 @@ class Row:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Use this text's random numbers; keep an error of an isolated text as its `error`."""
+        """Keep an error of an isolated text as its `error`."""
         try:
-            with self.draws or nullcontext():
-                yield
+            yield
         except Exception as error:
             if not self.isolated:
                 raise
@@ -259,7 +258,9 @@ class Row:
         device = "cpu" if self.traits.on_host else target.device
         warp = self.selector.warp if self.selector.sample else None
         state = None if self.constraint is None else self.constraint.at(tokens.cpu().numpy())
-        draft = self.started(target, costs).draft(Context(tokens.to(device), room, warp, state))
+        draft = self.started(target, costs).draft(
+            Context(tokens.to(device), room, warp, state, self.selector.generator)
+        )
         if self.constraint is None or state is None or self.traits.within_grammars:
             return draft
         self._asked_at = state

@@ -110,6 +110,8 @@ class Context:
     """Shapes logits (n, vocabulary) for sampling: temperature, top-k and the like, no penalties; None if greedy."""
     state: State | None = None
     """What may follow the text, where its form is given; None where anything may, or nothing is known of it."""
+    generator: torch.Generator | None = None
+    """Random numbers of this sequence, for drafters that sample; None for torch's own generator."""
 
     @property
     def root(self) -> torch.Tensor:

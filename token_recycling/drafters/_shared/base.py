@@ -108,7 +108,9 @@ class ModelText(TextDrafter):
         rules, began = replace(rules, depth=depth), time.perf_counter()
         if rules.times is not None:
             rules = replace(rules, times=self._costs.by_nodes)
-        graph = self._graph = grow(reader, text, rules, self._target.vocab_size, warp, drafter.stop(self))
+        graph = self._graph = grow(
+            reader, text, rules, self._target.vocab_size, warp, drafter.stop(self), context.generator
+        )
         if rules.times is not None and graph.steps:
             seconds = (time.perf_counter() - began) / graph.steps
             self._costs.count(rules.work, 1, seconds)

@@ -70,16 +70,17 @@ def grow(
     vocabulary: int,
     warp: Warp | None = None,
     stop: Stop | None = None,
+    generator: torch.Generator | None = None,
 ) -> Graph:
     """What the model in `reader` drafts after `text` (length,), and in `reader` the nodes that were followed.
 
     Ids are below `vocabulary`, the target's. With `warp` tokens are drawn, from the softmax of the logits (n,
-    vocabulary) that it makes of the model's. `stop` may end a draft by what was read of it.
+    vocabulary) that it makes of the model's, and from `generator`. `stop` may end a draft by what was read of it.
     """
     graph, followed = Graph(text[-max(1, rules.tau) :].tolist(), rules.tau), [0]
     logits = reader.read(text)
     for step in range(rules.depth):
-        added = _add_children(graph, followed, logits[:, :vocabulary], rules, vocabulary, warp)
+        added = _add_children(graph, followed, logits[:, :vocabulary], rules, vocabulary, warp, generator)
         followed = _worth_following(graph, added, rules, warp is not None) if step + 1 < rules.depth else []
         if not followed or not _pays(graph, followed, rules):
             break
@@ -110,7 +111,13 @@ def _pays(graph: Graph, followed: Sequence[int], rules: Rules) -> bool:
 
 
 def _add_children(
-    graph: Graph, parents: Sequence[int], logits: torch.Tensor, rules: Rules, vocabulary: int, warp: Warp | None
+    graph: Graph,
+    parents: Sequence[int],
+    logits: torch.Tensor,
+    rules: Rules,
+    vocabulary: int,
+    warp: Warp | None,
+    generator: torch.Generator | None,
 ) -> list[list[int]]:
     """Children of each parent, from logits (n, vocabulary of the draft model) after them."""
     k = min(rules.k, rules.nodes, logits.shape[1])
@@ -119,7 +126,7 @@ def _add_children(
         return list(map(graph.add, parents, tokens.tolist(), shares.tolist()))
     fitted = torch.nn.functional.pad(logits, (0, vocabulary - logits.shape[1]), value=float("-inf"))
     probabilities = torch.softmax(warp(fitted), dim=-1)
-    tokens = draw(probabilities, k)
+    tokens = draw(probabilities, k, generator)
     shares = probabilities.gather(1, tokens)
     added = []
     for row, (parent, chosen, likely) in enumerate(zip(parents, tokens.tolist(), shares.tolist(), strict=True)):
@@ -129,12 +136,16 @@ def _add_children(
     return added
 
 
-def draw(probabilities: torch.Tensor, k: int) -> torch.Tensor:
+def draw(probabilities: torch.Tensor, k: int, generator: torch.Generator | None = None) -> torch.Tensor:
     """(n, k) ids drawn one after another without replacement from each row of (n, vocabulary), improbable ones last.
 
     The first k of a race: each id arrives after an exponential time whose rate is its probability.
     """
-    return (probabilities / torch.empty_like(probabilities).exponential_()).topk(k).indices
+    device = probabilities.device
+    if generator is not None:
+        probabilities = probabilities.to(generator.device)  # a draft model may be on another device than the target
+    times = torch.empty_like(probabilities).exponential_(generator=generator)
+    return (probabilities / times).topk(k).indices.to(device)
 
 
 def _worth_following(graph: Graph, added: Sequence[Sequence[int]], rules: Rules, drawn: bool) -> list[int]:
