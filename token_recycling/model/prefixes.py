@@ -9,13 +9,14 @@ its paged cache gives no tree its mask.
 States over the text cannot be cut. Of a model that keeps some, a copy stands at the end of every text that was kept,
 and a text is read from the last such place that it passes.
 
-Cost: comparing tokens, and copying slots, both ways: about a thousandth of reading them.
+Cost: comparing tokens, and copying slots, both ways: about a thousandth of reading them. Eviction takes the segment used
+least recently, without a search.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +44,6 @@ class _Segment:
     above: _Segment | None = None
     below: dict[int, _Segment] = field(default_factory=dict)
     """By their first tokens."""
-    used: int = 0
-    """When it was used last, counted in uses."""
     end: Layers | None = None
     """The layers without slots, as a text left them that ended here; of models with states over the text alone."""
     end_bytes: int = 0
@@ -63,7 +62,8 @@ class PrefixCache:
         self.nbytes = 0
         """What is held now, in bytes."""
         self._roots: dict[str, _Segment] = {}
-        self._uses = 0
+        self._by_use: OrderedDict[_Segment, None] = OrderedDict()
+        """All segments, those used least recently first, and each before the one above it: the first is a leaf."""
         self._blank: tuple[Layers, list[SlotStore]] | None = None
         """The layers of a cache without slots, and their stores; None before the first text."""
         self._lock = Lock()
@@ -123,7 +123,7 @@ class PrefixCache:
             if n < len(tokens):
                 added = _Segment(tokens[n:], [part.clone() for part in held.parts(row, n, len(tokens))], last)
                 last.below[int(tokens[n])] = last = added
-                self._use([last])
+                self._use([*path, added])
                 self.nbytes += last.nbytes
             if end is not None:
                 last.end, last.end_bytes = end, end_bytes
@@ -132,7 +132,7 @@ class PrefixCache:
     def __len__(self) -> int:
         """Number of tokens that are held."""
         with self._lock:
-            return sum(len(one.tokens) for root in self._roots.values() for one in _all_below(root))
+            return sum(len(one.tokens) for one in self._by_use)
 
     @staticmethod
     def _match(tokens: np.ndarray, root: _Segment | None) -> tuple[list[_Segment], int]:
@@ -154,31 +154,27 @@ class PrefixCache:
         above = segment.above
         assert above is not None
         upper = _Segment(segment.tokens[:n], [part[..., :n, :].clone() for part in segment.parts], above)
-        upper.used = segment.used
+        lower = [part[..., n:, :].clone() for part in segment.parts]
         above.below[int(segment.tokens[0])] = upper
-        segment.tokens, segment.above = segment.tokens[n:].copy(), upper
-        segment.parts = [part[..., n:, :].clone() for part in segment.parts]
+        segment.tokens, segment.parts, segment.above = segment.tokens[n:].copy(), lower, upper
         upper.below[int(segment.tokens[0])] = segment
         return upper
 
     def _use(self, path: list[_Segment]) -> None:
-        self._uses += 1
-        for segment in path:
-            segment.used = self._uses
+        """Put segments, from the top down, behind all that were used before."""
+        for segment in reversed(path):
+            self._by_use[segment] = None
+            self._by_use.move_to_end(segment)
 
     def _make_room(self, wanted: int, path: list[_Segment]) -> bool:
-        """Forget ends of texts, those that were used least recently first; False where there is no room for more beside
-        `path`.
+        """Evict segments, those used least recently first, until `wanted` bytes fit beside `path`, which was used just
+        now. Return False, and evict nothing, where they cannot fit.
         """
-        if wanted > self.limit:
+        if wanted + sum(segment.nbytes for segment in path) > self.limit:
             return False
         while self.nbytes + wanted > self.limit:
-            leaves = [one for root in self._roots.values() for one in _all_below(root) if not one.below]
-            leaves = [one for one in leaves if not (path and one is path[-1])]
-            if not leaves:
-                return False
-            oldest = min(leaves, key=lambda one: one.used)
-            assert oldest.above is not None
+            oldest, _ = self._by_use.popitem(last=False)
+            assert oldest.above is not None and not oldest.below
             del oldest.above.below[int(oldest.tokens[0])]
             self.nbytes -= oldest.nbytes
         return True
@@ -245,11 +241,3 @@ def _of_layers(cache: Cache, layers: Layers) -> Cache:
 def _shape(store: SlotStore, slots: int) -> torch.Size:
     _, _, heads, _, size = store.buffer.shape
     return torch.Size((1, heads, slots, size))
-
-
-def _all_below(segment: _Segment) -> Iterator[_Segment]:
-    waiting = list(segment.below.values())
-    while waiting:
-        one = waiting.pop()
-        waiting.extend(one.below.values())
-        yield one
