@@ -214,3 +214,19 @@ def test_texts_are_put_beside_others_and_taken_out(moves, seed):
                 assert states.isfinite().all()
                 for row, own in enumerate(texts):
                     assert torch.equal(states[row, :, : own.shape[-2]], own[2 * layer + part, 0])
+
+
+def test_a_cache_that_cannot_be_appended_changes_neither():
+    """The keys, which come first, would fit."""
+    caches = []
+    for length, size in ((5, 4), (140, 6)):
+        keys, values = torch.randn(1, 2, length, 3), torch.randn(1, 2, length, size)
+        cache = DynamicCache()
+        cache.update(keys, values, 0)
+        caches.append((cache, keys, values))
+    kept, joining = (TreeCache(cache) for cache, _, _ in caches)
+    with pytest.raises(RuntimeError):
+        kept.join(joining)
+    for cache, keys, values in caches:
+        assert torch.equal(cache.layers[0].keys, keys)
+        assert torch.equal(cache.layers[0].values, values)

@@ -47,22 +47,32 @@ class SlotStore:
         self.buffer = whole[:, :texts]
         self.tensors = self.buffer.unbind()
 
-    def reserve(self, slots: int) -> None:
-        """Room for `slots` slots in every layer, by doubling."""
-        tensors, texts, heads, capacity, size = self._whole.shape
-        if slots > capacity:
-            grown = self._empty(tensors, texts, heads, max(2 * capacity, _rounded(slots)), size, self._whole)
-            grown[:, : self.buffer.shape[1], :, :capacity] = self.buffer
-            self._set(grown, self.buffer.shape[1])
+    def reserve(self, slots: int, texts: int = 0) -> None:
+        """Grow to room for `slots` slots in every layer and for `texts` texts, each by doubling; nothing else changes."""
+        tensors, held, heads, capacity, size = self._whole.shape
+        if slots > capacity or texts > held:
+            more_texts = max(2 * held, texts) if texts > held else held
+            more_slots = max(2 * capacity, _rounded(slots)) if slots > capacity else capacity
+            grown = self._empty(tensors, more_texts, heads, more_slots, size, self._whole)
+            shown = self.buffer.shape[1]
+            grown[:, :shown, :, :capacity] = self.buffer
+            self._set(grown, shown)
 
     def resize(self, texts: int) -> None:
-        """For another number of texts, of which the first ones stay: room grows by doubling, and is kept."""
-        tensors, room, heads, capacity, size = self._whole.shape
-        if texts > room:
-            grown = self._empty(tensors, max(2 * room, texts), heads, capacity, size, self._whole)
-            grown[:, : self.buffer.shape[1]] = self.buffer
-            self._whole = grown
+        """Hold `texts` texts, of which the first ones stay; room for more is kept."""
+        self.reserve(0, texts)
         self._set(self._whole, texts)
+
+    def append(self, other: SlotStore, held: int, joining: int) -> int:
+        """Write the first `joining` slots of another store's texts behind this one's texts, whose slots from `held` on
+        become zeros, and zeros after both; return how many texts there are. They are not among them before `resize`.
+        """
+        slots, texts, more = max(held, joining), self.buffer.shape[1], other.buffer.shape[1]
+        self.reserve(slots, texts + more)
+        self._whole[:, :texts, :, held:slots] = 0
+        self._whole[:, texts : texts + more, :, :joining] = other.buffer[..., :joining, :]
+        self._whole[:, texts : texts + more, :, joining:slots] = 0
+        return texts + more
 
 
 class TreeLayer(DynamicLayer):

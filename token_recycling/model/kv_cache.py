@@ -35,7 +35,7 @@ from .compat import (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
 )
-from .recurrence import join_states, recurrent_layers, select_states, take_over_states
+from .recurrence import joined_states, recurrent_layers, select_states, take_over_states
 from .remembered import lasting
 
 _SLIDING = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
@@ -100,22 +100,21 @@ class TreeCache(KeptSlots):
 
     @lasting()
     def join(self, other: TreeCache) -> None:
-        """Put the texts of another cache of the same model behind these. Slots that a text does not have hold zeros, as
-        what is masked must still be numbers.
+        """Append the texts of another cache of the same model. Slots that a text does not have hold zeros, as what is
+        masked must still be numbers. An error leaves both caches as they were.
         """
         self._take_over()
         other._take_over()
         held, joining = self.cache.get_seq_length(), other.cache.get_seq_length()
-        slots = max(held, joining)
-        for store, more in zip(self._stores, other._stores, strict=True):
-            texts = store.buffer.shape[1]
-            store.reserve(slots)
-            store.resize(texts + more.buffer.shape[1])
-            store.buffer[:, :texts, :, held:slots] = 0
-            store.buffer[:, texts:, :, :joining] = more.buffer[..., :joining, :]
-            store.buffer[:, texts:, :, joining:slots] = 0
-        join_states(self.cache, other.cache)
-        self._cut(slots)
+        pairs = zip(self._stores, other._stores, strict=True)
+        texts = [store.append(more, held, joining) for store, more in pairs]
+        states = joined_states(self.cache, other.cache)
+        # From here on nothing is allocated or computed.
+        for store, number in zip(self._stores, texts, strict=True):
+            store.resize(number)
+        for kept, joined in states:
+            kept.update(joined)
+        self._cut(max(held, joining))
 
     @lasting()
     def select(self, rows: Sequence[int], slots: int) -> None:

@@ -254,12 +254,12 @@ def keep_states(cache: Cache, nodes: Sequence[int | None]) -> None:
         states.keep(nodes)
 
 
-def join_states(cache: Cache, other: Cache) -> None:
-    """Put the states of another cache's texts behind those of this one's."""
-    for kept, joining in zip(states_of(cache), states_of(other), strict=True):
-        for number, state in joining.items():
-            if state is not None:
-                kept[number] = torch.cat([kept[number], state])
+def joined_states(cache: Cache, other: Cache) -> list[tuple[dict[int, Any], dict[int, Any]]]:
+    """Return, with the states of every layer of a cache, those that it has once another cache's texts are appended."""
+    return [
+        (kept, {number: torch.cat([kept[number], state]) for number, state in joining.items() if state is not None})
+        for kept, joining in zip(states_of(cache), states_of(other), strict=True)
+    ]
 
 
 def select_states(cache: Cache, rows: Sequence[int]) -> None:
