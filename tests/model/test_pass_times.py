@@ -92,6 +92,19 @@ def test_it_is_written_once_a_minute_at_most(target, monkeypatch):
         assert len(written) == count
 
 
+def test_a_slow_disk_holds_up_no_other_thread(target, monkeypatch):
+    """Another thread's request begins while the file is written."""
+    known, lengths = taught(target), []
+
+    def write(*_):
+        with ThreadPoolExecutor(1) as pool:
+            lengths.append(len(pool.submit(known.curve, 2, 4000).result(timeout=60).seconds))
+
+    monkeypatch.setattr(kept, "write", write)
+    known.keep()
+    assert lengths == [4]
+
+
 @pytest.mark.usefixtures("switching_often")
 def test_texts_end_while_others_begin(target):
     """One thread keeps what was learned while another asks for lengths and numbers of texts that are new."""

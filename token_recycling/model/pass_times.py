@@ -83,7 +83,9 @@ class PassTimes:
         }
 
     def keep(self) -> None:
-        """A text has ended: writes what was learned, now and then."""
+        """Write to disk, now and then, what was learned; called at the end of a text. Other threads do not wait for the
+        disk: the lock is held while the curves are read.
+        """
         with self._choosing:  # another thread's text may begin with a new length
             now = time.monotonic()
             if self._path is None or now - self._written < _SECONDS:
@@ -92,14 +94,15 @@ class PassTimes:
             learned = {key: shape for key, shape in learned.items() if _plausible(shape)}
             if not learned:
                 return
-            self._written, shapes = now, self._kept()
-            for key, shape in learned.items():
-                shapes[key] = shapes[key] ** (1 - _SHARE) * shape**_SHARE if key in shapes else shape
-            curves = [
-                {"texts": texts, "length": length, "relative": np.round(shape, 4).tolist()}
-                for (texts, length), shape in sorted(shapes.items())
-            ]
-            kept.write(self._path, {"setting": self._setting, "curves": curves})
+            self._written = now
+        shapes = self._kept()
+        for key, shape in learned.items():
+            shapes[key] = shapes[key] ** (1 - _SHARE) * shape**_SHARE if key in shapes else shape
+        curves = [
+            {"texts": texts, "length": length, "relative": np.round(shape, 4).tolist()}
+            for (texts, length), shape in sorted(shapes.items())
+        ]
+        kept.write(self._path, {"setting": self._setting, "curves": curves})
 
 
 def _plausible(shape: np.ndarray) -> bool:
