@@ -12,9 +12,10 @@ from support.architectures import model_of, named
 from support.recurrent_architectures import RECURRENT
 from support.releases import skip_before
 
+from token_recycling.model import prefixes
 from token_recycling.model.kv_cache import slots, unroll
 from token_recycling.model.prefill import prefill
-from token_recycling.model.prefixes import PrefixCache
+from token_recycling.model.prefixes import PrefixCache, default_budget
 from token_recycling.model.self_test import ready
 
 FAMILIES = [
@@ -124,6 +125,13 @@ def test_what_was_used_least_recently_makes_room(target):
     nothing = PrefixCache(target, 0)
     nothing.keep(texts[0], read(target, texts[0]), "")
     assert nothing.take(texts[0], "")[1] == nothing.nbytes == 0
+
+
+def test_the_default_budget_counts_the_weights(target, monkeypatch):
+    weights = sum(weight.nbytes for weight in target.model.parameters())
+    for free in (80_000, -5):
+        monkeypatch.setattr(prefixes, "memory", lambda device, free=free: weights + free)
+        assert default_budget(target) == max(0, free) // 8
 
 
 def test_an_entry_that_cannot_fit_evicts_nothing(target):

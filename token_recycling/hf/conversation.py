@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .._util.device import memory
 from .._util.text_stream import IncrementalText, StepRecorder, decoded, one_line
 from ..cuda_graphs import way_of
 from ..drafters._base import Drafter
@@ -25,7 +24,7 @@ from ..loop.known import Known
 from ..loop.stats import Stats
 from ..model.inspection import context_length
 from ..model.prefill import checked_prompt
-from ..model.prefixes import PrefixCache
+from ..model.prefixes import PrefixCache, default_budget
 from ..model.prepacking import prepack as prepack_weights
 from ..model.self_test import ready
 from .acceleration import Acceleration, view
@@ -82,7 +81,7 @@ class Conversation:
         self._target = ready(model)
         made.warm_up(self._target.device)  # the first answer waits for no compiler
         self.acceleration = Acceleration(made, way_of(fast), self._target)
-        self._limit = memory(self._target.device) // 8
+        self._limit = default_budget(self._target)
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()
 

@@ -48,7 +48,7 @@ class SlotStore:
         self.tensors = self.buffer.unbind()
 
     def reserve(self, slots: int, texts: int = 0) -> None:
-        """Grow to room for `slots` slots in every layer and for `texts` texts, each by doubling; nothing else changes."""
+        """Grow to room for `slots` slots in every layer and for `texts` texts, each by doubling."""
         tensors, held, heads, capacity, size = self._whole.shape
         if slots > capacity or texts > held:
             more_texts = max(2 * held, texts) if texts > held else held

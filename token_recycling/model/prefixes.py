@@ -9,8 +9,8 @@ its paged cache gives no tree its mask.
 States over the text cannot be cut. Of a model that keeps some, a copy stands at the end of every text that was kept,
 and a text is read from the last such place that it passes.
 
-Cost: comparing tokens, and copying slots, both ways: about a thousandth of reading them. Eviction takes the segment used
-least recently, without a search.
+Cost: comparing tokens, and copying slots, both ways: about a thousandth of reading them. Eviction takes the
+segment used least recently, without a search.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
+from .._util.device import memory
 from .._util.locks import Lock
 from .cache_layers import SlotStore
 from .kv_cache import TreeCache, slots
@@ -32,6 +33,9 @@ from .remembered import lasting
 from .tree_model import TreeModel
 
 Layers = list[Any]
+
+_SHARE = 8
+"""Default budget: this part of the memory that weights leave free."""
 
 
 @dataclass(eq=False)
@@ -51,6 +55,13 @@ class _Segment:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts) + self.end_bytes
+
+
+def default_budget(target: TreeModel) -> int:
+    """Return bytes for a `PrefixCache`: an eighth of what the model's weights leave of its device's memory."""
+    weights = sum(weight.nbytes for weight in target.model.parameters() if weight.device == target.device)
+    copied = 0 if target.prepacked is None else target.prepacked.nbytes
+    return max(0, memory(target.device) - weights - copied) // _SHARE
 
 
 class PrefixCache:
@@ -174,7 +185,7 @@ class PrefixCache:
             return False
         while self.nbytes + wanted > self.limit:
             oldest, _ = self._by_use.popitem(last=False)
-            assert oldest.above is not None and not oldest.below
+            assert oldest.above is not None
             del oldest.above.below[int(oldest.tokens[0])]
             self.nbytes -= oldest.nbytes
         return True

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessor
 
-from .._util.device import memory
 from ..drafters._base import Drafter
 from ..drafters._registry import make_drafter
 from ..hf.batched import DecodingThread
 from ..loop.known import Known
 from ..model.loading import Loaded
-from ..model.prefixes import PrefixCache
+from ..model.prefixes import PrefixCache, default_budget
 from ..model.tree_model import TreeModel
 from .answer_form import Form
 from .drafter_pool import DrafterPool, OfferedDrafters
@@ -48,7 +47,7 @@ class Service:
         check_template(loaded.tokenizer)
         self.loaded, self.settings, self.metrics = loaded, settings, Metrics()
         self.target = TreeModel(loaded.model)
-        limit = memory(self.target.device) // 8 if settings.cache is None else int(settings.cache * 1_000_000)
+        limit = default_budget(self.target) if settings.cache is None else int(settings.cache * 1_000_000)
         self.prefixes = PrefixCache(self.target, limit)
         self.metrics.cached_bytes.set_function(lambda: self.prefixes.nbytes)
         self.pool = DrafterPool(

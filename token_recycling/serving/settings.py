@@ -66,7 +66,7 @@ class Settings:
         None, "Maximum number of sequences decoded in one batch; default 4 where they fit in memory, else fewer.", 1
     )
     cache: float | None = _limit(
-        None, "Megabytes of keys and values kept of earlier texts; default an eighth of memory, 0: none.", 0
+        None, "Megabytes of keys and values kept of earlier texts; default an eighth of free memory, 0: none.", 0
     )
     max_requests: int = _limit(32, "Requests that run or wait; more are refused.", 1)
     max_requests_per_key: int | None = _limit(None, "The same of one key.", 1)
