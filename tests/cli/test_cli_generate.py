@@ -97,6 +97,16 @@ def test_dtype_threads_and_device(tiny_model_dir):
     assert load(tiny_model_dir, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
+def test_device_maps(tiny_model_dir):
+    wanted = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5)["tokens"]
+    mapped = run_json("generate", tiny_model_dir, PROMPT, "--max-new-tokens", 5, "--device-map", "auto")["tokens"]
+    assert mapped == wanted
+    for command in ("generate", "chat", "compare", "warm", "serve"):
+        given = ["some text"] if command in ("generate", "compare") else []
+        result = run(command, tiny_model_dir, *given, "--device", "cpu", "--device-map", "auto")
+        assert_refused(result, "'cpu' and 'auto'")
+
+
 def test_chat_template_is_used_if_there_is_one(loaded, tiny_model_dir, tmp_path):
     folder = tmp_path / "chat"
     shutil.copytree(tiny_model_dir, folder)

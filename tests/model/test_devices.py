@@ -44,6 +44,21 @@ def test_weights_placed_by_a_device_map(tmp_path, placed, tied):
     assert tr.check(model, self_test=True).supported
 
 
+@pytest.mark.parametrize("device_map", ["cpu", "auto", MAPS["a layer on disk"]])
+def test_a_model_is_loaded_by_a_device_map(tiny_model_dir, device_map):
+    ids = tiny.prompt(0, 8)
+    wanted, _ = tr.load(tiny_model_dir, device="cpu")
+    model, _ = tr.load(tiny_model_dir, device_map=device_map)
+    assert getattr(model, "hf_device_map", device_map) == device_map
+    assert torch.equal(tr.generate(model, ids, **GREEDY), wanted.generate(ids, **GREEDY))
+
+
+def test_a_device_map_that_cannot_be_used_is_an_error(tiny_model_dir):
+    for given, value in (({"device": "cpu", "device_map": "auto"}, "'auto'"), ({"device_map": "nowhere"}, "nowhere")):
+        with pytest.raises(ValueError, match=value):
+            tr.load(tiny_model_dir, **given)
+
+
 def test_a_model_without_its_weights_is_refused(model):
     model.to("meta")
     with pytest.raises(tr.UnsupportedModelError, match="its weights, got LlamaForCausalLM with an embedding on"):

@@ -35,6 +35,13 @@ DType = Annotated[
     typer.Option(help="Type of the weights; default float32 on a CPU, else auto, the file's."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default the accelerator if there is one.")]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MAP",
+        help="Distribute the model over several devices: auto, balanced, sequential or a device; needs accelerate.",
+    ),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default torch's choice.")]
 Prepack = Annotated[
     bool | None,

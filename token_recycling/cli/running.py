@@ -29,6 +29,7 @@ def drafter_and_model(
     threads: int | None,
     prepack: bool | None = None,
     reproducible: bool = False,
+    device_map: str | None = None,
 ) -> tuple[Drafter, loading.Loaded]:
     """What is quick to check comes first, so that a wrong path or option is not waited for."""
     sources.check_source(model)
@@ -36,7 +37,7 @@ def drafter_and_model(
         from ..drafters._registry import make_drafter
 
         made = make_drafter(drafter, reproducible=reproducible)
-        loaded = loading.load(model, dtype, device, threads, prepack, reproducible)
+        loaded = loading.load(model, dtype, device, threads, prepack, reproducible, device_map)
     note_dtype(model, dtype, loaded)
     return made, loaded
 

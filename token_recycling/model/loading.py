@@ -5,9 +5,10 @@ What is missing is reported before anything slow begins.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,13 +51,15 @@ def load(
     threads: int | None = None,
     prepack: bool | None = None,
     reproducible: bool = False,
+    device_map: str | Mapping[str, Any] | None = None,
 ) -> Loaded:
     """Load a model and its tokenizer from a local folder, a GGUF file or the hub: `model, tokenizer = load(name)`.
 
     A GGUF file is first unpacked into the user's cache folder, in float32. `dtype` defaults to float32 on a CPU, so
     that texts are exactly `generate`'s, and to the file's own elsewhere; `device` to the accelerator if there is one;
-    `threads` to torch's choice; `prepack` and `reproducible` are as in `accelerate`. Raises ValueError with what is
-    wrong, and UnsupportedModelError for a model that cannot be accelerated.
+    `threads` to torch's choice; `prepack` and `reproducible` are as in `accelerate`. `device_map` is that of
+    transformers' `from_pretrained`, in place of `device`: "auto" spreads a model that one card cannot hold over all of
+    them. Raises ValueError with what is wrong, and UnsupportedModelError for a model that cannot be accelerated.
     """
     from . import prepacking
     from .self_test import unsupported
@@ -64,7 +67,7 @@ def load(
 
     name = os.fspath(name)
     tokenizer = load_tokenizer(name)
-    model = load_model(name, dtype, device, threads)
+    model = load_model(name, dtype, device, threads, device_map)
     reason = unsupported(model)
     if reason is not None:
         raise UnsupportedModelError(f"{name} cannot be accelerated: {reason}")
@@ -72,17 +75,33 @@ def load(
     return Loaded(model, tokenizer)
 
 
-def load_model(name: str, dtype: str | torch.dtype | None, device: str | None, threads: int | None) -> PreTrainedModel:
-    """The model in evaluation mode; raises ValueError."""
+def load_model(
+    name: str,
+    dtype: str | torch.dtype | None,
+    device: str | None,
+    threads: int | None,
+    device_map: str | Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """The model in evaluation mode; raises ValueError. Weights for an accelerator are read straight onto it, where the
+    package accelerate is installed.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    place, source = _device(device), resolved(name)
+    with_accelerate = importlib.util.find_spec("accelerate") is not None
+    if device_map is not None and device is not None:
+        raise ValueError(f"device and device_map cannot be combined, got {device!r} and {device_map!r}; give one")
+    if device_map is not None and not with_accelerate:
+        raise ValueError(f"device_map needs the package accelerate, got {device_map!r} without; pip install accelerate")
+    place, source = _device("cpu" if device_map == "cpu" else device), resolved(name)
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = dtype or ("float32" if place.type == "cpu" else "auto")
+    if device_map is None and place.type != "cpu" and with_accelerate:
+        device_map = {"": place}
     try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=chosen).to(place).eval()
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen, device_map=device_map)
+        return (model.to(place) if device_map is None else model).eval()
     except Exception as error:  # a user's folder can be wrong in any way
         raise ValueError(f"expected a causal language model at {name}, got: {first_line(error)}") from error
 

@@ -12,6 +12,7 @@ import typer
 from .. import console, running
 from ..options import (
     Device,
+    DeviceMap,
     Drafting,
     DType,
     MaxNewTokens,
@@ -49,12 +50,13 @@ def chat(
     reproducible: Reproducible = False,
     dtype: DType = None,
     device: Device = None,
+    device_map: DeviceMap = None,
     threads: Threads = None,
     prepack: Prepack = None,
 ) -> None:
     """Holds a conversation: every line of input is a turn, and the answers stream. /help shows its commands."""
     sampling = running.sampling(temperature, top_p, top_k, seed)
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible, device_map)
     from ...hf.conversation import Conversation
 
     arguments = {"max_new_tokens": max_new_tokens, "do_sample": False, **sampling}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ...model import loading
 from .. import console, running
-from ..options import Chat, Device, Drafting, DType, Json, MaxNewTokens, Model, Prepack, Threads
+from ..options import Chat, Device, DeviceMap, Drafting, DType, Json, MaxNewTokens, Model, Prepack, Threads
 
 
 def compare(
@@ -27,6 +27,7 @@ def compare(
     max_new_tokens: MaxNewTokens = 128,
     dtype: DType = None,
     device: Device = None,
+    device_map: DeviceMap = None,
     threads: Threads = None,
     prepack: Prepack = None,
     chat: Chat = None,
@@ -36,7 +37,7 @@ def compare(
     fast; on a CPU the first ones in bfloat16 too, unless --dtype is given. Exit status 1 if any text differs.
     """
     given = loading.read_prompts(texts or [], prompts or [])[:limit]
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, device_map=device_map)
     encoded = running.encoded(loaded, given, chat)
 
     from ..._util.text_stream import decoded, pieces
@@ -68,7 +69,7 @@ def compare(
     summary = {"model": running.described(loaded, model), **side_by_side.summary(found)}
     if dtype is None and side_by_side.may_try_bfloat16(loaded.model):
         with console.working("trying bfloat16"):
-            other = loading.load(model, "bfloat16", device, threads, prepack)
+            other = loading.load(model, "bfloat16", device, threads, prepack, device_map=device_map)
             some = [loading.arguments(other, ids, max_new_tokens) for ids in encoded[: side_by_side.TRIED]]
             summary["bfloat16"] = side_by_side.in_bfloat16(other.model, short, some, make_drafter(drafter), found)
     if as_json:

@@ -14,6 +14,7 @@ from .. import console, running
 from ..options import (
     Chat,
     Device,
+    DeviceMap,
     Drafting,
     DType,
     Json,
@@ -48,6 +49,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End after this text; may be given repeatedly.")] = None,
     dtype: DType = None,
     device: Device = None,
+    device_map: DeviceMap = None,
     threads: Threads = None,
     prepack: Prepack = None,
     chat: Chat = None,
@@ -64,7 +66,7 @@ def generate(
             "expected --reproducible or --matrix, got both: what a matrix has learned decides what is drafted"
         )
     given = loading.read_prompts([] if prompt is None else [prompt], [] if file is None else [file])
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, prepack, reproducible, device_map)
     (ids,) = running.encoded(loaded, given, chat)
     if matrix is not None:
         loading.load_matrix(loaded, made, matrix)

@@ -15,7 +15,7 @@ from ...model import loading, sources
 from ...serving.keys import parse_keys
 from ...serving.settings import DEFAULT_OFFERS, Isolation, Settings, default_isolation, is_loopback
 from .. import console, running
-from ..options import Device, Drafting, DType, Model, Prepack, Threads, completed_drafters, takes
+from ..options import Device, DeviceMap, Drafting, DType, Model, Prepack, Threads, completed_drafters, takes
 
 if TYPE_CHECKING:
     from ...serving.http_server import HttpServer
@@ -91,6 +91,7 @@ def serve(
     ] = "text",
     dtype: DType = None,
     device: Device = None,
+    device_map: DeviceMap = None,
     threads: Threads = None,
     prepack: Prepack = None,
     **settings: Any,
@@ -126,7 +127,7 @@ def serve(
             **settings,
         )
         with running.loading_shown(model):
-            loaded = loading.load(model, dtype, device, threads, prepack, settings["reproducible"])
+            loaded = loading.load(model, dtype, device, threads, prepack, settings["reproducible"], device_map)
         running.note_dtype(model, dtype, loaded)
         if template is not None:
             loaded.tokenizer.chat_template = template

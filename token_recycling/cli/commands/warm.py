@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import console, running
-from ..options import Device, Drafting, DType, Json, Model, Threads
+from ..options import Device, DeviceMap, Drafting, DType, Json, Model, Threads
 
 
 def warm(
@@ -22,6 +22,7 @@ def warm(
     seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
     dtype: DType = None,
     device: Device = None,
+    device_map: DeviceMap = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -30,7 +31,7 @@ def warm(
         raise ValueError(f"expected --minutes above 0, got {minutes}")
     if output is not None and output.is_dir():
         raise ValueError(f"expected a file for --output, got the folder {output}")
-    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads)
+    made, loaded = running.drafter_and_model(drafter, model, dtype, device, threads, device_map=device_map)
 
     from ...hf.warm import warm as warmed
 
