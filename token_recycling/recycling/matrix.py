@@ -28,7 +28,7 @@ class AdjacencyMatrix:
         check_sizes(vocab_size, k)
         with torch.inference_mode(False):  # it is learned into within that mode and outside, wherever it was made
             self.storage = torch.zeros(vocab_size + 1, k, dtype=torch.int32, device=device)
-            """(vocab_size + 1, k): the last row is shared by all ids of a prompt that have an embedding and no output."""
+            """(vocab_size + 1, k): the last row is shared by ids of a prompt that have an embedding and no output."""
 
     @property
     def candidates(self) -> torch.Tensor:
