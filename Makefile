@@ -99,7 +99,7 @@ bench: setup build/library.datastore ## all methods on SmolLM2-135M, Spec-Bench 
 
 bench-sizes: setup ## tokens a step by size of tree on the same questions, the same on every machine, into docs/results/sizes
 	$(ON_REAL) --output docs/results/sizes $(foreach method,$(SIZES),--method '$(method)')
-	$(RUN)/token-recycling report docs/results/sizes --clock processor --elsewhere
+	$(RUN)/token-recycling report docs/results/sizes --clock processor
 
 ON_GPU = $(RUN)/token-recycling bench --data models/prompts --device cuda --repeats 1 \
 	$(foreach method,generate prompt_lookup_hf:n=10 plain published recycling recycling:tree=80,--method $(method))
